@@ -1,0 +1,44 @@
+# One page of commands. `make setup` once; everything else uses the venv it makes.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+ENGINE ?= emulated
+
+.PHONY: help setup demo test check fix test-vllm bench clean
+
+help: ## this page
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.installed ## make the venv and install Handrail with everything its tests need
+
+demo: setup ## run the emulated fleet (ENGINE=vllm: real engines) and show the slowest request; ARGS="--once --json"
+	@$(BIN)/handrail demo --engine $(ENGINE) $(ARGS)
+
+test: setup ## the whole test suite, without the real engine
+	$(BIN)/python -m pytest -m "not vllm and not bench" $(ARGS)
+
+check: setup ## format, lint, strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: setup ## format and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-vllm: setup ## the tests that need the real engine (installs it under ~/.cache/handrail, about 3 minutes once)
+	bash tests/vllm/install.sh
+	$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+
+bench: setup ## benchmarks with budgets; ARGS=--json for one object a line
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+clean: ## remove the venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""SLO file to Prometheus rules; filled by the on-call work."""

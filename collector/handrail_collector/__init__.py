@@ -1,0 +1,1 @@
+"""The collector: receive, journal, stitch, explain, store, forward."""

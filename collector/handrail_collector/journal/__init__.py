@@ -1,0 +1,1 @@
+"""The durable log between acknowledgement and store."""

@@ -1,0 +1,1 @@
+"""Where accepted data goes beside the store."""

@@ -1,0 +1,1 @@
+"""Grafana dashboards as code; filled by the on-call work."""

@@ -1,0 +1,1 @@
+"""The emulated fleet that the demo, tests and benchmarks run."""

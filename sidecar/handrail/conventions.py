@@ -1,0 +1,110 @@
+"""Every span, attribute, resource, event and metric name that Handrail writes, once.
+
+``gen_ai.*``, ``http.*``, ``server.*``, ``error.type``, ``host.*`` and ``service.*`` are OpenTelemetry semantic conventions (1.37);
+everything without a convention stands under ``handrail.``. Times inside one process are integer nanoseconds since the arrival
+of the request at that process, on that process's monotonic clock; they end in ``_ns``.
+"""
+
+from typing import Final
+
+# --- scopes (the emitting part) -------------------------------------------------------------------------------------------
+SCOPE_PROXY: Final = "handrail.proxy"
+SCOPE_EVENTS: Final = "handrail.events"
+
+# --- span names -----------------------------------------------------------------------------------------------------------
+SPAN_REQUEST: Final = "handrail.request"  # SERVER, edge: the request as the client saw it
+SPAN_PREFILL: Final = "prefill"  # SERVER, in front of P
+SPAN_DECODE: Final = "decode"  # SERVER, in front of D
+
+# --- resource -------------------------------------------------------------------------------------------------------------
+SERVICE_NAME: Final = "service.name"
+SERVICE_INSTANCE_ID: Final = "service.instance.id"
+SERVICE_VERSION: Final = "service.version"
+HOST_NAME: Final = "host.name"
+HOST_ID: Final = "host.id"
+ROLE: Final = "handrail.role"  # edge | router | prefill | decode | collocated
+INSTANCE: Final = "handrail.instance"  # the observed process: the engine's or router's own host:port
+SENDER_ID: Final = "handrail.sender.id"  # random, one a sidecar process start
+CLUSTER: Final = "handrail.cluster"
+
+# --- scope attributes -----------------------------------------------------------------------------------------------------
+BATCH_SEQ: Final = "handrail.batch.seq"  # counts from 1 within one sender
+
+# --- span attributes: conventions -----------------------------------------------------------------------------------------
+HTTP_METHOD: Final = "http.request.method"
+HTTP_STATUS: Final = "http.response.status_code"
+URL_PATH: Final = "url.path"
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
+ERROR_TYPE: Final = "error.type"
+GEN_AI_OPERATION: Final = "gen_ai.operation.name"  # chat | text_completion | responses | messages
+GEN_AI_MODEL: Final = "gen_ai.request.model"
+GEN_AI_RESPONSE_ID: Final = "gen_ai.response.id"
+GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+
+# --- span attributes: Handrail's own --------------------------------------------------------------------------------------
+SOURCE: Final = "handrail.source"  # proxy | plugin | middleware | otlp | metrics | log | ...
+OUTCOME: Final = "handrail.outcome"  # records.Outcome
+ERROR_CODE: Final = "handrail.error.code"
+REQUEST_ID: Final = "handrail.request.id"  # the X-Request-Id header, clipped to 128 characters
+REQUEST_ID_HASH: Final = "handrail.request.id_hash"  # BLAKE2b-64 of the whole header, only where it was clipped
+REQUEST_ID_ADDED: Final = "handrail.request.id_added"  # true: the client sent none, we made one
+REQUEST_KEY: Final = "handrail.request.key"
+JOIN_KEY: Final = "handrail.join_key"  # what an OpenTelemetry Collector tier balances on
+STREAM: Final = "handrail.stream"
+STREAM_ASKED: Final = "handrail.stream_asked"  # what the request body asked for; absent beyond the inspected part
+CHOICES: Final = "handrail.choices"
+TRACE_ORIGIN: Final = "handrail.trace.origin"  # context.Origin
+CLIENT_PARENT: Final = "handrail.trace.client_parent"
+TIME_FORWARDED_NS: Final = "handrail.forwarded_ns"
+TIME_REQUEST_DONE_NS: Final = "handrail.request_done_ns"
+TIME_FIRST_BYTE_NS: Final = "handrail.ttfb_ns"
+TIME_FIRST_TOKEN_NS: Final = "handrail.ttft_token_ns"
+TIME_FIRST_TEXT_NS: Final = "handrail.ttft_text_ns"
+FIRST_TEXT_KIND: Final = "handrail.ttft_text.kind"  # text | reasoning | tool_call | refusal
+TIME_LAST_CONTENT_NS: Final = "handrail.last_content_ns"
+TIME_FINISH_NS: Final = "handrail.finish_ns"
+TIME_DURATION_NS: Final = "handrail.duration_ns"
+TIME_FIRST_DELIVERED_NS: Final = "handrail.first_delivered_ns"
+WRITE_BLOCKED_NS: Final = "handrail.write_blocked_ns"  # how long the client did not take bytes
+CONTENT_ENCODING: Final = "handrail.content_encoding"
+EVENTS: Final = "handrail.stream.events"  # chunks with content
+GAP_UNIT: Final = "handrail.gap.unit"  # token | chunk
+GAP_COUNT: Final = "handrail.gap.count"
+GAP_SUM_NS: Final = "handrail.gap.sum_ns"
+GAP_MAX_NS: Final = "handrail.gap.max_ns"
+GAP_MAX_AT_NS: Final = "handrail.gap.max_at_ns"
+GAP_SKETCH: Final = "handrail.gap.sketch"  # sketch.GapSketch.encode(): bytes
+ITL_SKETCH: Final = "handrail.itl.sketch"  # per token, only where tokens per chunk are known
+TPOT_MEAN_NS: Final = "handrail.tpot_mean_ns"
+HINTS: Final = "handrail.hints"  # records.Hint values
+INSPECTED: Final = "handrail.request.inspected"  # whole | partial | none
+RETRY_COUNT: Final = "http.request.resend_count"
+
+# kv_transfer_params as seen in the request (in) and in the response (out)
+KV_IN: Final = "handrail.kv.in"
+KV_OUT: Final = "handrail.kv.out"
+KV_FIELDS: Final = (
+    "do_remote_prefill",
+    "do_remote_decode",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_host",
+    "remote_port",
+    "remote_blocks",
+    "remote_num_tokens",
+    "transfer_mode",
+    "transfer_id",
+    "bootstrap_room",
+)
+
+# --- span events ----------------------------------------------------------------------------------------------------------
+EVENT_ERROR: Final = "handrail.stream_error"
+EVENT_ABORT: Final = "handrail.abort"
+
+# --- metrics: (name, unit, help) live in the part that emits them; prefixes here ------------------------------------------
+METRIC_SIDECAR: Final = "handrail_sidecar"
+METRIC_COLLECTOR: Final = "handrail_collector"

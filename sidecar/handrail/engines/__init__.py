@@ -1,0 +1,1 @@
+"""Engine adapters: each reads what one engine emits into records."""

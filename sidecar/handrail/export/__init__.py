@@ -1,0 +1,1 @@
+"""From records to OTLP batches, spooled until the collector has them."""

@@ -1,0 +1,1 @@
+"""OTLP on the wire: decoding, receiving, sending."""

@@ -1,0 +1,23 @@
+"""The contract of a source: what reads one kind of evidence and hands it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from handrail.records import Record
+
+Sink = Callable[[Record], None]
+"""Takes one finished record. Never blocks, never raises; drops are counted by the sink. The record is frozen, so it may be kept."""
+
+
+class RecordSource(Protocol):
+    """A part of the sidecar that produces records (or, for the OTLP tap, passes batches on).
+
+    ``start`` binds sockets or opens files and returns once it observes; it raises ``OSError`` or ``ConfigError`` with what to do.
+    ``shutdown`` stops taking new work, gives running exchanges up to ``drain_seconds``, flushes; it works without ``start`` and twice.
+    """
+
+    async def start(self) -> None: ...
+
+    async def shutdown(self, drain_seconds: float) -> None: ...
