@@ -1,0 +1,72 @@
+"""Wall clocks of different hosts: what causality allows their offset to be, as an interval that only evidence may narrow.
+
+Every hand-off gives two-sided constraints: a call is received after it was sent and answered before its answer arrived. The
+interval is reported, spans are never moved (DESIGN section 5, "Clocks"). Related: Cristian's algorithm; unlike NTP's filter it
+assumes nothing about symmetric delays. Drift widens an old interval (RFC 5905 section 10 uses the same 15 ppm).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DRIFT_PPM = 15
+"""How fast two free-running clocks may part; RFC 5905's PHI."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetInterval:
+    """Peer's clock minus ours lies within [low_ns, high_ns] at ``at_unix_ns``. None: no bound on that side."""
+
+    low_ns: int | None
+    high_ns: int | None
+    at_unix_ns: int
+
+    @property
+    def width_ns(self) -> int | None:
+        """How uncertain it is; None while one side is open."""
+        if self.low_ns is None or self.high_ns is None:
+            return None
+        return self.high_ns - self.low_ns
+
+    @property
+    def contradictory(self) -> bool:
+        """True when no offset satisfies all evidence: a clock stepped, or the evidence was joined wrongly."""
+        return self.low_ns is not None and self.high_ns is not None and self.low_ns > self.high_ns
+
+    def aged(self, at_unix_ns: int) -> OffsetInterval:
+        """The same knowledge later: each side widened by what the clocks may have drifted since."""
+        slack = abs(at_unix_ns - self.at_unix_ns) * DRIFT_PPM // 1_000_000
+        return OffsetInterval(
+            None if self.low_ns is None else self.low_ns - slack,
+            None if self.high_ns is None else self.high_ns + slack,
+            at_unix_ns,
+        )
+
+    def narrowed(self, other: OffsetInterval) -> OffsetInterval:
+        """Both pieces of evidence at once, at the later of their times; may be contradictory."""
+        at = max(self.at_unix_ns, other.at_unix_ns)
+        a, b = self.aged(at), other.aged(at)
+        lows = [x for x in (a.low_ns, b.low_ns) if x is not None]
+        highs = [x for x in (a.high_ns, b.high_ns) if x is not None]
+        return OffsetInterval(max(lows, default=None), min(highs, default=None), at)
+
+
+def from_call(sent_ns: int, answered_ns: int, received_ns: int, responded_ns: int) -> OffsetInterval:
+    """What one synchronous call says of the callee's clock minus the caller's.
+
+    ``sent_ns`` and ``answered_ns``: caller's wall clock; ``received_ns`` and ``responded_ns``: callee's. The callee received after
+    the caller sent (offset <= received - sent) and responded before the answer came (offset >= responded - answered).
+    """
+    return OffsetInterval(responded_ns - answered_ns, received_ns - sent_ns, answered_ns)
+
+
+def contains(outer: tuple[int, int], inner: tuple[int, int], offset: OffsetInterval | None) -> bool:
+    """Whether ``inner`` (peer's clock) can lie within ``outer`` (ours). Without an offset the two share a clock.
+
+    An open side of the offset rules nothing out.
+    """
+    if offset is None:
+        return outer[0] <= inner[0] and inner[1] <= outer[1]
+    starts_late_enough = offset.low_ns is None or inner[0] - offset.low_ns >= outer[0]
+    ends_early_enough = offset.high_ns is None or inner[1] - offset.high_ns <= outer[1]
+    return starts_late_enough and ends_early_enough

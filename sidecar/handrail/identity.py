@@ -1,0 +1,139 @@
+"""Which ids mean the same request: the grammar of every origin, and nothing stripped beyond it.
+
+Forms seen on real engines: testbed measurements section 4c (vLLM 0.32, vllm-router 0.1.17); child ids of parallel sampling:
+vllm/v1/engine/parallel_sampling.py. A client's own ``user-42-7`` and ``user-42-8`` stay two keys, because the client's header is
+never taken apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_ID_CHARS = 128
+"""Longest request id stored; a longer one keeps its first 128 characters and a hash of the whole (case C10)."""
+
+
+class IdOrigin(str, Enum):
+    """Who wrote the id, which decides what may be stripped from it."""
+
+    CLIENT = "client"  # an X-Request-Id header, whoever sent it: the client, or a router that replaces ids
+    VLLM_RESPONSE = "vllm_response"  # "id" of a response body: cmpl-<stem>, chatcmpl-<stem>
+    VLLM_EXTERNAL = "vllm_external"  # gen_ai.request.id, FinishedRequestStats: cmpl-<stem>-<prompt index>, chatcmpl-<stem>
+    VLLM_ENGINE = "vllm_engine"  # inside the engine and remote_request_id: external id + -<8 hex>; <n>_ before it for choices
+    OTHER = "other"  # an engine without a grammar here: taken as it is
+
+
+class JoinKind(str, Enum):
+    """How a piece of evidence came into a request, strongest first (DESIGN section 4)."""
+
+    OPENED = "opened"  # the evidence that gave the request its row
+    CONNECTOR = "connector"  # remote engine id + remote request id, bootstrap room, transfer id
+    ANCESTOR = "ancestor"  # same trace, and a parent chain that reaches a span we sent
+    REQUEST_KEY = "request_key"  # same key, inside the lifetime of one edge or router exchange
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """A request key and, where the id names one prompt or choice of a batch, its index."""
+
+    key: str
+    sub: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedId:
+    """A request id fit for storage: printable, at most 128 characters; ``hash`` of the raw bytes only where it was clipped."""
+
+    text: str
+    hash: str | None = None
+
+
+_COMPLETION = re.compile(r"cmpl-(?P<stem>.+?)-(?P<index>\d+)\Z", re.S)
+_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "pooling-", "classify-", "score-", "generate-tokens-")
+_ENGINE_SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
+_CHOICE = re.compile(r"(?P<index>\d+)_(?=(?:chatcmpl-|cmpl-))")
+_VLLM_ROUTER = re.compile(r"___prefill_addr_(?P<prefill>.+?)___decode_addr_(?P<decode>.+)_(?P<hex>[0-9a-f]{32})\Z", re.S)
+
+
+def request_key(raw: str, origin: IdOrigin) -> RequestKey:
+    """The key of ``raw`` under the grammar of ``origin``.
+
+    Equal keys from processes of one edge or router lifetime mean the same request; they prove nothing without that lifetime.
+    An id that does not follow its origin's grammar is its own key.
+    """
+    text, sub = raw, None
+    if origin is IdOrigin.VLLM_ENGINE:
+        text = _ENGINE_SUFFIX.sub("", text)
+        if choice := _CHOICE.match(text):
+            sub, text = int(choice["index"]), text[choice.end() :]
+    if origin in (IdOrigin.VLLM_ENGINE, IdOrigin.VLLM_EXTERNAL) and (completion := _COMPLETION.match(text)):
+        sub = int(completion["index"]) if sub is None else sub
+        text = completion["stem"]
+    elif origin in (IdOrigin.VLLM_ENGINE, IdOrigin.VLLM_EXTERNAL, IdOrigin.VLLM_RESPONSE):
+        text = _strip_prefix(text)
+    if router := _VLLM_ROUTER.match(text):
+        text = router["hex"]
+    if len(text) > MAX_ID_CHARS:
+        text = f"{text[:64]}~{_hash(text.encode('utf-8', 'surrogateescape'))}"
+    return RequestKey(text, sub)
+
+
+def router_peers(raw: str) -> tuple[str, str] | None:
+    """The prefill and decode addresses that vllm-router wrote into a request id, or None for any other id."""
+    found = _VLLM_ROUTER.search(raw)
+    return (found["prefill"], found["decode"]) if found else None
+
+
+def candidate_keys(raw: str) -> tuple[str, ...]:
+    """Every key that ``raw`` may stand for, the id as it is first: for a person who pastes an id of unknown origin."""
+    keys = dict.fromkeys(request_key(raw, origin).key for origin in IdOrigin)
+    return tuple(keys)
+
+
+def joinable(key: str) -> bool:
+    """False for ids too poor to join processes by: counters that every process counts for itself (case C27)."""
+    return len(key) > 0 and not (key.isdecimal() and len(key) < 12)
+
+
+def clip_request_id(raw: bytes) -> ClippedId:
+    """``raw`` header bytes as text; control characters become ``?`` so that a log line stays a line."""
+    text = "".join(c if c.isprintable() else "?" for c in raw[: 4 * MAX_ID_CHARS].decode("utf-8", "replace"))
+    if len(raw) <= MAX_ID_CHARS:
+        return ClippedId(text)
+    return ClippedId(text[:MAX_ID_CHARS], _hash(raw))
+
+
+def derive_trace_id(key: str) -> str:
+    """Trace id of a request that came without one: BLAKE2b-128 of its key, so that sidecars agree without talking."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, person=b"handrail-trace").hexdigest()
+    return digest if digest.strip("0") else "1".zfill(32)
+
+
+def new_trace_id() -> str:
+    """A random W3C trace id."""
+    return os.urandom(16).hex()
+
+
+def new_span_id() -> str:
+    """A random W3C span id; never derived, so that two observers of one request never clash."""
+    return os.urandom(8).hex()
+
+
+def new_request_id() -> str:
+    """A request id for a client that sent none; 96 random bits behind a prefix that says who made it."""
+    return f"hr-{os.urandom(12).hex()}"
+
+
+def _strip_prefix(text: str) -> str:
+    for prefix in _PREFIXES:
+        if text.startswith(prefix) and len(text) > len(prefix):
+            return text[len(prefix) :]
+    return text
+
+
+def _hash(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()
