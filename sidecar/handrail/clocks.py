@@ -1,7 +1,7 @@
 """Wall clocks of different hosts: what causality allows their offset to be, as an interval that only evidence may narrow.
 
 Every hand-off gives two-sided constraints: a call is received after it was sent and answered before its answer arrived. The
-interval is reported, spans are never moved (DESIGN section 5, "Clocks"). Related: Cristian's algorithm; unlike NTP's filter it
+interval is reported, spans are never moved (the design, section 5, "Clocks"). Related: Cristian's algorithm; unlike NTP's filter it
 assumes nothing about symmetric delays. Drift widens an old interval (RFC 5905 section 10 uses the same 15 ppm).
 """
 
@@ -54,19 +54,23 @@ class OffsetInterval:
 def from_call(sent_ns: int, answered_ns: int, received_ns: int, responded_ns: int) -> OffsetInterval:
     """What one synchronous call says of the callee's clock minus the caller's.
 
-    ``sent_ns`` and ``answered_ns``: caller's wall clock; ``received_ns`` and ``responded_ns``: callee's. The callee received after
-    the caller sent (offset <= received - sent) and responded before the answer came (offset >= responded - answered).
+    ``sent_ns`` and ``answered_ns``: caller's wall clock; ``received_ns`` and ``responded_ns``: callee's. The callee received
+    after the caller sent (offset <= received - sent) and responded before the answer came (offset >= responded - answered).
     """
     return OffsetInterval(responded_ns - answered_ns, received_ns - sent_ns, answered_ns)
 
 
 def contains(outer: tuple[int, int], inner: tuple[int, int], offset: OffsetInterval | None) -> bool:
-    """Whether ``inner`` (peer's clock) can lie within ``outer`` (ours). Without an offset the two share a clock.
+    """Whether ``inner`` (start, end on the peer's clock) can lie within ``outer`` (on ours). Without an offset they share a clock.
 
-    An open side of the offset rules nothing out.
+    True when one offset within the interval puts both ends inside; an open side of the interval rules nothing out, so with no
+    knowledge at all only an ``inner`` longer than ``outer`` is impossible.
     """
     if offset is None:
         return outer[0] <= inner[0] and inner[1] <= outer[1]
-    starts_late_enough = offset.low_ns is None or inner[0] - offset.low_ns >= outer[0]
-    ends_early_enough = offset.high_ns is None or inner[1] - offset.high_ns <= outer[1]
-    return starts_late_enough and ends_early_enough
+    low, high = inner[1] - outer[1], inner[0] - outer[0]
+    if offset.low_ns is not None:
+        low = max(low, offset.low_ns)
+    if offset.high_ns is not None:
+        high = min(high, offset.high_ns)
+    return low <= high

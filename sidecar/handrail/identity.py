@@ -28,7 +28,7 @@ class IdOrigin(str, Enum):
 
 
 class JoinKind(str, Enum):
-    """How a piece of evidence came into a request, strongest first (DESIGN section 4)."""
+    """How a piece of evidence came into a request, strongest first (strongest evidence wins)."""
 
     OPENED = "opened"  # the evidence that gave the request its row
     CONNECTOR = "connector"  # remote engine id + remote request id, bootstrap room, transfer id

@@ -1,7 +1,7 @@
 """Where the time to first token went: the closed set of phases, and the arithmetic that adds them up exactly.
 
-DESIGN section 5. Durations inside one process come from that process's clock alone and are never compared with another's; across
-processes there is one exact remainder, ``router_and_hops``. The sum of the phases of a request equals its total to the nanosecond.
+Durations inside one process come from that process's clock alone and are never compared with another's; across processes there
+is one exact remainder, ``router_and_hops``. The sum of the phases of a request equals its total to the nanosecond.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KV_AND_QUEUE = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_N
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """One phase. ``bound_ns``: the true value lies within +- this of ``duration_ns``; ``may_be``: what ``unattributed`` may hide."""
+    """One phase. The true value lies within +- ``bound_ns``; ``may_be``: the phases that ``unattributed`` may hide."""
 
     phase: Phase
     duration_ns: int

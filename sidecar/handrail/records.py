@@ -22,7 +22,7 @@ class Role(str, Enum):
 
 
 class Source(str, Enum):
-    """Which source a fact came from (DESIGN section 3)."""
+    """Which source a fact came from."""
 
     PROXY = "proxy"
     PLUGIN = "plugin"
