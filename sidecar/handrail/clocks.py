@@ -1,8 +1,8 @@
 """Wall clocks of different hosts: what causality allows their offset to be, as an interval that only evidence may narrow.
 
 Every hand-off gives two-sided constraints: a call is received after it was sent and answered before its answer arrived. The
-interval is reported, spans are never moved (the design, section 5, "Clocks"). Related: Cristian's algorithm; unlike NTP's filter it
-assumes nothing about symmetric delays. Drift widens an old interval (RFC 5905 section 10 uses the same 15 ppm).
+interval is reported, spans are never moved. Related: Cristian's algorithm; unlike NTP's filter it assumes nothing about symmetric
+delays. Drift widens an old interval (RFC 5905 section 10 uses the same 15 ppm).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def from_call(sent_ns: int, answered_ns: int, received_ns: int, responded_ns: in
 
 
 def contains(outer: tuple[int, int], inner: tuple[int, int], offset: OffsetInterval | None) -> bool:
-    """Whether ``inner`` (start, end on the peer's clock) can lie within ``outer`` (on ours). Without an offset they share a clock.
+    """Whether ``inner`` (start, end; peer's clock) can lie within ``outer`` (ours). Without an offset the two share a clock.
 
     True when one offset within the interval puts both ends inside; an open side of the interval rules nothing out, so with no
     knowledge at all only an ``inner`` longer than ``outer`` is impossible.

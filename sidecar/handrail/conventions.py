@@ -1,7 +1,7 @@
 """Every span, attribute, resource, event and metric name that Handrail writes, once.
 
-``gen_ai.*``, ``http.*``, ``server.*``, ``error.type``, ``host.*`` and ``service.*`` are OpenTelemetry semantic conventions (1.37);
-everything without a convention stands under ``handrail.``. Times inside one process are integer nanoseconds since the arrival
+``gen_ai.*``, ``http.*``, ``server.*``, ``error.type``, ``host.*`` and ``service.*`` are OpenTelemetry semantic conventions; what
+has no convention stands under ``handrail.``. Times inside one process are integer nanoseconds since the arrival
 of the request at that process, on that process's monotonic clock; they end in ``_ns``.
 """
 
@@ -78,7 +78,12 @@ GAP_SUM_NS: Final = "handrail.gap.sum_ns"
 GAP_MAX_NS: Final = "handrail.gap.max_ns"
 GAP_MAX_AT_NS: Final = "handrail.gap.max_at_ns"
 GAP_SKETCH: Final = "handrail.gap.sketch"  # sketch.GapSketch.encode(): bytes
-ITL_SKETCH: Final = "handrail.itl.sketch"  # per token, only where tokens per chunk are known
+ITL_UNIT: Final = "handrail.itl.unit"  # as handrail.gap.*, per token: only where tokens per chunk are known
+ITL_COUNT: Final = "handrail.itl.count"
+ITL_SUM_NS: Final = "handrail.itl.sum_ns"
+ITL_MAX_NS: Final = "handrail.itl.max_ns"
+ITL_MAX_AT_NS: Final = "handrail.itl.max_at_ns"
+ITL_SKETCH: Final = "handrail.itl.sketch"
 TPOT_MEAN_NS: Final = "handrail.tpot_mean_ns"
 HINTS: Final = "handrail.hints"  # records.Hint values
 INSPECTED: Final = "handrail.request.inspected"  # whole | partial | none

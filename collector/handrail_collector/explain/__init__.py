@@ -1,0 +1,1 @@
+"""From a stitched request to phases, outcomes and findings: pure functions."""

@@ -1,0 +1,24 @@
+"""The contract of an engine adapter: what one engine or router emits, read into records."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from handrail.records import Process, Record
+
+
+class EngineAdapter(Protocol):
+    """Reads the spans of one engine or router.
+
+    ``claims`` is cheap and exact: at most one adapter claims a span. ``read`` returns None for spans that say nothing about one
+    request (start-up, health); it never raises on odd values: what is absurd is left out and named in ``dropped_attributes``.
+    The span belongs to the caller and is not changed.
+    """
+
+    name: str
+
+    def claims(self, span: Span, scope: str) -> bool: ...
+
+    def read(self, span: Span, process: Process) -> Record | None: ...
