@@ -1,0 +1,357 @@
+"""An ``Exchange`` as an OTLP span and back: one table row per attribute.
+
+Spans are built as ``opentelemetry.proto`` messages, not as SDK spans: docs/decisions/0003-spans-by-opentelemetry-proto.md has the
+figures. What travels and what it means: docs/wire.md. ``read_exchange(to_span(x), x.process) == x`` for every exchange whose
+times and counts are sane; a value outside that becomes None on the reading side, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from operator import attrgetter
+from typing import Any, Final
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from handrail import conventions as names
+from handrail.identity import IdOrigin, joinable, request_key
+from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
+
+LARGEST: Final = 2**53
+"""Durations, offsets and counts at or above this (104 days in ns) are absurd; below it every JSON reader keeps them exact."""
+
+_LATEST_UNIX_NS: Final = 2**63
+_FLAGS_REMOTE_KNOWN: Final = 0x100  # SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+_FLAGS_REMOTE: Final = 0x200  # SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK: a proxy's parent always is
+_NO_FAILURE: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.CLIENT_DISCONNECT})
+_SPAN_NAMES: Final[Mapping[Role, str]] = {Role.PREFILL: names.SPAN_PREFILL, Role.DECODE: names.SPAN_DECODE}
+
+
+class Kind(Enum):
+    """The OTLP type of an attribute and what a sane value of it is."""
+
+    TEXT = "string"
+    NUMBER = "int"  # 0 <= n < LARGEST
+    FLAG = "bool"
+    BYTES = "bytes"
+    TEXTS = "array of string"
+    HINTS = "array of string, values of records.Hint"
+    KV = "kvlist, keys of conventions.KV_FIELDS"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One row: the attribute ``name`` carries the dataclass field ``field`` as ``kind``."""
+
+    name: str
+    field: str
+    kind: Kind
+
+
+EXCHANGE_ATTRIBUTES: Final = (
+    Attribute(names.TIME_DURATION_NS, "duration_ns", Kind.NUMBER),  # also end - start, which some backends round to us
+    Attribute(names.HTTP_METHOD, "method", Kind.TEXT),
+    Attribute(names.URL_PATH, "path", Kind.TEXT),
+    Attribute(names.GEN_AI_OPERATION, "operation", Kind.TEXT),
+    Attribute(names.TRACE_ORIGIN, "trace_origin", Kind.TEXT),
+    Attribute(names.CLIENT_PARENT, "client_parent", Kind.TEXT),
+    Attribute(names.REQUEST_ID, "request_id", Kind.TEXT),
+    Attribute(names.REQUEST_ID_HASH, "request_id_hash", Kind.TEXT),
+    Attribute(names.REQUEST_ID_ADDED, "request_id_added", Kind.FLAG),
+    Attribute(names.GEN_AI_RESPONSE_ID, "response_id", Kind.TEXT),
+    Attribute(names.GEN_AI_MODEL, "model", Kind.TEXT),
+    Attribute(names.CHOICES, "choices", Kind.NUMBER),
+    Attribute(names.STREAM, "stream", Kind.FLAG),
+    Attribute(names.STREAM_ASKED, "stream_asked", Kind.FLAG),
+    Attribute(names.INSPECTED, "inspected", Kind.TEXT),
+    Attribute(names.HTTP_STATUS, "status", Kind.NUMBER),
+    Attribute(names.ERROR_TYPE, "error_type", Kind.TEXT),
+    Attribute(names.ERROR_CODE, "error_code", Kind.TEXT),
+    Attribute(names.TIME_FORWARDED_NS, "forwarded_ns", Kind.NUMBER),
+    Attribute(names.TIME_REQUEST_DONE_NS, "request_done_ns", Kind.NUMBER),
+    Attribute(names.TIME_FIRST_BYTE_NS, "ttfb_ns", Kind.NUMBER),
+    Attribute(names.TIME_FIRST_TOKEN_NS, "ttft_token_ns", Kind.NUMBER),
+    Attribute(names.TIME_FIRST_TEXT_NS, "ttft_text_ns", Kind.NUMBER),
+    Attribute(names.FIRST_TEXT_KIND, "ttft_text_kind", Kind.TEXT),
+    Attribute(names.TIME_LAST_CONTENT_NS, "last_content_ns", Kind.NUMBER),
+    Attribute(names.TIME_FINISH_NS, "finish_ns", Kind.NUMBER),
+    Attribute(names.TIME_FIRST_DELIVERED_NS, "first_delivered_ns", Kind.NUMBER),
+    Attribute(names.WRITE_BLOCKED_NS, "write_blocked_ns", Kind.NUMBER),
+    Attribute(names.CONTENT_ENCODING, "content_encoding", Kind.TEXT),
+    Attribute(names.EVENTS, "events", Kind.NUMBER),
+    Attribute(names.TPOT_MEAN_NS, "tpot_mean_ns", Kind.NUMBER),
+    Attribute(names.GEN_AI_INPUT_TOKENS, "prompt_tokens", Kind.NUMBER),
+    Attribute(names.GEN_AI_OUTPUT_TOKENS, "output_tokens", Kind.NUMBER),
+    Attribute(names.GEN_AI_CACHED_TOKENS, "cached_tokens", Kind.NUMBER),
+    Attribute(names.GEN_AI_FINISH_REASONS, "finish_reasons", Kind.TEXTS),
+    Attribute(names.KV_IN, "kv_in", Kind.KV),
+    Attribute(names.KV_OUT, "kv_out", Kind.KV),
+    Attribute(names.HINTS, "hints", Kind.HINTS),
+    Attribute(names.RETRY_COUNT, "resend_count", Kind.NUMBER),
+)
+GAP_ATTRIBUTES: Final = (
+    Attribute(names.GAP_UNIT, "unit", Kind.TEXT),
+    Attribute(names.GAP_COUNT, "count", Kind.NUMBER),
+    Attribute(names.GAP_SUM_NS, "sum_ns", Kind.NUMBER),
+    Attribute(names.GAP_MAX_NS, "max_ns", Kind.NUMBER),
+    Attribute(names.GAP_MAX_AT_NS, "max_at_ns", Kind.NUMBER),
+    Attribute(names.GAP_SKETCH, "sketch", Kind.BYTES),
+)
+ITL_ATTRIBUTES: Final = (
+    Attribute(names.ITL_UNIT, "unit", Kind.TEXT),
+    Attribute(names.ITL_COUNT, "count", Kind.NUMBER),
+    Attribute(names.ITL_SUM_NS, "sum_ns", Kind.NUMBER),
+    Attribute(names.ITL_MAX_NS, "max_ns", Kind.NUMBER),
+    Attribute(names.ITL_MAX_AT_NS, "max_at_ns", Kind.NUMBER),
+    Attribute(names.ITL_SKETCH, "sketch", Kind.BYTES),
+)
+_KV_NUMBERS: Final = frozenset({"remote_port", "remote_blocks", "remote_num_tokens"})
+_KV_FLAGS: Final = frozenset({"do_remote_prefill", "do_remote_decode"})
+KV_ATTRIBUTES: Final = tuple(
+    Attribute(field, field, Kind.NUMBER if field in _KV_NUMBERS else Kind.FLAG if field in _KV_FLAGS else Kind.TEXT)
+    for field in names.KV_FIELDS
+)
+
+
+def to_span(exchange: Exchange) -> Span:
+    """``exchange`` as a SERVER span; a field at its default is left out. Raises ValueError for ids that are not hex."""
+    ids = exchange.ids
+    span = Span(
+        trace_id=bytes.fromhex(ids.trace_id),
+        span_id=bytes.fromhex(ids.span_id),
+        flags=ids.flags & 0xFF | _FLAGS_REMOTE_KNOWN,
+        name=_SPAN_NAMES.get(exchange.process.role, names.SPAN_REQUEST),
+        kind=Span.SPAN_KIND_SERVER,
+        start_time_unix_nano=exchange.arrival_unix_ns,
+        end_time_unix_nano=exchange.arrival_unix_ns + exchange.duration_ns,
+    )
+    if ids.parent_span_id:
+        span.parent_span_id = bytes.fromhex(ids.parent_span_id)
+        span.flags |= _FLAGS_REMOTE
+    if exchange.outcome not in _NO_FAILURE:
+        span.status.code = Status.STATUS_CODE_ERROR
+    _add_text(span, names.SOURCE, exchange.source.value)
+    _add_text(span, names.OUTCOME, exchange.outcome.value)
+    _add_text(span, names.JOIN_KEY, join_key(exchange))
+    for row, default, value in zip(EXCHANGE_ATTRIBUTES, _EXCHANGE_DEFAULTS, _exchange_values(exchange), strict=True):
+        if value != default:
+            _add(span.attributes, row, value)
+    if exchange.gaps is not None:
+        _add_fields(span.attributes, GAP_ATTRIBUTES, exchange.gaps)
+    if exchange.itl is not None:
+        _add_fields(span.attributes, ITL_ATTRIBUTES, exchange.itl)
+    return span
+
+
+def read_exchange(span: Span, process: Process) -> Exchange:
+    """The exchange that ``span`` carries, observed at ``process``.
+
+    Raises ValueError where it carries none: other than a proxy's or middleware's span, ids of a wrong length, no usable start or
+    duration. An attribute that is absent, of another type, or absurd (negative, ``LARGEST`` or above) reads as not seen.
+    """
+    if len(span.trace_id) != 16 or len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
+        raise ValueError("ids of a wrong length")
+    found = {attribute.key: attribute.value for attribute in span.attributes}
+    source, outcome = found.get(names.SOURCE), found.get(names.OUTCOME)
+    if source is None or outcome is None or source.string_value not in _SOURCES:
+        raise ValueError("no exchange: handrail.source or handrail.outcome missing or unknown")
+    if not 0 < span.start_time_unix_nano < _LATEST_UNIX_NS:
+        raise ValueError("no usable start time")
+    values = _read_fields(EXCHANGE_ATTRIBUTES, found)
+    if "duration_ns" not in values:
+        duration_ns = span.end_time_unix_nano - span.start_time_unix_nano
+        if not 0 <= duration_ns < LARGEST:
+            raise ValueError("no usable duration")
+        values["duration_ns"] = duration_ns
+    return Exchange(
+        process=process,
+        source=_SOURCES[source.string_value],
+        ids=SpanIds(
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_span_id=span.parent_span_id.hex(),
+            flags=span.flags & 0xFF,
+        ),
+        arrival_unix_ns=span.start_time_unix_nano,
+        outcome=_OUTCOMES.get(outcome.string_value, Outcome.UNKNOWN),
+        gaps=_read_gaps(GAP_ATTRIBUTES, found),
+        itl=_read_gaps(ITL_ATTRIBUTES, found),
+        **values,
+    )
+
+
+def join_key(exchange: Exchange) -> str:
+    """What a tier of OpenTelemetry Collectors balances on: the request key where there is a usable one, else the trace id."""
+    if exchange.request_id:
+        key = request_key(exchange.request_id, IdOrigin.CLIENT).key
+        if joinable(key):
+            return key
+    return exchange.ids.trace_id
+
+
+def resource_of(process: Process, *, cluster: str = "", extra: Mapping[str, Any] | None = None) -> Resource:
+    """The resource of everything that is sent about ``process``.
+
+    ``extra``: further attributes (from OTEL_RESOURCE_ATTRIBUTES), str, bool, int or float; Handrail's own names win over them.
+    """
+    own = {
+        names.SERVICE_NAME: process.service,
+        names.SERVICE_INSTANCE_ID: process.sender,
+        names.ROLE: process.role.value,
+        names.INSTANCE: process.instance,
+        names.SENDER_ID: process.sender,
+        names.CLUSTER: cluster,
+        names.HOST_ID: process.host,
+        names.HOST_NAME: process.host_name,
+    }
+    resource = Resource()
+    for name, value in {**(extra or {}), **{name: text for name, text in own.items() if text}}.items():
+        entry = resource.attributes.add()
+        entry.key = name
+        if isinstance(value, bool):
+            entry.value.bool_value = value
+        elif isinstance(value, int):
+            entry.value.int_value = value
+        elif isinstance(value, float):
+            entry.value.double_value = value
+        else:
+            entry.value.string_value = clean_text(str(value))
+    return resource
+
+
+def process_of(resource: Resource) -> Process:
+    """Which process a resource, ours or anyone's, speaks of. An unknown role is ``Role.UNKNOWN``, never a guess."""
+    text = {a.key: a.value.string_value for a in resource.attributes if a.value.WhichOneof("value") == "string_value"}
+    sender = text.get(names.SENDER_ID, "")
+    instance = text.get(names.INSTANCE, "")
+    # A sidecar's service.instance.id is its sender id: it names no engine.
+    if not instance and (named := text.get(names.SERVICE_INSTANCE_ID, "")) != sender:
+        instance = named
+    host_name = text.get(names.HOST_NAME, "")
+    return Process(
+        role=_ROLES.get(text.get(names.ROLE, ""), Role.UNKNOWN),
+        instance=instance,
+        host=text.get(names.HOST_ID) or host_name,
+        service=text.get(names.SERVICE_NAME, ""),
+        sender=sender,
+        host_name=host_name,
+    )
+
+
+def clean_text(text: str) -> str:
+    """``text`` as protobuf can carry it: lone surrogates (undecodable bytes) escaped, so that distinct ids stay distinct."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+_SOURCES: Final = {source.value: source for source in Source}
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
+_ROLES: Final = {role.value: role for role in Role}
+_HINTS: Final = {hint.value: hint for hint in Hint}
+_GAP_UNITS: Final = frozenset({"chunk", "token"})
+_defaults: Final = {field.name: None if field.default is MISSING else field.default for field in fields(Exchange)}
+_EXCHANGE_DEFAULTS: Final = tuple(_defaults[row.field] for row in EXCHANGE_ATTRIBUTES)
+_exchange_values: Final[Callable[[Exchange], tuple[Any, ...]]] = attrgetter(*(row.field for row in EXCHANGE_ATTRIBUTES))
+
+
+def _add_text(span: Span, name: str, text: str) -> None:
+    # add() and two assignments take 0.4 us; add(key=..., value=AnyValue(...)) takes 1.0.
+    entry = span.attributes.add()
+    entry.key = name
+    entry.value.string_value = clean_text(text)
+
+
+def _add_fields(entries: Any, table: Iterable[Attribute], record: Gaps | KvParams) -> None:
+    for row in table:
+        value = getattr(record, row.field)
+        if value is not None:
+            _add(entries, row, value)
+
+
+def _add(entries: Any, row: Attribute, value: Any) -> None:
+    """Append ``value`` to a repeated KeyValue field. An int that no int64 holds (some server's usage block) is left out."""
+    kind = row.kind
+    if kind is Kind.NUMBER:
+        if 0 <= value < LARGEST:
+            entry = entries.add()
+            entry.key = row.name
+            entry.value.int_value = value
+        return
+    entry = entries.add()
+    entry.key = row.name
+    if kind is Kind.TEXT:
+        entry.value.string_value = clean_text(value)
+    elif kind is Kind.FLAG:
+        entry.value.bool_value = value
+    elif kind is Kind.BYTES:
+        entry.value.bytes_value = value
+    elif kind is Kind.TEXTS:
+        entry.value.array_value.values.extend(AnyValue(string_value=clean_text(text)) for text in value)
+    elif kind is Kind.HINTS:
+        entry.value.array_value.values.extend(AnyValue(string_value=hint.value) for hint in value)
+    else:
+        entry.value.kvlist_value.SetInParent()
+        _add_fields(entry.value.kvlist_value.values, KV_ATTRIBUTES, value)
+
+
+def _read_fields(table: Iterable[Attribute], found: Mapping[str, AnyValue]) -> dict[str, Any]:
+    values = {}
+    for row in table:
+        raw = found.get(row.name)
+        if raw is not None and (value := _READERS[row.kind](raw)) is not None:
+            values[row.field] = value
+    return values
+
+
+def _read_gaps(table: tuple[Attribute, ...], found: Mapping[str, AnyValue]) -> Gaps | None:
+    """The gaps, or None where any part of them is missing: half a figure is none."""
+    if table[0].name not in found:
+        return None
+    values = _read_fields(table, found)
+    return Gaps(**values) if len(values) == len(table) and values["unit"] in _GAP_UNITS else None
+
+
+def _read_text(value: AnyValue) -> str | None:
+    return value.string_value if value.WhichOneof("value") == "string_value" else None
+
+
+def _read_number(value: AnyValue) -> int | None:
+    return value.int_value if value.WhichOneof("value") == "int_value" and 0 <= value.int_value < LARGEST else None
+
+
+def _read_flag(value: AnyValue) -> bool | None:
+    return value.bool_value if value.WhichOneof("value") == "bool_value" else None
+
+
+def _read_bytes(value: AnyValue) -> bytes | None:
+    return value.bytes_value if value.WhichOneof("value") == "bytes_value" else None
+
+
+def _read_texts(value: AnyValue) -> tuple[str, ...] | None:
+    if value.WhichOneof("value") != "array_value":
+        return None
+    return tuple(item.string_value for item in value.array_value.values if item.WhichOneof("value") == "string_value")
+
+
+def _read_hints(value: AnyValue) -> tuple[Hint, ...] | None:
+    return tuple(_HINTS[text] for text in _read_texts(value) or () if text in _HINTS)
+
+
+def _read_kv(value: AnyValue) -> KvParams | None:
+    if value.WhichOneof("value") != "kvlist_value":
+        return None
+    return KvParams(**_read_fields(KV_ATTRIBUTES, {entry.key: entry.value for entry in value.kvlist_value.values}))
+
+
+_READERS: Final[Mapping[Kind, Callable[[AnyValue], Any]]] = {
+    Kind.TEXT: _read_text,
+    Kind.NUMBER: _read_number,
+    Kind.FLAG: _read_flag,
+    Kind.BYTES: _read_bytes,
+    Kind.TEXTS: _read_texts,
+    Kind.HINTS: _read_hints,
+    Kind.KV: _read_kv,
+}
