@@ -1,0 +1,101 @@
+"""What a user sets for the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.config import Problem, section, setting
+from handrail.settings import clashes
+from handrail.values import Address, Duration, Size, Url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionConfig:
+    """When a request is decided: it is held by its own state, not by a fixed wait from its first span."""
+
+    settle: Duration = setting(
+        Duration(2 * 10**9),
+        help="how long after the last process on the path reported its end a request stays open for stragglers",
+        example="5s",
+    )
+    engine_wait: Duration = setting(
+        Duration(12 * 10**9),
+        help="how long to wait for the engines' own spans, which batching exporters send seconds late",
+        example="20s",
+    )
+    max_open: Duration = setting(
+        Duration(600 * 10**9),
+        help="a request that is still open after this long is decided with what is there",
+        example="30m",
+        at_least=10**9,
+    )
+    max_open_requests: int = setting(
+        100_000,
+        help="bound of the requests held open in memory; beyond it the oldest is decided early and counted",
+        example="250000",
+        at_least=1,
+    )
+
+    def too_short(self) -> Iterator[Problem]:
+        """``max_open`` below the waits would cut every request."""
+        for name in ("settle", "engine_wait"):
+            if getattr(self, name) > self.max_open:
+                rule = f"must not be longer than decision.max_open ({self.max_open})"
+                yield Problem(
+                    path=f"decision.{name}", value=str(getattr(self, name)), rule=rule, example=f"decision: {{{name}: 2s}}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorConfig:
+    """One collector."""
+
+    otlp_grpc: Address | None = setting(
+        Address("127.0.0.1", 4317), help="OTLP/gRPC receiver", example="0.0.0.0:4317", unset="off"
+    )
+    otlp_http: Address | None = setting(
+        Address("127.0.0.1", 4318), help="OTLP/HTTP receiver", example="0.0.0.0:4318", unset="off"
+    )
+    api: Address | None = setting(
+        Address("127.0.0.1", 4380),
+        help="HTTP API, /metrics, /healthz and /readyz",
+        example="0.0.0.0:4380",
+        unset="off",
+    )
+    data: Path = setting(Path("handrail-data"), help="folder of the journal and the store", example="/var/lib/handrail")
+    journal_max_bytes: Size = setting(
+        Size(4 * 2**30),
+        help="bound of the journal; when it is full, senders are told to retry later",
+        example="16GiB",
+        at_least=16 * 2**20,
+    )
+    flush_interval: Duration = setting(
+        Duration(5 * 10**9),
+        help="how often decided requests and their spans are published to the store",
+        example="1s",
+        at_least=10**7,
+    )
+    decision: DecisionConfig = section(DecisionConfig)
+    forward: tuple[Url, ...] = setting(
+        (),
+        help="OTLP endpoints that get what was received (Tempo, Jaeger, an OpenTelemetry Collector)",
+        example="[http://tempo:4318]",
+        schemes=("http", "https", "grpc", "grpcs"),
+        unset="none",
+    )
+    ready_file: Path | None = setting(
+        None,
+        help="file that gets the pid and the bound addresses as JSON once everything listens",
+        example="/run/handrail/collector.json",
+        unset="none",
+    )
+
+    def cross_check(self) -> Iterator[Problem]:
+        """Problems between values."""
+        if self.otlp_grpc is None and self.otlp_http is None:
+            rule = "must be given unless otlp_grpc is: a collector without a receiver collects nothing"
+            yield Problem(path="otlp_http", rule=rule, example="otlp_http: 127.0.0.1:4318")
+        yield from self.decision.too_short()
+        yield from clashes({name: getattr(self, name) for name in ("otlp_grpc", "otlp_http", "api")})

@@ -1,0 +1,210 @@
+"""What a user sets for one sidecar, and the file by which a started process says where it listens."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from handrail.config import Problem, section, setting
+from handrail.records import Role
+from handrail.values import Address, Duration, Size, Url
+
+ROLES: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
+
+
+class TraceContextMode(str, Enum):
+    """What the proxy does with ``traceparent`` (DESIGN section 4)."""
+
+    SET = "set"  # forward the inbound trace id and flags with our span as the parent; make one where there is none
+    PASS = "pass"  # forward what came, add nothing
+
+
+class RequestIdMode(str, Enum):
+    """What the proxy does with a request that has no ``X-Request-Id``."""
+
+    AUTO = "auto"  # add at the edge, pass elsewhere
+    ADD = "add"
+    PASS = "pass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorEndpoint:
+    """Where the sidecar sends what it observed."""
+
+    endpoint: Url = setting(
+        Url("http://127.0.0.1:4318"),
+        help="OTLP endpoint of the collector: http(s) for OTLP/HTTP, grpc(s) for OTLP/gRPC",
+        example="grpc://collector:4317",
+        flag="--collector",
+        schemes=("http", "https", "grpc", "grpcs"),
+    )
+    headers: Mapping[str, str] = setting(
+        default_factory=dict,
+        help="headers sent with every export, such as a token",
+        example='{authorization: "Bearer ..."}',
+        flag="--collector-header",
+        secret=True,
+        unset="none",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolConfig:
+    """Where spans wait until the collector has acknowledged them."""
+
+    dir: Path | None = setting(
+        None,
+        help="folder that keeps unacknowledged spans over a restart of the sidecar",
+        example="/var/lib/handrail/spool",
+        unset="in memory",
+    )
+    max_bytes: Size = setting(
+        Size(64 * 2**20),
+        help="bound of the spool, on disk or in memory; beyond it the tap refuses (retryable) and own spans are dropped and counted",
+        example="256MiB",
+        at_least=2**20,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarConfig:
+    """One sidecar beside one router or engine process."""
+
+    role: Role = setting(
+        help="which process of the serving stack this sidecar stands beside",
+        example="decode",
+        choices=tuple(role.value for role in ROLES),
+    )
+    listen: Address | None = setting(
+        None,
+        help="address of the inline proxy; needs upstream",
+        example="0.0.0.0:8000",
+        unset="no proxy",
+    )
+    upstream: Url | None = setting(
+        None,
+        help="the process that the proxy forwards to (plain HTTP)",
+        example="http://127.0.0.1:8100",
+        schemes=("http",),
+        path=False,
+        unset="none",
+    )
+    instance: str = setting(
+        "",
+        help="host:port by which the observed process is known in every row and metric",
+        example="10.0.0.7:8100",
+        unset="host:port of upstream",
+    )
+    service_name: str = setting(
+        "",
+        help="service.name of the sidecar's spans",
+        example="chat-decode",
+        unset="OTEL_SERVICE_NAME, else handrail-ROLE",
+    )
+    cluster: str = setting("", help="name of the cluster, on every resource", example="eu-1", unset="none")
+    collector: CollectorEndpoint = section(CollectorEndpoint)
+    otlp_grpc: Address | None = setting(
+        None,
+        help="OTLP/gRPC tap for the engine's exporter; loopback only",
+        example="127.0.0.1:4327",
+        loopback=True,
+        unset="off",
+    )
+    otlp_http: Address | None = setting(
+        None,
+        help="OTLP/HTTP tap for the engine's exporter; loopback only",
+        example="127.0.0.1:4328",
+        loopback=True,
+        unset="off",
+    )
+    admin: Address | None = setting(
+        Address("127.0.0.1", 0),
+        help="/metrics, /healthz and /readyz",
+        example="0.0.0.0:9464",
+        unset="off",
+    )
+    spool: SpoolConfig = section(SpoolConfig)
+    trace_context: TraceContextMode = setting(
+        TraceContextMode.SET,
+        help="set: forward a traceparent with the proxy's span as the parent; pass: forward what came",
+        example="pass",
+    )
+    request_id: RequestIdMode = setting(
+        RequestIdMode.AUTO,
+        help="X-Request-Id where the client sent none: add one or pass the request as it is; auto adds at the edge only",
+        example="pass",
+    )
+    drain: Duration = setting(
+        Duration(30 * 10**9),
+        help="how long running requests may take after SIGTERM before they are cut",
+        example="5m",
+    )
+    ready_file: Path | None = setting(
+        None,
+        help="file that gets the pid and the bound addresses as JSON once everything listens",
+        example="/run/handrail/edge.json",
+        unset="none",
+    )
+
+    def cross_check(self) -> Iterator[Problem]:
+        """Problems between values."""
+        if self.listen is not None and self.upstream is None:
+            yield Problem(
+                path="upstream", rule="must be given with listen: the proxy needs a process to forward to", example=_UPSTREAM
+            )
+        if self.listen is None and self.otlp_grpc is None and self.otlp_http is None:
+            rule = "nothing to observe: give listen (an inline proxy), or otlp_grpc or otlp_http (a tap for the engine's spans)"
+            yield Problem(path="listen", rule=rule, example="listen: 0.0.0.0:8000")
+        if self.upstream is None and not self.instance:
+            rule = "must be given where there is no upstream to name the process by"
+            yield Problem(path="instance", rule=rule, example="instance: 10.0.0.7:8100")
+        if self.listen and self.upstream and self.listen.port and _same_place(self.listen, self.upstream):
+            yield Problem(
+                path="upstream", value=repr(str(self.upstream)), rule="is the sidecar's own listen address", example=_UPSTREAM
+            )
+        yield from clashes({name: getattr(self, name) for name in ("listen", "otlp_grpc", "otlp_http", "admin")})
+
+    def resolved(self) -> SidecarConfig:
+        """``instance``, ``request_id`` as they take effect."""
+        add = self.role is Role.EDGE
+        mode = (RequestIdMode.ADD if add else RequestIdMode.PASS) if self.request_id is RequestIdMode.AUTO else self.request_id
+        instance = self.instance or (str(Address(self.upstream.host, self.upstream.port)) if self.upstream else "")
+        return replace(self, instance=instance, request_id=mode)
+
+
+_UPSTREAM: Final = "upstream: http://127.0.0.1:8100"
+
+
+def _same_place(listen: Address, upstream: Url) -> bool:
+    if listen.port != upstream.port:
+        return False
+    near = upstream.host == "localhost" or Address(upstream.host, 0).loopback
+    return listen.host == upstream.host or (near and (listen.loopback or listen.host in ("0.0.0.0", "::")))
+
+
+def clashes(addresses: Mapping[str, Address | None]) -> Iterator[Problem]:
+    """Two settings that would bind the same port."""
+    taken: dict[Address, str] = {}
+    for path, address in addresses.items():
+        if address is None or not address.port:
+            continue
+        if address in taken:
+            example = f"{path}: {Address(address.host, 0)}"
+            yield Problem(path=path, value=repr(str(address)), rule=f"is already taken by {taken[address]}", example=example)
+        taken.setdefault(address, path)
+
+
+def write_ready(path: Path, addresses: Mapping[str, str]) -> None:
+    """Say that everything is bound: ``{"pid": ..., "addresses": {...}}``, whole or not at all. Raises ``OSError``.
+
+    Whoever waits for the file may read it as soon as it exists, so it is written beside its place and renamed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"pid": os.getpid(), "addresses": dict(addresses)}) + "\n", encoding="utf-8")
+    temporary.replace(path)
