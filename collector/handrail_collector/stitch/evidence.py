@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from handrail.identity import IdOrigin, JoinKind, joinable, request_key
-from handrail.records import EngineRequest, Exchange, Record, Role
+from handrail.records import EngineRequest, Exchange, Record, Role, RouterCall
 
 
 @dataclass(slots=True)
@@ -75,18 +75,12 @@ def evidence_of(record: Record, offset: int, received_unix_ns: int) -> Evidence:
 
 
 def role_of(record: Record) -> Role:
-    """The role the sidecar was given; without one, what the evidence itself shows.
-
-    An engine request limited to one token is a prefill (that is how every two-step relay asks for it); nothing else is guessed.
-    """
+    """The role the sidecar was given. An engine that reports to us directly, past every sidecar, stays ``unknown``: names of
+    services and pods are no evidence of a role."""
     role = record.process.role
-    if role is not Role.UNKNOWN:
-        return role
-    if isinstance(record, EngineRequest):
-        return Role.PREFILL if record.max_tokens == 1 else Role.DECODE
-    if isinstance(record, Exchange):
-        return Role.EDGE
-    return Role.ROUTER
+    if role is Role.UNKNOWN and isinstance(record, RouterCall):
+        return Role.ROUTER
+    return role
 
 
 def _keys(record: Record) -> tuple[str, ...]:

@@ -1,0 +1,46 @@
+"""Offset intervals between hosts, learned from calls whose caller and callee are both known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from handrail.clocks import OffsetInterval, from_call
+from handrail_collector.stitch.evidence import Evidence
+
+
+@dataclass(slots=True)
+class HostClocks:
+    """One interval a pair of hosts (caller's host, callee's host). Bounded: the pairs of a fleet, at most ``max_pairs``."""
+
+    max_pairs: int = 4096
+    contradictions: int = 0
+    _pairs: dict[tuple[str, str], OffsetInterval] = field(default_factory=dict)
+
+    def offset(self, ours: Evidence, theirs: Evidence) -> OffsetInterval | None:
+        """``theirs`` minus ``ours``: None when they share a clock, an interval open on both sides when nothing is known."""
+        a, b = ours.record.process.host, theirs.record.process.host
+        if a and a == b:
+            return None
+        return self._pairs.get((a, b)) or OffsetInterval(None, None, ours.received_unix_ns)
+
+    def learn(self, caller: Evidence, callee: Evidence) -> None:
+        """Use one synchronous call. A contradiction means that a clock was stepped: the newest evidence starts anew."""
+        a, b = caller.record.process.host, callee.record.process.host
+        outer, inner = caller.interval, callee.interval
+        if not a or not b or a == b or outer is None or inner is None:
+            return
+        seen = from_call(outer[0], outer[1], inner[0], inner[1])
+        if seen.contradictory:
+            return
+        known = self._pairs.get((a, b))
+        both = known.narrowed(seen) if known else seen
+        if both.contradictory:
+            self.contradictions += 1
+            both = seen
+        if known is None and len(self._pairs) >= self.max_pairs:
+            return
+        self._pairs[a, b] = both
+
+    def intervals(self) -> dict[tuple[str, str], OffsetInterval]:
+        """A copy, for metrics and for the trace's note."""
+        return dict(self._pairs)

@@ -1,0 +1,61 @@
+"""What is known of one request so far: the evidence that was joined, and what was said of it already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from handrail.records import Exchange, Finding, Role
+from handrail_collector.stitch.evidence import Evidence
+
+
+class State(str, Enum):
+    """Where a group is in its life."""
+
+    OPEN = "open"
+    DECIDED = "decided"  # its row is out; late evidence makes a new version
+
+
+class Closing(str, Enum):
+    """Why a request was decided when it was; becomes a metric label."""
+
+    COMPLETE = "complete"  # every process known to report has reported
+    WAITED = "waited"  # evidence that was expected did not come in time
+    ORPHAN = "orphan"  # nobody claimed it for as long as a request may be open
+    EVICTED = "evicted"  # memory or journal bound
+    LATE = "late"  # a new version after late evidence
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Evidence of one request. Owned by the stitcher; nothing outside changes it."""
+
+    evidence: list[Evidence] = field(default_factory=list)
+    edge: Evidence | None = None
+    state: State = State.OPEN
+    opened_unix_ns: int = 0
+    changed_unix_ns: int = 0
+    decided_unix_ns: int = 0
+    deadline_unix_ns: int = 0
+    first_offset: int = 0
+    row_id: tuple[str, str] | None = None  # (trace id, request id) once a row was decided
+    version: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    merged_into: Group | None = None
+
+    def role(self, *roles: Role) -> list[Evidence]:
+        """Evidence of these roles, in order of arrival here."""
+        return [e for e in self.evidence if e.role in roles]
+
+    @property
+    def sources(self) -> set[tuple[Role, str]]:
+        """Which kinds of evidence are here, as (role, source)."""
+        return {(e.role, e.record.source.value) for e in self.evidence}
+
+    def has_decode_exchange(self) -> bool:
+        """Whether a proxy beside D saw this request."""
+        return any(isinstance(e.record, Exchange) for e in self.role(Role.DECODE, Role.COLLOCATED))
+
+    def alone_at_prefill(self) -> bool:
+        """Whether all evidence is of a prefill: its decode, and an edge, may come minutes later."""
+        return all(e.role is Role.PREFILL for e in self.evidence)

@@ -1,0 +1,427 @@
+"""From evidence to requests. Joins, strongest first: ancestor spans at once; connector keys and request keys at decision time.
+
+A trace id alone joins nothing (one agent trace holds many concurrent calls), and two edge exchanges are never one request.
+Time is passed in: the received time of journal entries on a replay, the clock otherwise, so that a replay decides what the first
+run decided. One task owns a stitcher; nothing here locks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from handrail.clocks import contains
+from handrail.identity import JoinKind
+from handrail.records import Exchange, Finding, Hint, Record, Role
+from handrail_collector.stitch.clocks import HostClocks
+from handrail_collector.stitch.evidence import Evidence, evidence_of
+from handrail_collector.stitch.group import Closing, Group, State
+
+SECOND = 10**9
+_CROWD = 64  # more requests than this under one id at once, and the id says nothing
+
+SLACK_NS = 50_000_000
+"""A callee may stamp its end just after the caller did: last bytes are passed on before they are accounted for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StitchSettings:
+    """When a request is decided. ``engine_wait_ns``: engines export in batches (vLLM: every 5 s) after the request ended."""
+
+    settle_ns: int = 2 * SECOND
+    engine_wait_ns: int = 12 * SECOND
+    max_open_ns: int = 900 * SECOND
+    late_window_ns: int = 120 * SECOND
+    source_memory_ns: int = 600 * SECOND
+    max_groups: int = 200_000
+    max_links: int = 200_000
+
+
+@dataclass(slots=True)
+class StitchStats:
+    """Counted since start."""
+
+    records: int = 0
+    updates: int = 0
+    joins: dict[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in JoinKind})
+    decided: dict[str, int] = field(default_factory=lambda: {closing.value: 0 for closing in Closing})
+    ambiguous: int = 0
+    merged_after_decision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A group whose row is to be written now (again, when ``closing`` is LATE)."""
+
+    group: Group
+    closing: Closing
+
+
+class Stitcher:
+    """Holds the open requests of one shard."""
+
+    def __init__(self, settings: StitchSettings | None = None) -> None:
+        self.settings = settings or StitchSettings()
+        self.stats = StitchStats()
+        self.clocks = HostClocks()
+        self._groups: OrderedDict[int, Group] = OrderedDict()  # by id(), oldest first
+        self._by_span: dict[str, Group] = {}
+        self._waiting: dict[str, list[Group]] = {}  # parent span not seen yet -> groups below it
+        self._links: OrderedDict[str, str] = OrderedDict()  # foreign span -> its parent, to follow chains through
+        self._published: dict[str, list[Group]] = {}  # connector key -> groups whose P published it
+        self._reading: dict[str, list[Group]] = {}  # connector key -> groups whose D was told to read it
+        self._by_key: dict[str, list[Group]] = {}
+        self._seen_sources: dict[tuple[Role, str], int] = {}
+        self._due: list[Group] = []
+
+    # --- intake ----------------------------------------------------------------------------------------------------------
+
+    def add(self, record: Record, offset: int, received_unix_ns: int) -> None:
+        """Take one record. The same span again replaces what was there (an update; the later wins)."""
+        self.stats.records += 1
+        evidence = evidence_of(record, offset, received_unix_ns)
+        self._seen_sources[evidence.role, record.source.value] = received_unix_ns
+        known = self._by_span.get(evidence.span)
+        if known is not None and self._replace(known, evidence):
+            return
+        group = Group(
+            evidence=[evidence],
+            edge=evidence if _is_edge(evidence) else None,
+            opened_unix_ns=received_unix_ns,
+            changed_unix_ns=received_unix_ns,
+            first_offset=offset,
+        )
+        self._groups[id(group)] = group
+        self._by_span[evidence.span] = group
+        for table, keys in (
+            (self._by_key, evidence.keys),
+            (self._published, evidence.connector_out),
+            (self._reading, evidence.connector_in),
+        ):
+            for key in keys:
+                table.setdefault(key, []).append(group)
+        group = self._join_ancestors(group, evidence)
+        self._touch(group, received_unix_ns)
+        if group.edge is None:
+            for key in evidence.keys:  # a request that may be waiting for just this
+                for waiting in _live(self._by_key[key][-_CROWD:]):
+                    if waiting.edge is not None and waiting.state is State.OPEN:
+                        self._touch(waiting, received_unix_ns)
+
+    def link(self, span: str, parent: str) -> None:
+        """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
+        if parent:
+            self._links[span] = parent
+            if len(self._links) > self.settings.max_links:
+                self._links.popitem(last=False)
+            for group in self._waiting.pop(span, ()):
+                self._await_parent(_root(group), parent)
+
+    def _replace(self, group: Group, evidence: Evidence) -> bool:
+        for index, old in enumerate(group.evidence):
+            if old.span == evidence.span:
+                if old.record != evidence.record:
+                    self.stats.updates += 1
+                    evidence.how = old.how
+                    group.evidence[index] = evidence
+                    if group.edge is old:
+                        group.edge = evidence
+                    self._touch(group, evidence.received_unix_ns)
+                return True
+        return False
+
+    # --- ancestors -------------------------------------------------------------------------------------------------------
+
+    def _join_ancestors(self, group: Group, evidence: Evidence) -> Group:
+        if evidence.parent:
+            group = self._await_parent(group, evidence.parent)
+        for child in self._waiting.pop(evidence.span, ()):
+            group = self._union(group, _root(child), JoinKind.ANCESTOR)
+        return group
+
+    def _await_parent(self, group: Group, parent: str) -> Group:
+        for _ in range(16):  # a longer chain of foreign spans is no serving stack
+            above = self._by_span.get(parent)
+            if above is not None:
+                return self._union(above, group, JoinKind.ANCESTOR)
+            further = self._links.get(parent)
+            if further is None:
+                break
+            parent = further
+        self._waiting.setdefault(parent, []).append(group)
+        return group
+
+    def _union(self, one: Group, two: Group, how: JoinKind) -> Group:
+        """One group of two; returns it. Two edges stay two requests: the inner was caused by the outer, it is no part of it."""
+        one, two = _root(one), _root(two)
+        if one is two or (one.edge is not None and two.edge is not None):
+            return one
+        keep, gone = (
+            (one, two) if one.edge is not None or (two.edge is None and one.opened_unix_ns <= two.opened_unix_ns) else (two, one)
+        )
+        for evidence in gone.evidence:
+            if evidence.how is JoinKind.OPENED:
+                evidence.how = how
+            self._by_span[evidence.span] = keep
+        self.stats.joins[how.value] += len(gone.evidence)
+        keep.evidence.extend(gone.evidence)
+        keep.findings.extend(gone.findings)
+        keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
+        keep.first_offset = min(keep.first_offset, gone.first_offset)
+        if gone.row_id is not None:
+            # a row of the absorbed part is out: its identity goes on, so that the joined row replaces it
+            if keep.row_id is None:
+                keep.row_id, keep.version = gone.row_id, gone.version
+                keep.state, keep.decided_unix_ns = State.DECIDED, gone.decided_unix_ns
+            else:
+                self.stats.merged_after_decision += 1
+        gone.merged_into = keep
+        self._groups.pop(id(gone), None)
+        if keep.edge is not None:
+            for evidence in gone.evidence:
+                self.clocks.learn(keep.edge, evidence)
+        return keep
+
+    # --- deadlines -------------------------------------------------------------------------------------------------------
+
+    def _touch(self, group: Group, now: int) -> None:
+        group.changed_unix_ns = now
+        settings = self.settings
+        if group.state is State.DECIDED:
+            group.deadline_unix_ns = now + settings.settle_ns
+        elif group.edge is not None:
+            if self._all_reported(group, now):
+                group.deadline_unix_ns = now
+                self._due.append(group)
+            else:
+                group.deadline_unix_ns = max(group.edge.received_unix_ns, now) + settings.engine_wait_ns
+        elif group.alone_at_prefill():
+            group.deadline_unix_ns = group.opened_unix_ns + settings.max_open_ns
+        else:
+            group.deadline_unix_ns = now + settings.engine_wait_ns
+
+    def _all_reported(self, group: Group, now: int) -> bool:
+        """Whether everything has come that prefill and decode processes of this fleet have been sending lately."""
+        self._weak_joins(group, final=False)
+        here = group.sources
+        oldest = now - self.settings.source_memory_ns
+        expected = [s for s, at in self._seen_sources.items() if s[0] in (Role.PREFILL, Role.DECODE) and at >= oldest]
+        return bool(expected) and all(source in here for source in expected)
+
+    def advance(self, now: int) -> list[Decision]:
+        """Everything that is decided by ``now``. Decided groups stay for late evidence, then they are forgotten."""
+        decisions: list[Decision] = []
+        due, self._due = self._due, []
+        for group in due:
+            # looked at again for each: deciding one takes it off the list of what is open
+            if group.merged_into is None and group.state is State.OPEN and group.deadline_unix_ns <= now:
+                decisions.append(self._decide(group, Closing.COMPLETE, now))  # noqa: PERF401
+        return decisions
+
+    def sweep(self, now: int) -> list[Decision]:
+        """As ``advance``, and looks at every deadline; O(open requests), so call it about once a second."""
+        decisions = self.advance(now)
+        for group in list(self._groups.values()):
+            if group.merged_into is not None:
+                continue
+            if group.state is State.DECIDED:
+                if group.changed_unix_ns > group.decided_unix_ns:
+                    if group.deadline_unix_ns <= now:
+                        decisions.append(self._decide(group, Closing.LATE, now))
+                elif now - group.decided_unix_ns > self.settings.late_window_ns:
+                    self._forget(group)
+            elif group.deadline_unix_ns <= now:
+                self._weak_joins(group, final=True)
+                if group.merged_into is None:
+                    closing = Closing.ORPHAN if group.edge is None and group.alone_at_prefill() else Closing.WAITED
+                    decisions.append(self._decide(group, closing, now))
+        excess = len(self._groups) - self.settings.max_groups
+        if excess > 0:
+            decisions.extend(self.evict(excess, now))
+        return decisions
+
+    def evict(self, count: int, now: int) -> list[Decision]:
+        """Decide the ``count`` oldest groups now, whatever they still wait for, and forget them."""
+        decisions = []
+        for group in list(self._groups.values())[:count]:
+            if group.state is State.OPEN:
+                decisions.append(self._decide(group, Closing.EVICTED, now))
+            self._forget(group)
+        return decisions
+
+    def _decide(self, group: Group, closing: Closing, now: int) -> Decision:
+        group.state = State.DECIDED
+        group.decided_unix_ns = group.changed_unix_ns = now
+        group.version += 1
+        if group.row_id is None:
+            opener = group.edge or _opener(group.evidence)
+            group.row_id = (opener.record.ids.trace_id, opener.record.ids.span_id)
+        self.stats.decided[closing.value] += 1
+        return Decision(group, closing)
+
+    def _forget(self, group: Group) -> None:
+        self._groups.pop(id(group), None)
+        for evidence in group.evidence:
+            self._by_span.pop(evidence.span, None)
+            if evidence.parent:
+                _discard(self._waiting, evidence.parent, group)
+            for table, keys in (
+                (self._by_key, evidence.keys),
+                (self._published, evidence.connector_out),
+                (self._reading, evidence.connector_in),
+            ):
+                for key in keys:
+                    _discard(table, key, group)
+
+    # --- connector keys and request keys ---------------------------------------------------------------------------------
+
+    def _weak_joins(self, group: Group, *, final: bool) -> None:
+        """Bring in what names this request by a connector key or a request key and can have happened within it.
+
+        What stays ambiguous is said only when the decision is ``final``: later evidence may still tell.
+        """
+        self._join_connectors(group)
+        if group.edge is not None:
+            self._join_by_key(group, group.edge, final)
+
+    def _join_connectors(self, group: Group) -> None:
+        for evidence in list(group.evidence):
+            for key in evidence.connector_in:
+                for other in _live(self._published.get(key, ())):
+                    self._match_connector(group, other, evidence, key)
+            for key in evidence.connector_out:
+                for other in _live(self._reading.get(key, ())):
+                    reader = next(e for e in other.evidence if key in e.connector_in)
+                    self._match_connector(group, other, reader, key)
+
+    def _match_connector(self, group: Group, other: Group, reader: Evidence, key: str) -> None:
+        """``reader`` was told to read what ``key`` names: the publisher's request is the reader's, unless evidence disagrees."""
+        if other is group:
+            return
+        publisher_group, reader_group = (other, group) if reader in group.evidence else (group, other)
+        publisher = next((e for e in publisher_group.evidence if key in e.connector_out), None)
+        if publisher is None:
+            return
+        if publisher_group.edge is not None and reader_group.edge is not None:
+            self._find(reader_group, "wrong_request", "the KV read here was published for another request", publisher, reader)
+            return
+        taken = next((e for e in publisher_group.evidence if key in e.connector_in), None)
+        if taken is not None and taken is not reader and not set(publisher.keys) & set(reader.keys):
+            self._find(reader_group, "wrong_request", "KV read again that another request had already read", publisher, reader)
+            return
+        edge = publisher_group.edge or reader_group.edge
+        if edge is not None and not self._within(edge, reader if publisher_group.edge is edge else publisher, SLACK_NS):
+            return
+        self._union(publisher_group, reader_group, JoinKind.CONNECTOR)
+
+    def _join_by_key(self, group: Group, edge: Evidence, final: bool) -> None:
+        """Same request key, inside this edge's lifetime, and inside no other edge's of the same key."""
+        for key in edge.keys:
+            named = self._by_key.get(key, ())
+            if len(named) > _CROWD:
+                self._find(group, "request_id_reused", "one request id on very many requests at once: not joined by it", edge)
+                continue
+            others = [g for g in _live(named) if g is not group]
+            rivals = [g.edge for g in others if g.edge is not None]
+            fitting = [g for g in others if g.edge is None and self._key_fits(group, g) and self._inside(edge, rivals, g)]
+            doubled = self._doubled(group, edge, fitting)
+            for other in fitting:
+                if other.evidence[0].label in doubled or any(self._group_within(r, other, 0) for r in rivals):
+                    if final:
+                        self.stats.ambiguous += 1
+                        self._find(
+                            group, "ambiguous_request_id", f"{other.evidence[0].label} fits several requests", other.evidence[0]
+                        )
+                else:
+                    self._union(group, other, JoinKind.REQUEST_KEY)
+
+    def _inside(self, edge: Evidence, rivals: Sequence[Evidence], other: Group) -> bool:
+        """Strictly inside ``edge``; or within its slack, and then strictly inside no other."""
+        if self._group_within(edge, other, 0):
+            return True
+        return self._group_within(edge, other, SLACK_NS) and not any(self._group_within(r, other, 0) for r in rivals)
+
+    def _doubled(self, group: Group, edge: Evidence, fitting: Sequence[Group]) -> set[str]:
+        """Labels that fit more than once while the proxy saw two requests of this id in flight: whose is whose is unknown."""
+        record = edge.record
+        if not isinstance(record, Exchange) or Hint.DUPLICATE_REQUEST_ID not in record.hints:
+            return set()
+        labels = [e.label for e in group.evidence] + [g.evidence[0].label for g in fitting]
+        return {label for label in labels if labels.count(label) > 1}
+
+    def _key_fits(self, group: Group, other: Group) -> bool:
+        """Connector keys that both sides name must agree: the same id used twice is two requests."""
+        published, read = _keys_of(group)
+        other_published, other_read = _keys_of(other)
+        return not (other_published and read and not other_published & read) and not (
+            other_read and published and not other_read & published
+        )
+
+    def _group_within(self, edge: Evidence, group: Group, slack_ns: int) -> bool:
+        return all(self._within(edge, e, slack_ns) for e in group.evidence)
+
+    def _within(self, edge: Evidence, inner: Evidence, slack_ns: int) -> bool:
+        outer_interval, inner_interval = edge.interval, inner.interval
+        if outer_interval is None or inner_interval is None:
+            return False
+        outer = (outer_interval[0] - slack_ns, outer_interval[1] + slack_ns)
+        return contains(outer, inner_interval, self.clocks.offset(edge, inner))
+
+    def _find(self, group: Group, kind: str, detail: str, *evidence: Evidence) -> None:
+        finding = Finding(kind, detail, tuple(e.span for e in evidence))
+        if finding not in group.findings:
+            group.findings.append(finding)
+
+    # --- what is held ----------------------------------------------------------------------------------------------------
+
+    def low_water(self) -> int | None:
+        """Smallest journal offset that a replay needs for what is held here; None when nothing is."""
+        return min((g.first_offset for g in self._groups.values()), default=None)
+
+    def open_groups(self) -> Iterable[Group]:
+        """Groups not decided yet, oldest first."""
+        return [g for g in self._groups.values() if g.state is State.OPEN]
+
+    def reporting(self, now: int) -> set[tuple[Role, str]]:
+        """(role, source) pairs that sent evidence lately."""
+        oldest = now - self.settings.source_memory_ns
+        return {source for source, at in self._seen_sources.items() if at >= oldest}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+def _is_edge(evidence: Evidence) -> bool:
+    return evidence.role is Role.EDGE and isinstance(evidence.record, Exchange)
+
+
+_OPENERS = (Role.EDGE, Role.ROUTER, Role.DECODE, Role.COLLOCATED, Role.UNKNOWN, Role.PREFILL)
+
+
+def _opener(evidence: list[Evidence]) -> Evidence:
+    """The evidence that gives a request without an edge its identity: D's before P's, a proxy's before an engine's."""
+    return min(evidence, key=lambda e: (_OPENERS.index(e.role), not isinstance(e.record, Exchange), e.offset, e.span))
+
+
+def _root(group: Group) -> Group:
+    while group.merged_into is not None:
+        group = group.merged_into
+    return group
+
+
+def _keys_of(group: Group) -> tuple[set[str], set[str]]:
+    """Connector keys that this group's evidence published, and those it was told to read."""
+    return {k for e in group.evidence for k in e.connector_out}, {k for e in group.evidence for k in e.connector_in}
+
+
+def _live(groups: Iterable[Group]) -> list[Group]:
+    return list({id(r): r for r in (_root(g) for g in groups)}.values())
+
+
+def _discard(table: dict[str, list[Group]], key: str, group: Group) -> None:
+    left = [g for g in table.get(key, ()) if _root(g) is not group]
+    if left:
+        table[key] = left
+    else:
+        table.pop(key, None)
