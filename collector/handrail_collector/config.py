@@ -1,5 +1,6 @@
 """What a user sets for the collector."""
 
+# ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -53,10 +54,16 @@ class CollectorConfig:
     """One collector."""
 
     otlp_grpc: Address | None = setting(
-        Address("127.0.0.1", 4317), help="OTLP/gRPC receiver", example="0.0.0.0:4317", unset="off"
+        Address("127.0.0.1", 4317),
+        help="OTLP/gRPC receiver",
+        example="0.0.0.0:4317",
+        unset="off",
     )
     otlp_http: Address | None = setting(
-        Address("127.0.0.1", 4318), help="OTLP/HTTP receiver", example="0.0.0.0:4318", unset="off"
+        Address("127.0.0.1", 4318),
+        help="OTLP/HTTP receiver",
+        example="0.0.0.0:4318",
+        unset="off",
     )
     api: Address | None = setting(
         Address("127.0.0.1", 4380),

@@ -201,7 +201,7 @@ def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[st
     for key in known:
         if key.path not in given:
             if key.default is dataclasses.MISSING:
-                flag = f" (or {key.flag})" if key.flag else ""
+                flag = f", in the file or as {key.flag}" if key.flag else ""
                 problems.append(Problem(path=key.path, rule=f"must be given{flag}", example=example_line(key)))
             continue
         value = _read(key, given[key.path], problems)
@@ -332,14 +332,14 @@ def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:
     prefix, _, last = path.rpartition(".")
     start = f"{prefix}." if prefix else ""
     beside = list(dict.fromkeys(key.path[len(start) :].split(".")[0] for key in known if key.path.startswith(start)))
-    found = nearest(last, beside)
+    paths = [key.path for key in known]
+    found = nearest(path, paths, cutoff=0.99) or nearest(last, beside)
     if found is None:
-        elsewhere = {key.path.rpartition(".")[2]: key.path for key in known}
+        elsewhere = {each.rpartition(".")[2]: each for each in paths}
         close = nearest(last, elsewhere)
-        found = elsewhere[close] if close else nearest(path, [key.path for key in known])
-    example = next(
-        (example_line(key) for key in known if found in (key.path, key.path[len(start) :])), f"known here: {', '.join(beside)}"
-    )
+        found = elsewhere[close] if close else nearest(path, paths)
+    example = next((example_line(key) for key in known if found in (key.path, key.path[len(start) :])), "")
+    example = example or f"known here: {', '.join(beside)}"
     return Problem(path=path, rule="unknown", where=where, nearest=found, example=example)
 
 

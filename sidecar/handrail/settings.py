@@ -1,5 +1,6 @@
 """What a user sets for one sidecar, and the file by which a started process says where it listens."""
 
+# ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
 from __future__ import annotations
 
 import json
@@ -65,7 +66,7 @@ class SpoolConfig:
     )
     max_bytes: Size = setting(
         Size(64 * 2**20),
-        help="bound of the spool, on disk or in memory; beyond it the tap refuses (retryable) and own spans are dropped and counted",
+        help="bound of the spool, on disk or in memory; beyond it the tap refuses (retryable) and own spans are dropped, counted",
         example="256MiB",
         at_least=2**20,
     )

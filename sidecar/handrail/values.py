@@ -116,7 +116,7 @@ class InvalidValueError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like ``name``, or None when none does. Case and the choice of ``-``, ``_`` or ``.`` do not count."""
+    """The known name that looks most like ``name``, or None when none does. Case, ``-``, ``_`` and ``.`` do not count."""
     plain = {_plain(each): each for each in known}
     found = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
     return plain[found[0]] if found else None
