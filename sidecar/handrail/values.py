@@ -115,10 +115,10 @@ class InvalidValueError(Exception):
         self.nearest = nearest
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that looks most like ``name``, or None when none does. Case, ``-``, ``_`` and ``.`` do not count."""
     plain = {_plain(each): each for each in known}
-    found = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
 
 
