@@ -1,0 +1,156 @@
+"""An export request from its bytes: decompress, parse, screen. Pure; source: OTLP specification 1.x and ``docs/wire.md``.
+
+Times are not looked at: a span with absurd ones is evidence too, and the stitcher knows what to do with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from handrail.otlp import json_ids
+from handrail.otlp.compression import inflate
+from handrail.otlp.contract import Rejected, Signal
+from handrail.otlp.messages import SHAPES, Request
+from handrail.otlp.refusals import Unsupported
+
+MAX_BODY_BYTES: Final = 64 << 20
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+_NO_TRACE: Final = bytes(16)
+_NO_SPAN: Final = bytes(8)
+
+
+class IdFault(str, Enum):
+    """Why a span was dropped; the value is what the sender is told."""
+
+    TRACE_ID_LENGTH = "trace id is not 16 bytes"
+    TRACE_ID_ZERO = "trace id is all zero"
+    SPAN_ID_LENGTH = "span id is not 8 bytes"
+    SPAN_ID_ZERO = "span id is all zero"
+    PARENT_ID_LENGTH = "parent span id is neither empty nor 8 bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One request, ready for a consumer.
+
+    ``payload`` is protobuf: the sender's own bytes, unless it was JSON or items were dropped.
+    """
+
+    payload: bytes
+    items: int  # spans, metrics or log records kept
+    rejected: int
+    message: str
+
+
+def media_type(content_type: str) -> str:
+    """The media type without its parameters. Raises ``Unsupported`` unless it is one of OTLP's two."""
+    name = content_type.partition(";")[0].strip().lower()
+    if name in (PROTOBUF, JSON):
+        return name
+    # A few senders (and curl users) write the unprefixed name that was registered later.
+    if name == "application/protobuf":
+        return PROTOBUF
+    raise Unsupported(f"content type {name[:60]!r} is not OTLP; valid: {PROTOBUF}, {JSON}")
+
+
+def decode(signal: Signal, body: bytes, content_type: str) -> Request:
+    """Parse an uncompressed ``body``. Raises ``Rejected`` (``Unsupported`` for the content type) and nothing else."""
+    request = SHAPES[signal].request()
+    if media_type(content_type) == PROTOBUF:
+        try:
+            request.ParseFromString(body)
+        except DecodeError:
+            # upb says only "Error parsing message": no use in repeating it.
+            raise Rejected(f"the body is no protobuf Export{signal.value.capitalize()} request") from None
+        return request
+    try:
+        json_format.ParseDict(json_ids.tree(body), request, ignore_unknown_fields=True)
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        # Beside ParseError, the parser lets through what it trips over when a list or a string stands where an object belongs.
+        raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
+    return request
+
+
+def _shape_only(error: Exception) -> str:
+    """The first words of a parser's complaint: it names the field and its type; what follows quotes the sender's data."""
+    return str(error).partition(":")[0][:160] or type(error).__name__
+
+
+def screen(signal: Signal, request: Request) -> tuple[Request, int, str]:
+    """Drop spans whose ids are unusable, in place; keep the rest. Returns (request, number dropped, why).
+
+    Reads three ids a span and no attributes. Metrics and logs pass as they are.
+    """
+    if not isinstance(request, ExportTraceServiceRequest):
+        return request, 0, ""
+    faults: Counter[IdFault] = Counter()
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            spans = scope.spans
+            bad = [index for index, span in enumerate(spans) if not _usable(span)]
+            if not bad:
+                continue
+            faults.update(_fault(spans[index]) for index in bad)
+            drop = set(bad)
+            kept = [span for index, span in enumerate(spans) if index not in drop]
+            del spans[:]
+            spans.extend(kept)
+    rejected = sum(faults.values())
+    if not rejected:
+        return request, 0, ""
+    listed = ", ".join(f"{fault.value} ({count})" for fault, count in sorted(faults.items()))
+    return request, rejected, f"{rejected} span{'s' if rejected > 1 else ''} rejected: {listed}"
+
+
+def _usable(span: Span) -> bool:
+    """The hot half of the screen: true for nearly every span."""
+    trace_id, span_id = span.trace_id, span.span_id
+    return (
+        len(trace_id) == 16
+        and len(span_id) == 8
+        and trace_id != _NO_TRACE
+        and span_id != _NO_SPAN
+        and len(span.parent_span_id) in (0, 8)
+    )
+
+
+def _fault(span: Span) -> IdFault:
+    if len(span.trace_id) != 16:
+        return IdFault.TRACE_ID_LENGTH
+    if span.trace_id == _NO_TRACE:
+        return IdFault.TRACE_ID_ZERO
+    if len(span.span_id) != 8:
+        return IdFault.SPAN_ID_LENGTH
+    if span.span_id == _NO_SPAN:
+        return IdFault.SPAN_ID_ZERO
+    return IdFault.PARENT_ID_LENGTH
+
+
+def count(request: Request) -> int:
+    """Spans, metrics or log records in ``request``; touches no item."""
+    if isinstance(request, ExportTraceServiceRequest):
+        return sum(len(scope.spans) for entry in request.resource_spans for scope in entry.scope_spans)
+    if isinstance(request, ExportMetricsServiceRequest):
+        return sum(len(scope.metrics) for entry in request.resource_metrics for scope in entry.scope_metrics)
+    assert isinstance(request, ExportLogsServiceRequest)
+    return sum(len(scope.log_records) for entry in request.resource_logs for scope in entry.scope_logs)
+
+
+def receive(signal: Signal, body: bytes, content_type: str, encoding: str, limit_bytes: int = MAX_BODY_BYTES) -> Received:
+    """All of it: decompress, parse, screen. Raises ``Rejected`` and its kinds only."""
+    kind = media_type(content_type)
+    plain = inflate(body, encoding, limit_bytes)
+    request, rejected, message = screen(signal, decode(signal, plain, kind))
+    untouched = kind == PROTOBUF and not rejected
+    return Received(plain if untouched else request.SerializeToString(), count(request), rejected, message)

@@ -1,0 +1,144 @@
+"""An export request's bytes, cut and marked without re-encoding what is inside.
+
+The three signals have one layout: request.1 = entry of a resource; entry.1 = resource, entry.2 = entry of a scope; of that,
+1 = scope, 2 = item (span, metric, log record). Everything here relies on that alone. Source: opentelemetry-proto 1.x, the
+``*.proto`` of trace, metrics and logs. Payloads are those a receiver has already parsed; a damaged one raises ``ValueError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from handrail.conventions import BATCH_SEQ
+from handrail.otlp.fields import LEN, Field, delimited, fields
+
+_ENTRY = 1  # of the request
+_RESOURCE = 1  # of an entry
+_SCOPE_ENTRY = 2
+_SCOPE = 1  # of a scope entry
+_ITEM = 2
+_ATTRIBUTES_OF_RESOURCE = 1
+_ATTRIBUTES_OF_SCOPE = 3
+
+_Change = Callable[[bytes], bytes]
+
+
+def count_items(payload: bytes) -> int:
+    """Spans, metrics or log records in ``payload``."""
+    return sum(
+        1
+        for entry in _messages(payload, _ENTRY)
+        for scope in _messages(payload, _SCOPE_ENTRY, entry)
+        for _ in _messages(payload, _ITEM, scope)
+    )
+
+
+def with_resource(payload: bytes, attributes: Mapping[str, str]) -> bytes:
+    """Add each of ``attributes`` to every resource that lacks it. Nothing that is there changes; items keep their bytes."""
+    return _rebuilt(payload, _ENTRY, lambda entry: _marked(entry, _RESOURCE, lambda own: _missing_of_resource(own, attributes)))
+
+
+def with_batch_seq(payload: bytes, seq: int) -> bytes:
+    """Put ``handrail.batch.seq`` = ``seq`` on every scope that has none (wire.md, "Spans that pass through a tap")."""
+    mark = KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq)).SerializeToString()
+
+    def missing(scope: bytes) -> bytes:
+        present = any(attribute.key == BATCH_SEQ for attribute in InstrumentationScope.FromString(scope).attributes)
+        return b"" if present else delimited(_ATTRIBUTES_OF_SCOPE, mark)
+
+    return _rebuilt(payload, _ENTRY, lambda entry: _rebuilt(entry, _SCOPE_ENTRY, lambda scope: _marked(scope, _SCOPE, missing)))
+
+
+def halves(payload: bytes) -> tuple[bytes, bytes] | None:
+    """Split into two payloads with half of the items each; None when there is at most one.
+
+    The halves lose ``handrail.batch.seq``: a collector drops a (sender, seq) that it has seen, so the second half would be lost.
+    Their spans are still deduplicated by their bytes.
+    """
+    total = count_items(payload)
+    if total < 2:
+        return None
+    middle = total // 2
+    return slice_items(payload, 0, middle), slice_items(payload, middle, total)
+
+
+def slice_items(payload: bytes, start: int, stop: int) -> bytes:
+    """Items ``start`` to before ``stop``, with their resources and scopes; scopes left empty go, and so does the batch seq."""
+    out: list[bytes] = []
+    index = 0
+    for entry in _messages(payload, _ENTRY):
+        scopes: list[bytes] = []
+        for scope in _messages(payload, _SCOPE_ENTRY, entry):
+            items = list(_messages(payload, _ITEM, scope))
+            chosen = items[max(0, start - index) : max(0, stop - index)]
+            index += len(items)
+            if chosen:
+                kept = b"".join(payload[item.start : item.end] for item in chosen)
+                scopes.append(delimited(_SCOPE_ENTRY, _others(payload, scope, _ITEM, _without_seq) + kept))
+        if scopes:
+            out.append(delimited(_ENTRY, _others(payload, entry, _SCOPE_ENTRY) + b"".join(scopes)))
+    return b"".join(out)
+
+
+def _messages(data: bytes, number: int, within: Field | None = None) -> Iterable[Field]:
+    found = fields(data) if within is None else fields(data, within.value, within.end)
+    return (field for field in found if field.number == number and field.wire_type == LEN)
+
+
+def _rebuilt(message: bytes, number: int, change: _Change) -> bytes:
+    """``message`` with each sub-message ``number`` replaced by ``change`` of it."""
+    return b"".join(
+        delimited(number, change(message[field.value : field.end]))
+        if field.number == number and field.wire_type == LEN
+        else message[field.start : field.end]
+        for field in fields(message)
+    )
+
+
+def _marked(message: bytes, number: int, missing: _Change) -> bytes:
+    """``message`` whose sub-message ``number`` has gained what ``missing`` of it returns (encoded fields).
+
+    A sub-message may stand there in several pieces or not at all; pieces of one message, joined, are that message.
+    """
+    pieces = list(fields(message))
+    own = b"".join(message[f.value : f.end] for f in pieces if f.number == number and f.wire_type == LEN)
+    gained = missing(own)
+    if not gained:
+        return message
+    rest = b"".join(message[f.start : f.end] for f in pieces if f.number != number or f.wire_type != LEN)
+    return delimited(number, own + gained) + rest
+
+
+def _missing_of_resource(resource: bytes, attributes: Mapping[str, str]) -> bytes:
+    present = {attribute.key for attribute in Resource.FromString(resource).attributes}
+    return b"".join(
+        delimited(_ATTRIBUTES_OF_RESOURCE, KeyValue(key=key, value=AnyValue(string_value=value)).SerializeToString())
+        for key, value in attributes.items()
+        if key not in present
+    )
+
+
+def _others(data: bytes, within: Field, number: int, change: _Change | None = None) -> bytes:
+    """All fields of ``within`` but ``number``; ``change`` is applied to its sub-message 1 (the scope)."""
+    parts = []
+    for field in fields(data, within.value, within.end):
+        if field.number == number and field.wire_type == LEN:
+            continue
+        if change is not None and field.number == _SCOPE and field.wire_type == LEN:
+            parts.append(delimited(_SCOPE, change(data[field.value : field.end])))
+        else:
+            parts.append(data[field.start : field.end])
+    return b"".join(parts)
+
+
+def _without_seq(scope: bytes) -> bytes:
+    return b"".join(
+        scope[field.start : field.end]
+        for field in fields(scope)
+        if field.number != _ATTRIBUTES_OF_SCOPE
+        or field.wire_type != LEN
+        or KeyValue.FromString(scope[field.value : field.end]).key != BATCH_SEQ
+    )

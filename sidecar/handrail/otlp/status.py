@@ -1,0 +1,54 @@
+"""``google.rpc.Status`` and ``RetryInfo``: how an OTLP refusal travels, over gRPC and over HTTP.
+
+Source: OTLP specification 1.x, "Failures" and "OTLP/HTTP Response"; googleapis ``google/rpc/{status,error_details,code}.proto``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+_MAX_MESSAGE = 1024  # gRPC carries it in a header; 8 KiB of headers is all that some peers take
+
+
+def clip(message: str) -> str:
+    """``message`` as one line that fits a header."""
+    return " ".join(message.split())[:_MAX_MESSAGE]
+
+
+def status_bytes(code: int, message: str, delay_s: float | None = None) -> bytes:
+    """An encoded ``google.rpc.Status``; ``delay_s`` adds a ``RetryInfo``, which is what makes RESOURCE_EXHAUSTED retryable."""
+    status = Status(code=code, message=clip(message))
+    if delay_s is not None:
+        retry = RetryInfo()
+        retry.retry_delay.FromNanoseconds(max(0, round(delay_s * 1e9)))
+        detail = Any()
+        detail.Pack(retry)
+        status.details.append(detail)
+    encoded: bytes = status.SerializeToString()
+    return encoded
+
+
+def retry_delay_s(encoded: bytes) -> float | None:
+    """The delay in seconds that an encoded ``Status`` asks for; None when it has no ``RetryInfo`` or does not parse."""
+    try:
+        status = Status.FromString(encoded)
+        for detail in status.details:
+            retry = RetryInfo()
+            if detail.Unpack(retry):
+                return max(0.0, float(retry.retry_delay.ToNanoseconds()) / 1e9)
+    except Exception:  # a peer's bytes; DecodeError, and ValueError for a duration out of range
+        return None
+    return None
+
+
+def status_message(encoded: bytes) -> str:
+    """The message of an encoded ``Status``; '' when it does not parse."""
+    try:
+        return clip(str(Status.FromString(encoded).message))
+    except Exception:  # a peer's bytes
+        return ""
