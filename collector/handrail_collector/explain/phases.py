@@ -1,0 +1,200 @@
+"""From a path to phases that sum exactly: what each process's own clock says, and one remainder between processes.
+
+Without the plugin, vLLM says three durations: queued to scheduled, scheduled to first token, and the whole. What it books as
+queue time on D holds the KV pull as well, so that time is ``unattributed`` (and says what it may be), never ``decode_queue``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from handrail.phases import KV_AND_QUEUE, Phase, PhaseTime, Place, close_sum, path_order
+from handrail.records import Exchange
+from handrail_collector.explain.path import Path, Visit
+
+ROUNDING_NS = 1_000
+"""vLLM's durations are floats of seconds from monotonic clocks; a microsecond is their honest resolution."""
+
+_PREFILL_ALL = (Phase.PREFILL_ADMISSION, Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE, Phase.PREFILL_RESPOND)
+_DECODE_ALL = (Phase.DECODE_ADMISSION, *KV_AND_QUEUE, Phase.FIRST_STEP, Phase.DECODE_RESPOND)
+_UNATTRIBUTED = Phase.UNATTRIBUTED
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Phases of one request. ``of``: what they sum to ("ttft", "total", or "" where nothing can be said)."""
+
+    of: str
+    total_ns: int
+    phases: tuple[PhaseTime, ...]
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    total_ns: int
+    phases: tuple[PhaseTime, ...]
+    timed_by_proxy: bool  # False: HTTP front end and response are outside what was timed
+
+
+def breakdown(path: Path, *, prefill_likely: bool) -> Breakdown:
+    """Phases of ``path``. ``prefill_likely``: prefill engines exist in this fleet, so a silent one may be on the path.
+
+    Scope edge: to the edge's first generated token (a response that is not streamed: to its end). Without an edge: from D's
+    arrival, then D's phases alone; figures of different scope never mix.
+    """
+    decode = path.decode
+    if path.edge is None:
+        return _decode_scope(path)
+    of, total = _goal(path.edge)
+    if total is None:
+        return Breakdown("", 0, ())
+    inside_d = _decode(decode, path.handed_off, first_token=of == "ttft") if decode is not None else None
+    on_path = path.prefill if path.handed_off is not False else None
+    inside_p = _prefill(on_path) if on_path is not None else None
+    if inside_d is not None and inside_d.total_ns > total:
+        # D's own clock claims more than the client waited: evidence of different moments; D's word is cut and its bound says so
+        inside_d = _Inside(total, close_sum(inside_d.phases, total, _rest(Place.DECODE, "", ())), inside_d.timed_by_proxy)
+    spent_d = inside_d.total_ns if inside_d is not None else 0
+    if inside_p is not None and inside_p.total_ns > total - spent_d:
+        # P and D ran at once: P is not on the critical path beyond what D leaves
+        rest = _rest(Place.PATH, "edge", (Phase.ROUTER_AND_HOPS, *_PREFILL_ALL))
+        phases = inside_d.phases if inside_d is not None else ()
+        return Breakdown(of, total, path_order(close_sum(phases, total, rest)), ("prefill_decode_overlap",))
+    known = (*(inside_p.phases if inside_p else ()), *(inside_d.phases if inside_d else ()))
+    between = total - spent_d - (inside_p.total_ns if inside_p else 0)
+    return Breakdown(of, total, path_order((*known, *_between(path, between, inside_p, inside_d, prefill_likely))))
+
+
+def _goal(exchange: Exchange) -> tuple[str, int | None]:
+    if exchange.stream:
+        return "ttft", exchange.ttft_token_ns
+    return "total", exchange.duration_ns if exchange.stream is False and exchange.status and exchange.status < 400 else None
+
+
+def _decode_scope(path: Path) -> Breakdown:
+    decode = path.decode
+    if decode is None:
+        return Breakdown("", 0, ())
+    streamed = decode.exchange.stream if decode.exchange is not None else True
+    inside = _decode(decode, path.handed_off, first_token=bool(streamed))
+    if inside is None:
+        return Breakdown("", 0, ())
+    return Breakdown("ttft" if streamed else "total", inside.total_ns, path_order(inside.phases))
+
+
+def _between(
+    path: Path, between_ns: int, inside_p: _Inside | None, inside_d: _Inside | None, prefill_likely: bool
+) -> tuple[PhaseTime, ...]:
+    """The remainder: the router's and the hops' where every process on the path was timed from its door, else unattributed."""
+    if not between_ns:
+        return ()
+    may_be: list[Phase] = [Phase.ROUTER_AND_HOPS]
+    if inside_p is None and path.handed_off is not False and (prefill_likely or path.handed_off):
+        may_be.extend(_PREFILL_ALL)
+    elif inside_p is not None and not inside_p.timed_by_proxy:
+        may_be.extend((Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND))
+    if inside_d is None:
+        may_be.extend(_DECODE_ALL)
+    elif not inside_d.timed_by_proxy:
+        may_be.extend((Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND))
+    if len(may_be) > 1:
+        return (PhaseTime(_UNATTRIBUTED, between_ns, Place.PATH, "edge", 0, tuple(may_be)),)
+    return (PhaseTime(Phase.ROUTER_AND_HOPS, between_ns, Place.PATH, "edge-proxy"),)
+
+
+def _prefill(visit: Visit) -> _Inside | None:
+    """Arrival at P to its response complete."""
+    exchange, engine = visit.exchange, visit.engine
+    if exchange is None and (engine is None or engine.end_unix_ns is None):
+        return None
+    known: list[PhaseTime] = []
+    if engine is not None:
+        known.extend(_engine(Phase.PREFILL_QUEUE, engine.queue_ns, Place.PREFILL))
+        known.extend(_engine(Phase.PREFILL_COMPUTE, engine.prefill_ns, Place.PREFILL))
+    if exchange is None:
+        assert engine is not None
+        assert engine.end_unix_ns is not None
+        total = engine.end_unix_ns - engine.start_unix_ns
+    else:
+        total = exchange.duration_ns
+        if engine is not None and _one_clock(visit):
+            known.extend(_edge_part(Phase.PREFILL_ADMISSION, engine.start_unix_ns - exchange.arrival_unix_ns, Place.PREFILL))
+            if engine.end_unix_ns is not None:
+                after = exchange.arrival_unix_ns + exchange.duration_ns - engine.end_unix_ns
+                known.extend(_edge_part(Phase.PREFILL_RESPOND, after, Place.PREFILL))
+    may_be = _PREFILL_ALL if not known else (Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND)
+    phases = close_sum(known, total, _rest(Place.PREFILL, "proxy" if exchange is not None else "otlp", may_be))
+    return _Inside(total, _widen(phases), exchange is not None)
+
+
+def _decode(visit: Visit, handed_off: bool | None, *, first_token: bool) -> _Inside | None:
+    """Arrival at D to the first token (or, not streamed, to the whole response) leaving D."""
+    exchange, engine = visit.exchange, visit.engine
+    total = _decode_total(visit, first_token=first_token)
+    if total is None:
+        return None
+    known: list[PhaseTime] = []
+    if engine is not None:
+        if handed_off is False:
+            known.extend(_engine(Phase.PREFILL_QUEUE, engine.queue_ns, Place.DECODE))
+            known.extend(_engine(Phase.PREFILL_COMPUTE, engine.prefill_ns, Place.DECODE))
+        else:
+            if engine.queue_ns is not None:
+                known.append(PhaseTime(_UNATTRIBUTED, engine.queue_ns, Place.DECODE, "otlp", ROUNDING_NS, KV_AND_QUEUE))
+            known.extend(_engine(Phase.FIRST_STEP, engine.prefill_ns, Place.DECODE))
+        if exchange is not None and _one_clock(visit):
+            known.extend(_edge_part(Phase.DECODE_ADMISSION, engine.start_unix_ns - exchange.arrival_unix_ns, Place.DECODE))
+            if engine.ttft_ns is not None:
+                after = exchange.arrival_unix_ns + total - engine.start_unix_ns - engine.ttft_ns
+                known.extend(_edge_part(Phase.DECODE_RESPOND, after, Place.DECODE))
+        elif exchange is None and not first_token and engine.ttft_ns is not None:
+            known.extend(_engine(Phase.DECODE_RESPOND, total - engine.ttft_ns, Place.DECODE))
+    may_be = _DECODE_ALL if not known else (Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND)
+    phases = close_sum(known, total, _rest(Place.DECODE, "proxy" if exchange is not None else "otlp", may_be))
+    return _Inside(total, _widen(phases), exchange is not None)
+
+
+def _decode_total(visit: Visit, *, first_token: bool) -> int | None:
+    exchange, engine = visit.exchange, visit.engine
+    if exchange is not None:
+        return exchange.ttft_token_ns if first_token else exchange.duration_ns
+    if engine is None:
+        return None
+    if first_token:
+        return engine.ttft_ns
+    return engine.end_unix_ns - engine.start_unix_ns if engine.end_unix_ns is not None else None
+
+
+def _one_clock(visit: Visit) -> bool:
+    """Proxy and engine share a wall clock (the sidecar stands on the engine's host), so their stamps may be compared."""
+    assert visit.exchange is not None
+    assert visit.engine is not None
+    a, b = visit.exchange.process.host, visit.engine.process.host
+    return bool(a) and a == b and visit.engine.start_unix_ns > 0
+
+
+def _engine(phase: Phase, duration_ns: int | None, place: Place) -> Sequence[PhaseTime]:
+    return () if duration_ns is None else (PhaseTime(phase, duration_ns, place, "otlp", ROUNDING_NS),)
+
+
+def _edge_part(phase: Phase, duration_ns: int, place: Place) -> Sequence[PhaseTime]:
+    """The part of a phase between the proxy's stamp and the engine's, both wall clock of one host. A few microseconds below zero
+    are stamps of neighbouring moments; the phase is then 0."""
+    return (PhaseTime(phase, max(0, duration_ns), place, "proxy+otlp", max(0, -duration_ns)),)
+
+
+def _rest(place: Place, source: str, may_be: tuple[Phase, ...]) -> PhaseTime:
+    return PhaseTime(_UNATTRIBUTED, 0, place, source, 0, may_be)
+
+
+def _widen(phases: Sequence[PhaseTime]) -> tuple[PhaseTime, ...]:
+    """A phase that the unattributed rest of its process may belong to is uncertain by that much."""
+    rest = [p for p in phases if p.phase is _UNATTRIBUTED]
+    return tuple(
+        p
+        if p.phase is _UNATTRIBUTED
+        else replace(p, bound_ns=p.bound_ns + sum(r.duration_ns for r in rest if p.phase in r.may_be))
+        for p in phases
+    )

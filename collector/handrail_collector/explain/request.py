@@ -1,0 +1,215 @@
+"""The row of a request: a pure function of the evidence that was joined."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from handrail.identity import JoinKind
+from handrail.records import EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
+from handrail.sketch import GapSketch
+from handrail_collector.explain.path import Path, path_of
+from handrail_collector.explain.phases import breakdown
+from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
+from handrail_collector.stitch.group import Group
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is known of the fleet beside this request: which (role, source) pairs have reported lately."""
+
+    reporting: Collection[tuple[Role, str]] = ()
+
+    @property
+    def has_prefill(self) -> bool:
+        """Prefill engines exist, so one may be on the path even if it said nothing."""
+        return any(role is Role.PREFILL for role, _ in self.reporting)
+
+
+def explain(group: Group, fleet: Fleet) -> RequestRow:
+    """The row of ``group``, which has been decided (it has a row id and a version)."""
+    assert group.row_id is not None
+    path = path_of(group)
+    parts = breakdown(path, prefill_likely=fleet.has_prefill)
+    witness = path.edge or (path.decode.exchange if path.decode else None) or (path.prefill.exchange if path.prefill else None)
+    engine = _engine_of(path)
+    gaps = _gaps(path)
+    sketch = GapSketch.decode(gaps.sketch) if gaps is not None else None
+    outcome, error_type = _outcome(path, witness, engine)
+    exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
+    trace_id, request_id = group.row_id
+    started, duration = _times(group, witness, engine)
+    return RequestRow(
+        request_id=request_id,
+        version=group.version,
+        scope=_scope(path),
+        trace_id=trace_id,
+        other_trace_ids=tuple(dict.fromkeys(t for e in group.evidence if (t := e.record.ids.trace_id) != trace_id)),
+        client_request_id=_client_id(group, witness),
+        request_key=_key(group),
+        response_id=_first(x.response_id for x in exchanges),
+        model=_first(x.model for x in exchanges) or (engine.model if engine else None),
+        operation=_first(x.operation for x in exchanges),
+        path=witness.path if witness else None,
+        stream=witness.stream if witness else None,
+        started_unix_ns=started,
+        ttfb_ns=witness.ttfb_ns if witness else None,
+        ttft_token_ns=witness.ttft_token_ns if witness else (engine.ttft_ns if engine and path.decode else None),
+        ttft_text_ns=witness.ttft_text_ns if witness else None,
+        duration_ns=duration,
+        outcome=outcome.value,
+        error_type=error_type,
+        status=witness.status if witness else None,
+        prompt_tokens=_first(x.prompt_tokens for x in exchanges) or (engine.prompt_tokens if engine else None),
+        output_tokens=_answered_tokens(path, witness, engine),
+        cached_tokens=_first(x.cached_tokens for x in exchanges),
+        edge_instance=path.edge.process.instance if path.edge else None,
+        router_instance=_first(e.record.process.instance or None for e in group.evidence if isinstance(e.record, RouterCall)),
+        prefill_instance=path.prefill.instance if path.prefill else None,
+        decode_instance=path.decode.instance if path.decode else None,
+        prefill_host=path.prefill.host if path.prefill else None,
+        decode_host=path.decode.host if path.decode else None,
+        prefill_attempts=len(path.prefills),
+        kv_outcome=_kv_outcome(path),
+        gap_unit=gaps.unit if gaps else None,
+        gap_count=gaps.count if gaps else None,
+        gap_max_ns=gaps.max_ns if gaps else None,
+        gap_p50_ns=sketch.quantile(0.5) if sketch else None,
+        gap_p99_ns=sketch.quantile(0.99) if sketch else None,
+        gap_sketch=gaps.sketch if gaps else None,
+        phase_of=parts.of,
+        phases=tuple(
+            PhaseRow(
+                phase=p.phase.value,
+                duration_ns=p.duration_ns,
+                process=p.place.value,
+                source=p.source,
+                bound_ns=p.bound_ns,
+                may_be=tuple(m.value for m in p.may_be),
+            )
+            for p in parts.phases
+        ),
+        joins=tuple(
+            JoinRow(evidence=e.label, how=e.how.value, span_id=e.record.ids.span_id)
+            for e in sorted(group.evidence, key=lambda e: (e.offset, e.span))
+        ),
+        findings=_findings(group, path, parts.findings, trace_id),
+        hints=tuple(dict.fromkeys(h.value for x in exchanges for h in x.hints)),
+        complete=_complete(path, fleet),
+        span_ids=tuple(e.record.ids.span_id for e in group.evidence),
+        first_offset=min(e.offset for e in group.evidence),
+        last_offset=max(e.offset for e in group.evidence),
+    )
+
+
+def _scope(path: Path) -> str:
+    if path.edge is not None:
+        return "edge"
+    return "decode" if path.decode is not None and path.decode.exchange is not None else "engine"
+
+
+def _engine_of(path: Path) -> EngineRequest | None:
+    return (path.decode.engine if path.decode else None) or (path.prefill.engine if path.prefill else None)
+
+
+def _times(group: Group, witness: Exchange | None, engine: EngineRequest | None) -> tuple[int, int]:
+    """Start and duration by the process that gives the scope; a start that nobody knows is the time of receipt."""
+    if witness is not None:
+        return witness.arrival_unix_ns, witness.duration_ns
+    starts = [e.start_unix_ns for e in group.evidence if e.start_unix_ns]
+    start = (engine.start_unix_ns if engine else 0) or min(starts, default=group.opened_unix_ns)
+    if engine is not None and engine.end_unix_ns is not None:
+        return start, engine.end_unix_ns - start if engine.start_unix_ns else engine.e2e_ns or 0
+    ends = [e.end_unix_ns for e in group.evidence if e.end_unix_ns is not None]
+    return start, max(0, max(ends, default=start) - start)
+
+
+def _outcome(path: Path, witness: Exchange | None, engine: EngineRequest | None) -> tuple[Outcome, str | None]:
+    """What the client got, as the outermost witness saw it; an inner failure keeps its error type."""
+    if witness is not None:
+        inner = path.decode.exchange if path.decode else None
+        return witness.outcome, witness.error_type or (inner.error_type if inner else None)
+    return (engine.outcome if engine else Outcome.UNKNOWN), None
+
+
+def _kv_outcome(path: Path) -> str | None:
+    """None: no hand-off. Proxies and spans cannot see a fetch succeed: a hand-off is ``unknown`` until the plugin says more."""
+    if path.handed_off:
+        return "unknown"
+    if path.handed_off is False and path.prefills:
+        return "fallback_local"
+    return None
+
+
+def _gaps(path: Path) -> Gaps | None:
+    for exchange in (path.edge, path.decode.exchange if path.decode else None):
+        if exchange is not None and exchange.gaps is not None:
+            return exchange.gaps
+    return None
+
+
+def _answered_tokens(path: Path, witness: Exchange | None, engine: EngineRequest | None) -> int | None:
+    inner = path.decode.exchange if path.decode else None
+    known = [x.output_tokens for x in (witness, inner) if x is not None and x.output_tokens is not None]
+    if known:
+        return known[0]
+    return engine.output_tokens if engine is not None and path.decode is not None else None
+
+
+def _client_id(group: Group, witness: Exchange | None) -> str | None:
+    """The client's own id: the edge's header, else what the router remembered, else the outermost proxy's header."""
+    if group.edge is not None and witness is not None and witness.request_id is not None:
+        return witness.request_id
+    remembered = _first(e.record.request_id for e in group.evidence if isinstance(e.record, RouterCall))
+    return remembered or (witness.request_id if witness else None)
+
+
+def _key(group: Group) -> str | None:
+    """The key under which this request is known: the edge's where there is one."""
+    ordered = sorted(group.evidence, key=lambda e: (e is not group.edge, e.offset, e.span))
+    return _first(key for e in ordered for key in e.keys)
+
+
+def _complete(path: Path, fleet: Fleet) -> bool:
+    """Evidence from every process known to be on the path; without a decode there is none."""
+    if path.decode is None:
+        return False
+    if path.handed_off is False:
+        return True
+    return path.prefill is not None or (path.handed_off is None and not fleet.has_prefill)
+
+
+def _findings(group: Group, path: Path, more: Iterable[str], trace_id: str) -> tuple[str, ...]:
+    found = [f"{f.kind}: {f.detail}" if f.detail else f.kind for f in group.findings]
+    found.extend(more)
+    if path.edge is not None:
+        lost = dict.fromkeys(
+            e.role.value for e in group.evidence if e.how is not JoinKind.ANCESTOR and e.record.ids.trace_id != trace_id
+        )
+        found.extend(f"context_lost: no trace context reached {role}" for role in lost)
+    if len(path.prefills) > 1:
+        found.append(f"prefill_retried: {len(path.prefills)} prefill attempts, {_abandoned(path)} abandoned")
+    if path.handed_off is False and path.prefills:
+        found.append("fallback_local: a prefill was tried, decode got no KV parameters and computed the prompt itself")
+    models = dict.fromkeys(m for e in group.evidence if (m := getattr(e.record, "model", None)) is not None)
+    if len(models) > 1:
+        found.append(f"model_mismatch: {', '.join(models)}")
+    found.extend(
+        f"bad_attribute: {e.role.value} sent absurd {', '.join(e.record.dropped_attributes)}"
+        for e in group.evidence
+        if isinstance(e.record, EngineRequest) and e.record.dropped_attributes
+    )
+    if path.edge is not None and Hint.DUPLICATE_REQUEST_ID in path.edge.hints:
+        found.append("duplicate_request_id: this id was in flight twice")
+    return tuple(dict.fromkeys(found))
+
+
+def _abandoned(path: Path) -> int:
+    return sum(1 for visit in path.prefills if visit is not path.prefill)
+
+
+def _first(values: Iterable[_T | None]) -> _T | None:
+    return next((v for v in values if v is not None), None)
