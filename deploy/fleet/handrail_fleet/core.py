@@ -1,0 +1,316 @@
+"""The engine core: what vLLM's scheduler does with the requests it holds, as a state machine without clock or sockets.
+
+Whoever drives it passes the monotonic time in, carries out the effects it returns and calls ``advance`` again at ``wake_ns``; a
+driver with a virtual clock may jump there. Behaviour from vLLM 0.32's ``v1/core/sched/scheduler.py`` and MEASURED runs of it:
+
+- One step at a time advances every running request by a token and computes up to ``BATCH_TOKENS`` prompt tokens.
+- A request whose KV lies elsewhere takes its blocks, then loads; it neither runs nor counts as scheduled until that is done, so
+  its queue time contains the whole wait. A load starts only where a running slot and blocks are free at that moment.
+- Blocks for the whole answer are taken at once, so nothing is ever preempted.
+- A failed load ends its request without ever having scheduled it (``kv_load_failure_policy: fail``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from handrail_fleet.kv import BlockPool, Publication, Publications, blocks_for
+from handrail_fleet.model import LatencyModel
+
+BATCH_TOKENS = 8192  # vLLM's max_num_batched_tokens: a longer prompt is computed in chunks
+
+
+class Reason(str, Enum):
+    """Why a request ended; vLLM's ``finished_reason`` label."""
+
+    LENGTH = "length"
+    STOP = "stop"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to do for one request. ``answer_tokens`` and ``reason`` are decided before it runs."""
+
+    id: str
+    prompt_tokens: int
+    answer_tokens: int
+    reason: Reason
+    load: bool = False  # the prompt's KV comes from another engine
+    publish: bool = False  # keep the prompt's KV for another engine
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Monotonic ns; None for what did not happen."""
+
+    queued_ns: int
+    scheduled_ns: int | None
+    first_token_ns: int | None
+    last_token_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStarts:
+    """The driver fetches the KV now and reports by ``load_done``; moving it takes ``transfer_ns`` of model time."""
+
+    id: str
+    tokens: int
+    blocks: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMade:
+    """One more token. ``gap_ns`` since the one before; None for the first. ``generated`` counts from 1."""
+
+    id: str
+    generated: int
+    at_ns: int
+    gap_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request is over; ``published`` are the blocks kept for another engine."""
+
+    id: str
+    reason: Reason
+    generated: int
+    times: Times
+    published: Publication | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """One engine iteration."""
+
+    tokens: int  # computed prompt tokens and decode tokens together
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
+    """Nobody read these blocks in time; they are free again."""
+
+    publication: Publication
+
+
+Effect = LoadStarts | TokenMade | Ended | StepEnded | LeaseExpired
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    queued_ns: int
+    blocks: tuple[int, ...] = ()
+    computed: int = 0  # prompt tokens whose KV is here
+    generated: int = 0
+    scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+
+    def times(self) -> Times:
+        return Times(self.queued_ns, self.scheduled_ns, self.first_token_ns, self.last_token_ns)
+
+
+@dataclass(slots=True)
+class _Step:
+    ends_ns: int
+    tokens: int
+    advances: list[tuple[_Running, int]] = field(default_factory=list)  # request, prompt tokens computed (0: a decode token)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many requests are where."""
+
+    running: int
+    waiting: int  # all that are not running
+    loading: int
+    loaded: int  # loaded, not yet scheduled
+    to_load: int  # the load has not begun
+
+
+class EngineCore:
+    """One engine. Not thread-safe; every method takes the same monotonic clock, which must not run backwards."""
+
+    def __init__(self, model: LatencyModel, *, max_running: int, blocks: int, lease_ns: int) -> None:
+        self._model = model
+        self._max_running = max_running
+        self._pool = BlockPool(blocks)
+        self._publications = Publications(lease_ns)
+        self._waiting: deque[_Running] = deque()
+        self._loading: dict[str, _Running] = {}
+        self._loaded: deque[_Running] = deque()
+        self._running: list[_Running] = []
+        self._step: _Step | None = None
+
+    # --- what the driver tells ------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job, now_ns: int) -> None:
+        """Queue a request. Raises ``ValueError`` for one that could never fit or whose id is in use."""
+        if job.prompt_tokens < 1 or job.answer_tokens < 1:
+            raise ValueError("a request has at least one prompt token and one answer token")
+        if blocks_for(job.prompt_tokens + job.answer_tokens) > self._pool.size:
+            raise ValueError(f"the request needs more than all {self._pool.size} KV blocks")
+        if any(held.job.id == job.id for held in self._all()):
+            raise ValueError(f"request id {job.id} is in use")
+        self._waiting.append(_Running(job, now_ns))
+
+    def load_done(self, request_id: str, ok: bool) -> list[Effect]:
+        """The load that ``LoadStarts`` asked for is over. An unknown id (aborted meanwhile) does nothing."""
+        request = self._loading.pop(request_id, None)
+        if request is None:
+            return []
+        if ok:
+            request.computed = request.job.prompt_tokens - 1  # vLLM computes the last prompt token itself, to sample from it
+            self._loaded.append(request)
+            return []
+        return [self._end(request, Reason.ERROR)]
+
+    def abort(self, request_id: str) -> list[Effect]:
+        """Drop a request wherever it is; what was published already stays. An unknown id does nothing."""
+        for request in self._all():
+            if request.job.id == request_id:
+                return [self._drop(request)]
+        return []
+
+    def published(self, request_id: str) -> Publication | None:
+        return self._publications.find(request_id)
+
+    def renew_lease(self, request_id: str, now_ns: int) -> bool:
+        """A heartbeat of the reading engine; False when nothing is held under this id."""
+        return self._publications.renew(request_id, now_ns)
+
+    def release(self, request_id: str) -> bool:
+        """The other engine has read the blocks; False when they had expired before."""
+        publication = self._publications.release(request_id)
+        if publication is None:
+            return False
+        self._pool.give_back(publication.blocks)
+        return True
+
+    # --- what the driver asks -------------------------------------------------------------------------------------------
+
+    def advance(self, now_ns: int) -> list[Effect]:
+        """Everything that has happened by ``now_ns``; begins the next step when there is something to run."""
+        effects: list[Effect] = []
+        for publication in self._publications.expired(now_ns):
+            self._pool.give_back(publication.blocks)
+            effects.append(LeaseExpired(publication))
+        if self._step is not None and self._step.ends_ns <= now_ns:
+            effects += self._finish_step(self._step, now_ns)
+            self._step = None
+        if self._step is None:
+            effects += self._admit(now_ns)
+            self._step = self._begin_step(now_ns)
+        return effects
+
+    def wake_ns(self) -> int | None:
+        """When ``advance`` has something to do again, unless the driver tells something before; None: never."""
+        times = [self._step.ends_ns if self._step else None, self._publications.next_deadline_ns]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks in use, 0 to 1."""
+        return self._pool.used_share
+
+    def load(self) -> Load:
+        to_load = sum(1 for request in self._waiting if request.job.load)
+        waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
+        return Load(len(self._running), waiting, len(self._loading), len(self._loaded), to_load)
+
+    # --- inside ---------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> list[_Running]:
+        return [*self._waiting, *self._loading.values(), *self._loaded, *self._running]
+
+    def _admit(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._loaded and len(self._running) < self._max_running:
+            request = self._loaded.popleft()
+            request.scheduled_ns = now_ns
+            self._running.append(request)
+        while self._waiting and len(self._running) < self._max_running:
+            request = self._waiting[0]
+            job = request.job
+            blocks = self._pool.take(blocks_for(job.prompt_tokens + job.answer_tokens))
+            if blocks is None:
+                break
+            self._waiting.popleft()
+            request.blocks = blocks
+            if job.load:
+                self._loading[job.id] = request
+                effects.append(
+                    LoadStarts(
+                        job.id, job.prompt_tokens, blocks_for(job.prompt_tokens), self._model.transfer_ns(job.prompt_tokens)
+                    )
+                )
+            else:
+                request.scheduled_ns = now_ns
+                self._running.append(request)
+        return effects
+
+    def _begin_step(self, now_ns: int) -> _Step | None:
+        if not self._running:
+            return None
+        advances: list[tuple[_Running, int]] = []
+        decoding = prefill = 0
+        for request in self._running:
+            rest = request.job.prompt_tokens - request.computed
+            if rest == 0:
+                decoding += 1
+                advances.append((request, 0))
+            elif request.job.load:  # one token of its prompt is left to compute: as costly as a decode token
+                decoding += 1
+                advances.append((request, rest))
+            else:
+                chunk = min(rest, BATCH_TOKENS - prefill)
+                if chunk > 0:
+                    prefill += chunk
+                    advances.append((request, chunk))
+        length_ns = self._model.step_ns(decoding=decoding, prefill_tokens=prefill, running=len(self._running))
+        return _Step(now_ns + length_ns, decoding + prefill, advances)
+
+    def _finish_step(self, step: _Step, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        running = set(map(id, self._running))
+        for request, computed in step.advances:
+            if id(request) not in running:  # aborted during the step
+                continue
+            request.computed += computed
+            if request.computed < request.job.prompt_tokens:
+                continue
+            gap_ns = None if request.last_token_ns is None else now_ns - request.last_token_ns
+            request.generated += 1
+            request.last_token_ns = now_ns
+            if request.first_token_ns is None:
+                request.first_token_ns = now_ns
+            effects.append(TokenMade(request.job.id, request.generated, now_ns, gap_ns))
+            if request.generated >= request.job.answer_tokens:
+                self._running.remove(request)
+                effects.append(self._end(request, request.job.reason, now_ns))
+        effects.append(StepEnded(step.tokens))
+        return effects
+
+    def _end(self, request: _Running, reason: Reason, now_ns: int | None = None) -> Ended:
+        job = request.job
+        if job.publish and now_ns is not None:
+            kept = blocks_for(job.prompt_tokens)
+            publication = Publication(job.id, request.blocks[:kept], job.prompt_tokens)
+            self._publications.add(publication, now_ns)
+            self._pool.give_back(request.blocks[kept:])
+            return Ended(job.id, reason, request.generated, request.times(), publication)
+        self._pool.give_back(request.blocks)
+        return Ended(job.id, reason, request.generated, request.times())
+
+    def _drop(self, request: _Running) -> Ended:
+        for queue in (self._waiting, self._loaded, self._running):
+            if request in queue:
+                queue.remove(request)
+        self._loading.pop(request.job.id, None)
+        return self._end(request, Reason.ABORT)

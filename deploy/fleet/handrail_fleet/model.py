@@ -1,0 +1,63 @@
+"""How long an engine's step and a KV transfer take: draws from a profile. No clock, no I/O; equal seeds give equal draws.
+
+Follows llm-d-inference-sim (docs/latency-profiles.md): normal draws cut at 30 % and 170 % of the mean, and a factor that grows
+linearly from 1 with one running request to ``time-factor-under-load`` with a full batch. Unlike there, all that run share a step.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from handrail_fleet.profile import Profile
+
+
+class LatencyModel:
+    """Durations in ns, divided by ``speed`` (2.0: twice as fast)."""
+
+    def __init__(self, profile: Profile, seed: int, speed: float = 1.0) -> None:
+        if speed <= 0:
+            raise ValueError(f"speed is {speed}; it must be above 0")
+        self._profile = profile
+        self._speed = speed
+        self._random = Random(seed)
+
+    def step_ns(self, *, decoding: int, prefill_tokens: int, running: int) -> int:
+        """One forward pass that advances ``decoding`` requests by a token and computes ``prefill_tokens`` of prompts.
+
+        Both share the pass, so it takes as long as the slower of the two: a prefill in a decode batch stalls every stream.
+        """
+        profile = self._profile
+        mean, deviation = 0, 0
+        if decoding:
+            mean, deviation = profile.inter_token_ns, profile.inter_token_sd_ns
+        longest = self._draw(mean, deviation)
+        if prefill_tokens:
+            if profile.calculator == "constant":
+                prefill = self._draw(profile.first_token_ns, profile.first_token_sd_ns)
+            else:
+                prefill = self._draw(
+                    profile.prefill_overhead_ns + prefill_tokens * profile.prefill_per_token_ns, profile.prefill_sd_ns
+                )
+            longest = max(longest, prefill)
+        return max(1, round(longest * self._factor(running) / self._speed))
+
+    def transfer_ns(self, tokens: int) -> int:
+        """Moving the KV of ``tokens`` prompt tokens from P to D."""
+        profile = self._profile
+        mean = profile.transfer_ns if profile.calculator == "constant" else tokens * profile.transfer_per_token_ns
+        return round(self._draw(mean, profile.transfer_sd_ns) / self._speed)
+
+    def handshake_ns(self) -> int:
+        """First contact of D with one P, on top of what the sockets take."""
+        return round(self._profile.handshake_ns / self._speed)
+
+    def _factor(self, running: int) -> float:
+        most = self._profile.max_num_seqs
+        if most == 1:
+            return 1.0
+        return 1.0 + (self._profile.load_factor - 1.0) * (min(running, most) - 1) / (most - 1)
+
+    def _draw(self, mean: int, deviation: int) -> float:
+        if mean <= 0:
+            return 0.0
+        return min(max(self._random.gauss(mean, deviation), 0.3 * mean), 1.7 * mean)
