@@ -20,7 +20,7 @@ from handrail_fleet.core import Effect, Ended, EngineCore, Job, LeaseExpired, Lo
 from handrail_fleet.kv import Publication
 from handrail_fleet.metrics import EngineMetrics
 from handrail_fleet.model import LatencyModel
-from handrail_fleet.openai import Answer, Ask
+from handrail_fleet.openai import Answer, Ask, BadRequestError
 from handrail_fleet.profile import Profile
 from handrail_fleet.spans import RequestFigures, RequestSpans, exporter
 from handrail_fleet.text import Plan, TokenStream, plan, seed_of
