@@ -1,0 +1,135 @@
+"""The head of an HTTP/1.x request: checked by llhttp, kept as the bytes it came in, changed in two header lines at most.
+
+A head that two parsers could read differently is the door for request smuggling (RFC 9112 section 11.2), so nothing is lenient
+here: llhttp 9's defaults refuse bare line feeds, folded lines, spaces before colons, both or two lengths, and unknown transfer
+codings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httptools
+
+END = b"\r\n\r\n"
+_OWNED = (b"traceparent:",)
+
+
+class BadRequestError(Exception):
+    """Not an HTTP/1.x request that may be passed on; the text says why and repeats nothing of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHead:
+    """One request head. ``raw``: as received, blank line included. Header names and values are bytes, in order, any case."""
+
+    raw: bytes
+    method: bytes
+    target: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    content_length: int | None  # None: no such header
+    chunked: bool
+
+    def first(self, name: bytes) -> bytes | None:
+        """Value of the first header called ``name`` (lower case), or None."""
+        for key, value in self.headers:
+            if key.lower() == name:
+                return value
+        return None
+
+    @property
+    def path(self) -> str:
+        """Path without query, also of an absolute-form target; ``*`` stays ``*``."""
+        text = self.target.decode("latin-1")
+        if text.startswith("/"):
+            return text.partition("?")[0]
+        return urlsplit(text).path or text
+
+
+class _Seen:
+    """llhttp's callbacks."""
+
+    __slots__ = ("complete", "headers", "target")
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.target = b""
+        self.complete = False
+
+    def on_url(self, part: bytes) -> None:
+        self.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def parse_head(raw: bytes) -> RequestHead:
+    """Parse ``raw``, which ends with the first blank line. Raises ``BadRequestError``."""
+    seen = _Seen()
+    parser = httptools.HttpRequestParser(seen)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # Upgrade and CONNECT: the head is whole, what follows is the caller's business
+    except httptools.HttpParserError as error:
+        raise BadRequestError(str(error)) from error
+    if not seen.complete:
+        raise BadRequestError("the request's head does not end at its blank line")
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise BadRequestError(f"HTTP/{version} is not spoken here")
+    length, codings = None, []
+    for name, value in seen.headers:
+        lowered = name.lower()
+        if lowered == b"content-length":
+            length = int(value)  # llhttp took digits only, and only one such header
+        elif lowered == b"transfer-encoding":
+            codings.append(value.lower())
+    if codings and version == "1.0":
+        raise BadRequestError("Transfer-Encoding in an HTTP/1.0 request")
+    return RequestHead(
+        raw=raw,
+        method=parser.get_method(),
+        target=seen.target,
+        headers=tuple(seen.headers),
+        content_length=length,
+        chunked=bool(codings),  # llhttp refuses a request whose last coding is another one
+    )
+
+
+def rewrite(head: RequestHead, *, traceparent: bytes | None, request_id: bytes | None) -> bytes:
+    """The head to send upstream: ``traceparent`` (None: untouched) replaces all lines of that name, ``request_id`` is appended.
+
+    Everything else keeps its bytes, order, case and duplicates.
+    """
+    if traceparent is None and request_id is None:
+        return head.raw
+    lines = head.raw[: -len(END)].split(b"\r\n")
+    if traceparent is not None:
+        lines = [line for line in lines if not line[:12].lower().startswith(_OWNED)]
+        lines.append(b"traceparent: " + traceparent)
+    if request_id is not None:
+        lines.append(b"X-Request-Id: " + request_id)
+    return b"\r\n".join(lines) + END
+
+
+class HeadProbe:
+    """Judges a head that has not come in whole yet, so that what will never be HTTP is refused at once, not at the size limit."""
+
+    __slots__ = ("_parser",)
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(_Seen())
+
+    def feed(self, data: bytes) -> None:
+        """Read on. Raises ``BadRequestError``."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError as error:
+            raise BadRequestError(str(error)) from error

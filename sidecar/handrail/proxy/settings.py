@@ -1,0 +1,50 @@
+"""What the proxy is told: where it listens, what it stands in front of, what it may change in a request's head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from handrail.records import Process, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySettings:
+    """Settings of one proxy. Raises ``ValueError``, naming the setting and a valid example, for what cannot work.
+
+    ``trace_context``: ``set`` replaces the request's ``traceparent`` by ours, ``pass`` leaves it alone.
+    ``request_id``: ``add`` gives a request without ``X-Request-Id`` one (right at the edge), ``pass`` never does.
+    ``engine_exports_to_us``: the engine's OTLP exporter is this sidecar's tap, so a trace that starts here may be sampled.
+    ``idle_after_finish_s``: how long after ``finish_reason`` a stream may stay open and silent before its record is written.
+    """
+
+    listen_host: str
+    listen_port: int
+    upstream_host: str
+    upstream_port: int
+    role: Role
+    process: Process
+    trace_context: Literal["set", "pass"] = "set"
+    request_id: Literal["add", "pass"] | None = None  # None: "add" at the edge, "pass" elsewhere
+    engine_exports_to_us: bool = False
+    max_head_bytes: int = 65536
+    max_body_bytes: int | None = None
+    connect_timeout_s: float = 5.0
+    idle_after_finish_s: float = 5.0
+    drain_seconds: float = 30.0
+    record_all: bool = False
+
+    def __post_init__(self) -> None:
+        if "://" in self.upstream_host:
+            raise ValueError(
+                f"upstream_host: {self.upstream_host!r}: only plain http upstreams are proxied and the scheme is not written; "
+                "give a host name or address such as 127.0.0.1, and put TLS in front of the proxy"
+            )
+        if self.request_id is None:
+            object.__setattr__(self, "request_id", "add" if self.role is Role.EDGE else "pass")
+
+    @property
+    def upstream(self) -> str:
+        """``host:port`` of the observed process, for messages."""
+        host = f"[{self.upstream_host}]" if ":" in self.upstream_host else self.upstream_host
+        return f"{host}:{self.upstream_port}"

@@ -1,0 +1,31 @@
+"""What the proxy counts about itself, as plain integers that whoever exposes them reads at its own pace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from handrail.records import Outcome
+
+
+@dataclass(slots=True)
+class ProxyStats:
+    """Counters since start; only ``open_*`` go down. Written by the proxy's event loop only."""
+
+    connections: int = 0
+    open_connections: int = 0
+    upstream_connections: int = 0
+    requests: int = 0  # heads that were understood
+    passed: int = 0  # of these: not one of the observed paths
+    protocol_errors: int = 0  # refused before they were a request: malformed, HTTP/2 preface, CONNECT, head too long
+    refused_bodies: int = 0  # 413
+    upstream_unreadable: int = 0  # responses that no HTTP parser understands: passed on, end unknown
+    connect_failures: int = 0
+    tunnels: int = 0  # 101 Switching Protocols
+    aborted: int = 0  # requests cut by our own shutdown
+    client_bytes: int = 0  # read from clients
+    upstream_bytes: int = 0  # read from the upstream
+    reads_paused: int = 0  # times the upstream was not read because the client took nothing
+    observer_errors: int = 0  # exceptions while observing; the bytes went on
+    outcomes: dict[Outcome, int] = field(
+        default_factory=lambda: dict.fromkeys(Outcome, 0)
+    )  # observed requests, by how they ended

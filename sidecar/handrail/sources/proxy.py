@@ -1,0 +1,87 @@
+"""The proxy source: an HTTP/1.1 reverse proxy in front of one router or engine, one record a generation request.
+
+Usable at the edge or in front of P or D. What it does to the bytes that pass: docs/decisions/0002-proxy-on-protocols.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from handrail.proxy.relay import ClientSide, Relay
+from handrail.proxy.settings import ProxySettings
+from handrail.proxy.stats import ProxyStats
+from handrail.sources.base import Sink
+
+_BACKLOG = 1024
+_TICK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class ProxySource:
+    """Listens, relays, observes; ``stats`` is what it counts and ``address`` where it listens once started.
+
+    Runs on the event loop that calls ``start``; uvloop's is the one its costs were measured on.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        sink: Sink,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.settings = settings
+        self.stats = ProxyStats()
+        self.address = (settings.listen_host, settings.listen_port)
+        self._sink = sink
+        self._clock = clock
+        self._wall = wall
+        self._relay: Relay | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Bind and listen. Raises ``OSError`` where the address cannot be bound; the upstream need not be up yet."""
+        relay = Relay(self.settings, self._sink, self.stats, clock=self._clock, wall=self._wall)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: ClientSide(relay), self.settings.listen_host, self.settings.listen_port, backlog=_BACKLOG
+        )
+        self._relay, self._server = relay, server
+        self.address = server.sockets[0].getsockname()[:2]
+        self._tick()
+        log.info("proxy listens on %s:%d for %s", *self.address, self.settings.upstream)
+
+    async def shutdown(self, drain_seconds: float | None = None) -> None:
+        """Stop listening, close what is idle, let exchanges end for up to ``drain_seconds``, then abort and record the rest."""
+        relay, self._relay = self._relay, None
+        if relay is None:
+            return
+        assert self._server is not None
+        self._server.close()
+        relay.draining = True
+        for connection in tuple(relay.connections):
+            connection.drain()
+        seconds = self.settings.drain_seconds if drain_seconds is None else drain_seconds
+        try:
+            await asyncio.wait_for(relay.empty.wait(), seconds)
+        except asyncio.TimeoutError:
+            log.warning("proxy aborts %d connections that did not end within %g s", len(relay.connections), seconds)
+            for connection in tuple(relay.connections):
+                connection.abort()
+            await relay.empty.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+        log.info("proxy on %s:%d is closed", *self.address)
+
+    def _tick(self) -> None:
+        relay = self._relay
+        if relay is not None:
+            relay.tick()
+        elif self._timer is None:
+            return
+        self._timer = asyncio.get_running_loop().call_later(min(_TICK_S, self.settings.idle_after_finish_s / 4), self._tick)
