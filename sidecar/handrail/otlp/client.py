@@ -1,0 +1,227 @@
+"""Sends OTLP: one payload, once, over gRPC or HTTP. Retrying is ``delivery.deliver``; diagnosing is ``probe``.
+
+Source: OTLP specification 1.x. Environment proxies are not used: telemetry stays inside the cluster unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+
+from handrail.otlp import answers, compression, probe
+from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.decode import PROTOBUF
+from handrail.otlp.delivery import Backoff, DeliveryStats, RetryingSender, Sender, deliver
+from handrail.otlp.endpoint import Endpoint, WireProtocol, parse_endpoint
+from handrail.otlp.messages import SHAPES
+from handrail.otlp.settings import ClientSettings
+from handrail.otlp.status import DETAILS_KEY
+
+__all__ = ["Backoff", "ClientSettings", "DeliveryStats", "OtlpClient", "RetryingSender", "Sender", "deliver"]
+
+_MAX_ANSWER_BYTES = 64 << 10  # an answer is one short message; the rest of a longer one is not read
+_OFF_LOOP_BYTES = 64 << 10
+_USER_AGENT = "handrail"
+_CHECK_S = 5.0
+
+
+class OtlpClient:
+    """One endpoint. ``send`` may run concurrently; connections are opened on the first use and kept.
+
+    The keyword arguments are the fields of ``ClientSettings``. Raises ``ValueError`` for settings that cannot be used,
+    ``OSError`` for certificate files that cannot be read.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        protocol: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        compression: str = "gzip",
+        timeout_s: float = 10.0,
+        insecure: bool | None = None,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        settings = ClientSettings(
+            endpoint=endpoint,
+            protocol=protocol,
+            headers=dict(headers or {}),
+            compression=compression,
+            timeout_s=timeout_s,
+            insecure=insecure,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
+        problems = settings.problems()
+        if problems:
+            raise ValueError("; ".join(problems))
+        self.settings = settings
+        self.endpoint: Endpoint = parse_endpoint(endpoint, protocol=protocol, insecure=insecure)
+        self._now_unix_s = now_unix_s
+        self._transport: _Http | _Grpc
+        if self.endpoint.protocol is WireProtocol.GRPC:
+            self._transport = _Grpc(self.endpoint, settings)
+        else:
+            self._transport = _Http(self.endpoint, settings, now_unix_s)
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> OtlpClient:
+        return cls(
+            settings.endpoint,
+            protocol=settings.protocol,
+            headers=settings.headers,
+            compression=settings.compression,
+            timeout_s=settings.timeout_s,
+            insecure=settings.insecure,
+            ca_file=settings.ca_file,
+            cert_file=settings.cert_file,
+            key_file=settings.key_file,
+        )
+
+    async def send(self, signal: Signal, payload: bytes) -> Accepted:
+        """Send an encoded ``Export…ServiceRequest`` once. Raises ``Retryable`` (delay 0: the peer named none) or ``Rejected``."""
+        return await self._transport.send(signal, payload, self.settings.timeout_s)
+
+    async def check(self) -> str | None:
+        """Send an empty export; None when it was taken, else one line naming the mistake. Takes at most 5 s."""
+        try:
+            await asyncio.wait_for(self._transport.send(Signal.TRACES, b"", _CHECK_S / 2), _CHECK_S / 2 + 0.1)
+        except (Rejected, Retryable) as refusal:
+            reason = refusal.reason
+        except asyncio.TimeoutError:
+            reason = f"no answer within {_CHECK_S / 2:g} s"
+        else:
+            return None
+        return await probe.diagnose(self.endpoint, reason, self.settings.ca_file, timeout_s=_CHECK_S / 2 - 0.2)
+
+    async def close(self) -> None:
+        """Close the connections. Works twice and without a ``send``; a later ``send`` opens them again."""
+        await self._transport.close()
+
+
+class _Http:
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings, now_unix_s: Callable[[], float]) -> None:
+        self._endpoint = endpoint
+        self._gzip = settings.compression == "gzip"
+        self._headers = {**settings.headers, "Content-Type": PROTOBUF, "User-Agent": _USER_AGENT}
+        if self._gzip:
+            self._headers["Content-Encoding"] = "gzip"
+        self._tls = _tls_context(settings) if endpoint.secure else None
+        self._now_unix_s = now_unix_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, signal: Signal, payload: bytes, timeout_s: float) -> Accepted:
+        body = payload
+        if self._gzip:
+            large = len(payload) > _OFF_LOOP_BYTES
+            body = await asyncio.to_thread(compression.deflate, payload) if large else compression.deflate(payload)
+        if self._session is None or self._session.closed:
+            connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
+            self._session = aiohttp.ClientSession(connector=connector)
+        try:
+            async with self._session.post(
+                self._endpoint.url(signal),
+                data=body,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+            ) as response:
+                answer = await _start_of(response.content)
+                return answers.read_http(signal, response.status, response.headers, answer, self._now_unix_s())
+        except asyncio.TimeoutError:
+            raise Retryable(f"no answer within {timeout_s:g} s", 0.0) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # ValueError: aiohttp's complaint about an answer that is no HTTP.
+            raise Retryable(f"{type(error).__name__}: {error}"[:300], 0.0) from None
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class _Grpc:
+    _OPTIONS = (
+        ("grpc.enable_retries", 0),  # retrying is deliver's: a second layer would multiply attempts
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 5_000),  # 120 s by default: a restarted collector would wait that long
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.primary_user_agent", _USER_AGENT),
+    )
+
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
+        self._target = endpoint.authority
+        self._credentials = _grpc_credentials(settings) if endpoint.secure else None
+        self._compression = grpc.Compression.Gzip if settings.compression == "gzip" else grpc.Compression.NoCompression
+        self._metadata = tuple((key.lower(), value) for key, value in settings.headers.items())
+        self._channel: grpc.aio.Channel | None = None
+
+    async def send(self, signal: Signal, payload: bytes, timeout_s: float) -> Accepted:
+        call = self._open().unary_unary(SHAPES[signal].method, None, None)
+        try:
+            answer = await call(payload, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            trailers: Any = error.trailing_metadata()  # pairs; the stubs do not say so
+            status = next((bytes(value) for key, value in trailers or () if key == DETAILS_KEY), None)
+            raise answers.grpc_refusal(error.code(), error.details() or "", status) from None
+        return answers.read_grpc(signal, answer)
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self._target, self._OPTIONS, self._compression)
+            else:
+                self._channel = grpc.aio.secure_channel(self._target, self._credentials, self._OPTIONS, self._compression)
+        return self._channel
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
+
+
+async def _start_of(content: aiohttp.StreamReader) -> bytes:
+    answer = bytearray()
+    while len(answer) < _MAX_ANSWER_BYTES:
+        part = await content.read(_MAX_ANSWER_BYTES - len(answer))
+        if not part:
+            break
+        answer += part
+    return bytes(answer)
+
+
+def _tls_context(settings: ClientSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.ca_file)
+    if settings.cert_file is not None:
+        context.load_cert_chain(settings.cert_file, settings.key_file)
+    return context
+
+
+def _grpc_credentials(settings: ClientSettings) -> grpc.ChannelCredentials:
+    # gRPC brings roots of its own; the system's are what an operator has set up.
+    roots = settings.ca_file or ssl.get_default_verify_paths().cafile
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(roots) if roots is not None and os.path.exists(roots) else None,
+        private_key=_read(settings.key_file) if settings.key_file is not None else None,
+        certificate_chain=_read(settings.cert_file) if settings.cert_file is not None else None,
+    )
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

@@ -1,0 +1,167 @@
+"""Why an OTLP endpoint does not take what we send: looks at what really answers on the port and names the mistake in one line.
+
+Case G10: TLS to a plaintext port, plaintext to a TLS port, gRPC to an HTTP port and the reverse, a missing path, a missing token.
+HTTP/2's first frame from a server is SETTINGS (RFC 9113 section 3.4), so its type byte tells gRPC from HTTP/1.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from enum import Enum
+from typing import Final
+
+from handrail.otlp.contract import Signal
+from handrail.otlp.endpoint import Endpoint, WireProtocol
+
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with an empty SETTINGS frame
+_SETTINGS_FRAME: Final = 4
+_ANSWERS: Final = (
+    "HTTP ",
+    "gRPC UNAUTHENTICATED",
+    "gRPC PERMISSION_DENIED",
+    "gRPC UNIMPLEMENTED",
+    "gRPC INVALID_ARGUMENT",
+    "gRPC RESOURCE_EXHAUSTED",
+)
+
+
+class Peer(str, Enum):
+    """What was found on the port."""
+
+    UNRESOLVED = "unresolved"  # the name has no address
+    REFUSED = "refused"  # nothing listens
+    SILENT = "silent"  # no connection, or no word, in time
+    UNTRUSTED = "untrusted"  # TLS, but its certificate does not pass
+    TLS = "tls"  # TLS where plaintext was spoken
+    PLAINTEXT = "plaintext"  # no TLS where TLS was spoken
+    HTTP1 = "http1"
+    HTTP2 = "http2"  # what gRPC runs on
+    OTHER = "other"
+
+
+async def diagnose(endpoint: Endpoint, reason: str, ca_file: str | None, *, timeout_s: float) -> str:
+    """One line for a send that failed with ``reason``. Takes at most ``timeout_s``."""
+    if _answered(reason):
+        return _named_by_answer(endpoint, reason)
+    try:
+        peer, detail = await asyncio.wait_for(_look(endpoint, ca_file), timeout_s)
+    except asyncio.TimeoutError:
+        peer, detail = Peer.SILENT, ""
+    return _named_by_peer(endpoint, peer, detail, reason)
+
+
+def _answered(reason: str) -> bool:
+    """True when the peer spoke our protocol and refused; gRPC's UNAVAILABLE and the like are also its words for 'no peer'."""
+    return reason.startswith(_ANSWERS)
+
+
+def _named_by_answer(endpoint: Endpoint, reason: str) -> str:
+    where = endpoint.url(Signal.TRACES) if endpoint.protocol is WireProtocol.HTTP else str(endpoint)
+    word = reason.partition(":")[0]
+    if word in ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED"):
+        return f"{where} wants authentication ({reason}): set headers, e.g. authorization=Bearer TOKEN"
+    if word == "HTTP 404":
+        return f"{where} does not exist (HTTP 404): the endpoint's path is wrong or missing; give the part before /v1/traces"
+    if word == "HTTP 405":
+        return f"{where} takes no POST (HTTP 405): this is not an OTLP/HTTP receiver, or its path is wrong"
+    if word == "gRPC UNIMPLEMENTED":
+        return f"{where} speaks gRPC but has no OTLP trace service ({reason}): is this another service's port?"
+    if word in ("HTTP 429", "HTTP 502", "HTTP 503", "HTTP 504", "gRPC RESOURCE_EXHAUSTED"):
+        return f"{where} is reached but takes nothing for now ({reason})"
+    return f"{where} refuses an empty export ({reason})"
+
+
+def _named_by_peer(endpoint: Endpoint, peer: Peer, detail: str, reason: str) -> str:
+    where, host = str(endpoint), endpoint.authority
+    grpc_wanted = endpoint.protocol is WireProtocol.GRPC
+    plain, secure = ("grpc", "grpcs") if grpc_wanted else ("http", "https")
+    if peer is Peer.UNRESOLVED:
+        return f"{where}: the name {endpoint.host!r} does not resolve ({detail})"
+    if peer is Peer.REFUSED:
+        return f"{where}: nothing listens there ({detail})"
+    if peer is Peer.SILENT:
+        return f"{where}: no answer in time (a firewall, or the wrong host?)"
+    if peer is Peer.UNTRUSTED:
+        return f"{where}: its TLS certificate is not accepted ({detail}): set ca_file to the CA that signed it"
+    if peer is Peer.TLS:
+        return f"{where}: plaintext was sent to a TLS port: write {secure}://{host}"
+    if peer is Peer.PLAINTEXT:
+        return f"{where}: TLS was spoken to a plaintext port: write {plain}://{host}"
+    if peer is Peer.HTTP1 and grpc_wanted:
+        return f"{where}: gRPC was spoken to an HTTP port: set protocol to http/protobuf, or use the gRPC port (4317)"
+    if peer is Peer.HTTP2 and not grpc_wanted:
+        return f"{where}: HTTP was spoken to a gRPC port: set protocol to grpc, or use the HTTP port (4318)"
+    return f"{where}: {reason}"
+
+
+async def _look(endpoint: Endpoint, ca_file: str | None) -> tuple[Peer, str]:
+    context = ssl.create_default_context(cafile=ca_file) if endpoint.secure else None
+    if context is not None and endpoint.protocol is WireProtocol.GRPC:
+        context.set_alpn_protocols(["h2"])
+    try:
+        said = await _said(endpoint, _PREFACE, context)
+        if not said:
+            # HTTP/1 servers may close on the preface without a word.
+            said = await _said(endpoint, f"GET / HTTP/1.1\r\nHost: {endpoint.authority}\r\n\r\n".encode(), context)
+    except socket.gaierror as error:
+        return Peer.UNRESOLVED, str(error.strerror)
+    except ssl.SSLCertVerificationError as error:
+        return Peer.UNTRUSTED, error.verify_message
+    except ssl.SSLError as error:
+        return Peer.PLAINTEXT, str(error.reason)
+    except ConnectionRefusedError:
+        return Peer.REFUSED, "connection refused"
+    except OSError as error:
+        if endpoint.secure:  # some servers hang up on a TLS greeting instead of answering it
+            return await _look_plain(endpoint, str(error))
+        return Peer.OTHER, str(error)
+    kind = _kind(said)
+    if kind is Peer.OTHER and context is None and await _speaks_tls(endpoint):
+        return Peer.TLS, ""
+    return kind, ""
+
+
+async def _look_plain(endpoint: Endpoint, detail: str) -> tuple[Peer, str]:
+    said = b""
+    with suppress(OSError):
+        said = await _said(endpoint, _PREFACE, None)
+    return (Peer.PLAINTEXT, detail) if _kind(said) in (Peer.HTTP1, Peer.HTTP2) else (Peer.OTHER, detail)
+
+
+async def _speaks_tls(endpoint: Endpoint) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname = False  # only asks whether TLS is spoken; nothing is sent
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        _, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+    except ssl.SSLError as error:
+        # An alert is TLS too: a server that wants a client certificate, or another version.
+        return "ALERT" in str(error.reason)
+    except OSError:
+        return False
+    writer.transport.abort()
+    return True
+
+
+async def _said(endpoint: Endpoint, greeting: bytes, context: ssl.SSLContext | None) -> bytes:
+    """The peer's first bytes after ``greeting``; empty when it hung up."""
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+    try:
+        writer.write(greeting)
+        await writer.drain()
+        return await reader.read(64)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+def _kind(said: bytes) -> Peer:
+    if said.startswith(b"HTTP/1."):
+        return Peer.HTTP1
+    if len(said) > 3 and said[3] == _SETTINGS_FRAME and said[0] == 0:
+        return Peer.HTTP2
+    return Peer.OTHER
