@@ -1,7 +1,7 @@
 """The OTLP tap: takes what the engine or router beside the sidecar exports, adds where it came from, passes it on.
 
-Spans, metrics and log records keep their bytes; only their resource gains what the engine could not know (wire.md, "Spans that pass
-through a tap"). The engine has its acknowledgement when ``take`` has returned, so when the spool has the batch.
+Spans, metrics and log records keep their bytes; only their resource gains what the engine could not know (wire.md, "Spans that
+pass through a tap"). The engine has its acknowledgement when ``take`` has returned, so when the spool has the batch.
 """
 
 from __future__ import annotations
