@@ -1,0 +1,68 @@
+"""Attribute values as JSON text and back, with types kept: bytes as ``{"$bytes": base64}``, arrays as tuples.
+
+A map whose only key starts with ``$`` is wrapped as ``{"$map": ...}``, so that nobody's data is taken for one of the two.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+
+from handrail_collector.store.span import AttributeValue
+
+
+def dumps(value: AttributeValue | Mapping[str, AttributeValue]) -> str:
+    """Compact JSON text."""
+    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def loads(text: str) -> AttributeValue:
+    """Inverse of ``dumps``. Raises ``ValueError``."""
+    return _value(json.loads(text))
+
+
+def loads_map(text: str | None) -> dict[str, AttributeValue]:
+    """A map written by ``dumps``; empty for None. Raises ``ValueError`` for anything else."""
+    value = loads(text) if text else {}
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object was expected")
+    return value
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        plain = {key: _plain(item) for key, item in value.items()}
+        return {"$map": plain} if _reserved(plain) else plain
+    return value
+
+
+def _reserved(value: Mapping[str, object]) -> bool:
+    return len(value) == 1 and next(iter(value)).startswith("$")
+
+
+def _value(plain: object) -> AttributeValue:
+    if isinstance(plain, list):
+        return tuple(_value(item) for item in plain)
+    if isinstance(plain, dict):
+        if _reserved(plain):
+            (tag, inner), *_ = plain.items()
+            if tag == "$bytes":
+                return base64.b64decode(inner)
+            if tag != "$map":
+                raise ValueError(f"unknown tag {tag}")
+            return _map(inner)
+        return _map(plain)
+    if plain is None or isinstance(plain, (str, bool, int, float)):
+        return plain
+    raise ValueError(f"not an attribute value: {type(plain).__name__}")
+
+
+def _map(plain: object) -> dict[str, AttributeValue]:
+    if not isinstance(plain, dict):
+        raise ValueError(f"a JSON object was expected, not {type(plain).__name__}")
+    return {key: _value(item) for key, item in plain.items()}

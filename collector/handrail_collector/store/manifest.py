@@ -1,0 +1,124 @@
+"""The list of what the store holds: one line for each publish, in ``manifest.jsonl`` at the store's root.
+
+A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline. A last line that is torn (no newline, or a wrong
+CRC) was never published: readers ignore it and the writer cuts it off. A file that no line names is not part of the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from handrail_collector.store.schema import Table
+
+MANIFEST_VERSION = 1
+MANIFEST = "manifest.jsonl"
+
+
+class StoreDamagedError(Exception):
+    """The store cannot be read as it is; the message says where and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One Parquet file. Times are those of the rows in it (start, wall clock); versions are 0 for ``spans``."""
+
+    table: Table
+    path: str  # below the store's root, with '/'
+    rows: int
+    bytes: int
+    min_unix_ns: int
+    max_unix_ns: int
+    min_version: int
+    max_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """One publish of one shard: the journal range [first_offset, end_offset) and the files that hold what came of it.
+
+    ``low_water_offset``: everything before it is decided and published; a replay starts there.
+    """
+
+    shard: int
+    first_offset: int
+    end_offset: int
+    low_water_offset: int
+    files: tuple[StoredFile, ...]
+
+
+def encode_line(publish: Publish) -> bytes:
+    """The manifest line of ``publish``, newline included."""
+    text = json.dumps({"v": MANIFEST_VERSION} | asdict(publish), separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Publishes in order, and how many bytes of the input were whole lines; what follows is torn."""
+
+    publishes: tuple[Publish, ...]
+    whole_bytes: int
+
+
+def parse(data: bytes, where: str) -> Parsed:
+    """The publishes of a manifest or of its rest; ``where`` names it in errors.
+
+    Raises ``StoreDamagedError`` for a bad line that is not the last one, and for a line of a later version.
+    """
+    publishes: list[Publish] = []
+    at = 0
+    while (end := data.find(b"\n", at)) >= 0:
+        publish = _line(data[at:end], where)
+        if publish is None:
+            if end + 1 == len(data):
+                break
+            raise StoreDamagedError(f"{where}: the line at byte {at} is damaged; restore the file or move the store away")
+        publishes.append(publish)
+        at = end + 1
+    return Parsed(tuple(publishes), at)
+
+
+def files_of(publishes: Iterable[Publish], table: Table) -> list[StoredFile]:
+    """The files of one table, oldest publish first."""
+    return [file for publish in publishes for file in publish.files if file.table is table]
+
+
+class ManifestReader:
+    """The publishes of a store that somebody else may be writing. Reads only what was appended since the last call."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / MANIFEST
+        self._publishes: tuple[Publish, ...] = ()
+        self._read_bytes = 0
+        self._inode = 0
+
+    def publishes(self) -> tuple[Publish, ...]:
+        """Everything published by now; nothing where there is no manifest yet. Raises ``StoreDamagedError`` and ``OSError``."""
+        try:
+            with self._path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                if now.st_ino != self._inode or now.st_size < self._read_bytes:  # another store was put in its place
+                    self._inode, self._publishes, self._read_bytes = now.st_ino, (), 0
+                file.seek(self._read_bytes)
+                parsed = parse(file.read(), str(self._path))
+        except FileNotFoundError:
+            return ()
+        self._publishes += parsed.publishes
+        self._read_bytes += parsed.whole_bytes
+        return self._publishes
+
+
+def _line(line: bytes, where: str) -> Publish | None:
+    crc, _, text = line.partition(b" ")
+    if crc != b"%08x" % zlib.crc32(text):
+        return None
+    fields = json.loads(text)
+    if fields.pop("v") > MANIFEST_VERSION:
+        raise StoreDamagedError(f"{where} was written by a later version of Handrail; read it with that version")
+    files = tuple(StoredFile(**(file | {"table": Table(file["table"])})) for file in fields.pop("files"))
+    return Publish(**fields, files=files)

@@ -1,0 +1,178 @@
+"""``RequestRow`` as columns of the ``requests`` table and back, nothing lost.
+
+Columns that a query sorts or filters by stand alone. What is only shown is packed: who gave each phase and how each piece of
+evidence joined are a few shapes that repeat, so they are dictionary text; the figures in them are variable-length integers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+
+import pyarrow as pa
+
+from handrail.phases import Phase
+from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
+from handrail_collector.store.packed import pack_ids, pack_integers, unpack_ids, unpack_integers
+from handrail_collector.store.schema import REQUEST_COLUMNS, phase_column
+
+PHASES = tuple(phase.value for phase in Phase)
+_COMPUTED = frozenset(
+    {"trace_id", "request_id", "other_trace_ids", "request_key", "response_id"}
+    | {"phase_shape", "phase_rest", "evidence_shape", "evidence_ids"}
+    | {phase_column(phase) for phase in PHASES}
+)
+_PLAIN = tuple(c.name for c in REQUEST_COLUMNS if c.name not in _COMPUTED)
+_plain_values = attrgetter(*_PLAIN)
+
+SAME = "="
+"""Stands for ``client_request_id`` in a stored ``request_key``, and for ``request_key`` in a stored ``response_id``."""
+
+LITERAL = "\\"
+"""Before a stored id that is to be read as it is, where it holds ``=`` or ``\\`` itself."""
+
+PhaseShape = tuple[tuple[str, str, str, tuple[str, ...]], ...]
+EvidenceShape = tuple[tuple[int, ...], tuple[tuple[str, str, int], ...]]
+
+
+def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
+    """``rows`` in the order of their start. Raises ``ValueError`` for ids that are not hex or phases outside the enum."""
+    rows = sorted(rows, key=lambda row: row.started_unix_ns)
+    columns: dict[str, Sequence[object]] = (
+        dict(zip(_PLAIN, zip(*map(_plain_values, rows), strict=True), strict=True)) if rows else {}
+    )
+    columns["trace_id"] = [bytes.fromhex(row.trace_id) for row in rows]
+    columns["request_id"] = [bytes.fromhex(row.request_id) for row in rows]
+    columns["other_trace_ids"] = [pack_ids(row.other_trace_ids) or None for row in rows]
+    columns["request_key"] = [_shorten(row.request_key, row.client_request_id) for row in rows]
+    columns["response_id"] = [_shorten(row.response_id, row.request_key) for row in rows]
+    phases = [_phases(row.phases) for row in rows]
+    columns["phase_shape"] = [shape for shape, _, _ in phases]
+    columns["phase_rest"] = [rest for _, rest, _ in phases]
+    for phase in PHASES:
+        columns[phase_column(phase)] = [sums.get(phase) for _, _, sums in phases]
+    evidence = [_evidence(row) for row in rows]
+    columns["evidence_shape"] = [shape for shape, _ in evidence]
+    columns["evidence_ids"] = [ids for _, ids in evidence]
+    return pa.table(
+        [pa.array(columns.get(c.name, ()), c.type) for c in REQUEST_COLUMNS],
+        schema=pa.schema([(c.name, c.type) for c in REQUEST_COLUMNS]),
+    )
+
+
+def request_row(stored: Mapping[str, object]) -> RequestRow:
+    """Inverse of ``requests_table`` for one row, given by column name. Raises ``ValueError`` for a damaged row."""
+    fields = {name: stored[name] for name in _PLAIN}
+    fields["findings"] = tuple(_strings(stored["findings"]))
+    fields["hints"] = tuple(_strings(stored["hints"]))
+    request_id = _bytes(stored["request_id"]).hex()
+    fields["request_id"] = request_id
+    fields["trace_id"] = _bytes(stored["trace_id"]).hex()
+    fields["other_trace_ids"] = unpack_ids(_bytes(stored["other_trace_ids"]), 16)
+    fields["request_key"] = _lengthen(stored["request_key"], fields["client_request_id"])
+    fields["response_id"] = _lengthen(stored["response_id"], fields["request_key"])
+    fields["phases"] = tuple(_phase_rows(stored))
+    fields["span_ids"], fields["joins"] = _evidence_rows(stored, request_id)
+    return RequestRow(**fields)  # type: ignore[arg-type]  # column types are the schema's; checked by the round-trip test
+
+
+def _shorten(text: str | None, known: str | None) -> str | None:
+    if text is None:
+        return None
+    if SAME in text or LITERAL in text:
+        return LITERAL + text
+    return text.replace(known, SAME, 1) if known else text
+
+
+def _lengthen(text: object, known: object) -> str | None:
+    if not isinstance(text, str):
+        return None
+    if text.startswith(LITERAL):
+        return text[len(LITERAL) :]
+    return text.replace(SAME, known, 1) if isinstance(known, str) else text
+
+
+def _phases(phases: Sequence[PhaseRow]) -> tuple[str, bytes | None, Mapping[str, int]]:
+    sums: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    for row in phases:
+        if row.phase not in _KNOWN:
+            raise ValueError(f"phase {row.phase!r}: not one of {', '.join(PHASES)}")
+        sums[row.phase] += row.duration_ns
+        named[row.phase] += 1
+    shape = _phase_text(tuple((row.phase, row.process, row.source, row.may_be) for row in phases))
+    rest: list[int] = []
+    for row in phases:
+        if named[row.phase] > 1:
+            rest.append(row.duration_ns)
+        rest.append(row.bound_ns)
+    return shape, pack_integers(rest) if any(rest) else None, sums
+
+
+_KNOWN = frozenset(PHASES)
+
+
+@lru_cache(maxsize=1024)
+def _phase_text(shape: PhaseShape) -> str:
+    return json.dumps(shape, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1024)
+def _phase_shape(text: str) -> PhaseShape:
+    return tuple((phase, process, source, tuple(may_be)) for phase, process, source, may_be in json.loads(text))
+
+
+def _phase_rows(stored: Mapping[str, object]) -> Iterator[PhaseRow]:
+    shape = _phase_shape(str(stored["phase_shape"]))
+    named = Counter(phase for phase, *_ in shape)
+    packed = stored["phase_rest"]
+    rest = iter(unpack_integers(_bytes(packed)) if packed is not None else ())
+    for phase, process, source, may_be in shape:
+        duration = next(rest, 0) if named[phase] > 1 else stored[phase_column(phase)]
+        if not isinstance(duration, int):
+            raise ValueError(f"phase {phase} has no duration")
+        yield PhaseRow(phase=phase, duration_ns=duration, process=process, source=source, bound_ns=next(rest, 0), may_be=may_be)
+
+
+def _evidence(row: RequestRow) -> tuple[str, bytes | None]:
+    index = {row.request_id: 0}
+    spans = tuple(index.setdefault(span_id, len(index)) for span_id in row.span_ids)
+    joins = tuple((j.evidence, j.how, index.setdefault(j.span_id, len(index))) for j in row.joins)
+    return _evidence_text((spans, joins)), pack_ids(list(index)[1:]) or None
+
+
+@lru_cache(maxsize=1024)
+def _evidence_text(shape: EvidenceShape) -> str:
+    return json.dumps(shape, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1024)
+def _evidence_shape(text: str) -> EvidenceShape:
+    spans, joins = json.loads(text)
+    return tuple(spans), tuple((evidence, how, index) for evidence, how, index in joins)
+
+
+def _evidence_rows(stored: Mapping[str, object], request_id: str) -> tuple[tuple[str, ...], tuple[JoinRow, ...]]:
+    spans, joins = _evidence_shape(str(stored["evidence_shape"]))
+    ids = (request_id, *unpack_ids(_bytes(stored["evidence_ids"]), 8))
+    return (
+        tuple(ids[at] for at in spans),
+        tuple(JoinRow(evidence=evidence, how=how, span_id=ids[at]) for evidence, how, at in joins),
+    )
+
+
+def _bytes(value: object) -> bytes:
+    if value is None:
+        return b""
+    if not isinstance(value, bytes):
+        raise ValueError(f"bytes expected, not {type(value).__name__}")
+    return value
+
+
+def _strings(value: object) -> Iterable[str]:
+    if not isinstance(value, Iterable):
+        raise ValueError(f"a list expected, not {type(value).__name__}")
+    return (str(item) for item in value)

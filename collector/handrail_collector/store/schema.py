@@ -1,0 +1,194 @@
+"""The store's tables: columns, their encodings, and how a table becomes the bytes of a Parquet file.
+
+Encodings were chosen by size on rows made like those of real vLLM 0.32 (``tests/bench/bench_store.py`` prints bytes by column):
+random ids stay plain, repeated words are dictionaries (neighbours that repeat, as ids in a trace do, are prefixes of each other),
+sorted and small integers are deltas, fractions are split by byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from handrail.phases import Phase
+
+SCHEMA_VERSION = 1
+"""Raised when a column changes its meaning; a reader refuses files of a later version. New columns do not raise it."""
+
+SCHEMA_VERSION_KEY = b"handrail.schema_version"
+TABLE_KEY = b"handrail.table"
+ZSTD_LEVEL = 6
+ROW_GROUP_ROWS = 131_072
+DICTIONARY_BYTES = 8 * 1024 * 1024
+
+
+class Table(str, Enum):
+    """The tables of the store; the value is the folder."""
+
+    REQUESTS = "requests"
+    SPANS = "spans"
+
+
+class Encoding(str, Enum):
+    """Parquet encodings in use; the value is pyarrow's name."""
+
+    DICTIONARY = "DICTIONARY"
+    PLAIN = "PLAIN"
+    DELTA = "DELTA_BINARY_PACKED"
+    SPLIT = "BYTE_STREAM_SPLIT"
+    PREFIX = "DELTA_BYTE_ARRAY"
+    LENGTHS = "DELTA_LENGTH_BYTE_ARRAY"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: name, arrow type, encoding."""
+
+    name: str
+    type: pa.DataType
+    encoding: Encoding
+
+
+ID_8 = pa.binary(8)
+ID_16 = pa.binary(16)
+
+_D, _P, _B, _S, _L = Encoding.DICTIONARY, Encoding.PLAIN, Encoding.DELTA, Encoding.SPLIT, Encoding.LENGTHS
+_TEXT, _INT, _SMALL, _BYTES, _BOOL = pa.string(), pa.int64(), pa.int32(), pa.binary(), pa.bool_()
+
+
+def phase_column(phase: str) -> str:
+    """Column of a phase in ``requests``: the sum over the row's phases of that name, ns."""
+    return f"phase_{phase}_ns"
+
+
+REQUEST_COLUMNS: tuple[Column, ...] = (
+    Column("started_unix_ns", _INT, _B),
+    Column("trace_id", ID_16, _P),
+    Column("request_id", ID_8, _P),
+    Column("version", _SMALL, _D),
+    Column("scope", _TEXT, _D),
+    Column("other_trace_ids", _BYTES, _L),  # 16 bytes each
+    Column("client_request_id", _TEXT, _L),
+    Column("request_key", _TEXT, _L),  # '=': equal to client_request_id (see request_columns.py)
+    Column("response_id", _TEXT, _L),  # '=' stands for request_key (see request_columns.py)
+    Column("model", _TEXT, _D),
+    Column("operation", _TEXT, _D),
+    Column("path", _TEXT, _D),
+    Column("stream", _BOOL, _P),
+    Column("ttfb_ns", _INT, _B),
+    Column("ttft_token_ns", _INT, _B),
+    Column("ttft_text_ns", _INT, _B),
+    Column("duration_ns", _INT, _B),
+    Column("outcome", _TEXT, _D),
+    Column("error_type", _TEXT, _D),
+    Column("status", _SMALL, _D),
+    Column("prompt_tokens", _INT, _D),
+    Column("output_tokens", _INT, _D),
+    Column("cached_tokens", _INT, _D),
+    Column("edge_instance", _TEXT, _D),
+    Column("router_instance", _TEXT, _D),
+    Column("prefill_instance", _TEXT, _D),
+    Column("decode_instance", _TEXT, _D),
+    Column("prefill_host", _TEXT, _D),
+    Column("decode_host", _TEXT, _D),
+    Column("prefill_attempts", _SMALL, _D),
+    Column("kv_outcome", _TEXT, _D),
+    Column("gap_unit", _TEXT, _D),
+    Column("gap_count", _INT, _D),
+    Column("gap_max_ns", _INT, _B),
+    Column("gap_p50_ns", _INT, _D),
+    Column("gap_p99_ns", _INT, _D),
+    Column("gap_sketch", _BYTES, _L),
+    Column("phase_of", _TEXT, _D),
+    *(Column(phase_column(phase.value), _INT, _B) for phase in Phase),
+    Column("phase_shape", _TEXT, _D),  # JSON: [[phase, process, source, [may_be]], ...] in the row's order
+    Column("phase_rest", _BYTES, _L),  # varints: bounds, and durations of phases named twice
+    Column("evidence_shape", _TEXT, _D),  # JSON: [[index of span id, ...], [[evidence, how, index], ...]]
+    Column("evidence_ids", _BYTES, _L),  # 8 bytes each; index 0 is request_id itself and not repeated here
+    Column("findings", pa.list_(_TEXT), _D),
+    Column("hints", pa.list_(_TEXT), _D),
+    Column("complete", _BOOL, _P),
+    Column("first_offset", _INT, _B),
+    Column("last_offset", _INT, _B),
+)
+
+SPAN_COLUMNS: tuple[Column, ...] = (
+    Column("offset", _INT, _B),
+    Column("trace_id", ID_16, _D),
+    Column("span_id", ID_8, _P),
+    Column("parent_span_id", ID_8, _D),
+    Column("name", _TEXT, _D),
+    Column("kind", _SMALL, _D),
+    Column("start_unix_ns", _INT, _B),
+    Column("duration_ns", _INT, _B),
+    Column("status", _SMALL, _D),
+    Column("status_message", _TEXT, _D),
+    Column("flags", pa.int64(), _D),
+    Column("trace_state", _TEXT, _D),
+    Column("role", _TEXT, _D),
+    Column("instance", _TEXT, _D),
+    Column("service", _TEXT, _D),
+    Column("scope", _TEXT, _D),
+    Column("resource", _TEXT, _D),  # JSON
+    Column("events", _TEXT, _D),  # JSON
+    Column("links", _TEXT, _D),  # JSON
+    Column("raw_bytes", _SMALL, _D),
+    Column("repeats", _SMALL, _D),  # bits: attributes left out because they repeat others (span_columns.REPEATS)
+    Column("attributes_more", _TEXT, _D),  # JSON: the attributes without a column of their own
+)
+
+ATTRIBUTE_TYPES: dict[str, tuple[pa.DataType, Encoding]] = {
+    "s": (_TEXT, _D),
+    "i": (_INT, _B),
+    "d": (pa.float64(), _S),
+    "b": (_BOOL, _P),
+    "x": (_BYTES, _L),
+    "j": (_TEXT, _D),  # JSON: arrays and key-value lists
+}
+"""Letter of an attribute column's type: the column of attribute KEY with integer values is ``a.i.KEY``."""
+
+
+def attribute_column(letter: str, key: str) -> Column:
+    """The column of one span attribute."""
+    kind, encoding = ATTRIBUTE_TYPES[letter]
+    return Column(f"a.{letter}.{key}", kind, encoding)
+
+
+def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
+    """The Parquet file of ``table``, whose columns are ``columns`` in order."""
+    chosen = {_leaf(column): _encoding(column, table[column.name]) for column in columns}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({SCHEMA_VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name.value}),
+        sink,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=[leaf for leaf, encoding in chosen.items() if encoding is Encoding.DICTIONARY],
+        column_encoding={leaf: encoding.value for leaf, encoding in chosen.items() if encoding is not Encoding.DICTIONARY},
+        dictionary_pagesize_limit=DICTIONARY_BYTES,
+        write_statistics=[c.name for c in columns if c.name in STATISTICS],
+        store_schema=False,
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
+
+
+STATISTICS = frozenset({"started_unix_ns", "start_unix_ns", "version", "ttft_token_ns", "duration_ns"})
+"""Columns with minimum and maximum per row group: what queries prune by."""
+
+
+def _leaf(column: Column) -> str:
+    return f"{column.name}.list.element" if pa.types.is_list(column.type) else column.name
+
+
+def _encoding(column: Column, values: pa.ChunkedArray) -> Encoding:
+    """The column's encoding; a dictionary of mostly different texts would cost more than the texts."""
+    words = pa.types.is_string(column.type) or pa.types.is_fixed_size_binary(column.type)
+    if column.encoding is not Encoding.DICTIONARY or not words:
+        return column.encoding
+    return Encoding.PREFIX if pc.count_distinct(values).as_py() * 4 > len(values) - values.null_count else column.encoding

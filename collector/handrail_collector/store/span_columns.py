@@ -1,0 +1,249 @@
+"""``SpanRow`` as columns of the ``spans`` table and back, nothing lost but the order of attributes.
+
+Every attribute key becomes a column of its own type (``a.i.gen_ai.usage.input_tokens``): values of one key are alike, so they
+compress, and anyone's SQL can read them. A file holds at most ``MAX_ATTRIBUTE_COLUMNS`` of them, the commonest; what is left,
+and keys that are not lower case (DuckDB's column names ignore case), is JSON in ``attributes_more``. Rows are sorted by trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from handrail import conventions as names
+from handrail_collector.store import attribute_json
+from handrail_collector.store.schema import SPAN_COLUMNS, Column, attribute_column
+from handrail_collector.store.span import Attributes, AttributeValue, SpanEvent, SpanLink, SpanRow
+
+MAX_ATTRIBUTE_COLUMNS = 96
+"""A peer may send any key; each column costs a reader about 100 bytes of every file's footer."""
+
+REPEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("gen_ai.latency.e2e", ("gen_ai.latency.time_to_first_token",)),
+    ("gen_ai.latency.time_in_model_inference", ("gen_ai.latency.time_in_model_prefill", "gen_ai.latency.time_in_model_decode")),
+    (names.REQUEST_KEY, (names.REQUEST_ID,)),
+    (names.JOIN_KEY, (names.REQUEST_KEY,)),
+)
+"""Attributes that often repeat others. One that equals the others (their sum, to the last bit) is not stored; bit n of column
+``repeats`` says that the n-th of these was left out. Only added to at the end: stored bits count from the front."""
+
+_LETTERS: dict[type, str] = {str: "s", bool: "b", int: "i", float: "d", bytes: "x", tuple: "j", dict: "j"}
+Shape = tuple[tuple[str, type], ...]
+
+
+def spans_table(rows: Sequence[SpanRow]) -> tuple[pa.Table, tuple[Column, ...]]:
+    """``rows`` by trace, and the columns of the table. Raises ``ValueError`` for ids that are not hex."""
+    rows = _by_trace(rows)
+    repeats, attributes = _without_repeats(rows)
+    chosen = _attribute_columns(attributes)
+    values: dict[str, list[object]] = {
+        "offset": [row.offset for row in rows],
+        "trace_id": [bytes.fromhex(row.trace_id) for row in rows],
+        "span_id": [bytes.fromhex(row.span_id) for row in rows],
+        "parent_span_id": [bytes.fromhex(row.parent_span_id) or None for row in rows],
+        "name": [row.name for row in rows],
+        "kind": [row.kind for row in rows],
+        "start_unix_ns": [row.start_unix_ns for row in rows],
+        "duration_ns": [row.end_unix_ns - row.start_unix_ns for row in rows],
+        "status": [row.status for row in rows],
+        "status_message": [row.status_message or None for row in rows],
+        "flags": [row.flags for row in rows],
+        "trace_state": [row.trace_state or None for row in rows],
+        "role": [row.role for row in rows],
+        "instance": [row.instance for row in rows],
+        "service": [row.service for row in rows],
+        "scope": [row.scope for row in rows],
+        "resource": _resources(rows),
+        "events": [_events(row.events) if row.events else None for row in rows],
+        "links": [_links(row.links) if row.links else None for row in rows],
+        "raw_bytes": [row.raw_bytes for row in rows],
+        "repeats": list(repeats),
+        **_attributes(attributes, chosen),
+    }
+    columns = (*SPAN_COLUMNS, *(attribute_column(letter, key) for key, letter in chosen))
+    arrays = [pa.array(values[c.name], c.type) for c in columns]
+    return pa.table(arrays, schema=pa.schema([(c.name, c.type) for c in columns])), columns
+
+
+def span_row(stored: Mapping[str, object]) -> SpanRow:
+    """Inverse of ``spans_table`` for one row, given by column name. Raises ``ValueError`` for a damaged row."""
+    get = stored.get
+    start = _integer(get("start_unix_ns"))
+    return SpanRow(
+        offset=_integer(get("offset")),
+        trace_id=_hex(get("trace_id")),
+        span_id=_hex(get("span_id")),
+        parent_span_id=_hex(get("parent_span_id")),
+        name=_text(get("name")),
+        kind=_integer(get("kind")),
+        start_unix_ns=start,
+        end_unix_ns=start + _integer(get("duration_ns")),
+        status=_integer(get("status")),
+        status_message=_text(get("status_message")),
+        flags=_integer(get("flags")),
+        trace_state=_text(get("trace_state")),
+        role=_text(get("role")),
+        instance=_text(get("instance")),
+        service=_text(get("service")),
+        scope=_text(get("scope")),
+        resource=attribute_json.loads_map(_text(get("resource"))),
+        attributes=_stored_attributes(stored),
+        events=tuple(_event_rows(get("events"))),
+        links=tuple(_link_rows(get("links"))),
+        raw_bytes=_integer(get("raw_bytes")),
+    )
+
+
+def _by_trace(rows: Sequence[SpanRow]) -> list[SpanRow]:
+    first: dict[str, int] = {}
+    for row in rows:
+        first[row.trace_id] = min(row.start_unix_ns, first.get(row.trace_id, row.start_unix_ns))
+    return sorted(rows, key=lambda row: (first[row.trace_id], row.trace_id, row.start_unix_ns, row.offset))
+
+
+def _without_repeats(rows: Sequence[SpanRow]) -> tuple[list[int | None], list[Attributes]]:
+    repeats: list[int | None] = []
+    kept: list[Attributes] = []
+    for row in rows:
+        attributes = row.attributes
+        left_out = {}
+        for bit, (name, parts) in enumerate(REPEATS):
+            value = attributes.get(name)
+            known = _repeated(attributes, parts) if value else None  # never 0.0: it would come back without its sign
+            if known == value and type(known) is type(value):
+                left_out[name] = 1 << bit
+        repeats.append(sum(left_out.values()) or None)
+        kept.append({k: v for k, v in attributes.items() if k not in left_out} if left_out else attributes)
+    return repeats, kept
+
+
+def _repeated(attributes: Attributes, parts: Sequence[str]) -> str | float | None:
+    """The text of the one part, or the sum of fractions from left to right; None unless every part is there and fits."""
+    found = attributes.get(parts[0])
+    if len(parts) == 1 and isinstance(found, str):
+        return found
+    total = 0.0
+    for part in parts:
+        value = attributes.get(part)
+        if type(value) is not float or not value >= 0:
+            return None
+        total += value
+    return total
+
+
+def _shape(attributes: Attributes) -> Shape:
+    return tuple(zip(attributes, map(type, attributes.values()), strict=True))
+
+
+def _attribute_columns(rows: Sequence[Attributes]) -> list[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for shape, spans in Counter(map(_shape, rows)).items():
+        for key, kind in shape:
+            if kind in _LETTERS and key == key.lower():
+                counts[key, _LETTERS[kind]] += spans
+    return sorted(column for column, _ in counts.most_common(MAX_ATTRIBUTE_COLUMNS))
+
+
+def _attributes(rows: Sequence[Attributes], chosen: Sequence[tuple[str, str]]) -> dict[str, list[object]]:
+    """Values by column. Spans of one shape (same keys, same types) are turned into columns together."""
+    lists: dict[tuple[str, str], list[object]] = {column: [None] * len(rows) for column in chosen}
+    more: list[object] = [None] * len(rows)
+    shapes: dict[Shape, list[int]] = {}
+    for at, attributes in enumerate(rows):
+        shapes.setdefault(_shape(attributes), []).append(at)
+    for shape, places in shapes.items():
+        transposed = list(zip(*(rows[at].values() for at in places), strict=True))
+        left: list[int] = []
+        for index, (key, kind) in enumerate(shape):
+            target = lists.get((key, _LETTERS.get(kind, "")))
+            if target is None:
+                left.append(index)
+                continue
+            values: Iterable[object] = transposed[index]
+            if kind in (tuple, dict):
+                values = map(attribute_json.dumps, transposed[index])
+            for at, value in zip(places, values, strict=True):
+                target[at] = value
+        if left:
+            for position, at in enumerate(places):
+                more[at] = attribute_json.dumps({shape[i][0]: transposed[i][position] for i in left})
+    return {"attributes_more": more} | {attribute_column(letter, key).name: lists[key, letter] for key, letter in chosen}
+
+
+def _stored_attributes(stored: Mapping[str, object]) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
+    for name, value in stored.items():
+        if value is None or not name.startswith("a."):
+            continue
+        _, letter, key = name.split(".", 2)
+        found[key] = attribute_json.loads(_text(value)) if letter == "j" else value  # type: ignore[assignment]  # by the column
+    found |= attribute_json.loads_map(_text(stored.get("attributes_more")))
+    repeats = stored.get("repeats")
+    for bit, (name, parts) in enumerate(REPEATS):
+        if isinstance(repeats, int) and repeats & 1 << bit:
+            found[name] = _repeated(found, parts)
+    return found
+
+
+def _resources(rows: Sequence[SpanRow]) -> list[object]:
+    """JSON of each row's resource; spans of one batch share the object, so it is encoded once."""
+    known: dict[int, str] = {}
+    return [known.get(id(row.resource)) or known.setdefault(id(row.resource), attribute_json.dumps(row.resource)) for row in rows]
+
+
+def _events(events: Iterable[SpanEvent]) -> str:
+    return attribute_json.dumps(tuple((e.name, e.time_unix_ns, dict(e.attributes)) for e in events))
+
+
+def _links(links: Iterable[SpanLink]) -> str:
+    return attribute_json.dumps(tuple((link.trace_id, link.span_id, dict(link.attributes)) for link in links))
+
+
+def _event_rows(text: object) -> Iterator[SpanEvent]:
+    for name, time_unix_ns, attributes in _triples(text):
+        yield SpanEvent(name=_text(name), time_unix_ns=_integer(time_unix_ns), attributes=_map(attributes))
+
+
+def _link_rows(text: object) -> Iterator[SpanLink]:
+    for trace_id, span_id, attributes in _triples(text):
+        yield SpanLink(trace_id=_text(trace_id), span_id=_text(span_id), attributes=_map(attributes))
+
+
+def _triples(text: object) -> Iterator[tuple[AttributeValue, AttributeValue, AttributeValue]]:
+    rows = attribute_json.loads(text) if isinstance(text, str) else ()
+    if not isinstance(rows, tuple):
+        raise ValueError("a JSON array was expected")
+    for row in rows:
+        if not isinstance(row, tuple) or len(row) != 3:
+            raise ValueError("an array of three was expected")
+        yield row[0], row[1], row[2]
+
+
+def _map(value: AttributeValue) -> Attributes:
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object was expected")
+    return value
+
+
+def _integer(value: object) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"an integer was expected, not {type(value).__name__}")
+    return value
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"text was expected, not {type(value).__name__}")
+    return value
+
+
+def _hex(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, bytes):
+        raise ValueError(f"bytes were expected, not {type(value).__name__}")
+    return value.hex()
