@@ -1,0 +1,34 @@
+"""The command-line side of a configuration: ``--config FILE``, one flag a key, and how its problems are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+from handrail.config import ConfigError, add_flags, given_flags, load
+
+_Config = TypeVar("_Config")
+
+
+def add_config_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+    """``--config``, ``--json`` and a flag for every key of ``cls``."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file; flags win over it (see docs/configuration.md)")
+    parser.add_argument("--json", action="store_true", help="log and report problems as one JSON object a line")
+    add_flags(parser.add_argument_group("configuration"), cls)
+
+
+def configuration(arguments: argparse.Namespace, cls: type[_Config]) -> _Config:
+    """The configuration of parsed arguments. Raises ``ConfigError``."""
+    return load(cls, arguments.config, given_flags(vars(arguments), cls))
+
+
+def print_problems(error: ConfigError, *, as_json: bool) -> None:
+    """Every problem, on standard error."""
+    if as_json:
+        print(json.dumps({"valid": False, "problems": [asdict(problem) for problem in error.problems]}), file=sys.stderr)
+    else:
+        print(error, file=sys.stderr)

@@ -1,0 +1,37 @@
+"""How a command fails: what went wrong, where, what would be valid, and the nearest known names; and the exit codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1  # not found, not reachable, failed
+EXIT_USAGE: Final = 2  # the command line or the configuration is wrong
+EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT
+EXIT_PIPE: Final = 141  # 128 + SIGPIPE: the reader closed the pipe
+
+
+@dataclass(kw_only=True, eq=False)  # an exception is hashed by identity
+class CliError(Exception):
+    """A command cannot answer. Shown on standard error, as text or (with ``--json``) as one JSON object."""
+
+    what: str
+    where: str = ""
+    valid: str = ""
+    nearest: tuple[str, ...] = ()
+    exit_code: int = EXIT_FAILED
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where:   {self.where}")
+        if self.valid:
+            lines.append(f"  valid:   {self.valid}")
+        if self.nearest:
+            lines.append(f"  nearest: {', '.join(self.nearest)}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that the HTTP API uses too."""
+        return {"what": self.what, "where": self.where, "valid": self.valid, "nearest": list(self.nearest)}

@@ -1,0 +1,145 @@
+"""The entry point of the command line: picks the command, loads only that one, and turns every ending into an exit code.
+
+Importing this module and ``handrail --version`` load the standard library only, so the command answers in the base install too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import handrail
+from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CliError
+
+PROGRAM: Final = "handrail"
+_TIME_FLAGS: Final = frozenset({"--since", "--until"})
+_AGO: Final = re.compile(r"-\d")
+_COLLECTOR_MODULES: Final = frozenset({"duckdb", "pyarrow"})  # not in the sidecar extra
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: a module with ``add_arguments(parser)`` and ``run(args) -> int``; the extra that brings what it imports."""
+
+    module: str
+    help: str
+    extra: str
+
+
+COMMANDS: Final = {
+    "sidecar": Command("handrail.cli.sidecar", "observe one router or engine process", "sidecar"),
+    "collector": Command("handrail.cli.collector", "receive, join, explain and store", "collector"),
+    "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
+    "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
+    "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with exact flags only, and the nearest known name beside an unknown one."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}{self._hint(message)}\nTry '{self.prog} --help'.", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE)
+
+    def _hint(self, message: str) -> str:
+        from handrail.values import nearest
+
+        near = None
+        if unknown := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            near = nearest(unknown[1], flags)
+        elif choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            near = nearest(choice[1], [each.strip(" '") for each in choice[2].split(",")])
+        return f"; did you mean {near}?" if near else ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (see docs/cli.md)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except SystemExit as end:  # argparse: --help is 0, a usage error 2
+        return end.code if isinstance(end.code, int) else EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return EXIT_OK if arguments else EXIT_USAGE
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-V", "--version"):
+        print(f"{PROGRAM} {handrail.__version__}")
+        return EXIT_OK
+    command = COMMANDS.get(name)
+    if command is None:
+        from handrail.values import nearest
+
+        near = nearest(name, COMMANDS)
+        hint = f"; did you mean {near}?" if near else ""
+        print(f"{PROGRAM}: no command {name!r}{hint}\nCommands: {', '.join(COMMANDS)}. Try '{PROGRAM} --help'.", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        module = importlib.import_module(command.module)
+        parser = Parser(
+            prog=f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(parser)
+        parsed = parser.parse_args(_joined_times(rest))
+        return int(module.run(parsed))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in sys.stdlib_module_names or missing.startswith("handrail"):
+            raise
+        extra = "collector" if missing in _COLLECTOR_MODULES else command.extra
+        print(f"{PROGRAM} {name}: needs {missing}, which is not installed: pip install 'handrail[{extra}]'", file=sys.stderr)
+        return EXIT_FAILED
+    except CliError as error:
+        as_json = "--json" in rest
+        print(json.dumps({"error": error.to_json()}) if as_json else f"{PROGRAM} {name}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
+    return (
+        f"usage: {PROGRAM} COMMAND [OPTIONS]\n\n"
+        "Where the time to first token went, for disaggregated prefill/decode LLM serving.\n\n"
+        f"{listed}\n\n"
+        f"'{PROGRAM} COMMAND --help' shows the options of one command; '{PROGRAM} --version' the version."
+    )
+
+
+def _joined_times(arguments: Sequence[str]) -> list[str]:
+    """``--since -15m`` as ``--since=-15m``: argparse takes a value that begins with a dash for a flag."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] in _TIME_FLAGS and _AGO.match(argument):
+            joined[-1] = f"{joined[-1]}={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

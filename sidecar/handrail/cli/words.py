@@ -1,0 +1,108 @@
+"""What the closed enums mean, in plain words for a person who looks at one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+PHASE: Final[Mapping[str, str]] = {
+    "prefill_admission": "taking the request in at P, before its scheduler knew it",
+    "prefill_queue": "waiting for P's scheduler",
+    "prefill_compute": "computing the prompt on P",
+    "prefill_respond": "P answering after its first token",
+    "decode_admission": "taking the request in at D, before its scheduler knew it",
+    "kv_wait": "waiting on D for free KV blocks or a load slot",
+    "kv_handshake": "the first contact from D to P",
+    "kv_transfer": "moving the KV blocks from P to D",
+    "kv_notice": "D noticing that the KV blocks had arrived",
+    "decode_queue": "waiting for D's scheduler",
+    "first_step": "D's first step",
+    "decode_respond": "the first token leaving D",
+    "router_and_hops": "the router and the network around P and D",
+    "router": "the router itself",
+    "prefill_hops": "the network between router and P",
+    "decode_hops": "the network between router and D",
+    "unattributed": "time that no evidence explains",
+}
+
+OUTCOME: Final[Mapping[str, str]] = {
+    "ok": "answered in full",
+    "http_error": "answered with an HTTP error",
+    "stream_error": "an error inside a stream that had begun with HTTP 200",
+    "incomplete": "the server itself says that the answer is incomplete",
+    "truncated": "the stream ended without a finish_reason and without [DONE]",
+    "unknown_finish": "the stream ended with [DONE] but without a finish_reason",
+    "client_disconnect": "the client went away",
+    "upstream_disconnect": "the server closed the connection in the middle of the answer",
+    "upstream_unreachable": "the server could not be reached",
+    "timed_out": "nothing came in time",
+    "aborted": "the engine says that the request was aborted",
+    "unknown": "how it ended is not known",
+}
+GOOD_OUTCOMES: Final = frozenset({"ok"})
+NEUTRAL_OUTCOMES: Final = frozenset({"incomplete", "client_disconnect", "unknown", "unknown_finish"})
+
+SCOPE: Final[Mapping[str, str]] = {
+    "edge": "as the client saw it",
+    "decode": "from its arrival at D; what lay before is not seen",
+    "engine": "as the engine reports it; no proxy saw the request",
+}
+
+JOIN: Final[Mapping[str, str]] = {
+    "opened": "opened this row",
+    "connector": "same KV hand-off key (kv_transfer_params)",
+    "ancestor": "same trace, under a span that Handrail sent",
+    "request_key": "same request id, while the edge's was open",
+}
+
+SOURCE: Final[Mapping[str, str]] = {
+    "proxy": "measured by the sidecar's proxy",
+    "otlp": "the engine's own span",
+    "proxy-otlp": "the proxy's time less the engine's span",
+    "edge-proxy": "the edge's time less what P and D took",
+    "plugin": "reported by the plugin in the engine",
+    "middleware": "measured by the middleware in the engine",
+}
+
+KV_OUTCOME: Final[Mapping[str, str]] = {
+    "ok": "D got the KV blocks from P",
+    "failed": "D could not load the KV blocks",
+    "recomputed": "D recomputed the prompt after the load had failed",
+    "retried": "D loaded the KV blocks on a further try",
+    "expired": "P had freed the KV blocks before D read them",
+    "stale_read": "D read KV blocks that P may already have reused",
+    "wrong_request": "D read the KV blocks of another request",
+    "timed_out": "the load did not end in time",
+    "fallback_local": "D computed the prompt itself instead of loading",
+    "hung": "the load neither ended nor failed",
+    "aborted": "the request was aborted while it loaded",
+    "unknown": "no evidence says how the KV load ended",
+}
+
+HINT: Final[Mapping[str, str]] = {
+    "fake_stream": "the whole answer arrived in one burst at the end, so the stream is one in name only",
+    "buffered": "a compression layer or a parser holds text back, so chunk times are later than token times",
+    "stream_close_missing": "after finish_reason came neither [DONE] nor a close",
+    "client_slow": "the client took bytes slower than they came",
+    "undecodable": "the stream could not be decoded, so its token times are not known",
+    "duplicate_request_id": "the request carried more than one X-Request-Id",
+    "duplicate_traceparent": "the request carried more than one traceparent",
+    "invalid_traceparent": "the request carried an invalid traceparent",
+    "context_conflict": "traceparent and B3 disagreed; traceparent won",
+    "long_request_id": "the X-Request-Id was longer than 128 characters and is kept clipped, with a hash",
+    "retried": "the request was sent again",
+}
+
+FINDING: Final[Mapping[str, str]] = {
+    "wrong_request": "a KV hand-off key joined different requests: D may have read another request's KV blocks",
+    "model_mismatch": "the processes on the path name different models",
+}
+
+PLACE: Final[Mapping[str, str]] = {"prefill": "P", "decode": "D", "path": "path"}
+
+
+def plain(word: str, table: Mapping[str, str]) -> str:
+    """The word's meaning; a word from a newer collector is shown as it is. A detail after ``:`` is kept."""
+    kind, _, detail = word.partition(":")
+    meaning = table.get(kind, kind.replace("_", " "))
+    return f"{meaning} ({detail.strip()})" if detail.strip() else meaning
