@@ -30,8 +30,7 @@ class Fleet:
 
 
 def explain(group: Group, fleet: Fleet) -> RequestRow:
-    """The row of ``group``, which has been decided (it has a row id and a version)."""
-    assert group.row_id is not None
+    """The row of ``group``: of a decided one under its row id and version, of an open one under what its id would be now."""
     path = path_of(group)
     parts = breakdown(path, prefill_likely=fleet.has_prefill)
     witness = path.edge or (path.decode.exchange if path.decode else None) or (path.prefill.exchange if path.prefill else None)
@@ -40,7 +39,7 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
     sketch = GapSketch.decode(gaps.sketch) if gaps is not None else None
     outcome, error_type = _outcome(path, witness, engine)
     exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
-    trace_id, request_id = group.row_id
+    trace_id, request_id = group.identity
     started, duration = _times(group, witness, engine)
     return RequestRow(
         request_id=request_id,

@@ -1,15 +1,14 @@
-"""Forwards what was received to another OTLP endpoint (Tempo, Jaeger, an OpenTelemetry Collector), with retry and a bounded queue.
+"""Forwards what was received to another OTLP endpoint (Tempo, Jaeger, an OpenTelemetry Collector): retry, bounded queue.
 
 Sampling. The collector keeps a row of every request; only forwarding obeys the sampled flag of the trace context. The flag is read
-from spans of Handrail's own scope ``handrail.proxy`` alone: a proxy span whose flags have bit 0 clear is withheld. An engine's own
-span is never withheld: SDKs export only what they have sampled, and vLLM 0.32 (opentelemetry-sdk 1.45) sends flags of 256 and 768,
-in which only the has-is-remote bits are set although the span was sampled (recorded; OTLP's flags allow that).
+from spans of Handrail's own scope ``handrail.proxy`` alone: a proxy span whose flags have bit 0 clear is withheld. An engine's
+span is never withheld: SDKs export only what they have sampled, and vLLM 0.32 (opentelemetry-sdk 1.45) sends flags of 256 and
+768, in which only the has-is-remote bits are set although the span was sampled (recorded; OTLP's flags allow that).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -120,8 +119,7 @@ class OtlpForward:
             await asyncio.wait({worker}, timeout=deadline_s)
             self._stop.set()
             worker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await worker
+            await asyncio.gather(worker, return_exceptions=True)
         left = [*([self._running] if self._running is not None else []), *self._queue]
         self.stats.dropped[Drop.SHUTDOWN] += sum(count_items(queued.payload) for queued in left)
         self._queue.clear()

@@ -26,6 +26,9 @@ class Closing(str, Enum):
     LATE = "late"  # a new version after late evidence
 
 
+_OPENERS = (Role.EDGE, Role.ROUTER, Role.DECODE, Role.COLLOCATED, Role.UNKNOWN, Role.PREFILL)
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """Evidence of one request. Owned by the stitcher; nothing outside changes it."""
@@ -46,6 +49,19 @@ class Group:
     def role(self, *roles: Role) -> list[Evidence]:
         """Evidence of these roles, in order of arrival here."""
         return [e for e in self.evidence if e.role in roles]
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Trace id and request id of its row: what was said once stays; before that, of the evidence that opens it.
+
+        Without an edge D's evidence opens it before P's, a proxy's before an engine's.
+        """
+        if self.row_id is not None:
+            return self.row_id
+        opener = self.edge or min(
+            self.evidence, key=lambda e: (_OPENERS.index(e.role), not isinstance(e.record, Exchange), e.offset, e.span)
+        )
+        return opener.record.ids.trace_id, opener.record.ids.span_id
 
     @property
     def sources(self) -> set[tuple[Role, str]]:

@@ -74,12 +74,14 @@ class Stitcher:
         self._by_key: dict[str, list[Group]] = {}
         self._seen_sources: dict[tuple[Role, str], int] = {}
         self._due: list[Group] = []
+        self._first_unix_ns = 0
 
     # --- intake ----------------------------------------------------------------------------------------------------------
 
     def add(self, record: Record, offset: int, received_unix_ns: int) -> None:
         """Take one record. The same span again replaces what was there (an update; the later wins)."""
         self.stats.records += 1
+        self._first_unix_ns = self._first_unix_ns or received_unix_ns
         evidence = evidence_of(record, offset, received_unix_ns)
         self._seen_sources[evidence.role, record.source.value] = received_unix_ns
         known = self._by_span.get(evidence.span)
@@ -204,9 +206,10 @@ class Stitcher:
     def _all_reported(self, group: Group, now: int) -> bool:
         """Whether everything has come that prefill and decode processes of this fleet have been sending lately."""
         self._weak_joins(group, final=False)
+        if now - self._first_unix_ns < self.settings.engine_wait_ns:
+            return False  # too early to know who reports at all
         here = group.sources
-        oldest = now - self.settings.source_memory_ns
-        expected = [s for s, at in self._seen_sources.items() if s[0] in (Role.PREFILL, Role.DECODE) and at >= oldest]
+        expected = [source for source in self.reporting(now) if source[0] in (Role.PREFILL, Role.DECODE)]
         return bool(expected) and all(source in here for source in expected)
 
     def advance(self, now: int) -> list[Decision]:
@@ -233,7 +236,8 @@ class Stitcher:
                     self._forget(group)
             elif group.deadline_unix_ns <= now:
                 self._weak_joins(group, final=True)
-                if group.merged_into is None:
+                group = _root(group)
+                if group.state is State.OPEN:
                     closing = Closing.ORPHAN if group.edge is None and group.alone_at_prefill() else Closing.WAITED
                     decisions.append(self._decide(group, closing, now))
         excess = len(self._groups) - self.settings.max_groups
@@ -254,9 +258,7 @@ class Stitcher:
         group.state = State.DECIDED
         group.decided_unix_ns = group.changed_unix_ns = now
         group.version += 1
-        if group.row_id is None:
-            opener = group.edge or _opener(group.evidence)
-            group.row_id = (opener.record.ids.trace_id, opener.record.ids.span_id)
+        group.row_id = group.identity
         self.stats.decided[closing.value] += 1
         return Decision(group, closing)
 
@@ -317,6 +319,9 @@ class Stitcher:
 
     def _join_by_key(self, group: Group, edge: Evidence, final: bool) -> None:
         """Same request key, inside this edge's lifetime, and inside no other edge's of the same key."""
+        twice = isinstance(edge.record, Exchange) and Hint.DUPLICATE_REQUEST_ID in edge.record.hints
+        if twice and not final:
+            return  # the other request's evidence may still come, and then this one's may turn out not to be unique
         for key in edge.keys:
             named = self._by_key.get(key, ())
             if len(named) > _CROWD:
@@ -325,7 +330,8 @@ class Stitcher:
             others = [g for g in _live(named) if g is not group]
             rivals = [g.edge for g in others if g.edge is not None]
             fitting = [g for g in others if g.edge is None and self._key_fits(group, g) and self._inside(edge, rivals, g)]
-            doubled = self._doubled(group, edge, fitting)
+            labels = [e.label for e in group.evidence] + [g.evidence[0].label for g in fitting]
+            doubled = {label for label in labels if twice and labels.count(label) > 1}
             for other in fitting:
                 if other.evidence[0].label in doubled or any(self._group_within(r, other, 0) for r in rivals):
                     if final:
@@ -341,14 +347,6 @@ class Stitcher:
         if self._group_within(edge, other, 0):
             return True
         return self._group_within(edge, other, SLACK_NS) and not any(self._group_within(r, other, 0) for r in rivals)
-
-    def _doubled(self, group: Group, edge: Evidence, fitting: Sequence[Group]) -> set[str]:
-        """Labels that fit more than once while the proxy saw two requests of this id in flight: whose is whose is unknown."""
-        record = edge.record
-        if not isinstance(record, Exchange) or Hint.DUPLICATE_REQUEST_ID not in record.hints:
-            return set()
-        labels = [e.label for e in group.evidence] + [g.evidence[0].label for g in fitting]
-        return {label for label in labels if labels.count(label) > 1}
 
     def _key_fits(self, group: Group, other: Group) -> bool:
         """Connector keys that both sides name must agree: the same id used twice is two requests."""
@@ -394,14 +392,6 @@ class Stitcher:
 
 def _is_edge(evidence: Evidence) -> bool:
     return evidence.role is Role.EDGE and isinstance(evidence.record, Exchange)
-
-
-_OPENERS = (Role.EDGE, Role.ROUTER, Role.DECODE, Role.COLLOCATED, Role.UNKNOWN, Role.PREFILL)
-
-
-def _opener(evidence: list[Evidence]) -> Evidence:
-    """The evidence that gives a request without an edge its identity: D's before P's, a proxy's before an engine's."""
-    return min(evidence, key=lambda e: (_OPENERS.index(e.role), not isinstance(e.record, Exchange), e.offset, e.span))
 
 
 def _root(group: Group) -> Group:

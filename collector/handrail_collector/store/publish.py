@@ -28,7 +28,7 @@ from handrail_collector.store.span_columns import spans_table
 TEMPORARY = ".tmp"
 HOUR_NS = 3_600_000_000_000
 MAX_HOURS_A_PUBLISH = 24
-"""Hours that get files of their own; rows of further ones (clocks gone wild) lie with the fullest. The manifest has true times."""
+"""Hours that get files of their own; rows of others (clocks gone wild) lie with the fullest. The manifest has their times."""
 
 TIME_COLUMN = {Table.REQUESTS: "started_unix_ns", Table.SPANS: "start_unix_ns"}
 
@@ -71,7 +71,8 @@ class Publisher:
     def open(self) -> Recovered:
         """Take the store, remove what no publish names, and say what is there.
 
-        Raises ``StoreLockedError`` where another process has it, ``StoreDamagedError`` where the manifest cannot be trusted, ``OSError``.
+        Raises ``StoreLockedError`` where another process has it, ``StoreDamagedError`` where the manifest cannot be trusted, and
+        ``OSError``.
         """
         self._make_root()
         self._take_lock()
