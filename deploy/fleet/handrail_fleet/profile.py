@@ -34,7 +34,7 @@ class Profile:
     calculator: str
     max_num_seqs: int
     inter_token_ns: int
-    inter_token_sd_ns: int
+    inter_token_sd_ns: int = 0
     first_token_ns: int = 0
     first_token_sd_ns: int = 0
     prefill_overhead_ns: int = 0

@@ -1,0 +1,105 @@
+"""Engines and routers of the fleet inside the test's own event loop, on free ports, and a receiver for what they export."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from handrail_fleet import router
+from handrail_fleet.engine import Engine, HttpApi, Settings
+from handrail_fleet.profile import Profile
+
+HOST = "127.0.0.1"
+MODEL = "tiny"
+# Steps of 1 ms and hand-offs of 2: tests wait for very little.
+FAST = Profile(
+    name="fast",
+    model=MODEL,
+    calculator="per-token",
+    max_num_seqs=8,
+    inter_token_ns=1_000_000,
+    inter_token_sd_ns=0,
+    prefill_overhead_ns=1_000_000,
+    prefill_per_token_ns=10_000,
+    transfer_per_token_ns=20_000,
+    handshake_ns=1_000_000,
+)
+DEADLINE_S = 20.0
+
+
+def settings(role: str, **changes: Any) -> Settings:
+    base = Settings(role=role, listen=(HOST, 0), profile=FAST, model=MODEL, handshake_timeout_s=0.2)
+    return replace(base, **changes)
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[str]:
+    """The app's base URL."""
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, 0).start()
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def engine(role: str, **changes: Any) -> AsyncIterator[tuple[Engine, str]]:
+    """A started engine and its base URL."""
+    running = Engine(settings(role, **changes))
+    await running.start()
+    try:
+        async with serving(HttpApi(running).app()) as url:
+            yield running, url
+    finally:
+        await running.close()
+
+
+@asynccontextmanager
+async def routed(prefill: str, decode: str, **changes: Any) -> AsyncIterator[str]:
+    """A router in front of one P and one D; its base URL."""
+    chosen = router.Settings(listen=(HOST, 0), prefill=(prefill,), decode=(decode,), **changes)
+    async with serving(router.Router(chosen).app()) as url:
+        yield url
+
+
+class Received:
+    """What an OTLP/HTTP receiver got."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/traces", self._take)
+        return app
+
+    async def _take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.requests.append(ExportTraceServiceRequest.FromString(body))
+        return web.Response(body=ExportTraceServiceResponse().SerializeToString(), content_type="application/x-protobuf")
+
+    def spans(self) -> list[Any]:
+        return [span for each in self.requests for rs in each.resource_spans for ss in rs.scope_spans for span in ss.spans]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return as soon as ``holds()``. Raises ``TimeoutError``."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition never held")
+        await asyncio.sleep(0.005)
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    """A span's attributes as Python values."""
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}

@@ -1,0 +1,94 @@
+"""The fleet as processes: they start, say where they listen, serve, and stop on SIGTERM; mistakes end them with a message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from handrail_fleet.__main__ import main
+
+FLEET = (sys.executable, "-m", "handrail_fleet")
+DEADLINE_S = 30.0
+
+
+@contextmanager
+def process(ready: Path, *arguments: str) -> Iterator[str]:
+    """A running part of the fleet; its HTTP address. It has to end well."""
+    child = subprocess.Popen([*FLEET, *arguments, "--ready-file", str(ready)])
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while not ready.exists():
+            assert child.poll() is None, "it ended before it was ready"
+            assert time.monotonic() < deadline, "it was never ready"
+            time.sleep(0.02)
+        content = json.loads(ready.read_text())
+        assert content["pid"] == child.pid
+        yield "http://" + content["addresses"]["http"]
+        child.terminate()
+        assert child.wait(DEADLINE_S) == 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_fleet_of_processes(tmp_path: Path) -> None:
+    engine = ("engine", "--profile", "small-l40s-edge-constant", "--speed", "20", "--model", "m")
+    with (
+        process(tmp_path / "p.json", *engine, "--role", "prefill") as prefill,
+        process(tmp_path / "d.json", *engine, "--role", "decode", "--listen", "127.0.0.1:0") as decode,
+        process(tmp_path / "r.json", "router", "--prefill", prefill, "--decode", decode, "--replace-ids") as router,
+    ):
+        command = [*FLEET, "load", "--url", router, "--requests", "6", "--concurrency", "3"]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout.splitlines()
+        with urllib.request.urlopen(decode + "/metrics") as answer:
+            metrics = answer.read().decode()
+    sent = [json.loads(line) for line in lines]
+    assert [each["error"] for each in sent] == [None] * 6
+    assert 'vllm:nixl_xfer_time_seconds_count{engine="0",model_name="m"} 6.0' in metrics
+
+
+def test_nothing_of_handrail_is_imported() -> None:
+    """The fleet is the referee: it must not share code with what it judges."""
+    code = (
+        "import sys, handrail_fleet.__main__, handrail_fleet.engine\n"
+        "print([m for m in sys.modules if m == 'handrail' or m.startswith(('handrail.', 'handrail_collector'))])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["engine", "--profile", "nothing"], "8b-h100-balanced-per-token"),
+        (["engine", "--listen", "203.0.113.1:0"], "handrail_fleet engine:"),
+    ],
+    ids=["profile", "address"],
+)
+def test_what_cannot_start_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["engine", "--listen", "nowhere"],
+        ["engine", "--speed", "0"],
+        ["load", "--url", "http://127.0.0.1:1", "--requests", "0"],
+        ["load", "--url", "http://127.0.0.1:1", "--requests", "1", "--chat-share", "2"],
+        ["router", "--prefill", "http://127.0.0.1:1"],
+    ],
+    ids=["address", "speed", "count", "share", "missing"],
+)
+def test_bad_arguments_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "error:" in capsys.readouterr().err

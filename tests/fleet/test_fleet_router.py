@@ -1,0 +1,152 @@
+"""The two-step router: what each worker gets, what the client sees, with every switch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from fleet.running import MODEL, engine, routed, serving
+from handrail_fleet import load, router
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Worker:
+    """A stand-in for an engine that keeps what it was sent."""
+
+    def __init__(self, kv: dict[str, Any] | None) -> None:
+        self.kv = kv
+        self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self._take)
+        return app
+
+    async def _take(self, request: web.Request) -> web.Response:
+        self.seen.append(({name.lower(): value for name, value in request.headers.items()}, await request.json()))
+        return web.json_response({"id": "cmpl-x", "kv_transfer_params": self.kv})
+
+
+@asynccontextmanager
+async def between_workers(**changes: Any) -> AsyncIterator[tuple[str, Worker, Worker]]:
+    p, d = Worker({"remote_request_id": "r"}), Worker(None)
+    async with serving(p.app()) as prefill, serving(d.app()) as decode, routed(prefill, decode, **changes) as url:
+        yield url, p, d
+
+
+async def post(url: str, **more: Any) -> Any:
+    headers = {"X-Request-Id": "mine", "traceparent": CONTEXT, "Authorization": "Bearer x", "X-Other": "y"}
+    payload = {"prompt": "a", "max_tokens": 9, "stream": False, **more}
+    async with aiohttp.ClientSession() as session, session.post(url + "/v1/completions", json=payload, headers=headers) as answer:
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+
+
+async def test_the_two_steps() -> None:
+    async with between_workers() as (url, p, d):
+        status, headers, _ = await post(url, min_tokens=3, stream_options={"include_usage": True})
+    assert status == 200
+    assert headers["x-request-id"] == "mine"
+    (p_headers, p_body), (d_headers, d_body) = p.seen[0], d.seen[0]
+    assert p_body == {"prompt": "a", "max_tokens": 1, "stream": False, "kv_transfer_params": router._ASK_FOR_KV}
+    assert d_body["max_tokens"] == 9
+    assert d_body["kv_transfer_params"] == {"remote_request_id": "r"}
+    for sent in (p_headers, d_headers):
+        assert (sent["x-request-id"], sent["traceparent"], sent["authorization"]) == ("mine", CONTEXT, "Bearer x")
+        assert "x-other" not in sent
+
+
+@pytest.mark.parametrize(
+    ("drop", "prefill", "decode"),
+    [(None, True, True), ("prefill", False, True), ("decode", True, False), ("both", False, False)],
+)
+async def test_the_trace_context_is_dropped_where_asked(drop: str | None, prefill: bool, decode: bool) -> None:
+    async with between_workers(drop_traceparent=drop) as (url, p, d):
+        await post(url)
+    assert ("traceparent" in p.seen[0][0], "traceparent" in d.seen[0][0]) == (prefill, decode)
+
+
+async def test_ids_are_replaced_as_vllm_router_does() -> None:
+    async with between_workers(replace_ids=True) as (url, p, d):
+        _, headers, _ = await post(url)
+    assert headers["x-request-id"] == "mine"
+    sent = p.seen[0][0]["x-request-id"]
+    assert sent == d.seen[0][0]["x-request-id"]
+    assert re.fullmatch(r"___prefill_addr_127\.0\.0\.1:\d+___decode_addr_127\.0\.0\.1:\d+_[0-9a-f]{32}", sent)
+
+
+async def test_workers_take_turns() -> None:
+    workers = [Worker({}), Worker({})]
+    d = Worker(None)
+    async with serving(workers[0].app()) as one, serving(workers[1].app()) as two, serving(d.app()) as decode:
+        chosen = router.Settings(listen=("127.0.0.1", 0), prefill=(one, two), decode=(decode,))
+        async with serving(router.Router(chosen).app()) as url:
+            for _ in range(4):
+                await post(url)
+    assert [len(worker.seen) for worker in workers] == [2, 2]
+
+
+@pytest.mark.parametrize("dead", ["prefill", "decode"])
+async def test_a_dead_worker_is_a_502(dead: str) -> None:
+    alive = Worker({})
+    async with serving(alive.app()) as there:
+        nobody = "http://127.0.0.1:1"
+        pair = (nobody, there) if dead == "prefill" else (there, nobody)
+        async with routed(*pair) as url:
+            status, headers, content = await post(url)
+    assert (status, headers["x-request-id"]) == (502, "mine")
+    assert dead in json.loads(content)["error"]["message"]
+
+
+async def test_a_refusal_of_the_prefill_reaches_the_client() -> None:
+    async with engine("prefill") as (_, prefill), engine("decode") as (_, decode), routed(prefill, decode) as url:
+        status, _, content = await post(url, model="unknown")
+        bad, _, _ = await post(url, prompt="")
+    assert (status, bad) == (404, 400)
+    assert json.loads(content)["error"]["type"] == "NotFoundError"
+
+
+@pytest.mark.parametrize("replace_ids", [False, True], ids=["ids kept", "ids replaced"])
+async def test_a_load_through_engines_is_answered_and_timed(replace_ids: bool) -> None:
+    sent: list[load.Sent] = []
+    async with (
+        engine("prefill") as (p, prefill),
+        engine("decode") as (d, decode),
+        routed(prefill, decode, replace_ids=replace_ids, think_s=0.01) as url,
+    ):
+        await load.run(load.Settings(url=url, requests=24, concurrency=6, model=MODEL, seed=3), sent.append)
+        assert (p._core.kv_usage, d._core.kv_usage) == (0, 0)
+    assert [each.error for each in sent] == [None] * 24
+    assert {each.stream for each in sent} == {True, False}
+    assert {each.path for each in sent} == {"/v1/completions", "/v1/chat/completions"}
+    for each in sent:
+        assert (each.ttft_token_ns is not None) == each.stream
+        assert each.completion_tokens is not None
+        assert each.duration_ns > 10_000_000  # the router's thinking
+        if each.stream:
+            assert each.ttfb_ns is not None
+            assert each.ttft_token_ns is not None
+            assert each.ttfb_ns <= each.ttft_token_ns <= each.duration_ns
+            assert len(each.chunk_ns) <= each.completion_tokens
+        own_id = ("chatcmpl-" if "chat" in each.path else "cmpl-") + each.request_id
+        assert (each.response_id == own_id) != replace_ids
+
+
+async def test_an_open_loop_sends_everything() -> None:
+    sent: list[load.Sent] = []
+    async with engine("both") as (_, url):
+        await load.run(load.Settings(url=url, requests=20, rate=500.0, traceparent=False), sent.append)
+    assert sorted(each.index for each in sent) == list(range(20))
+    assert {each.traceparent for each in sent} == {None}
+
+
+def test_plans_repeat_and_differ_by_seed() -> None:
+    one, same, other = (load.plans(load.Settings(url="", requests=9, seed=seed)) for seed in (1, 1, 2))
+    assert one == same != other
