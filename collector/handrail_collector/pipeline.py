@@ -1,0 +1,255 @@
+"""journal → stitch → explain → store: follows the journal, decides requests, publishes rows and spans by offset range.
+
+Everything here may be lost at any moment and is made again from the journal: a start replays from the low-water mark, spans below
+the published end are stitched but not stored again, and rows that are in the store are not published twice. The clock of
+decisions is the receive time of the entries while there are any, so that a replay decides as the first run did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from handrail.otlp.contract import Signal
+from handrail.records import Role
+from handrail_collector.explain.request import Fleet, explain
+from handrail_collector.journal.journal import Entry, Journal
+from handrail_collector.rows import RequestRow
+from handrail_collector.stitch.duplicates import Duplicates
+from handrail_collector.stitch.reading import SpanReader, batches
+from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
+from handrail_collector.store.publish import Publisher, Recovered, RowId
+from handrail_collector.store.span import SpanRow, span_rows
+
+log = logging.getLogger(__name__)
+
+SPANS_A_SLICE = 128
+"""Spans worked on before the loop may do something else: about 3 ms, so that senders are acknowledged between slices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """``dedup_window_ns``: how far back a replay reaches, so that what is sent again after a restart is known again."""
+
+    flush_interval_ns: int = 5 * SECOND
+    max_buffered_spans: int = 100_000
+    dedup_window_ns: int = 120 * SECOND
+    journal_high_ratio: float = 0.8
+    stitch: StitchSettings = field(default_factory=StitchSettings)
+
+
+@dataclass(slots=True)
+class PipelineStats:
+    """Counts since start."""
+
+    entries: dict[str, int] = field(default_factory=lambda: {signal.value: 0 for signal in Signal})
+    spans: int = 0
+    spans_stored: int = 0
+    rows: int = 0
+    rows_skipped: int = 0  # made again by a replay, already in the store
+    undecodable: int = 0
+    publishes: int = 0
+    publish_failures: int = 0
+    edge_rows: int = 0
+    edge_complete: int = 0
+    published_offset: int = 0
+
+
+class Pipeline:
+    """One shard. ``run`` follows the journal until the journal shuts down; all methods belong to one event loop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        publisher: Publisher,
+        recovered: Recovered,
+        settings: PipelineSettings | None = None,
+        *,
+        journal_max_bytes: int = 4 << 30,
+        forward: Callable[[Signal, bytes], None] | None = None,
+        now_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.settings = settings or PipelineSettings()
+        self.stats = PipelineStats(published_offset=recovered.end_offset)
+        self.stitcher = Stitcher(self.settings.stitch)
+        self.duplicates = Duplicates(2 * self.settings.dedup_window_ns)
+        self.reader = SpanReader()
+        self._journal = journal
+        self._journal_max_bytes = journal_max_bytes
+        self._publisher = publisher
+        self._already: set[RowId] = set(recovered.published)
+        self._start_offset = recovered.low_water_offset
+        self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
+        self._taken_offset = recovered.end_offset
+        self._low_water = recovered.low_water_offset
+        self._forward = forward
+        self._now_unix_ns = now_unix_ns
+        self._swept_unix_ns = 0
+        self._spans: list[SpanRow] = []
+        self._rows: list[RequestRow] = []
+        self._flushing: list[RequestRow] = []
+        self._recent: deque[tuple[int, int]] = deque()  # (received, offset) of entries inside the deduplication window
+        self._publishing = asyncio.Lock()
+        self._caught_up = asyncio.Event()
+        self._enough = asyncio.Event()
+
+    # --- running ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided."""
+        timer = asyncio.create_task(self._tick())
+        try:
+            async for entry in self._journal.follow(self._start_offset):
+                await self._take(entry)
+                if len(self._spans) >= self.settings.max_buffered_spans:
+                    await self.flush()
+        finally:
+            timer.cancel()
+            await asyncio.gather(timer, return_exceptions=True)
+        await self.flush()
+
+    async def _tick(self) -> None:
+        """Once a second: what is due by the clock when no entries come, and what is due for publishing."""
+        interval_s = self.settings.flush_interval_ns / SECOND
+        flushed = time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, interval_s))
+            if self._journal.lag_bytes == 0:
+                self._sweep(self._now_unix_ns())
+            if time.monotonic() - flushed >= interval_s:
+                flushed = time.monotonic()
+                await self.flush()
+
+    # --- intake ----------------------------------------------------------------------------------------------------------
+
+    async def _take(self, entry: Entry) -> None:
+        self.stats.entries[entry.signal.value] += 1
+        now = entry.received_unix_ns
+        self._decided(self.stitcher.advance(now))
+        if now - self._swept_unix_ns >= SECOND:
+            self._sweep(now)
+        if entry.signal is Signal.TRACES:
+            await self._take_spans(entry)
+        if self._forward is not None and entry.offset >= self._stored_offset:
+            self._forward(entry.signal, entry.payload)
+        self._recent.append((now, entry.offset))
+        self._taken_offset = max(self._taken_offset, entry.next_offset)
+
+    async def _take_spans(self, entry: Entry) -> None:
+        try:
+            request = ExportTraceServiceRequest.FromString(entry.payload)
+        except DecodeError:  # the receiver checked it, so this is damage on disk
+            self.stats.undecodable += 1
+            return
+        store = entry.offset >= self._stored_offset
+        worked = 0
+        for resource_spans in request.resource_spans:
+            for batch in batches(resource_spans):
+                if self.duplicates.batch(batch.process.sender, batch.seq, batch.scope, entry.received_unix_ns):
+                    batch.drop_all()
+                    continue
+                for index, span in enumerate(batch.spans):
+                    if self.duplicates.span(span.SerializeToString(), entry.received_unix_ns):
+                        batch.drop(index)
+                        continue
+                    record = self.reader.read(span, batch.scope, batch.process)
+                    if record is not None:
+                        self.stitcher.add(record, entry.offset, entry.received_unix_ns)
+                    elif span.parent_span_id:
+                        trace = span.trace_id.hex()
+                        self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex())
+                    worked += 1
+                    if worked % SPANS_A_SLICE == 0:
+                        await asyncio.sleep(0)
+                batch.remove_dropped()
+        self.stats.spans += worked
+        if store:
+            self._spans.extend(span_rows(request.resource_spans, entry.offset))
+
+    # --- decisions -------------------------------------------------------------------------------------------------------
+
+    def _sweep(self, now: int) -> None:
+        self._swept_unix_ns = now
+        self._decided(self.stitcher.sweep(now))
+        if self._journal.size_bytes > self.settings.journal_high_ratio * self._journal_max_bytes:
+            # what is held open keeps its journal segments: under pressure the oldest tenth is decided with what there is
+            self._decided(self.stitcher.evict(max(1, len(self.stitcher) // 10), now))
+
+    def _decided(self, decisions: Sequence[Decision]) -> None:
+        if not decisions:
+            return
+        fleet = self.fleet()
+        for decision in decisions:
+            row = explain(decision.group, fleet)
+            if (row.trace_id, row.request_id, row.version) in self._already:
+                self.stats.rows_skipped += 1
+                continue
+            self.stats.rows += 1
+            if row.version == 1 and row.scope == "edge":
+                self.stats.edge_rows += 1
+                self.stats.edge_complete += row.complete
+            self._rows.append(row)
+
+    def fleet(self) -> Fleet:
+        """Who has been reporting lately."""
+        return Fleet(frozenset(self.stitcher.reporting(self._now_unix_ns())))
+
+    # --- publishing ------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Publish what was decided and the spans that came, durable when this returns. A failed disk is tried again later."""
+        async with self._publishing:
+            first, end, low = self._stored_offset, self._taken_offset, self._low()
+            if end == first and not self._rows:
+                return
+            spans, self._spans = self._spans, []
+            rows, self._rows = self._rows, []
+            self._flushing, self._stored_offset = rows, end
+            try:
+                await asyncio.to_thread(self._publisher.publish, first, end, low, spans, rows)
+            except OSError as error:
+                self.stats.publish_failures += 1
+                log.error("publishing failed, will be tried again: %s", error)
+                self._spans, self._rows = spans + self._spans, rows + self._rows
+                self._stored_offset = first
+                return
+            finally:
+                self._flushing = []
+            self._low_water = low
+            self.stats.publishes += 1
+            self.stats.spans_stored += len(spans)
+            self.stats.published_offset = end
+            self._journal.release(low)
+
+    def _low(self) -> int:
+        """Where a replay would have to start: the oldest evidence still held, or the start of the deduplication window."""
+        horizon = self._now_unix_ns() - self.settings.dedup_window_ns
+        while self._recent and self._recent[0][0] < horizon:
+            self._recent.popleft()
+        held = self.stitcher.low_water()
+        candidates = [self._taken_offset]
+        if held is not None:
+            candidates.append(held)
+        if self._recent:
+            candidates.append(self._recent[0][1])
+        return max(self._low_water, min(candidates))
+
+    # --- what is known and not in the store yet --------------------------------------------------------------------------
+
+    def rows(self) -> Sequence[RequestRow]:
+        """Decided rows that are not published yet, then provisional rows of open requests that have an edge or a decode."""
+        fleet = self.fleet()
+        waiting = [*self._flushing, *self._rows]
+        open_rows = [
+            explain(group, fleet)
+            for group in self.stitcher.open_groups()
+            if group.edge is not None or group.role(Role.DECODE, Role.COLLOCATED)
+        ]
+        return [*waiting, *open_rows]
