@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from handrail.proxy.cutjson import head_members, tail_members
+from handrail.proxy.loose import loaded, name, of_type, token_count, whole_number
 from handrail.records import KvParams
 
 TAIL_BYTES: Final = 256 * 1024  # room for the block list of a prompt of half a million tokens
-_NAME_LIMIT: Final = 256  # longer ids and model names are not ids and model names
 
 _OPERATIONS: Final = (
     ("/v1/chat/completions", "chat"),
@@ -26,8 +26,6 @@ _OPERATIONS: Final = (
     ("/v1/messages", "messages"),
 )
 _ABSENT: Final = msgspec.Raw(b"")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,18 +143,18 @@ class RequestInspector:
         return _Fields(**{_WANTED[key]: msgspec.Raw(value) for key, value in members.items() if key in _WANTED})
 
     def _facts(self, fields: _Fields, *, whole: bool) -> RequestFacts:
-        options = _decoded(fields.stream_options, dict) or {}
-        stream = _decoded(fields.stream, bool)
+        options = of_type(_value(fields.stream_options), dict) or {}
+        stream = of_type(_value(fields.stream), bool)
         said = whole or bool(fields.stream_options)
         limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
         return RequestFacts(
             operation=self._operation,
-            model=name(_decoded(fields.model, str)),
+            model=name(_value(fields.model)),
             stream_asked=False if stream is None and whole and not _spoken(fields.stream) else stream,
             choices=self._choices(fields, whole=whole),
             include_usage=_flag(options, "include_usage", said),
             continuous_usage=_flag(options, "continuous_usage_stats", said),
-            max_tokens=next((limit for limit in map(_count, limits) if limit is not None), None),
+            max_tokens=next((limit for limit in (token_count(_value(limit)) for limit in limits) if limit is not None), None),
             kv=_kv(fields),
             inspected="whole" if whole else "partial",
         )
@@ -164,7 +162,7 @@ class RequestInspector:
     def _choices(self, fields: _Fields, *, whole: bool) -> int | None:
         if self._operation in ("responses", "messages"):
             return 1
-        asked = _count(fields.n)
+        asked = token_count(_value(fields.n))
         if asked is None and whole and not _spoken(fields.n):
             asked = 1
         prompts = 1 if self._operation == "chat" else _prompts(fields.prompt)
@@ -180,8 +178,8 @@ def kv_params(found: object) -> KvParams | None:
     if not isinstance(found, Mapping):
         return None
     params = KvParams(
-        do_remote_prefill=_is(found.get("do_remote_prefill"), bool),
-        do_remote_decode=_is(found.get("do_remote_decode"), bool),
+        do_remote_prefill=of_type(found.get("do_remote_prefill"), bool),
+        do_remote_decode=of_type(found.get("do_remote_decode"), bool),
         remote_engine_id=name(found.get("remote_engine_id")),
         remote_request_id=name(found.get("remote_request_id")),
         remote_host=name(found.get("remote_host", found.get("bootstrap_host"))),
@@ -193,16 +191,6 @@ def kv_params(found: object) -> KvParams | None:
         bootstrap_room=_label(found.get("bootstrap_room")),
     )
     return params if params != KvParams() else None
-
-
-def name(value: object) -> str | None:
-    """A short non-empty printable string, as ids and model names are; else None."""
-    return value if isinstance(value, str) and 0 < len(value) <= _NAME_LIMIT and value.isprintable() else None
-
-
-def whole_number(value: object) -> int | None:
-    """A non-negative 63-bit integer that is not a bool; else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
 
 
 def _label(value: object) -> str | None:
@@ -225,11 +213,11 @@ def _blocks(found: object) -> int | None:
 
 
 def _kv(fields: _Fields) -> KvParams | None:
-    params = _decoded(fields.kv_transfer_params, dict)
+    params = of_type(_value(fields.kv_transfer_params), dict)
     known = kv_params(params)
     if known is not None:
         return known
-    room, host, port = (_decoded(raw, object) for raw in (fields.bootstrap_room, fields.bootstrap_host, fields.bootstrap_port))
+    room, host, port = (_value(raw) for raw in (fields.bootstrap_room, fields.bootstrap_host, fields.bootstrap_port))
     if room is None:
         return None
     return kv_params({"bootstrap_room": room, "bootstrap_host": host, "bootstrap_port": port})
@@ -250,26 +238,17 @@ def _prompts(raw: msgspec.Raw) -> int | None:
         return None
 
 
-def _decoded(raw: msgspec.Raw, kind: type[T]) -> T | None:
-    if not raw:
-        return None
+def _value(raw: msgspec.Raw) -> Any:
+    """The member's value; None for an absent, malformed or null one."""
     try:
-        return _is(msgspec.json.decode(raw), kind)
-    except (msgspec.DecodeError, RecursionError):
+        return loaded(raw) if raw else None
+    except ValueError:
         return None
 
 
 def _spoken(raw: msgspec.Raw) -> bool:
     """The member is there and not null: a null takes the default like an absent one."""
     return bytes(raw) not in (b"", b"null")
-
-
-def _count(raw: msgspec.Raw) -> int | None:
-    return whole_number(_decoded(raw, int))
-
-
-def _is(value: Any, kind: type[T]) -> T | None:
-    return value if isinstance(value, kind) else None
 
 
 def _flag(options: dict[Any, Any], key: str, said: bool) -> bool | None:
