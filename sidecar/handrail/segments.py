@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +38,16 @@ class Limits:
     max_bytes: int = 8 << 30
     segment_bytes: int = 64 << 20
     max_record_bytes: int = 64 << 20  # of payload
+
+    @classmethod
+    def within(cls, max_bytes: int) -> Limits:
+        """Workable limits for a total of ``max_bytes``: an eighth at most in the segment that cannot be freed."""
+        segment_bytes = min(64 << 20, max_bytes // 8)
+        return cls(
+            max_bytes=max_bytes,
+            segment_bytes=segment_bytes,
+            max_record_bytes=min(64 << 20, max_bytes - segment_bytes - HEADER_BYTES),
+        )
 
     def validate(self) -> list[str]:
         """Everything that is wrong, in words; empty when the log can work within these bounds."""
@@ -159,7 +169,7 @@ class SegmentLog:
         self._synced = end
         return end
 
-    def read(self, from_offset: int, until: int | None = None) -> Iterator[Stored]:
+    def read(self, from_offset: int, until: int | None = None) -> Generator[Stored, None, None]:
         """The records from ``from_offset`` (a record's offset, or a ``next_offset``) up to ``until`` (default: all appended).
 
         Begins with the first record kept where ``from_offset`` was dropped. Safe in a second thread; a segment that is dropped

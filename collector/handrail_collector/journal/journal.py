@@ -1,0 +1,283 @@
+"""The collector's journal: an export request is acknowledged after it is on disk, with all that waited for the same sync.
+
+The loop never touches the disk. One thread owns the log: it writes and syncs whatever has gathered while it was busy, so the
+slower the disk, the larger the group (DESIGN section 8). A second thread reads for followers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.export.spool import KIND_OF_SIGNAL, SIGNAL_OF_KIND
+from handrail.files import Files
+from handrail.otlp.contract import Rejected, Retryable, Signal
+from handrail.otlp.refusals import Unavailable
+from handrail.segments import Damage, Full, Limits, SegmentLog, Stored
+
+_LOG = logging.getLogger(__name__)
+_READ_AHEAD_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalSettings:
+    """``max_pending_bytes`` bounds what waits for a sync, beside ``max_bytes`` on disk."""
+
+    folder: str | os.PathLike[str]
+    max_bytes: int = 4 << 30
+    max_pending_bytes: int = 64 << 20
+    retry_delay_s: float = 1.0
+
+    def open_log(self, *, floor: int = 0, files: Files | None = None) -> SegmentLog:
+        """Open the log; ``floor`` as in ``SegmentLog``: the store's published offset. Raises what ``SegmentLog`` raises."""
+        return SegmentLog(self.folder, Limits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One journalled export request. ``next_offset``: where to follow from once this one is done with."""
+
+    offset: int
+    next_offset: int
+    signal: Signal
+    received_unix_ns: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class JournalStats:
+    """Counts since start."""
+
+    appended_records: int = 0
+    appended_bytes: int = 0  # of payload
+    syncs: int = 0
+    sync_ns: int = 0  # spent writing and syncing, all groups
+    refused_full: int = 0  # the bound on disk
+    refused_busy: int = 0  # the bound on what waits for a sync
+    refused_unavailable: int = 0  # stopping, or the disk failed
+    released_bytes: int = 0
+    unknown_records: int = 0  # read back with a kind that this version does not know; passed over
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    signal: Signal
+    payload: bytes
+    received_unix_ns: int
+    done: asyncio.Future[None]
+
+
+class Journal:
+    """A ``Consumer``. Owns ``log`` from construction on; all methods belong to the loop that called ``start``.
+
+    ``shutdown`` finishes what was accepted, ends followers (they go on from their offset next time), closes the log; it works
+    without ``start`` and twice.
+    """
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        *,
+        max_pending_bytes: int = 64 << 20,
+        retry_delay_s: float = 1.0,
+        now_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.stats = JournalStats()
+        self.followed_offset = log.begin  # what the furthest follower has taken
+        self.followed_unix_ns = 0  # when that was received
+        self._log = log
+        self._max_pending_bytes = max_pending_bytes
+        self._retry_delay_s = retry_delay_s
+        self._now_unix_ns = now_unix_ns
+        self._waiting: list[_Waiting] = []
+        self._pending_bytes = 0
+        self._committing: asyncio.Task[None] | None = None
+        self._grown = asyncio.Condition()
+        self._stopping = False
+        self._broken = ""
+        self._release_to = 0
+        self._writer = ThreadPoolExecutor(1, "journal-write")
+        self._reader = ThreadPoolExecutor(1, "journal-read")
+
+    @property
+    def end(self) -> int:
+        """Everything below this offset is on disk and can be followed."""
+        return self._log.synced
+
+    @property
+    def begin(self) -> int:
+        """The oldest offset kept."""
+        return self._log.begin
+
+    @property
+    def size_bytes(self) -> int:
+        """What the journal takes on disk."""
+        return self._log.size()
+
+    @property
+    def lag_bytes(self) -> int:
+        """What is on disk and no follower has taken."""
+        return max(0, self.end - self.followed_offset)
+
+    @property
+    def torn_bytes(self) -> int:
+        """Cut off at opening: requests half written at a crash, none of them acknowledged."""
+        return self._log.recovery.torn_bytes
+
+    @property
+    def damaged_bytes(self) -> int:
+        """Passed over in reading because they hold no record: acknowledged data may be lost."""
+        return self._log.damaged_bytes
+
+    @property
+    def healthy(self) -> bool:
+        """False once the disk failed: nothing more is accepted until the process starts anew."""
+        return not self._broken
+
+    async def start(self) -> None:
+        """Make what an earlier process left durable, so that nothing followed can vanish. Raises ``OSError``."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._log.sync)
+
+    async def consume(self, signal: Signal, payload: bytes) -> None:
+        """Returns once ``payload`` is on disk. Raises ``Retryable`` when full or stopping, ``Rejected`` when it can never fit."""
+        if self._stopping or self._broken:
+            self.stats.refused_unavailable += 1
+            raise Unavailable(self._broken or "stopping", self._retry_delay_s)
+        if len(payload) > self._log.limits.max_record_bytes:
+            raise Rejected(f"a request of {len(payload)} bytes; the journal takes {self._log.limits.max_record_bytes}")
+        if self._pending_bytes and self._pending_bytes + len(payload) > self._max_pending_bytes:
+            self.stats.refused_busy += 1
+            raise Retryable("the disk is behind", self._retry_delay_s)
+        waiting = _Waiting(signal, payload, self._now_unix_ns(), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._pending_bytes += len(payload)
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit_groups())
+        await waiting.done
+
+    async def follow(self, from_offset: int) -> AsyncIterator[Entry]:
+        """Every entry on disk from ``from_offset`` on, then each new one as it gets there; ends at ``shutdown``.
+
+        Raises ``OSError`` where the files cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        position = from_offset
+        self.followed_offset = max(self.followed_offset, position)
+        while True:
+            async with self._grown:
+                while self.end <= position and not self._stopping:
+                    await self._grown.wait()
+            if self._stopping:
+                return
+            batch, following = await loop.run_in_executor(self._reader, self._take, position, self.end)
+            for record in batch:
+                signal = SIGNAL_OF_KIND.get(record.kind)
+                if signal is None:
+                    self.stats.unknown_records += 1
+                    continue
+                if record.next_offset > self.followed_offset:
+                    self.followed_offset, self.followed_unix_ns = record.next_offset, record.at_unix_ns
+                yield Entry(record.offset, record.next_offset, signal, record.at_unix_ns, record.payload)
+            position = following
+            self.followed_offset = max(self.followed_offset, position)
+
+    def release(self, offset: int) -> None:
+        """Everything below ``offset`` is safe elsewhere: its segments may go. Returns at once; the writing thread removes."""
+        if offset > self._release_to and not self._stopping:
+            self._release_to = offset
+            self._writer.submit(self._drop, offset)
+
+    async def shutdown(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._committing is not None:
+            await self._committing
+        async with self._grown:
+            self._grown.notify_all()
+        await asyncio.to_thread(self._close)
+
+    async def _commit_groups(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            try:
+                refusals = await loop.run_in_executor(self._writer, self._commit, group)
+            except Exception as fault:  # a bug; nobody may wait for ever because of it
+                refusals = [fault] * len(group)
+            for waiting, refusal in zip(group, refusals, strict=True):
+                self._pending_bytes -= len(waiting.payload)
+                if waiting.done.cancelled():
+                    continue  # its sender went away; the entry stands, and a second delivery is a known duplicate
+                if refusal is None:
+                    waiting.done.set_result(None)
+                else:
+                    waiting.done.set_exception(refusal)
+            async with self._grown:
+                self._grown.notify_all()
+        self._committing = None
+
+    def _commit(self, group: list[_Waiting]) -> list[Exception | None]:
+        """In the writing thread: write the group, one sync for all. Returns the refusal of each, or None."""
+        started_ns = time.perf_counter_ns()
+        refusals = [self._append(waiting) for waiting in group]
+        try:
+            self._log.sync()
+        except OSError as error:
+            refusals = [refusal or self._fail(error) for refusal in refusals]
+        self.stats.syncs += 1
+        self.stats.sync_ns += time.perf_counter_ns() - started_ns
+        return refusals
+
+    def _append(self, waiting: _Waiting) -> Exception | None:
+        try:
+            self._log.append(KIND_OF_SIGNAL[waiting.signal], waiting.payload, waiting.received_unix_ns)
+        except Full as full:
+            self.stats.refused_full += 1
+            return Retryable(f"journal full: {full}", self._retry_delay_s)
+        except OSError as error:
+            return self._fail(error)
+        self.stats.appended_records += 1
+        self.stats.appended_bytes += len(waiting.payload)
+        return None
+
+    def _fail(self, error: OSError) -> Exception:
+        if not self._broken:
+            self._broken = f"the journal's disk failed: {error.strerror or error}"
+            _LOG.error("%s; nothing more is accepted until a restart", self._broken)
+        self.stats.refused_unavailable += 1
+        return Unavailable(self._broken, self._retry_delay_s)
+
+    def _drop(self, offset: int) -> None:
+        try:
+            self.stats.released_bytes += self._log.drop_before(offset)
+        except OSError as error:
+            _LOG.warning("a journal segment could not be removed: %s", error)
+
+    def _take(self, position: int, until: int) -> tuple[list[Stored], int]:
+        """In the reading thread: some records, so that the loop is not entered for each, and where to read on."""
+        batch: list[Stored] = []
+        size = 0
+        with contextlib.closing(self._log.read(position, until)) as records:
+            for record in records:
+                batch.append(record)
+                size += len(record.payload)
+                if size >= _READ_AHEAD_BYTES:
+                    return batch, record.next_offset
+        return batch, until  # also past an end without a record
+
+    def _close(self) -> None:
+        self._writer.shutdown(wait=True)
+        self._reader.shutdown(wait=True)
+        self._log.close()
+
+
+def _report(damage: Damage) -> None:
+    _LOG.error("journal damaged: %d bytes from offset %d hold no record", damage.next_offset - damage.offset, damage.offset)

@@ -1,0 +1,310 @@
+"""From finished records to the collector: encode, batch, spool, send in order, acknowledge.
+
+``sink`` and ``take`` belong to the event loop's thread. ``sink`` costs the encoding of one span (about 50 us, decision 0003) and
+writes nothing; a flush joins encoded spans and appends them to the spool, which is a copy into the page cache (0.2 ms for 512
+spans measured; an executor would add as much again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from handrail.export.spans import to_span
+from handrail.export.spool import Spool
+from handrail.files import Files
+from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.delivery import Backoff, DeliveryStats, deliver
+from handrail.otlp.fields import delimited
+from handrail.otlp.payload import count_items, with_batch_seq
+from handrail.otlp.refusals import Unavailable
+from handrail.records import Exchange, Record
+from handrail.segments import Damage, Full
+
+_LOG = logging.getLogger(__name__)
+_FAULT_WAIT_S: Final = 1.0
+
+
+class Client(Protocol):
+    """What sends: ``handrail.otlp.client.OtlpClient``."""
+
+    async def send(self, signal: Signal, payload: bytes) -> Accepted: ...
+
+    async def close(self) -> None: ...
+
+
+class Drop(str, Enum):
+    """Why a span of ours was not sent."""
+
+    PENDING_FULL = "pending_full"  # more spans at once than a flush could take
+    SPOOL_FULL = "spool_full"  # the collector did not acknowledge for too long, or the disk is full
+    UNENCODABLE = "unencodable"  # a record that makes no span: a fault of ours
+    TOO_LARGE = "too_large"
+    STOPPED = "stopped"  # came after the shutdown, or was left in memory by it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSettings:
+    """``folder`` None keeps the spool in memory. ``max_batch_bytes``: gRPC receivers commonly refuse above 4 MiB."""
+
+    folder: str | os.PathLike[str] | None = None
+    max_bytes: int = 64 << 20
+    flush_interval_s: float = 0.5
+    batch_spans: int = 512
+    max_batch_bytes: int = 2 << 20
+    max_pending_spans: int = 8192
+    retry_delay_s: float = 1.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+@dataclass(slots=True)
+class ExportStats:
+    """Counts since start."""
+
+    spans_taken: int = 0
+    spans_spooled: int = 0
+    batches_spooled: int = 0  # ours and tapped
+    bytes_spooled: int = 0
+    tapped_batches: int = 0
+    tapped_refused: int = 0  # told to retry
+    spool_errors: int = 0  # the disk failed: an append, or remembering an acknowledgement
+    sender_faults: int = 0
+    dropped: dict[Drop, int] = field(default_factory=lambda: dict.fromkeys(Drop, 0))
+
+
+class Exporter:
+    """One sender: its resource carries its ``handrail.sender.id``, its batches are numbered from 1 without holes.
+
+    ``start`` opens the spool (raises ``OSError``; ``BlockingIOError`` where another process has it) and sends what an earlier
+    process left there, unchanged. ``shutdown`` flushes, sends for up to ``drain_seconds``, and leaves the rest in the folder;
+    it works without ``start`` and twice.
+    """
+
+    def __init__(
+        self,
+        settings: ExportSettings,
+        resource: Resource,
+        client_factory: Callable[[], Client],
+        *,
+        files: Files | None = None,
+        now_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.stats = ExportStats()
+        self.delivery = DeliveryStats()
+        self._settings = settings
+        self._resource = resource.SerializeToString()
+        self._client_factory = client_factory
+        self._files = files
+        self._now_unix_ns = now_unix_ns
+        self._pending: list[bytes] = []
+        self._seq = 0
+        self._spool: Spool | None = None
+        self._spool_full = False
+        self._closed = False
+        self._some = asyncio.Event()  # a span is pending
+        self._enough = asyncio.Event()  # a whole batch is
+        self._spooled = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Spooled and not acknowledged."""
+        return self._spool.waiting_bytes if self._spool is not None else 0
+
+    @property
+    def damaged_bytes(self) -> int:
+        """Spooled and lost: they could not be read back."""
+        return self._spool.damaged_bytes + self._spool.torn_bytes if self._spool is not None else 0
+
+    async def start(self) -> None:
+        settings = self._settings
+        self._spool = Spool(settings.folder, settings.max_bytes, files=self._files, on_damage=_report)
+        self._tasks = [asyncio.create_task(self._flush_on_time()), asyncio.create_task(self._send_in_order())]
+
+    def sink(self, record: Record) -> None:
+        """Take one finished exchange (``sources.base.Sink``). Engine and router records are tapped spans already, so passed over."""
+        if not isinstance(record, Exchange):
+            return
+        self.stats.spans_taken += 1
+        if self._closed:
+            self.stats.dropped[Drop.STOPPED] += 1
+        elif len(self._pending) >= self._settings.max_pending_spans:
+            self.stats.dropped[Drop.SPOOL_FULL if self._spool_full else Drop.PENDING_FULL] += 1
+        else:
+            self._encode(record)
+
+    async def take(self, signal: Signal, payload: bytes) -> None:
+        """Take over a tapped export request; it has its batch number and is spooled once this returns.
+
+        Raises ``Retryable`` while the spool is full or the sidecar stops, ``Rejected`` for what could never fit.
+        """
+        if self._spool is None or self._closed:
+            raise Unavailable("stopping", self._settings.retry_delay_s)
+        if not count_items(payload):
+            return  # a connection check: it has no scope to number
+        try:
+            self._put(self._spool, signal, with_batch_seq(payload, self._seq + 1))
+        except Full:
+            self.stats.tapped_refused += 1
+            raise Retryable("spool full", self._settings.retry_delay_s) from None
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        except OSError as error:
+            self.stats.spool_errors += 1
+            self.stats.tapped_refused += 1
+            raise Unavailable(f"spool: {error.strerror or error}", self._settings.retry_delay_s) from None
+        self.stats.tapped_batches += 1
+
+    def flush(self) -> bool:
+        """Move what is pending into the spool; False where something is left because the spool takes no more."""
+        spool = self._spool
+        if spool is None:
+            return False
+        while self._pending:
+            count = self._fitting()
+            batch = self._pending[:count]
+            try:
+                self._put(spool, Signal.TRACES, encode_batch(self._resource, self._seq + 1, batch))
+            except Full:
+                self._spool_full = True
+                return False
+            except ValueError:
+                self.stats.dropped[Drop.TOO_LARGE] += count
+            except OSError:
+                self.stats.spool_errors += 1
+                self._spool_full = True
+                return False
+            else:
+                self.stats.spans_spooled += count
+            del self._pending[:count]
+        self._spool_full = False
+        self._some.clear()
+        self._enough.clear()
+        return True
+
+    async def shutdown(self, drain_seconds: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.flush()
+        self.stats.dropped[Drop.STOPPED] += len(self._pending)
+        self._pending.clear()
+        if self._spool is None:
+            return
+        self._tasks[0].cancel()
+        try:
+            await asyncio.wait_for(self._empty.wait(), drain_seconds)
+        except asyncio.TimeoutError:
+            _LOG.warning("stopped with %d bytes not acknowledged by the collector", self.waiting_bytes)
+        self._stop.set()
+        self._tasks[1].cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._settings.folder is None:
+            self._count_left(self._spool)
+        self._spool.close()
+
+    def _encode(self, record: Exchange) -> None:
+        try:
+            span = to_span(record).SerializeToString()
+        except Exception:  # a sink never raises into a request
+            self.stats.dropped[Drop.UNENCODABLE] += 1
+            return
+        self._pending.append(span)
+        if not self._some.is_set():
+            self._some.set()
+        if len(self._pending) >= self._settings.batch_spans:
+            self._enough.set()
+
+    def _fitting(self) -> int:
+        """How many pending spans go into the next batch: at least one."""
+        size = 0
+        for count, span in enumerate(self._pending[: self._settings.batch_spans]):
+            size += len(span)
+            if count and size > self._settings.max_batch_bytes:
+                return count
+        return min(len(self._pending), self._settings.batch_spans)
+
+    def _put(self, spool: Spool, signal: Signal, payload: bytes) -> None:
+        """Spool one batch that carries the next number. The number is used up only where that worked: no holes."""
+        spool.put(signal, payload, self._now_unix_ns())
+        self._seq += 1
+        self.stats.batches_spooled += 1
+        self.stats.bytes_spooled += len(payload)
+        self._empty.clear()
+        self._spooled.set()
+
+    async def _flush_on_time(self) -> None:
+        while True:
+            await self._some.wait()
+            await _set_within(self._enough, self._settings.flush_interval_s)
+            if not self.flush():
+                await asyncio.sleep(self._settings.flush_interval_s)
+
+    async def _send_in_order(self) -> None:
+        assert self._spool is not None
+        client = self._client_factory()
+        try:
+            while not self._stop.is_set():
+                if not await self._sent_first(client, self._spool):
+                    await _set_within(self._stop, _FAULT_WAIT_S)
+        finally:
+            await client.close()
+
+    async def _sent_first(self, client: Client, spool: Spool) -> bool:
+        """False after a fault of ours: a bug in what sends must not end all sending."""
+        try:
+            await self._send_first(client, spool)
+        except Exception:
+            self.stats.sender_faults += 1
+            _LOG.exception("sending failed")
+            return False
+        return True
+
+    async def _send_first(self, client: Client, spool: Spool) -> None:
+        self._spooled.clear()
+        batch = spool.first()
+        if batch is None:
+            self._empty.set()
+            await self._spooled.wait()
+            return
+        settings = self._settings
+        fate = await deliver(client, batch.signal, batch.payload, stop=self._stop, backoff=settings.backoff, stats=self.delivery)
+        if fate is not None:
+            try:
+                spool.acknowledge(batch.next_offset)
+            except OSError:
+                self.stats.spool_errors += 1
+
+    def _count_left(self, spool: Spool) -> None:
+        while (batch := spool.first()) is not None:
+            self.stats.dropped[Drop.STOPPED] += count_items(batch.payload)
+            spool.acknowledge(batch.next_offset)
+
+
+def encode_batch(resource: bytes, seq: int, spans: Sequence[bytes]) -> bytes:
+    """An ``ExportTraceServiceRequest`` of encoded ``spans`` and ``resource``, scope ``handrail.proxy``, batch number ``seq``."""
+    scope = InstrumentationScope(name=SCOPE_PROXY, attributes=[KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq))])
+    scope_spans = delimited(1, scope.SerializeToString()) + b"".join(delimited(2, span) for span in spans)
+    return delimited(1, delimited(1, resource) + delimited(2, scope_spans))
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+def _report(damage: Damage) -> None:
+    _LOG.error("spool damaged: %d bytes from offset %d hold no batch", damage.next_offset - damage.offset, damage.offset)
