@@ -29,7 +29,7 @@ class MadeSpan:
 
 
 def phase(
-    name: str, ms: float, process: str, source: str = "proxy-otlp", bound_ms: float = 0, may_be: tuple[str, ...] = ()
+    name: str, ms: float, process: str, source: str = "proxy+otlp", bound_ms: float = 0, may_be: tuple[str, ...] = ()
 ) -> PhaseRow:
     return PhaseRow(
         phase=name, duration_ns=round(ms * MS), process=process, source=source, bound_ns=round(bound_ms * MS), may_be=may_be
@@ -205,7 +205,10 @@ ROWS = {
         response_id="cmpl-___prefill_addr_10.0.0.1:8100___decode_addr_10.0.0.2:8200_02c66623c0fb412cb5ca8b4bab03b73a",
         edge_instance=None,
         router_instance=None,
-        findings=("wrong_request: remote_request_id names user-42-8",),
+        findings=(
+            "wrong_request: the KV read here was published for another request",
+            "context_lost: no trace context reached prefill",
+        ),
         hints=("long_request_id",),
         prefill_attempts=2,
         other_trace_ids=("e22c00a2e1b01d538ff29ea6a5e7f268",),

@@ -29,6 +29,7 @@ _EVIDENCE: Final = "evidence, bound"
 _FIGURES: Final = 1 + 8 + 1 + 6 + 2  # duration and share with their spaces, before the bar
 _MIN_BAR: Final = 12
 _STATUS_ERROR: Final = 2  # OTLP Status.code
+_LONG_ID: Final = 48
 _HARD_SPACE: Final = "\u00a0"  # textwrap does not break at it
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=%|(?:ns|µs|ms|s)\b)")
 
@@ -95,8 +96,10 @@ def render_waterfall(
 
 
 def main_id(row: RequestRow) -> str:
-    """The id that a person knows the request by."""
-    return row.client_request_id or row.response_id or row.request_id
+    """The id that a person knows the request by; a router's response id that fills a line gives way to our own."""
+    if row.client_request_id:
+        return row.client_request_id
+    return row.response_id if row.response_id and len(row.response_id) <= _LONG_ID else row.request_id
 
 
 def slowest(row: RequestRow) -> PhaseRow | None:
@@ -137,6 +140,13 @@ def percent(part_ns: int, whole_ns: int) -> str:
     return f"{share:.0f} %" if share >= 9.95 or not part_ns else f"{share:.1f} %"
 
 
+def whole_ns(row: RequestRow) -> int:
+    """What the phases sum to."""
+    if row.phase_of == "ttft" and row.ttft_token_ns is not None:
+        return row.ttft_token_ns
+    return row.duration_ns if row.phase_of == "total" else sum(phase.duration_ns for phase in row.phases)
+
+
 # --- sections -------------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +154,7 @@ def _header(row: RequestRow, width: int, zone: tzinfo | None) -> Iterator[Text]:
     title = Text(overflow="fold")
     title.append(main_id(row), style="bold")
     title.append("  ")
-    title.append(f" {row.outcome} ", style=f"bold reverse {_tone(row)}")
+    title.append(f" {row.outcome} ", style=f"bold reverse {words.tone(row.outcome)}")
     yield title
     kind = {True: "streamed", False: "not streamed", None: ""}[row.stream]
     what = [kind, (row.operation or row.path or "").replace("_", " "), row.model or ""]
@@ -155,12 +165,8 @@ def _header(row: RequestRow, width: int, zone: tzinfo | None) -> Iterator[Text]:
     yield from _fact("path", _path(row), width, separator=" → ")
     yield from _fact("scope", [f"{row.scope}: {words.plain(row.scope, words.SCOPE)}"], width)
     ids = {"trace": row.trace_id, "request": row.request_id, "client": row.client_request_id, "response": row.response_id}
-    shown = [f"{name} {each}" for name, each in ids.items() if each and (each != main_id(row) or name == "request")]
+    shown = [f"{name} {each}" for name, each in ids.items() if each and each != main_id(row)]
     yield from _fact("ids", [*shown, *(f"also trace {other}" for other in row.other_trace_ids)], width)
-
-
-def _tone(row: RequestRow) -> str:
-    return "green" if row.outcome in words.GOOD_OUTCOMES else "yellow" if row.outcome in words.NEUTRAL_OUTCOMES else "red"
 
 
 def _zone_name(row: RequestRow, zone: tzinfo | None) -> str:
@@ -209,12 +215,14 @@ def _verdict(row: RequestRow, width: int) -> Iterator[Text]:
         told = ", ".join(each for each in details if each and each != row.outcome)
         ended = "ended" if row.outcome in words.NEUTRAL_OUTCOMES else "failed"
         text = f"▶ {ended} after {format_duration(row.duration_ns)}: {words.plain(row.outcome, words.OUTCOME)}"
-        yield from _prose(f"{text}{f' ({told})' if told else ''}.", width, hang=2, style=f"bold {_tone(row)}")
+        yield from _prose(f"{text}{f' ({told})' if told else ''}.", width, hang=2, style=f"bold {words.tone(row.outcome)}")
+        if not row.phases:
+            return
     yield from _prose(f"▶ {_where_time_went(row)}", width, hang=2, style="bold")
 
 
 def _where_time_went(row: RequestRow) -> str:
-    whole, top = _whole_ns(row), slowest(row)
+    whole, top = whole_ns(row), slowest(row)
     if top is None or whole <= 0:
         return "No phases: the evidence does not say where the time went."
     at = (
@@ -228,17 +236,10 @@ def _where_time_went(row: RequestRow) -> str:
     return f"{top.phase}{at}: {format_duration(top.duration_ns)} of the {subject} ({share}), {meaning}."
 
 
-def _whole_ns(row: RequestRow) -> int:
-    """What the phases sum to."""
-    if row.phase_of == "ttft" and row.ttft_token_ns is not None:
-        return row.ttft_token_ns
-    return row.duration_ns if row.phase_of == "total" else sum(phase.duration_ns for phase in row.phases)
-
-
 def _phases(row: RequestRow, width: int) -> Iterator[Text]:
     if not row.phases:
         return
-    ordered, whole, top = in_path_order(row.phases), _whole_ns(row), slowest(row)
+    ordered, whole, top = in_path_order(row.phases), whole_ns(row), slowest(row)
     evidence = [f"{phase.source} {'±' + format_duration(phase.bound_ns) if phase.bound_ns else 'exact'}" for phase in ordered]
     names = [phase_label(phase) for phase in ordered]
     name_width, evidence_width = max(map(len, names)), max(map(len, [*evidence, _EVIDENCE]))
@@ -310,7 +311,7 @@ def _legend(row: RequestRow, ordered: Sequence[PhaseRow], width: int) -> Iterato
     if told:
         yield from _prose(told, width, style="dim")
     spread = next((phase for phase in ordered if phase.phase == Phase.ROUTER_AND_HOPS.value), None)
-    if spread is not None and spread.duration_ns * 20 >= _whole_ns(row):
+    if spread is not None and spread.duration_ns * 20 >= whole_ns(row):
         text = "router_and_hops is exact as a sum; its parts before P, between P and D and after D are not known."
         yield from _prose(text, width, style="dim")
 
@@ -324,7 +325,7 @@ def _unattributed(row: RequestRow, width: int) -> Iterator[Text]:
         what = f"{format_duration(phase.duration_ns)} {place}"
         if not phase.may_be:
             yield from _prose(f"{what}: no evidence.", width, indent=2)
-        elif phase.duration_ns * 20 < _whole_ns(row):  # not worth a list
+        elif phase.duration_ns * 20 < whole_ns(row):  # not worth a list
             yield from _prose(f"{what}: any of {', '.join(phase.may_be)}.", width, indent=2)
             continue
         else:
@@ -359,7 +360,9 @@ def _findings(row: RequestRow, width: int) -> Iterator[Text]:
     told: list[tuple[str, str]] = []
     if row.kv_outcome not in (None, "ok", "unknown"):
         told.append((f"! KV load {row.kv_outcome}: {words.plain(row.kv_outcome or '', words.KV_OUTCOME)}", "red"))
-    told += [(f"! {finding.partition(':')[0]}: {words.plain(finding, words.FINDING)}", "red") for finding in row.findings]
+    for finding in row.findings:
+        severe = finding.partition(":")[0] in words.SEVERE_FINDINGS
+        told.append((f"! {words.finding(finding)}", "red" if severe else "yellow"))
     if not row.complete:
         told.append(("- incomplete: a process known to be on the path gave no evidence", "yellow"))
     told += [(f"- {hint}: {words.plain(hint, words.HINT)}", "") for hint in row.hints]

@@ -58,8 +58,9 @@ JOIN: Final[Mapping[str, str]] = {
 SOURCE: Final[Mapping[str, str]] = {
     "proxy": "measured by the sidecar's proxy",
     "otlp": "the engine's own span",
-    "proxy-otlp": "the proxy's time less the engine's span",
+    "proxy+otlp": "between the proxy's and the engine's stamp, one clock",
     "edge-proxy": "the edge's time less what P and D took",
+    "edge": "measured by the edge's proxy",
     "plugin": "reported by the plugin in the engine",
     "middleware": "measured by the middleware in the engine",
 }
@@ -94,15 +95,34 @@ HINT: Final[Mapping[str, str]] = {
 }
 
 FINDING: Final[Mapping[str, str]] = {
-    "wrong_request": "a KV hand-off key joined different requests: D may have read another request's KV blocks",
+    "ambiguous_request_id": "that evidence was left out rather than guessed",
+    "bad_attribute": "those figures were not used",
+    "context_lost": "something on the way dropped traceparent; the join rests on ids",
+    "duplicate_request_id": "each is a row of its own",
+    "fallback_local": "the prefill's work was wasted",
     "model_mismatch": "the processes on the path name different models",
+    "prefill_retried": "the one whose KV was read is on the path",
+    "request_id_reused": "trace and KV keys still join",
+    "wrong_request": "D may have answered from another request's KV blocks",
 }
+"""What follows from a finding; the finding itself says what was seen."""
+SEVERE_FINDINGS: Final = frozenset({"wrong_request", "model_mismatch", "fallback_local"})
 
 PLACE: Final[Mapping[str, str]] = {"prefill": "P", "decode": "D", "path": "path"}
 
 
 def plain(word: str, table: Mapping[str, str]) -> str:
-    """The word's meaning; a word from a newer collector is shown as it is. A detail after ``:`` is kept."""
-    kind, _, detail = word.partition(":")
-    meaning = table.get(kind, kind.replace("_", " "))
-    return f"{meaning} ({detail.strip()})" if detail.strip() else meaning
+    """The word's meaning; a word from a newer collector is shown as it is."""
+    return table.get(word, word.replace("_", " "))
+
+
+def tone(outcome: str) -> str:
+    """The colour of an outcome."""
+    return "green" if outcome in GOOD_OUTCOMES else "yellow" if outcome in NEUTRAL_OUTCOMES else "red"
+
+
+def finding(text: str) -> str:
+    """A finding (``kind: detail``) with what follows from it."""
+    kind, _, detail = text.partition(":")
+    told = [kind, *([detail.strip()] if detail.strip() else [])]
+    return ": ".join(told) + (f"; {FINDING[kind]}" if kind in FINDING else "")

@@ -1,0 +1,188 @@
+"""Where the rows come from: a collector's HTTP API, or a store's folder read off-line.
+
+Both answer the same two questions, so the commands do not know which one they talk to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from handrail.cli.failure import EXIT_USAGE, CliError
+from handrail.cli.waterfall import SpanView
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.filter import RequestFilter
+
+DEFAULT_API: Final = "http://127.0.0.1:4380"
+API_VARIABLE: Final = "HANDRAIL_API"
+_TIMEOUT_S: Final = 30.0
+_MAX_BYTES: Final = 256 * 2**20  # no answer is that large; a wrong server might not stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The answer to one id: the row with its spans, or several candidates, or nothing but similar ids."""
+
+    row: RequestRow | None = None
+    spans: Sequence[SpanView] = ()
+    candidates: Sequence[RequestRow] = ()
+    nearest: Sequence[str] = ()
+    answer: Mapping[str, Any] | None = None  # as plain data, for --json
+
+
+class RowSource(Protocol):
+    """``where`` names it in messages. Both questions raise ``CliError`` when it cannot answer."""
+
+    @property
+    def where(self) -> str: ...
+
+    def requests(self, query: RequestFilter) -> list[RequestRow]: ...
+
+    def find(self, any_id: str) -> Found: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSpan:
+    """A span from JSON, reduced to what is shown."""
+
+    name: str
+    role: str
+    instance: str
+    start_unix_ns: int
+    end_unix_ns: int
+    status: int
+    span_id: str
+    parent_span_id: str
+
+
+class ApiSource:
+    """A running collector."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    @property
+    def where(self) -> str:
+        return self._url
+
+    def requests(self, query: RequestFilter) -> list[RequestRow]:
+        from handrail_collector.api.json import row_from_json
+
+        _, answer = self._get(f"/api/v1/requests?{urllib.parse.urlencode(query_parameters(query))}", (200,))
+        return [row_from_json(row) for row in answer["requests"]]
+
+    def find(self, any_id: str) -> Found:
+        from handrail_collector.api.json import row_from_json
+
+        status, answer = self._get(f"/api/v1/requests/{urllib.parse.quote(any_id, safe='')}", (200, 300, 404))
+        if status == 404:
+            return Found(nearest=tuple(answer.get("error", {}).get("nearest", ())), answer=answer)
+        if status == 300:
+            return Found(candidates=[row_from_json(row) for row in answer["candidates"]], answer=answer)
+        spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
+        return Found(row=row_from_json(answer["request"]), spans=spans, answer=answer)
+
+    def _get(self, path: str, wanted: tuple[int, ...]) -> tuple[int, Any]:
+        """Status and JSON body. Raises ``CliError`` for any other status, no answer, or no JSON."""
+        try:
+            with _OPENER.open(self._url + path, timeout=_TIMEOUT_S) as response:
+                status, body = response.status, response.read(_MAX_BYTES)
+        except urllib.error.HTTPError as error:
+            with error:
+                status, body = error.code, error.read(_MAX_BYTES)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            valid = f"the address that 'handrail collector' printed, by --api or {API_VARIABLE}; or --data DIR to read its folder"
+            raise CliError(what=f"no collector answers: {reason}", where=self._url, valid=valid) from None
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise CliError(what=f"HTTP {status} without JSON: that is no Handrail collector", where=self._url) from None
+        if status in wanted:
+            return status, answer
+        told = answer.get("error", {}) if isinstance(answer, dict) else {}
+        raise CliError(
+            what=str(told.get("what") or f"the collector answered HTTP {status}"),
+            where=str(told.get("where") or self._url),
+            valid=str(told.get("valid") or ""),
+            nearest=tuple(told.get("nearest") or ()),
+            exit_code=EXIT_USAGE if status == 400 else 1,
+        )
+
+
+# A proxy of the environment is for the outside world; a collector is near, and a proxy would answer in its place.
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class StoreSource:
+    """A store's folder, read without its collector; it may be a copy. What was not flushed yet is not in it."""
+
+    def __init__(self, root: Path) -> None:
+        from handrail_collector.store.read import StoreReader
+
+        if not root.is_dir():
+            raise CliError(what="no such folder", where=str(root), valid="the --data folder of 'handrail collector'")
+        self._root = root
+        self._reader = StoreReader(root)
+
+    @property
+    def where(self) -> str:
+        return str(self._root)
+
+    def requests(self, query: RequestFilter) -> list[RequestRow]:
+        return list(self._reader.requests(query))
+
+    def find(self, any_id: str) -> Found:
+        from handrail_collector.api.json import row_to_json, span_to_json
+
+        rows = self._reader.find(any_id)
+        if not rows:
+            nearest = tuple(self._reader.near(any_id))
+            return Found(nearest=nearest, answer={"error": not_found(any_id, self.where, nearest).to_json()})
+        if len(rows) > 1:
+            return Found(candidates=rows, answer={"candidates": [row_to_json(row) for row in rows]})
+        spans = self._reader.spans(rows[0])
+        plain = {"request": row_to_json(rows[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
+        return Found(row=rows[0], spans=spans, answer=plain)
+
+
+def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
+    """No request has this id."""
+    valid = "a client's X-Request-Id, a response id, an engine's or router's id, a trace id, or the first 6 characters of one"
+    return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
+
+
+def query_parameters(query: RequestFilter) -> dict[str, str]:
+    """The filter as the API's query parameters: only what differs from the defaults."""
+    defaults = RequestFilter()
+    found: dict[str, str] = {}
+    for each in fields(RequestFilter):
+        value = getattr(query, each.name)
+        if value != getattr(defaults, each.name) and value is not None:
+            found[each.name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def add_source_flags(parser: argparse.ArgumentParser) -> None:
+    """``--api`` and ``--data``."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--api", metavar="URL", help=f"collector to ask (default: ${API_VARIABLE}, else {DEFAULT_API})")
+    source.add_argument("--data", metavar="DIR", type=Path, help="read a collector's data folder instead, or a copy of it")
+
+
+def row_source(arguments: argparse.Namespace) -> RowSource:
+    """The source that the flags name. Raises ``CliError``."""
+    if arguments.data is not None:
+        return StoreSource(arguments.data)
+    url = arguments.api or os.environ.get(API_VARIABLE) or DEFAULT_API
+    if not url.startswith(("http://", "https://")):
+        url = f"http://{url}"
+    return ApiSource(url)
