@@ -55,6 +55,7 @@ class ChunkedBody:
             if len(self._line) > MAX_LINE_BYTES:
                 raise BadChunkError("a chunk size or trailer line is too long")
             if stop < 0:
+                at = end
                 break
             at = stop + 1
             if not self._line.endswith(b"\r\n"):

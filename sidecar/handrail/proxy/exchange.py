@@ -30,22 +30,24 @@ class Ending(Enum):
     UPSTREAM_GONE = "upstream_gone"
     UNREACHABLE = "unreachable"
     REFUSED = "refused"  # by the proxy itself
-    OPEN = "open"  # no end seen: silent after its finish, or not readable
+    IDLE = "idle"  # silent after it said that it is finished; still open
+    UNREADABLE = "unreadable"  # not HTTP, so nobody can say whether it was whole
     SHUTDOWN = "shutdown"  # cut by the proxy's own shutdown
 
 
 _READER_ENDS = {
     Ending.CLEAN: End.CLEAN,
-    Ending.CLIENT_GONE: End.CLIENT_DISCONNECT,
-    Ending.UPSTREAM_GONE: End.UPSTREAM_DISCONNECT,
-    Ending.OPEN: End.OPEN,
+    Ending.CLIENT_GONE: End.CLIENT_GONE,
+    Ending.UPSTREAM_GONE: End.UPSTREAM_CUT,
+    Ending.IDLE: End.IDLE_AFTER_FINISH,
 }
 _PLAIN_OUTCOMES = {
     Ending.CLIENT_GONE: Outcome.CLIENT_DISCONNECT,
     Ending.UPSTREAM_GONE: Outcome.UPSTREAM_DISCONNECT,
     Ending.UNREACHABLE: Outcome.UPSTREAM_UNREACHABLE,
     Ending.REFUSED: Outcome.HTTP_ERROR,
-    Ending.OPEN: Outcome.UNKNOWN,
+    Ending.IDLE: Outcome.UNKNOWN,
+    Ending.UNREADABLE: Outcome.UNKNOWN,
     Ending.SHUTDOWN: Outcome.UNKNOWN,
 }
 SHUTDOWN_ERROR = "proxy_shutdown"
@@ -139,11 +141,14 @@ class Observation:
         self._asked: RequestFacts | None = None
         self._reader: ResponseReader | None = None
         self._content_encoding: str | None = None
+        self._streams = False
+        self._body_seen = False
 
     @property
     def content_seen(self) -> bool:
-        """Generated content, if only an empty first token, has been read."""
-        return self._reader is not None and self._reader.content_seen
+        """Content has been read: a first chunk of a stream that holds some, or the first byte of any other body."""
+        reader = self._reader
+        return reader is not None and (reader.events > 0 if self._streams else self._body_seen)
 
     @property
     def finish_seen(self) -> bool:
@@ -171,14 +176,16 @@ class Observation:
             return None
         found = dict(reversed(headers))  # the first of a name wins
         self._content_encoding = _text(found.get(b"content-encoding"))
+        content_type = _text(found.get(b"content-type"))
+        self._streams = content_type is not None and content_type.lower().startswith("text/event-stream")
         asked = self._facts()
         self._reader = ResponseReader(
             self.operation,
             choices=asked.choices,
             status=status,
-            content_type=_text(found.get(b"content-type")),
+            content_type=content_type,
             content_encoding=self._content_encoding,
-            continuous_usage=bool(asked.continuous_usage),
+            continuous_usage=asked.continuous_usage,
         )
         return self._response_body
 
@@ -247,6 +254,7 @@ class Observation:
     def _response_body(self, data: bytes, stamp_ns: int) -> None:
         reader = self._reader
         if reader is not None:
+            self._body_seen = True
             try:
                 reader.feed(data, stamp_ns - self.arrival_ns)
             except Exception:  # an observer's bug must not cost the response
@@ -268,7 +276,7 @@ class Observation:
         if self._reader is None:
             return None
         try:
-            self._reader.finish(at_ns - self.arrival_ns, _READER_ENDS.get(ending, End.CLIENT_DISCONNECT))
+            self._reader.finish(at_ns - self.arrival_ns, _READER_ENDS.get(ending, End.CLIENT_GONE))
             return self._reader.facts()
         except Exception:
             self._stats.observer_errors += 1

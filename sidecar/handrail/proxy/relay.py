@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Callable
 from enum import Enum
+from typing import cast
 
 from handrail.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
 from handrail.proxy.exchange import Ending, Observation, identify, observed_operation
@@ -132,7 +133,7 @@ class Relay:
                 continue
             if flight.finish_seen and not connection.response_done:
                 flight.hint(Hint.CLOSE_MISSING)
-                self.finish(flight, Ending.OPEN, flight.last_read_ns)
+                self.finish(flight, Ending.IDLE, flight.last_read_ns)
 
 
 class ClientSide(asyncio.Protocol):
@@ -165,8 +166,7 @@ class ClientSide(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of.
         transport.set_write_buffer_limits(high=0)
         _limit_unsent(transport)
@@ -447,7 +447,7 @@ class ClientSide(asyncio.Protocol):
             self.relay.finish(flight, Ending.CLEAN, now)
             self._close()
         elif opaque:
-            self.relay.finish(flight, Ending.OPEN, now)
+            self.relay.finish(flight, Ending.UNREADABLE, now)
             self._close()
         elif until_close and exc is None:
             self.response_complete(now)
@@ -610,8 +610,7 @@ class UpstreamSide(asyncio.Protocol):
         self._out = client.transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=0)
         self._client.connected(self)
 

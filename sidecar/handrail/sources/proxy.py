@@ -6,6 +6,7 @@ Usable at the edge or in front of P or D. What it does to the bytes that pass: d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -67,9 +68,9 @@ class ProxySource:
         for connection in tuple(relay.connections):
             connection.drain()
         seconds = self.settings.drain_seconds if drain_seconds is None else drain_seconds
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(relay.empty.wait(), seconds)
-        except asyncio.TimeoutError:
+        if relay.connections:
             log.warning("proxy aborts %d connections that did not end within %g s", len(relay.connections), seconds)
             for connection in tuple(relay.connections):
                 connection.abort()
