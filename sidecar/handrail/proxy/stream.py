@@ -102,7 +102,7 @@ class ResponseReader:
         self._ready = False  # the parser is between events: the quick way may be taken
         self._body: bytearray | None = bytearray()
         self._ttfb_ns: int | None = None
-        self._content_reads = 0
+        self._content_times = 0  # how often content came, however many chunks at a time; not kept on the quick way
         self._end: End | None = None
         self._end_ns: int | None = None
 
@@ -147,9 +147,9 @@ class ResponseReader:
         if self._sse is None:
             self._keep(data)
         else:
-            before = self._tally.events
+            before = self._tally.last_content_ns
             self._events(self._sse, data, at_ns)
-            self._content_reads += self._tally.events != before
+            self._content_times += self._tally.last_content_ns != before
             self._ready = self._plain and self._sse.between_events and not self._tally.done
 
     def _events(self, sse: SseParser, data: bytes, at_ns: int) -> None:
@@ -271,7 +271,7 @@ class ResponseReader:
         tally = self._tally
         if self._compressed and tally.first_text_ns is not None and self._ttfb_ns is not None:
             waited = tally.first_text_ns - self._ttfb_ns >= _HELD_NS
-            return burst or (waited and tally.events > self._content_reads)
+            return burst or (waited and tally.events > self._content_times)
         return tally.tool_calls > 0 and output is not None and output > _BUFFERED_TOKENS * tally.events
 
 
