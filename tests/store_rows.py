@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from handrail import conventions as names
 from handrail.sketch import GapSketch
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
@@ -286,3 +289,22 @@ def _request_row(number: int, at: int, fleet: Fleet, rng: random.Random) -> Requ
         first_offset=number * 5 + rng.randrange(5),
         last_offset=number * 5 + rng.randrange(100, 140),
     )
+
+
+def moved(table: pa.Table, by_ns: int, seed: int) -> pa.Table:
+    """The same requests ``by_ns`` later with new ids: many rows at little cost. Client ids become 24 random hex digits."""
+    rng = random.Random(seed)
+    rows = table.num_rows
+
+    def ids(size: int) -> pa.Array:
+        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), rows, [None, pa.py_buffer(rng.randbytes(rows * size))])
+
+    changed = {
+        "started_unix_ns": pc.add(table["started_unix_ns"], by_ns),
+        "trace_id": ids(16),
+        "request_id": ids(8),
+        "client_request_id": pa.array([rng.randbytes(12).hex() for _ in range(rows)]),
+    }
+    for name, values in changed.items():
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table

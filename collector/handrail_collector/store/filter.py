@@ -52,6 +52,8 @@ class RequestFilter:
             problems.append(f"scope: {self.scope!r} is not one of {', '.join(SCOPES)}")
         if self.since_unix_ns is not None and self.until_unix_ns is not None and self.since_unix_ns > self.until_unix_ns:
             problems.append("since: later than until")
+        if self.text is not None and not self.text.isprintable():
+            problems.append("text: holds control characters")
         return problems
 
     def matches(self, row: RequestRow) -> bool:

@@ -35,6 +35,7 @@ class StoredFile:
     max_unix_ns: int
     min_version: int
     max_version: int
+    columns_crc: int  # CRC-32 of the column names: files of one value can be read as one table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -190,6 +191,7 @@ class Publisher:
             max_unix_ns=times["max"],
             min_version=versions["min"],
             max_version=versions["max"],
+            columns_crc=zlib.crc32(",".join(part.table.column_names).encode()),
         )
 
     def _folder(self, part: _Part) -> Path:

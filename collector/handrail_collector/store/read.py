@@ -1,0 +1,220 @@
+"""Questions to a store, from any process: read-only, without locks, also on a copied folder.
+
+What is in the store is what the manifest names; files are picked by their times and offsets before DuckDB opens any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+
+from handrail.identity import candidate_keys
+from handrail_collector.rows import RequestRow
+from handrail_collector.store import sql
+from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
+from handrail_collector.store.request_columns import request_row
+from handrail_collector.store.schema import Table
+from handrail_collector.store.span import SpanRow
+from handrail_collector.store.span_columns import span_row
+
+T = TypeVar("T")
+
+MAX_FOUND = 200
+"""Most rows that ``find`` returns."""
+
+NEAR_ROWS = 200_000
+"""How many of the latest rows ``near`` looks at."""
+
+SPAN_MARGIN_NS = 120 * 1_000_000_000
+"""Spans of a request are looked for this long before and after it: clocks of hosts, and spans that were sent late."""
+
+VERSION_MARGIN_NS = 24 * 3_600_000_000_000
+"""A later version of a row starts at most this far from the earlier one (evidence with another clock may open it)."""
+
+
+class StoreReader:
+    """Thread-safe; each question blocks its thread. Raises ``StoreDamagedError`` where the store cannot be read."""
+
+    def __init__(self, root: Path, threads: int = 2) -> None:
+        self._root = root
+        self._manifest = ManifestReader(root)
+        self._guard = threading.Lock()  # guards the manifest and the making of the connection
+        self._threads = threads
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def close(self) -> None:
+        """Let go of DuckDB. Works twice."""
+        with self._guard:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def requests(self, wanted: RequestFilter) -> list[RequestRow]:
+        """The rows that fit, highest versions only, in the order asked for. Raises ``ValueError`` for a bad filter."""
+        every = self._files(Table.REQUESTS)
+        files = _in_time(every, wanted)
+        rows: list[RequestRow] = []
+        offset = 0
+        while (missing := wanted.limit - len(rows)) > 0:
+            batch = self._fetch(sql.requests(wanted, missing, offset), files, request_row)
+            rows.extend(self._newest(batch, every))
+            offset += len(batch)
+            if len(batch) < missing:
+                break
+        return rows
+
+    def count(self, wanted: RequestFilter) -> int:
+        """How many requests fit, whatever ``limit`` says. Raises ``ValueError`` for a bad filter."""
+        every = self._files(Table.REQUESTS)
+        files = _in_time(every, wanted)
+        if not files:
+            return 0
+        times = min(f.min_unix_ns for f in files), max(f.max_unix_ns for f in files)
+        newer, base = _newer(every, *times)
+        found = sum(self._fetch(sql.count(wanted), files, _number))
+        return found - sum(self._fetch(sql.count_superseded(wanted, base), files, _number, newer))
+
+    def find(self, any_id: str) -> list[RequestRow]:
+        """The requests that an id in any form may name, latest first; at most ``MAX_FOUND``.
+
+        An id that is equal wins over one whose key is (``handrail.identity``), and that over one that only begins so.
+        """
+        every = self._files(Table.REQUESTS)
+        query = sql.find(any_id, candidate_keys(any_id), MAX_FOUND)
+        found = self._fetch(query, every, lambda stored: (stored["tier"], request_row(stored)))
+        best = min((tier for tier, _ in found), default=None)
+        return self._newest([row for tier, row in found if tier == best], every)
+
+    def near(self, any_id: str, limit: int = 5) -> list[str]:
+        """Ids of recent requests that look like ``any_id``, the likest first."""
+        files: list[StoredFile] = []
+        rows = 0
+        for file in reversed(self._files(Table.REQUESTS)):
+            if rows >= NEAR_ROWS:
+                break
+            files.append(file)
+            rows += file.rows
+        return self._fetch(sql.near(any_id, limit), files, lambda stored: str(stored["id"]))
+
+    def spans(self, row: RequestRow) -> list[SpanRow]:
+        """The spans of a request by start: its evidence, and spans below it. Of spans sent again changed, the later one."""
+        first = row.started_unix_ns - SPAN_MARGIN_NS
+        last = row.started_unix_ns + row.duration_ns + SPAN_MARGIN_NS
+        files = [
+            file
+            for publish in self._publishes()
+            for file in files_of([publish], Table.SPANS)
+            if (file.min_unix_ns <= last and file.max_unix_ns >= first)
+            or (publish.first_offset <= row.last_offset and publish.end_offset > row.first_offset)
+        ]
+        traces = [bytes.fromhex(trace_id) for trace_id in (row.trace_id, *row.other_trace_ids)]
+        return _of_request(row, self._fetch(sql.spans(traces), files, span_row))
+
+    def _publishes(self) -> tuple[Publish, ...]:
+        with self._guard:
+            return self._manifest.publishes()
+
+    def _files(self, table: Table) -> list[StoredFile]:
+        return files_of(self._publishes(), table)
+
+    def _newest(self, rows: Sequence[RequestRow], every: Sequence[StoredFile]) -> list[RequestRow]:
+        """``rows`` without those that have a higher version in ``every``."""
+        if not rows:
+            return []
+        newer, base = _newer(every, min(r.started_unix_ns for r in rows), max(r.started_unix_ns for r in rows))
+        query = sql.newest_versions(sorted({bytes.fromhex(row.request_id) for row in rows}), base)
+        newest = {
+            (trace_id, request_id): version
+            for trace_id, request_id, version in self._fetch(query, newer, lambda stored: tuple(stored.values()))
+        }
+        return [
+            row
+            for row in rows
+            if newest.get((bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id)), row.version) == row.version
+        ]
+
+    def _fetch(
+        self, query: sql.Query, files: Sequence[StoredFile], made: Callable[[dict[str, Any]], T], newer: Sequence[StoredFile] = ()
+    ) -> list[T]:
+        """The answer, row by row; nothing where there are no files to read."""
+        if not files or ("{newer}" in query.text and not newer):
+            return []
+        parameters: dict[str, object] = {**query.parameters, "files": self._paths(files)}
+        text = query.text.replace("{table}", _relation("files", files))
+        if newer:
+            parameters["newer_files"] = self._paths(newer)
+            text = text.replace("{newer}", _relation("newer_files", newer))
+        cursor = self._cursor()
+        try:
+            cursor.execute(text, parameters)
+            names = [column[0] for column in cursor.description or ()]
+            return [made(dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
+        except (duckdb.IOException, duckdb.InvalidInputException, ValueError) as error:
+            raise StoreDamagedError(f"{self._root}: {error}") from error
+        finally:
+            cursor.close()
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        with self._guard:
+            if self._connection is None:
+                # Nothing is ever loaded from elsewhere: what these questions need is built in.
+                settings: dict[str, Any] = {"threads": self._threads, "autoinstall_known_extensions": False}
+                self._connection = duckdb.connect(":memory:", config=settings)
+            return self._connection.cursor()
+
+    def _paths(self, files: Iterable[StoredFile]) -> list[str]:
+        return [str(self._root / file.path) for file in files]
+
+
+def _relation(parameter: str, files: Sequence[StoredFile]) -> str:
+    # By name costs twice the time for many files, so only where they differ: spans always may, requests after an upgrade.
+    by_name = len({file.columns_crc for file in files}) > 1
+    return f"read_parquet(${parameter}, hive_partitioning = false, union_by_name = {str(by_name).lower()})"
+
+
+def _in_time(files: Sequence[StoredFile], wanted: RequestFilter) -> list[StoredFile]:
+    """The files that may hold rows that fit. Raises ``ValueError`` for a bad filter."""
+    if problems := wanted.validate():
+        raise ValueError("; ".join(problems))
+    return [
+        file
+        for file in files
+        if (wanted.since_unix_ns is None or file.max_unix_ns >= wanted.since_unix_ns)
+        and (wanted.until_unix_ns is None or file.min_unix_ns < wanted.until_unix_ns)
+    ]
+
+
+def _newer(every: Sequence[StoredFile], first_unix_ns: int, last_unix_ns: int) -> tuple[list[StoredFile], int]:
+    """Files that may hold later versions of rows that started in this time, and the lowest version of the store."""
+    base = min((file.min_version for file in every), default=0)
+    first, last = first_unix_ns - VERSION_MARGIN_NS, last_unix_ns + VERSION_MARGIN_NS
+    return [f for f in every if f.max_version > base and f.max_unix_ns >= first and f.min_unix_ns <= last], base
+
+
+def _of_request(row: RequestRow, spans: Iterable[SpanRow]) -> list[SpanRow]:
+    latest: dict[tuple[str, str], SpanRow] = {}
+    for span in spans:
+        known = latest.get((span.trace_id, span.span_id))
+        if known is None or span.offset >= known.offset:
+            latest[span.trace_id, span.span_id] = span
+    members = set(row.span_ids)
+    below = {span.span_id: span.parent_span_id for span in latest.values()}
+    for span_id in below:
+        path = []
+        at = span_id
+        while at in below and at not in members and at not in path:
+            path.append(at)
+            at = below[at]
+        if at in members:
+            members.update(path)
+    return sorted((s for s in latest.values() if s.span_id in members), key=lambda s: (s.start_unix_ns, s.span_id))
+
+
+def _number(stored: dict[str, Any]) -> int:
+    (value,) = stored.values()
+    return int(value)

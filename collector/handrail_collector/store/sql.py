@@ -1,0 +1,137 @@
+"""The store's questions as parameterised SQL for DuckDB, and nothing else: no files are opened here.
+
+All of the store's SQL is in this module, so that the same questions can be put to another backend by writing this module again
+(docs/decisions/0004-store-queries.md). ``{table}`` is replaced by the relation to read, never by anything that a user wrote.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+from handrail_collector.store.filter import SORT_FIELDS, RequestFilter, lower
+from handrail_collector.store.schema import phase_column
+
+Parameter = str | int | list[str] | list[bytes]
+
+_KEY = (
+    "CASE WHEN starts_with(request_key, '\\') THEN substr(request_key, 2)"
+    " ELSE replace(request_key, '=', coalesce(client_request_id, '')) END"
+)
+_RESPONSE = (
+    "CASE WHEN starts_with(response_id, '\\') THEN substr(response_id, 2)"
+    f" ELSE replace(response_id, '=', coalesce({_KEY}, '')) END"
+)
+_TRACE = "lower(hex(trace_id))"
+_REQUEST = "lower(hex(request_id))"
+_TEXTS = (
+    f"concat_ws(chr(10), {_TRACE}, {_REQUEST}, client_request_id, {_KEY}, {_RESPONSE}, model, edge_instance, router_instance,"
+    " prefill_instance, decode_instance, error_type, array_to_string(findings, chr(10)))"
+)
+_LOWER = f"'{string.ascii_uppercase}', '{string.ascii_lowercase}'"
+
+_CONDITIONS = {
+    "since_unix_ns": "started_unix_ns >= $since_unix_ns",
+    "until_unix_ns": "started_unix_ns < $until_unix_ns",
+    "scope": "scope = $scope",
+    "outcome": "outcome = $outcome",
+    "model": "model = $model",
+    "instance": "$instance IN (edge_instance, router_instance, prefill_instance, decode_instance)",
+    "min_ttft_ns": "ttft_token_ns >= $min_ttft_ns",
+    "finding": "(list_contains(findings, $finding)"
+    " OR list_contains(list_transform(findings, lambda f: split_part(f, ':', 1)), $finding))",
+    "text": f"contains(translate({_TEXTS}, {_LOWER}), $text)",
+}
+"""SQL of each field of ``RequestFilter``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """SQL with ``{table}`` and ``$name`` parameters."""
+
+    text: str
+    parameters: dict[str, Parameter]
+
+
+def requests(wanted: RequestFilter, limit: int, offset: int) -> Query:
+    """Whole rows, all versions, in the order of ``RequestFilter.order``."""
+    where, parameters = _where(wanted)
+    column = SORT_FIELDS.get(wanted.sort) or phase_column(wanted.sort)
+    direction = "DESC" if wanted.descending else "ASC"
+    order = f"{column} {direction} NULLS LAST, started_unix_ns DESC, trace_id, request_id, version DESC"
+    text = f"SELECT * FROM {{table}} WHERE {where} ORDER BY {order} LIMIT $row_limit OFFSET $row_offset"
+    return Query(text, parameters | {"row_limit": limit, "row_offset": offset})
+
+
+def count(wanted: RequestFilter) -> Query:
+    """How many rows fit, all versions."""
+    where, parameters = _where(wanted)
+    return Query(f"SELECT count(*) FROM {{table}} WHERE {where}", parameters)
+
+
+def count_superseded(wanted: RequestFilter, base_version: int) -> Query:
+    """How many of those are not the highest version of their request; ``{newer}``: the files that hold later versions."""
+    where, parameters = _where(wanted)
+    text = (
+        "WITH newest AS (SELECT trace_id, request_id, max(version) AS newest_version FROM {newer}"
+        " WHERE version > $base_version GROUP BY ALL)"
+        f" SELECT count(*) FROM {{table}} JOIN newest USING (trace_id, request_id) WHERE version < newest_version AND {where}"
+    )
+    return Query(text, parameters | {"base_version": base_version})
+
+
+def newest_versions(request_ids: list[bytes], base_version: int) -> Query:
+    """trace_id, request_id and highest version of the requests that have one above ``base_version``."""
+    text = (
+        "SELECT trace_id, request_id, max(version) FROM {table}"
+        " WHERE version > $base_version AND list_contains($request_ids::BLOB[], request_id) GROUP BY ALL"
+    )
+    return Query(text, {"base_version": base_version, "request_ids": request_ids})
+
+
+MIN_PREFIX = 6
+
+
+def find(raw: str, keys: tuple[str, ...], limit: int) -> Query:
+    """Rows that ``raw`` may name; column ``tier``: 0 an id is equal, 1 a key is (``keys``: its forms), 2 an id begins so."""
+    ids = f"client_request_id, {_RESPONSE}, {_TRACE}, {_REQUEST}"
+    prefixes = " OR ".join(f"starts_with({column}, $raw)" for column in ("client_request_id", _KEY, _RESPONSE))
+    hex_prefixes = f"starts_with({_TRACE}, $hex) OR starts_with({_REQUEST}, $hex)"
+    others = "contains(lower(hex(other_trace_ids)), $hex)"
+    tier = (
+        f"CASE WHEN $raw IN ({ids}) OR $hex IN ({_TRACE}, {_REQUEST}) OR (length($hex) = 32 AND {others}) THEN 0"
+        f" WHEN list_contains($keys, {_KEY}) OR list_contains($keys, client_request_id) THEN 1"
+        f" WHEN length($raw) >= {MIN_PREFIX} AND ({prefixes} OR {hex_prefixes}) THEN 2 END"
+    )
+    text = (
+        f"SELECT * FROM (SELECT *, {tier} AS tier FROM {{table}}) WHERE tier IS NOT NULL"
+        " ORDER BY tier, started_unix_ns DESC, trace_id, request_id, version DESC LIMIT $row_limit"
+    )
+    return Query(text, {"raw": raw, "hex": raw.lower(), "keys": list(keys), "row_limit": limit})
+
+
+def near(raw: str, limit: int) -> Query:
+    """The ids most like ``raw``."""
+    text = (
+        "SELECT id FROM (SELECT id, max(jaro_winkler_similarity(id, $raw)) AS likeness FROM"
+        f" (SELECT unnest([client_request_id, {_RESPONSE}, {_TRACE}, {_REQUEST}]) AS id FROM {{table}})"
+        " WHERE id IS NOT NULL GROUP BY id) WHERE likeness > 0.7 ORDER BY likeness DESC, id LIMIT $row_limit"
+    )
+    return Query(text, {"raw": raw, "row_limit": limit})
+
+
+def spans(trace_ids: list[bytes]) -> Query:
+    """Every span of these traces."""
+    text = 'SELECT * FROM {table} WHERE list_contains($trace_ids::BLOB[], trace_id) ORDER BY start_unix_ns, span_id, "offset"'
+    return Query(text, {"trace_ids": trace_ids})
+
+
+def _where(wanted: RequestFilter) -> tuple[str, dict[str, Parameter]]:
+    parameters: dict[str, Parameter] = {}
+    conditions = []
+    for name, condition in _CONDITIONS.items():
+        value = getattr(wanted, name)
+        if value is not None:
+            parameters[name] = lower(value) if name == "text" else value
+            conditions.append(condition)
+    return " AND ".join(conditions) or "TRUE", parameters
