@@ -1,9 +1,9 @@
 """Forwards what was received to another OTLP endpoint (Tempo, Jaeger, an OpenTelemetry Collector): retry, bounded queue.
 
-Sampling. The collector keeps a row of every request; only forwarding obeys the sampled flag of the trace context. The flag is read
-from spans of Handrail's own scope ``handrail.proxy`` alone: a proxy span whose flags have bit 0 clear is withheld. An engine's
-span is never withheld: SDKs export only what they have sampled, and vLLM 0.32 (opentelemetry-sdk 1.45) sends flags of 256 and
-768, in which only the has-is-remote bits are set although the span was sampled (recorded; OTLP's flags allow that).
+Sampling. The collector keeps a row of every request; only forwarding obeys the sampled flag of the trace context. The flag is
+read from spans of Handrail's own scope ``handrail.proxy`` alone: a proxy span whose flags have bit 0 clear is withheld. An
+engine's span is never withheld: SDKs export only what they have sampled, and vLLM 0.32 (opentelemetry-sdk 1.45) sends flags of
+256 and 768, in which only the has-is-remote bits are set although the span was sampled (recorded; OTLP's flags allow that).
 """
 
 from __future__ import annotations

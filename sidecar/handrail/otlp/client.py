@@ -159,6 +159,7 @@ class _Grpc:
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_send_message_length", -1),
         ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 5_000),  # how long one attempt to connect may take; 20 s by default
         ("grpc.max_reconnect_backoff_ms", 5_000),  # 120 s by default: a restarted collector would wait that long
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.primary_user_agent", _USER_AGENT),

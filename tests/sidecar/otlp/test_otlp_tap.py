@@ -1,0 +1,100 @@
+"""The tap: loopback only, spans byte for byte, acknowledged when the spool has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from handrail.conventions import HOST_ID, INSTANCE, ROLE, SENDER_ID
+from handrail.otlp.client import OtlpClient
+from handrail.otlp.contract import Rejected, Retryable, Signal
+from handrail.sources.otlp import OtlpTap, TapSettings
+from otlp_parts import RAW, Full, Keeping, span_bytes, traces
+
+RESOURCE = {ROLE: "decode", INSTANCE: "127.0.0.1:8200", SENDER_ID: "ab" * 16, HOST_ID: "cd" * 16, "host.name": "d0"}
+ANY_PORT = TapSettings(grpc_port=0, http_port=0, resource=RESOURCE)
+
+
+@pytest.fixture(params=["grpc", "http"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[OtlpTap, OtlpClient, Keeping]]:
+    kept = Keeping()
+    tap = OtlpTap(ANY_PORT, kept.consume)
+    await tap.start()
+    address = tap.grpc_address if request.param == "grpc" else tap.http_address
+    assert address is not None
+    client = OtlpClient(f"{request.param}://{address[0]}:{address[1]}")
+    yield tap, client, kept
+    await client.close()
+    await tap.shutdown(1.0)
+
+
+@pytest.mark.parametrize("body", [path.read_bytes() for path in RAW], ids=[path.name for path in RAW])
+async def test_recorded_vllm_spans_pass_byte_for_byte(pair: tuple[OtlpTap, OtlpClient, Keeping], body: bytes) -> None:
+    tap, client, kept = pair
+    await client.send(Signal.TRACES, body)
+    assert span_bytes(kept.payloads) == span_bytes([body])
+    attributes = ExportTraceServiceRequest.FromString(kept.payloads[0]).resource_spans[0].resource.attributes
+    found = {attribute.key: attribute.value.string_value for attribute in attributes}
+    assert RESOURCE.items() <= found.items()
+    assert found["service.name"].startswith("vllm")
+    assert tap.spans_seen == len(span_bytes([body]))
+
+
+async def test_what_the_engine_says_of_itself_stays(pair: tuple[OtlpTap, OtlpClient, Keeping]) -> None:
+    _, client, kept = pair
+    await client.send(Signal.TRACES, traces(resource={"host.name": "mine", ROLE: "prefill"}).SerializeToString())
+    attributes = ExportTraceServiceRequest.FromString(kept.payloads[0]).resource_spans[0].resource.attributes
+    assert [(a.key, a.value.string_value) for a in attributes][:2] == [("host.name", "mine"), (ROLE, "prefill")]
+    assert len(attributes) == len(RESOURCE)
+
+
+async def test_c05_no_span_is_seen_before_one_comes(pair: tuple[OtlpTap, OtlpClient, Keeping]) -> None:
+    tap, client, _ = pair
+    assert await client.check() is None
+    assert tap.spans_seen == 0
+    assert tap.stats.requests[Signal.TRACES] == 1
+
+
+async def test_a_full_spool_is_told_to_the_engine() -> None:
+    full = Full()
+    tap = OtlpTap(TapSettings(grpc_port=None, http_port=0, resource=RESOURCE), full.consume)
+    await tap.start()
+    assert tap.http_address is not None
+    client = OtlpClient(f"http://127.0.0.1:{tap.http_address[1]}")
+    with pytest.raises(Retryable) as refusal:
+        await client.send(Signal.TRACES, RAW[0].read_bytes())
+    assert refusal.value.delay_s == 3.0  # 2.5 s in whole seconds
+    assert (tap.spans_seen, tap.stats.requests_refused) == (0, 1)
+    with pytest.raises(Rejected):
+        await client.send(Signal.TRACES, b"\xff")
+    assert tap.stats.requests_rejected == 1
+    await client.close()
+    await tap.shutdown(1.0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "example.org", ""])
+@pytest.mark.parametrize("which", ["grpc_host", "http_host"])
+def test_anything_but_loopback_is_refused(host: str, which: str) -> None:
+    settings = TapSettings(grpc_host=host) if which == "grpc_host" else TapSettings(http_host=host)
+    with pytest.raises(ValueError, match=r"until there is TLS and a token.*valid: 127\.0\.0\.1, ::1, localhost"):
+        OtlpTap(settings, Keeping().consume)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST"])
+def test_loopback_in_its_spellings(host: str) -> None:
+    OtlpTap(TapSettings(grpc_host=host, http_host=host), Keeping().consume)
+
+
+def test_a_tap_needs_a_port() -> None:
+    with pytest.raises(ValueError, match="at least one of grpc and http"):
+        OtlpTap(TapSettings(grpc_port=None, http_port=None), Keeping().consume)
+
+
+async def test_shutdown_without_start_and_twice() -> None:
+    tap = OtlpTap(ANY_PORT, Keeping().consume)
+    await tap.shutdown(1.0)
+    await tap.start()
+    await tap.shutdown(1.0)
+    await tap.shutdown(1.0)
