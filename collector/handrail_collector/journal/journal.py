@@ -189,7 +189,7 @@ class Journal:
             self.followed_offset = max(self.followed_offset, position)
 
     def release(self, offset: int) -> None:
-        """Everything below ``offset`` is safe elsewhere: its segments may go. Returns at once; the writing thread removes."""
+        """Everything below ``offset`` is safe elsewhere: its segments may go. Returns at once."""
         if offset > self._release_to and not self._stopping:
             self._release_to = offset
             self._writer.submit(self._drop, offset)

@@ -135,7 +135,7 @@ class Exporter:
         self._tasks = [asyncio.create_task(self._flush_on_time()), asyncio.create_task(self._send_in_order())]
 
     def sink(self, record: Record) -> None:
-        """Take one finished exchange (``sources.base.Sink``). Engine and router records are tapped spans already, so passed over."""
+        """Take one finished exchange (``sources.base.Sink``). Other records are tapped spans already, so passed over."""
         if not isinstance(record, Exchange):
             return
         self.stats.spans_taken += 1

@@ -1,0 +1,269 @@
+"""The journal: acknowledged means on disk, full means refused, and one follower sees every entry once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from crash_files import CrashFiles
+from handrail.otlp.contract import Rejected, Retryable, Signal
+from handrail.otlp.refusals import Unavailable
+from handrail.segments import Limits, SegmentLog
+from handrail_collector.journal.journal import Entry, Journal, JournalSettings
+
+SMALL = Limits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
+
+
+def open_journal(files: CrashFiles, **options: int) -> Journal:
+    return Journal(SegmentLog("journal", SMALL, files=files), now_unix_ns=lambda: 42, **options)
+
+
+async def entries(journal: Journal, count: int, from_offset: int = 0) -> list[Entry]:
+    """The first ``count`` entries from an offset on."""
+    found: list[Entry] = []
+    async for entry in journal.follow(from_offset):
+        found.append(entry)
+        if len(found) == count:
+            break
+    return found
+
+
+async def within(awaitable: Awaitable[object]) -> object:
+    return await asyncio.wait_for(awaitable, 10)
+
+
+@pytest.fixture
+def disk() -> CrashFiles:
+    return CrashFiles()
+
+
+async def test_acknowledged_is_durable(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    await journal.start()
+    for number in range(10):
+        await journal.consume(Signal.TRACES, b"%d" % number * 100)
+    disk.crash(lambda most: 0)
+    journal = open_journal(disk)
+    await journal.start()
+    assert [e.payload for e in await entries(journal, 10)] == [b"%d" % number * 100 for number in range(10)]
+
+
+async def test_entries_say_what_they_are(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    for signal in Signal:
+        await journal.consume(signal, signal.value.encode())
+    first, second, third = await entries(journal, 3)
+    assert [(e.signal, e.payload) for e in (first, second, third)] == [(s, s.value.encode()) for s in Signal]
+    assert (first.offset, first.next_offset, first.received_unix_ns) == (0, second.offset, 42)
+    assert (await entries(journal, 1, third.offset)) == [third]
+    await journal.shutdown()
+
+
+async def test_all_that_wait_share_one_sync(disk: CrashFiles) -> None:
+    gate = Gate()
+    journal = Journal(SegmentLog("journal", files=gate))
+    first = asyncio.create_task(journal.consume(Signal.TRACES, b"first"))
+    await within(asyncio.to_thread(gate.reached.wait))
+    others = [asyncio.create_task(journal.consume(Signal.TRACES, b"%d" % n)) for n in range(50)]
+    await asyncio.sleep(0)  # each of them runs up to its wait
+    assert not first.done()
+    gate.open.set()
+    await within(asyncio.gather(first, *others))
+    assert journal.stats.syncs == 2
+    assert journal.stats.appended_records == 51
+    await journal.shutdown()
+
+
+async def test_what_waits_for_the_disk_is_bounded(disk: CrashFiles) -> None:
+    gate = Gate()
+    journal = Journal(SegmentLog("journal", files=gate), max_pending_bytes=100, retry_delay_s=7.0)
+    waiting = asyncio.create_task(journal.consume(Signal.TRACES, b"x" * 90))
+    await within(asyncio.to_thread(gate.reached.wait))
+    with pytest.raises(Retryable, match="behind") as refusal:
+        await journal.consume(Signal.TRACES, b"x" * 20)
+    assert refusal.value.delay_s == 7.0
+    gate.open.set()
+    await within(waiting)
+    await journal.consume(Signal.TRACES, b"x" * 20)
+    assert journal.stats.refused_busy == 1
+    await journal.shutdown()
+
+
+async def test_full_is_refused_until_something_is_released(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    for _ in range(12):
+        await journal.consume(Signal.TRACES, b"x" * 300)
+    with pytest.raises(Retryable, match="journal full") as refusal:
+        await journal.consume(Signal.TRACES, b"x" * 300)
+    assert not isinstance(refusal.value, Unavailable)
+    assert journal.stats.refused_full == 1
+    kept = await entries(journal, 5)
+    journal.release(kept[-1].next_offset)
+    await journal.consume(Signal.TRACES, b"x" * 300)
+    assert journal.begin == kept[-1].next_offset
+    assert journal.stats.released_bytes == 5 * 328
+    await journal.shutdown()
+
+
+async def test_a_request_that_can_never_fit_is_rejected(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    with pytest.raises(Rejected, match="takes 300"):
+        await journal.consume(Signal.TRACES, b"x" * 301)
+    await journal.shutdown()
+
+
+@pytest.mark.parametrize("operation", ["write", "fdatasync", "fsync_dir"])
+async def test_a_failed_disk_acknowledges_nothing_and_says_so(disk: CrashFiles, operation: str) -> None:
+    journal = open_journal(disk)
+    disk.refuse[operation] = OSError(errno.EIO, "input/output error")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="disk failed: input/output error"):
+            await journal.consume(Signal.TRACES, b"x")
+    assert not journal.healthy
+    assert journal.end == 0
+    await journal.shutdown()
+
+
+async def test_the_disk_s_own_end_is_full_not_broken(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    disk.refuse["write"] = OSError(errno.ENOSPC, "no space")
+    with pytest.raises(Retryable, match="journal full"):
+        await journal.consume(Signal.TRACES, b"x")
+    await journal.consume(Signal.TRACES, b"y")
+    assert journal.healthy
+    assert [e.payload for e in await entries(journal, 1)] == [b"y"]
+    await journal.shutdown()
+
+
+async def test_a_follower_waits_for_what_comes(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    reading = asyncio.create_task(entries(journal, 30))
+    for number in range(30):
+        await journal.consume(Signal.LOGS, b"%d" % number)
+    found = await asyncio.wait_for(reading, 10)
+    assert [e.payload for e in found] == [b"%d" % number for number in range(30)]
+    assert journal.followed_offset == journal.end
+    assert journal.followed_unix_ns == 42
+    assert journal.lag_bytes == 0
+    await journal.shutdown()
+
+
+async def test_lag_is_what_nobody_has_taken(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    await journal.consume(Signal.LOGS, b"x" * 72)
+    await journal.consume(Signal.LOGS, b"y" * 72)
+    await entries(journal, 1)
+    assert journal.lag_bytes == 100
+    await journal.shutdown()
+
+
+async def test_a_follower_ends_at_shutdown(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    await journal.consume(Signal.LOGS, b"x")
+    seen = asyncio.Event()
+
+    async def drain() -> None:
+        async for _ in journal.follow(0):
+            seen.set()
+
+    following = asyncio.create_task(drain())
+    await within(seen.wait())
+    await journal.shutdown()
+    await within(following)
+
+
+async def test_shutdown_finishes_what_waits_and_works_twice(disk: CrashFiles) -> None:
+    gate = Gate()
+    journal = Journal(SegmentLog("journal", files=gate))
+    waiting = asyncio.create_task(journal.consume(Signal.TRACES, b"x"))
+    await within(asyncio.to_thread(gate.reached.wait))
+    stopping = asyncio.create_task(journal.shutdown())
+    gate.open.set()
+    await within(asyncio.gather(waiting, stopping))
+    await journal.shutdown()
+    with pytest.raises(Unavailable, match="stopping"):
+        await journal.consume(Signal.TRACES, b"x")
+    journal.release(1)
+
+
+async def test_a_sender_that_leaves_does_not_harm_the_others(disk: CrashFiles) -> None:
+    gate = Gate()
+    journal = Journal(SegmentLog("journal", files=gate))
+    leaving = asyncio.create_task(journal.consume(Signal.TRACES, b"leaves"))
+    await within(asyncio.to_thread(gate.reached.wait))
+    staying = asyncio.create_task(journal.consume(Signal.TRACES, b"stays"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    gate.open.set()
+    await within(staying)
+    assert [e.payload for e in await entries(journal, 2)] == [b"leaves", b"stays"]
+    await journal.shutdown()
+
+
+async def test_damage_is_passed_over_and_counted(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    for number in range(4):
+        await journal.consume(Signal.TRACES, b"%d" % number * 72)
+    disk.damage(f"journal/{0:020d}.seg", 150)
+    found = await entries(journal, 3)
+    assert [e.payload[:1] for e in found] == [b"0", b"2", b"3"]
+    assert journal.damaged_bytes == 100
+    await journal.shutdown()
+
+
+async def test_a_damaged_end_does_not_stop_the_follower(disk: CrashFiles) -> None:
+    loop, noticed = asyncio.get_running_loop(), asyncio.Event()
+    journal = Journal(SegmentLog("journal", SMALL, files=disk, on_damage=lambda _: loop.call_soon_threadsafe(noticed.set)))
+    await journal.consume(Signal.TRACES, b"x" * 72)
+    disk.damage(f"journal/{0:020d}.seg", 50)
+    reading = asyncio.create_task(entries(journal, 1))
+    await within(noticed.wait())
+    await journal.consume(Signal.TRACES, b"y")
+    assert [e.payload for e in await asyncio.wait_for(reading, 10)] == [b"y"]
+    assert journal.damaged_bytes == 100
+    await journal.shutdown()
+
+
+async def test_kinds_of_a_later_version_are_passed_over_and_counted(disk: CrashFiles) -> None:
+    log = SegmentLog("journal", SMALL, files=disk)
+    log.append(99, b"?", 0)
+    journal = Journal(log)
+    await journal.start()
+    await journal.consume(Signal.TRACES, b"x")
+    assert [e.payload for e in await entries(journal, 1)] == [b"x"]
+    assert journal.stats.unknown_records == 1
+    await journal.shutdown()
+
+
+async def test_on_a_real_disk_a_restart_goes_on(tmp_path: Path) -> None:
+    settings = JournalSettings(folder=tmp_path / "journal", max_bytes=16 << 20)
+    payloads = [bytes([number]) * 100_000 for number in range(60)]
+    journal = Journal(settings.open_log())
+    await journal.start()
+    await asyncio.gather(*(journal.consume(Signal.TRACES, payload) for payload in payloads))
+    half = (await entries(journal, 30))[-1].next_offset
+    await journal.shutdown()
+    journal = Journal(settings.open_log(floor=half))
+    await journal.start()
+    assert [e.payload for e in await entries(journal, 30, half)] == payloads[30:]
+    assert journal.torn_bytes == 0
+    await journal.shutdown()
+
+
+class Gate(CrashFiles):
+    """A disk whose first sync takes until it is let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def fdatasync(self, fd: int) -> None:
+        self.reached.set()
+        assert self.open.wait(10)
+        super().fdatasync(fd)
