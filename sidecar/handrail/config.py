@@ -238,7 +238,7 @@ def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
 
     def one(path: str, text: str) -> Any:
         try:
-            if not text:
+            if not text and key.default != "":
                 raise InvalidValueError("is empty")
             return key.kind.parse(text, declared)
         except InvalidValueError as error:

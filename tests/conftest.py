@@ -1,0 +1,34 @@
+"""Options and fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="rewrite golden and generated files instead of comparing with them")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path | str, str], None]:
+    """``golden(path, text)``: the file (relative to tests/golden) holds exactly this text; with ``--update`` it is written."""
+
+    def compare(path: Path | str, text: str) -> None:
+        file = GOLDEN / path
+        if request.config.getoption("--update"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            return
+        assert file.exists(), f"{file} is missing: run this test with --update and review what it writes"
+        kept = file.read_text(encoding="utf-8")
+        if kept != text:
+            diff = "\n".join(difflib.unified_diff(kept.splitlines(), text.splitlines(), str(path), "now", lineterm=""))
+            pytest.fail(f"{path} differs; run with --update and review the diff if it is meant:\n{diff}")
+
+    return compare
