@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+_Key = TypeVar("_Key")
 
 Value = float | Mapping[tuple[str, ...], float]
 """One number, or one a label set, keyed by the label values in the row's order."""
@@ -57,6 +59,6 @@ class SelfMetrics(Collector):
             yield family
 
 
-def by_label(counts: Mapping[object, int]) -> dict[tuple[str, ...], float]:
+def by_label(counts: Mapping[_Key, int]) -> dict[tuple[str, ...], float]:
     """Counts keyed by an enum or a word, as values of a row with one label."""
     return {(str(getattr(key, "value", key)),): float(count) for key, count in counts.items()}

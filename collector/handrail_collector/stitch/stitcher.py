@@ -377,7 +377,7 @@ class Stitcher:
         """Smallest journal offset that a replay needs for what is held here; None when nothing is."""
         return min((g.first_offset for g in self._groups.values()), default=None)
 
-    def open_groups(self) -> Iterable[Group]:
+    def open_groups(self) -> list[Group]:
         """Groups not decided yet, oldest first."""
         return [g for g in self._groups.values() if g.state is State.OPEN]
 

@@ -1,0 +1,250 @@
+"""The collector's process: receivers, journal, pipeline, store, forward sinks and the API, in that order of the data's way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from handrail import conventions as names
+from handrail.config import plain
+from handrail.otlp.contract import Signal
+from handrail.otlp.server import OtlpServer, is_loopback
+from handrail.otlp.settings import ClientSettings
+from handrail.process import Parts, Stop
+from handrail.process import run as run_process
+from handrail.selfmetrics import Row, SelfMetrics, by_label
+from handrail.settings import write_ready
+from handrail_collector.api.server import ApiServer
+from handrail_collector.config import CollectorConfig
+from handrail_collector.journal.journal import Journal, JournalSettings
+from handrail_collector.pipeline import Pipeline, PipelineSettings
+from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
+from handrail_collector.stitch.stitcher import StitchSettings
+from handrail_collector.store.publish import Publisher, StoreLockedError
+from handrail_collector.store.read import StoreReader
+
+log = logging.getLogger(__name__)
+
+
+def run(config: CollectorConfig) -> int:
+    """Run until SIGTERM or Ctrl-C; the exit code."""
+    return run_process(_main(config))
+
+
+@dataclass(slots=True)
+class Running:
+    """The parts of a collector that others look at."""
+
+    journal: Journal
+    pipeline: Pipeline
+    receiver: OtlpServer
+    forwards: tuple[OtlpForward, ...]
+    started_unix_ns: int
+
+    def not_ready(self) -> str:
+        """Why nothing can be accepted, or ''."""
+        return "" if self.journal.healthy else "the journal's disk failed; restart once it is mended"
+
+    def status(self) -> dict[str, Any]:
+        """For ``GET /api/v1/status``: how far everything is, and how much of the traffic is covered."""
+        pipeline, journal = self.pipeline.stats, self.journal
+        seen = pipeline.edge_rows
+        return {
+            "started_unix_ns": self.started_unix_ns,
+            "requests": {
+                "rows": pipeline.rows,
+                "edge": seen,
+                "joined": pipeline.edge_complete,
+                "coverage": pipeline.edge_complete / seen if seen else None,
+                "open": len(self.pipeline.stitcher.open_groups()),
+            },
+            "spans": {"received": pipeline.spans, "stored": pipeline.spans_stored, "duplicates": self.pipeline.duplicates.spans},
+            "journal": {
+                "end_offset": journal.end,
+                "published_offset": pipeline.published_offset,
+                "lag_bytes": journal.lag_bytes,
+                "size_bytes": journal.size_bytes,
+                "damaged_bytes": journal.damaged_bytes,
+            },
+            "reporting": sorted(f"{role.value}:{source}" for role, source in self.pipeline.fleet().reporting),
+            "clocks": [
+                {"from": a, "to": b, "low_ns": i.low_ns, "high_ns": i.high_ns}
+                for (a, b), i in sorted(self.pipeline.stitcher.clocks.intervals().items())
+            ],
+            "forward": [
+                {"up": f.stats.delivery.up, "sent": f.stats.delivery.items_sent, "queue_bytes": f.queue_bytes}
+                for f in self.forwards
+            ],
+        }
+
+
+async def _main(config: CollectorConfig) -> int:
+    stop = Stop()
+    publisher = Publisher(config.data / "store")
+    try:
+        recovered = await asyncio.to_thread(publisher.open)
+    except StoreLockedError as error:
+        raise OSError(str(error)) from error
+    settings = JournalSettings(folder=config.data / "journal", max_bytes=config.journal_max_bytes)
+    log_file = await asyncio.to_thread(lambda: settings.open_log(floor=recovered.end_offset))
+    journal = Journal(log_file, max_pending_bytes=settings.max_pending_bytes, retry_delay_s=settings.retry_delay_s)
+    forwards = tuple(OtlpForward(ForwardSettings(client=ClientSettings(endpoint=url))) for url in config.forward)
+
+    def forward(signal: Signal, payload: bytes) -> None:
+        for each in forwards:
+            each.offer(signal, payload)
+
+    pipeline = Pipeline(
+        journal,
+        publisher,
+        recovered,
+        _pipeline_settings(config),
+        journal_max_bytes=config.journal_max_bytes,
+        forward=forward if forwards else None,
+    )
+    grpc, http = config.otlp_grpc, config.otlp_http
+    receiver = OtlpServer(
+        journal, grpc=(grpc.host, grpc.port) if grpc else None, http=(http.host, http.port) if http else None, loopback_only=False
+    )
+    running = Running(journal, pipeline, receiver, forwards, time.time_ns())
+    parts = Parts()
+    addresses: dict[str, str] = {}
+    for each in forwards:
+        await parts.start("forward", each.start(), each.shutdown)
+    await parts.start("journal", journal.start(), _nothing)
+    working = asyncio.create_task(pipeline.run())
+
+    async def drain() -> None:
+        # the journal's end lets the pipeline read to its end and publish; only then may the store be let go
+        await journal.shutdown()
+        await working
+        publisher.close()
+
+    await parts.start("pipeline", _nothing(), drain)
+    await parts.start("receivers", receiver.start(), receiver.shutdown)
+    addresses.update(_named(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
+    if config.api is not None:
+        reader = StoreReader(config.data / "store")
+        api = ApiServer(
+            reader,
+            pipeline,
+            running.status,
+            config.api.host,
+            config.api.port,
+            metrics=SelfMetrics(_rows(running)),
+            not_ready=running.not_ready,
+        )
+        await parts.start("api", api.start(), api.shutdown)
+        addresses.update(_named(api=api.address))
+    _warn_of_open_ports(config)
+    log.info("collecting into %s: %s", config.data, ", ".join(f"{name} {at}" for name, at in addresses.items()))
+    log.debug("configuration: %s", plain(config))
+    if config.ready_file is not None:
+        write_ready(config.ready_file, addresses)
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
+    failed = working.done() and not stopped.done()
+    if failed:
+        log.error("the pipeline ended by itself", exc_info=working.exception())
+    stopped.cancel()
+    await parts.end()
+    return 1 if failed else 0
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _pipeline_settings(config: CollectorConfig) -> PipelineSettings:
+    decision = config.decision
+    return PipelineSettings(
+        flush_interval_ns=config.flush_interval,
+        stitch=StitchSettings(
+            settle_ns=decision.settle,
+            engine_wait_ns=decision.engine_wait,
+            max_open_ns=decision.max_open,
+            max_groups=decision.max_open_requests,
+        ),
+    )
+
+
+def _warn_of_open_ports(config: CollectorConfig) -> None:
+    for name in ("otlp_grpc", "otlp_http", "api"):
+        address = getattr(config, name)
+        if address is not None and not is_loopback(address.host):
+            log.warning(
+                "%s listens on %s without TLS or a token: keep it inside a trusted network (a NetworkPolicy, a mesh)",
+                name,
+                address,
+            )
+
+
+def _named(**addresses: tuple[str, int] | None) -> dict[str, str]:
+    return {
+        name: f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}" for name, at in addresses.items() if at is not None
+    }
+
+
+def _rows(running: Running) -> list[Row]:
+    """What the collector says of its own work."""
+    prefix = names.METRIC_COLLECTOR
+    taken, kept, pipe = running.receiver.stats, running.journal.stats, running.pipeline.stats
+    stitcher, duplicates = running.pipeline.stitcher, running.pipeline.duplicates
+    forwards = running.forwards
+    counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
+        ("refused_requests", "Export requests told to retry", lambda: taken.requests_refused),
+        ("rejected_requests", "Export requests refused for good", lambda: taken.requests_rejected),
+        ("rejected_items", "Items refused one by one (bad ids)", lambda: taken.items_rejected),
+        ("journal_bytes", "Bytes journalled", lambda: kept.appended_bytes),
+        ("journal_syncs", "Group syncs of the journal", lambda: kept.syncs),
+        ("journal_sync_seconds", "Time spent writing and syncing", lambda: kept.sync_ns / 1e9),
+        ("journal_damaged_bytes", "Journal bytes that hold no record", lambda: running.journal.damaged_bytes),
+        ("spans", "Spans taken from the journal, duplicates not counted", lambda: pipe.spans),
+        ("spans_stored", "Spans published to the store", lambda: pipe.spans_stored),
+        ("duplicate_batches", "Batches delivered again", lambda: duplicates.batches),
+        ("duplicate_spans", "Spans delivered again", lambda: duplicates.spans),
+        ("unreadable_spans", "Proxy spans that could not be read", lambda: running.pipeline.reader.unreadable),
+        ("rows", "Request rows decided", lambda: pipe.rows),
+        ("publishes", "Publishes to the store", lambda: pipe.publishes),
+        ("publish_failures", "Publishes that failed and are tried again", lambda: pipe.publish_failures),
+        ("ambiguous_joins", "Evidence that fitted several requests and was not joined", lambda: stitcher.stats.ambiguous),
+        ("clock_contradictions", "Host clocks that were stepped, or wrong joins", lambda: stitcher.clocks.contradictions),
+        ("cpu_seconds", "Processor time of this process", time.process_time),
+    )
+    rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
+    rows += [
+        Row(f"{prefix}_items", "counter", "Items acknowledged", lambda: by_label(taken.items), ("signal",)),
+        Row(f"{prefix}_joins", "counter", "Joins by how", lambda: by_label(stitcher.stats.joins), ("how",)),
+        Row(f"{prefix}_decisions", "counter", "Requests decided by why", lambda: by_label(stitcher.stats.decided), ("closing",)),
+        Row(f"{prefix}_held_requests", "gauge", "Requests held in memory, decided ones included", lambda: len(stitcher)),
+        Row(f"{prefix}_journal_lag_bytes", "gauge", "Journalled and not taken yet", lambda: running.journal.lag_bytes),
+        Row(f"{prefix}_journal_size_bytes", "gauge", "The journal on disk", lambda: running.journal.size_bytes),
+        Row(
+            f"{prefix}_edge_requests",
+            "counter",
+            "Requests of an edge, by whether every process on their path was heard",
+            lambda: {("true",): float(pipe.edge_complete), ("false",): float(pipe.edge_rows - pipe.edge_complete)},
+            ("joined",),
+        ),
+    ]
+    if forwards:
+        rows += [
+            Row(
+                f"{prefix}_forwarded_items",
+                "counter",
+                "Items delivered to forward endpoints",
+                lambda: sum(f.stats.delivery.items_sent for f in forwards),
+            ),
+            Row(
+                f"{prefix}_forward_dropped_items",
+                "counter",
+                "Items not forwarded, by reason",
+                lambda: {(str(r.value),): float(sum(f.stats.dropped[r] for f in forwards)) for r in forwards[0].stats.dropped},
+                ("reason",),
+            ),
+        ]
+    return rows

@@ -1,0 +1,213 @@
+"""The sidecar's process: an inline proxy, an OTLP tap, or both, and the exporter that both feed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from handrail import conventions as names
+from handrail.admin import AdminServer
+from handrail.export.exporter import Exporter, ExportSettings
+from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
+from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
+from handrail.process import Parts, Stop
+from handrail.process import run as run_process
+from handrail.proxy.settings import ProxySettings
+from handrail.records import Process
+from handrail.selfmetrics import Row, SelfMetrics, by_label
+from handrail.settings import RequestIdMode, SidecarConfig, write_ready
+from handrail.sources.otlp import OtlpTap, TapSettings
+from handrail.sources.proxy import ProxySource
+
+log = logging.getLogger(__name__)
+
+CHECK_WINDOW_S = 30.0
+"""Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
+
+
+def run(config: SidecarConfig) -> int:
+    """Run until SIGTERM or Ctrl-C; the exit code."""
+    return run_process(_main(config.resolved()))
+
+
+@dataclass(slots=True)
+class SpanWatch:
+    """Notices an engine that serves requests and sends no spans, although a tap waits for them."""
+
+    silent_windows: int = 0
+    _requests: int = 0
+    _spans: int = 0
+
+    def look(self, requests: int, spans: int) -> bool:
+        """Called once a window with running totals; True when the second silent window in a row has just ended."""
+        silent = requests > self._requests and spans == self._spans
+        self._requests, self._spans = requests, spans
+        self.silent_windows = self.silent_windows + 1 if silent else 0
+        return self.silent_windows == 2
+
+
+async def _main(config: SidecarConfig) -> int:
+    stop = Stop()
+    process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
+    client = ClientSettings(endpoint=config.collector.endpoint, headers=config.collector.headers)
+    exporter = Exporter(
+        ExportSettings(folder=config.spool.dir, max_bytes=config.spool.max_bytes),
+        own_resource(process, cluster=config.cluster),
+        lambda: OtlpClient.of(client),
+    )
+    tap = _tap(config, process, exporter)
+    proxy = _proxy(config, process, exporter, tapped=tap is not None)
+    watch = SpanWatch()
+    metrics = SelfMetrics(_rows(exporter, proxy, tap, watch))
+    drain_s = config.drain.seconds
+    parts = Parts()
+    addresses: dict[str, str] = {}
+    await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
+    if tap is not None:
+        await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
+        addresses.update(_named(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
+    if proxy is not None:
+        await parts.start("proxy", proxy.start(), lambda: proxy.shutdown(drain_s))
+        addresses.update(_named(proxy=proxy.address))
+    if config.admin is not None:
+        admin = AdminServer(config.admin.host, config.admin.port, metrics, lambda: "")
+        await parts.start("admin", admin.start(), admin.shutdown)
+        addresses.update(_named(admin=admin.address))
+    log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in addresses.items()))
+    if config.ready_file is not None:
+        write_ready(config.ready_file, addresses)
+    background = [asyncio.create_task(_check_collector(client))]
+    if tap is not None and proxy is not None:
+        background.append(asyncio.create_task(_watch_spans(watch, proxy, tap)))
+    await stop.wait()
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+    await parts.end()
+    return 0
+
+
+def _tap(config: SidecarConfig, process: Process, exporter: Exporter) -> OtlpTap | None:
+    if config.otlp_grpc is None and config.otlp_http is None:
+        return None
+    grpc, http = config.otlp_grpc, config.otlp_http
+    return OtlpTap(
+        TapSettings(
+            grpc_host=grpc.host if grpc else "127.0.0.1",
+            grpc_port=grpc.port if grpc else None,
+            http_host=http.host if http else "127.0.0.1",
+            http_port=http.port if http else None,
+            resource={**tap_attributes(process), **({names.CLUSTER: config.cluster} if config.cluster else {})},
+        ),
+        exporter.take,
+    )
+
+
+def _proxy(config: SidecarConfig, process: Process, exporter: Exporter, *, tapped: bool) -> ProxySource | None:
+    if config.listen is None or config.upstream is None:
+        return None
+    settings = ProxySettings(
+        listen_host=config.listen.host,
+        listen_port=config.listen.port,
+        upstream_host=config.upstream.host,
+        upstream_port=config.upstream.port,
+        role=config.role,
+        process=process,
+        trace_context=config.trace_context.value,
+        request_id="add" if config.request_id is RequestIdMode.ADD else "pass",
+        engine_exports_to_us=tapped,
+        drain_seconds=config.drain.seconds,
+    )
+    return ProxySource(settings, exporter.sink)
+
+
+async def _check_collector(client: ClientSettings) -> None:
+    """Say once at start, in one line, why the collector cannot be reached; the exporter goes on trying."""
+    checker = OtlpClient.of(client)
+    try:
+        problem = await checker.check()
+    finally:
+        await checker.close()
+    if problem:
+        log.warning("collector %s: %s (spans wait in the spool)", client.endpoint, problem)
+
+
+async def _watch_spans(watch: SpanWatch, proxy: ProxySource, tap: OtlpTap) -> None:
+    while True:
+        await asyncio.sleep(CHECK_WINDOW_S)
+        if watch.look(proxy.stats.requests - proxy.stats.passed, tap.spans_seen):
+            log.warning(
+                "the engine sends no spans: requests pass and the tap gets nothing; start vLLM with --otlp-traces-endpoint "
+                "(grpc://%s) and with the packages that it needs for tracing",
+                tap.grpc_address or tap.http_address,
+            )
+
+
+def _named(**addresses: tuple[str, int] | None) -> dict[str, str]:
+    return {
+        name: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for name, address in addresses.items()
+        if address is not None
+        for host, port in (address,)
+    }
+
+
+def _rows(exporter: Exporter, proxy: ProxySource | None, tap: OtlpTap | None, watch: SpanWatch) -> list[Row]:
+    """What the sidecar says of its own work: cost and loss."""
+    prefix, out, sent = names.METRIC_SIDECAR, exporter.stats, exporter.delivery
+    rows = [
+        Row(f"{prefix}_spans", "counter", "Spans made from observed requests", lambda: out.spans_taken),
+        Row(f"{prefix}_spans_dropped", "counter", "Own spans not sent, by reason", lambda: by_label(out.dropped), ("reason",)),
+        Row(f"{prefix}_spool_bytes", "gauge", "Spooled and not acknowledged by the collector", lambda: exporter.waiting_bytes),
+        Row(f"{prefix}_spool_lost_bytes", "counter", "Spooled bytes that could not be read back", lambda: exporter.damaged_bytes),
+        Row(f"{prefix}_export_batches", "counter", "Batches acknowledged by the collector", lambda: sent.batches_sent),
+        Row(f"{prefix}_export_retries", "counter", "Attempts that had to be repeated", lambda: sent.retries),
+        Row(f"{prefix}_export_rejected_items", "counter", "Spans the collector refused for good", lambda: sent.items_rejected),
+        Row(
+            f"{prefix}_export_up",
+            "gauge",
+            "1 while the last attempt was taken; 0 also before the first",
+            lambda: float(bool(sent.up)),
+        ),
+        Row(f"{prefix}_cpu_seconds", "counter", "Processor time of this process", time.process_time),
+    ]
+    if tap is not None:
+        seen = tap.stats
+        rows += [
+            Row(f"{prefix}_tap_items", "counter", "Taken over by the tap", lambda: by_label(seen.items), ("signal",)),
+            Row(f"{prefix}_tap_refused", "counter", "Tap requests told to retry", lambda: seen.requests_refused),
+            Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused for good", lambda: seen.requests_rejected),
+            Row(
+                f"{prefix}_engine_silent",
+                "gauge",
+                "1 when requests pass and the engine's exporter sends no spans",
+                lambda: float(watch.silent_windows >= 2),
+            ),
+        ]
+    if proxy is not None:
+        rows += _proxy_rows(f"{prefix}_proxy", proxy)
+    return rows
+
+
+def _proxy_rows(prefix: str, proxy: ProxySource) -> list[Row]:
+    stats = proxy.stats
+    counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
+        ("connections", "Client connections accepted", lambda: stats.connections),
+        ("requests", "Requests understood", lambda: stats.requests),
+        ("passed_requests", "Requests passed through without a record", lambda: stats.passed),
+        ("protocol_errors", "Refused before they were a request", lambda: stats.protocol_errors),
+        ("connect_failures", "Upstream connections that failed", lambda: stats.connect_failures),
+        ("client_bytes", "Bytes read from clients", lambda: stats.client_bytes),
+        ("upstream_bytes", "Bytes read from the upstream", lambda: stats.upstream_bytes),
+        ("reads_paused", "Times the upstream waited for a slow client", lambda: stats.reads_paused),
+        ("observer_errors", "Faults while observing; the bytes went on", lambda: stats.observer_errors),
+    )
+    rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
+    rows.append(Row(f"{prefix}_open_connections", "gauge", "Client connections now", lambda: stats.open_connections))
+    outcomes = "Observed requests by how they ended"
+    rows.append(Row(f"{prefix}_outcomes", "counter", outcomes, lambda: by_label(stats.outcomes), ("outcome",)))
+    return rows
