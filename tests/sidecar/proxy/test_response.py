@@ -13,7 +13,16 @@ CASES = [
     ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", True, 200, b"", True, False, False),
     ("304", b"HTTP/1.1 304 N\r\nContent-Length: 3\r\n\r\n", False, 304, b"", True, False, False),
     ("204", b"HTTP/1.1 204 N\r\n\r\n", False, 204, b"", True, False, False),
-    ("interim", b"HTTP/1.1 100 C\r\n\r\nHTTP/1.1 103 E\r\nLink: x\r\n\r\nHTTP/1.1 204 N\r\n\r\n", False, 204, b"", True, False, False),
+    (
+        "interim",
+        b"HTTP/1.1 100 C\r\n\r\nHTTP/1.1 103 E\r\nLink: x\r\n\r\nHTTP/1.1 204 N\r\n\r\n",
+        False,
+        204,
+        b"",
+        True,
+        False,
+        False,
+    ),
     ("interim only", b"HTTP/1.1 100 C\r\n\r\n", False, None, b"", False, False, False),
     (
         "chunked with trailer",
@@ -39,8 +48,17 @@ CASES = [
     ("bare line feeds", b"HTTP/1.1 200 OK\nContent-Length: 3\n\nabc", False, 200, b"abc", True, False, False),
     ("bad chunk", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", False, 200, b"", False, False, True),
     ("not HTTP", b"SSH-2.0\r\n", False, None, b"", False, False, True),
-    ("refused upgrade", b"HTTP/1.1 426 U\r\nConnection: Upgrade\r\nUpgrade: h\r\nContent-Length: 3\r\n\r\nabc", False, 426, b"abc", True, False, False),
-]  # fmt: skip
+    (
+        "refused upgrade",
+        b"HTTP/1.1 426 U\r\nConnection: Upgrade\r\nUpgrade: h\r\nContent-Length: 3\r\n\r\nabc",
+        False,
+        426,
+        b"abc",
+        True,
+        False,
+        False,
+    ),
+]
 
 
 @pytest.mark.parametrize("step", [1, 10**6], ids=["byte by byte", "whole"])

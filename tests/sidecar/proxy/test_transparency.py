@@ -41,7 +41,10 @@ RESPONSES: list[tuple[str, bytes, list[bytes]]] = [
     (
         "interim responses",
         post(),
-        [b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"],
+        [
+            b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n",
+            b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        ],
     ),
     (
         "duplicate headers",
@@ -58,7 +61,11 @@ RESPONSES: list[tuple[str, bytes, list[bytes]]] = [
     ),
     ("500 without a reason", post(), [b"HTTP/1.1 500 \r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"]),
     ("503 until close", post(), [b"HTTP/1.1 503 Service Unavailable\r\nServer: x\r\n\r\nbusy"]),
-    ("length and chunked", post(), [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"]),
+    (
+        "length and chunked",
+        post(),
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"],
+    ),
     ("bare line feeds", post(), [b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok"]),
     ("not HTTP", post(), [b"SSH-2.0-", b"OpenSSH\r\n", b"more"]),
     ("broken chunk", post(), [SSE_HEAD, chunk(event("a")), b"zz\r\nrest"]),
@@ -68,7 +75,7 @@ RESPONSES: list[tuple[str, bytes, list[bytes]]] = [
     ("nothing at all", post(), []),
     ("malformed events", post(), [SSE_HEAD, chunk(b"data: {not json\n\ndata\n:\n\xff\xfe\n\n"), END]),
     ("one megabyte", RAW_GET, [b"HTTP/1.1 200 OK\r\nContent-Length: 1048576\r\n\r\n", b"x" * 1048576]),
-]  # fmt: skip
+]
 
 
 def script(pieces: list[bytes]) -> Upstream:
