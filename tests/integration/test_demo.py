@@ -1,0 +1,141 @@
+"""``handrail demo`` as a user runs it: emulated fleet, sidecars, collector; and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEMO = (sys.executable, "-m", "handrail.cli.main", "demo")
+DEADLINE_S = 90.0
+
+
+def pids(folder: Path) -> dict[str, int]:
+    """The children that had become ready."""
+    return {path.name: json.loads(path.read_text())["pid"] for path in folder.glob("*.ready.json")}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def test_once_as_json(tmp_path: Path) -> None:
+    result = demo("--once", "--json", "--requests", "24", "--concurrency", "6", "--keep", str(tmp_path / "work"))
+    assert result.returncode == 0, result.stderr
+    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    assert (told["requests"], told["answered"], told["joined"], told["wrong"], told["coverage"]) == (24, 24, 24, 0, 1.0)
+    assert told["ttft_p50_ms"] > 30  # the profile's prefill alone takes longer
+    assert told["ttft_p99_ms"] >= told["ttft_p50_ms"]
+    assert abs(told["ttft_difference_p50_ms"]) < 20
+    assert told["phases_p50_ms"]["prefill_compute"] > 20
+    assert 0 <= told["unattributed_share"] < 1
+    started = pids(tmp_path / "work")
+    assert len(started) == 11  # collector, edge, router, and twice two engines with their sidecars
+    assert not [name for name, pid in started.items() if alive(pid)]
+
+
+def test_the_waterfall_and_what_to_try_next(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    shown = subprocess.Popen(
+        [*DEMO, "--requests", "6", "--keep", str(work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert shown.stdout is not None
+        lines: list[str] = []
+        for line in shown.stdout:
+            lines.append(line)
+            if "Ctrl-C" in line:
+                break
+        text = "".join(lines)
+        assert "The slowest of 6 requests" in text
+        assert "prefill_compute" in text
+        assert "6 of 6" in text
+        api = next(word for word in text.split() if word.startswith("http://"))
+        listed = [sys.executable, "-m", "handrail.cli.main", "requests", "--api", api, "--json"]
+        rows = subprocess.run(listed, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout.splitlines()
+        assert len(rows) == 6
+        started = pids(work)
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(DEADLINE_S) == 0
+    finally:
+        shown.kill()
+        shown.communicate()
+    assert not [name for name, pid in started.items() if alive(pid)]
+
+
+def test_sigterm_ends_every_child(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    running = subprocess.Popen([*DEMO, "--requests", "2000", "--keep", str(work)], stdout=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (work / "load.log").exists() or not (work / "load.log").stat().st_size:
+            assert running.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        started = pids(work)
+        running.terminate()
+        assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    finally:
+        running.kill()
+        running.wait()
+    assert len(started) == 11
+    assert not [name for name, pid in started.items() if alive(pid)]
+
+
+def test_a_child_that_dies_is_shown_with_its_output(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    running = subprocess.Popen([*DEMO, "--requests", "2000", "--keep", str(work)], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (work / "load.log").exists() or not (work / "load.log").stat().st_size:
+            assert running.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        started = pids(work)
+        os.kill(started["router.ready.json"], signal.SIGKILL)
+        _, errors = running.communicate(timeout=DEADLINE_S)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 1
+    assert "router ended with status -9" in errors
+    assert str(work) in errors
+    assert not [name for name, pid in started.items() if alive(pid)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--profile", "8b-h100-balanced-constnt"], "nearest: 8b-h100-balanced-constant"),
+        (["--requests", "0"], "not between 1 and 10000"),
+        (["--engine", "sglang"], "invalid choice"),
+    ],
+    ids=["profile", "count", "engine"],
+)
+def test_mistakes_end_before_anything_starts(arguments: list[str], message: str) -> None:
+    result = demo(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_a_full_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    result = demo("--keep", str(tmp_path))
+    assert result.returncode == 2
+    assert "not empty" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,0 +1,103 @@
+"""Child processes of a command: readiness, early ends, ends in order, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handrail.cli.children import Child, ChildError, Children, free_ports
+
+READY = """
+import json, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+path = sys.argv[1]
+open(path + ".tmp", "w").write(json.dumps({"pid": os.getpid(), "addresses": {"http": "127.0.0.1:1"}}))
+os.rename(path + ".tmp", path)
+signal.pause()
+"""
+# leaves its name in a common file when it is ended
+NOTING = (
+    READY.replace(
+        "lambda *_: sys.exit(0)",
+        "lambda *_: (open(os.path.dirname(path) + '/ends', 'a').write(os.path.basename(path).split('.')[0] + ' '), sys.exit(0))",
+    )
+    .replace("path = sys.argv[1]", "")
+    .replace("import json", "import sys; path = sys.argv[1]\nimport json")
+)
+DEAF = READY.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    started = Children(tmp_path)
+    yield started
+    started.end([], grace_s=0.1)
+
+
+def start(children: Children, name: str, code: str, *, may_end: bool = False) -> Child:
+    return children.start(name, [sys.executable, "-c", code, str(children.ready_file(name))], may_end=may_end)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_child_says_where_it_listens(children: Children) -> None:
+    child = start(children, "one", READY)
+    children.wait_ready([child], 20)
+    assert child.addresses == {"http": "127.0.0.1:1"}
+    assert json.loads(child.ready_file.read_text())["pid"] == child.pid
+
+
+@pytest.mark.parametrize(("code", "status"), [("print('no port'); raise SystemExit(3)", 3), ("print('no port')", 0)])
+def test_an_early_end_is_told_with_the_last_output(children: Children, code: str, status: int) -> None:
+    child = start(children, "one", code)
+    with pytest.raises(ChildError, match=rf"one ended with status {status}[^|]*\| no port"):
+        children.wait_ready([child], 20)
+
+
+def test_one_that_may_end_is_no_failure_unless_it_fails(children: Children) -> None:
+    good = start(children, "good", "pass", may_end=True)
+    children.wait_for("its end", lambda: good.poll() is not None, 20)
+    children.check()
+    bad = start(children, "bad", "raise SystemExit(1)", may_end=True)
+    with pytest.raises(ChildError, match="bad ended with status 1"):
+        children.wait_for("nothing", lambda: bad.poll() is None and False, 20)
+
+
+def test_waiting_in_vain_ends(children: Children) -> None:
+    child = start(children, "one", "import time; time.sleep(60)")
+    with pytest.raises(ChildError, match=r"one did not start: not within 0\.2 s"):
+        children.wait_ready([child], 0.2)
+
+
+def test_ends_come_in_order_and_none_is_left(children: Children) -> None:
+    late, early, rest = (start(children, name, NOTING) for name in ("late", "early", "rest"))
+    children.wait_ready([late, early, rest], 20)
+    children.end([[early], [late]])
+    assert (children.folder / "ends").read_text().split() == ["early", "late", "rest"]
+    assert all(gone(child.pid) for child in (late, early, rest))
+    children.check()
+
+
+def test_a_deaf_child_is_forced(children: Children) -> None:
+    child = start(children, "deaf", DEAF)
+    children.wait_ready([child], 20)
+    before_s = time.monotonic()
+    children.end([[child]], grace_s=0.2)
+    assert gone(child.pid)
+    assert time.monotonic() - before_s < 10
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(50))) == 50
