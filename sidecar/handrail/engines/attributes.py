@@ -26,9 +26,9 @@ def integer(values: dict[str, AnyValue], key: str) -> int | None:
     kind = value.WhichOneof("value")
     if kind == "int_value":
         return value.int_value
-    if kind == "double_value" and value.double_value == int(value.double_value):
+    if kind == "double_value" and value.double_value.is_integer():  # False for NaN and infinities
         return int(value.double_value)
-    if kind == "string_value" and value.string_value.isdecimal():
+    if kind == "string_value" and len(value.string_value) < 19 and value.string_value.isdecimal():
         return int(value.string_value)
     return None
 
