@@ -134,7 +134,7 @@ class Children:
         names = ", ".join(child.name for child in children)
         self.wait_for(f"{names} did not start", lambda: all(child.read_ready() for child in children), timeout_s)
 
-    def end(self, groups: Sequence[Sequence[Child]], grace_s: float = 10.0) -> None:
+    def end(self, groups: Sequence[Sequence[Child]], grace_s: float) -> None:
         """End group after group, the members of one at the same time; then whatever is left, last started first."""
         rest = [[child] for child in reversed(self._all)]
         for group in [*groups, *rest]:

@@ -42,6 +42,8 @@ _FLEET: Final = (sys.executable, "-m", "handrail_fleet")
 _ANY_PORT: Final = f"{HOST}:0"
 _START_S: Final = 60.0
 _VLLM_START_S: Final = 300.0
+_END_S: Final = 10.0
+_VLLM_END_S: Final = 45.0  # serve_pair.py gives each engine 20 s
 _REQUEST_S: Final = 120.0  # the load's own limit for one request
 _JOIN_S: Final = 60.0
 _POLL_API_S: Final = 0.2
@@ -102,8 +104,7 @@ def _check_profile(name: str) -> None:
         load(name)
     except ProfileError as error:
         near = tuple(get_close_matches(name, bundled(), n=3))
-        valid = f"a YAML file or one of {', '.join(bundled())}"
-        raise CliError(what=str(error), where="--profile", valid=valid, nearest=near, exit_code=EXIT_USAGE) from None
+        raise CliError(what=str(error), where="--profile", nearest=near, exit_code=EXIT_USAGE) from None
 
 
 @dataclass(slots=True)
@@ -203,7 +204,8 @@ class _Demo:
     def end(self) -> None:
         """Whoever sends ends before whoever receives, so that the last spans arrive."""
         collector = [self._collector] if self._collector else []
-        self._children.end([self._loads, self._routers, self._engines, self._sidecars, collector])
+        grace_s = _VLLM_END_S if self._arguments.engine == "vllm" else _END_S
+        self._children.end([self._loads, self._routers, self._engines, self._sidecars, collector], grace_s)
 
     # --- starting -------------------------------------------------------------------------------------------------------
 
