@@ -72,7 +72,7 @@ def p50_ns(gaps: Gaps | None) -> int | None:
 
 
 @pytest.mark.parametrize("variant", ["empty", "null"])
-def test_E01_a_role_is_no_token(variant: str) -> None:  # noqa: N802 - named after the case
+def test_E01_a_role_is_no_token(variant: str) -> None:
     facts = replay(f"E01_role_first_{variant}")
     assert (facts.ttfb_ns, facts.ttft_token_ns, facts.ttft_text_ns) == (5 * MS, 214 * MS, 214 * MS)
     assert facts.gaps is not None
@@ -82,7 +82,7 @@ def test_E01_a_role_is_no_token(variant: str) -> None:  # noqa: N802 - named aft
 
 
 @pytest.mark.parametrize("asked", [True, False, None])
-def test_E03_chunks_are_not_tokens(asked: bool | None) -> None:  # noqa: N802
+def test_E03_chunks_are_not_tokens(asked: bool | None) -> None:
     facts = replay("E03_multi_token_chunks", asked=asked)
     assert (facts.ttft_token_ns, facts.output_tokens, facts.tpot_mean_ns) == (300 * MS, 12, 13_636_364)
     assert facts.gaps is not None
@@ -98,17 +98,17 @@ def test_E03_chunks_are_not_tokens(asked: bool | None) -> None:  # noqa: N802
     )
 
 
-def test_E04_usage_after_finish() -> None:  # noqa: N802
+def test_E04_usage_after_finish() -> None:
     facts = replay("E04_usage_after_finish")
     assert (facts.prompt_tokens, facts.output_tokens, facts.last_content_ns) == (42, 128, 200 * MS)
     assert (facts.gaps, facts.itl, facts.outcome) == (None, None, Outcome.OK)
     assert facts.finish_ns == 220 * MS
 
 
-def test_E04_vllm_metrics_object_disturbs_nothing() -> None:  # noqa: N802
+def test_E04_vllm_metrics_object_disturbs_nothing() -> None:
     case = load("E04_usage_after_finish")
     plain = replay("E04_usage_after_finish")
-    metrics = b'"metrics":{"time_to_first_token_ms":26.89,"generation_time_ms":191.08,"queue_time_ms":14.51,"speculative_decoding":null},'
+    metrics = b'"metrics":{"time_to_first_token_ms":26.89,"queue_time_ms":14.51,"speculative_decoding":null},'
     reader = reader_of(case, 1)
     for at_ns, data in reads_of(case):
         reader.feed(data.replace(b'"usage"', metrics + b'"usage"'), at_ns)
@@ -124,30 +124,30 @@ def test_E04_vllm_metrics_object_disturbs_nothing() -> None:  # noqa: N802
         pytest.param("c_done_no_finish", Outcome.UNKNOWN_FINISH, (), (), id="c"),
     ],
 )
-def test_E06_ends(name: str, outcome: Outcome, reasons: tuple[str, ...], hints: tuple[Hint, ...]) -> None:  # noqa: N802
+def test_E06_ends(name: str, outcome: Outcome, reasons: tuple[str, ...], hints: tuple[Hint, ...]) -> None:
     facts = replay(f"E06_{name}")
     assert (facts.outcome, facts.finish_reasons, facts.hints) == (outcome, reasons, hints)
     assert (facts.events, facts.ttft_token_ns) == (12, 200 * MS)
 
 
-def test_E07_cut_inside_a_chunk() -> None:  # noqa: N802
+def test_E07_cut_inside_a_chunk() -> None:
     facts = replay("E07_cut_inside_chunk")
     assert (facts.outcome, facts.ttfb_ns, facts.ttft_token_ns, facts.events) == (Outcome.UPSTREAM_DISCONNECT, 100 * MS, None, 0)
 
 
-def test_E09_character_split_across_reads() -> None:  # noqa: N802
+def test_E09_character_split_across_reads() -> None:
     facts = replay("E09_utf8_split")
     assert (facts.events, facts.ttft_token_ns, facts.ttft_text_ns, facts.lost_events) == (1, 150 * MS, 150 * MS, 0)
 
 
-def test_E10_compression_holds_the_text_back() -> None:  # noqa: N802
+def test_E10_compression_holds_the_text_back() -> None:
     facts = replay("E10_gzip_buffered")
     assert (facts.ttfb_ns, facts.ttft_token_ns, facts.ttft_text_ns) == (1651 * MS, 3735 * MS, 3735 * MS)
     assert (facts.outcome, facts.hints, facts.tpot_mean_ns) == (Outcome.OK, (Hint.BUFFERED,), None)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, br", "rot13"])
-def test_E10_an_unknown_encoding_gives_no_first_token(encoding: str) -> None:  # noqa: N802
+def test_E10_an_unknown_encoding_gives_no_first_token(encoding: str) -> None:
     case = load("E01_role_first_null")
     case["response"]["headers"]["content-encoding"] = encoding
     reader = reader_of(case, 1)
@@ -160,7 +160,7 @@ def test_E10_an_unknown_encoding_gives_no_first_token(encoding: str) -> None:  #
 
 
 @pytest.mark.parametrize("choices", [4, None], ids=["n_known", "n_unknown"])
-def test_E12_interleaved_choices_have_gaps_of_their_own(choices: int | None) -> None:  # noqa: N802
+def test_E12_interleaved_choices_have_gaps_of_their_own(choices: int | None) -> None:
     facts = replay("E12_n4_interleaved", choices)
     assert (facts.ttft_token_ns, facts.output_tokens, facts.outcome) == (300 * MS, 12, Outcome.OK)
     assert facts.gaps is not None
@@ -169,7 +169,7 @@ def test_E12_interleaved_choices_have_gaps_of_their_own(choices: int | None) -> 
 
 
 @pytest.mark.parametrize("choices", [1, None], ids=["n_1", "n_unknown"])
-def test_E12_an_index_that_counts_tokens_is_one_choice(choices: int | None) -> None:  # noqa: N802
+def test_E12_an_index_that_counts_tokens_is_one_choice(choices: int | None) -> None:
     case = load("E12_n4_interleaved")
     reader = reader_of(case, choices)
     for number in range(1, 11):
@@ -183,7 +183,7 @@ def test_E12_an_index_that_counts_tokens_is_one_choice(choices: int | None) -> N
     assert facts.finish_reasons == ("stop",)
 
 
-def test_E12_a_batch_of_one_token_each_has_no_gaps() -> None:  # noqa: N802
+def test_E12_a_batch_of_one_token_each_has_no_gaps() -> None:
     reader = reader_of(load("E12_n4_interleaved"), None)
     for number in range(5):
         chunk = {"choices": [{"index": number, "text": "x", "finish_reason": "length"}]}
@@ -192,7 +192,7 @@ def test_E12_a_batch_of_one_token_each_has_no_gaps() -> None:  # noqa: N802
     assert (reader.facts().gaps, reader.facts().outcome, reader.facts().events) == (None, Outcome.OK, 5)
 
 
-def test_E13_responses_end_without_done() -> None:  # noqa: N802
+def test_E13_responses_end_without_done() -> None:
     facts = replay("E13_responses_ok")
     assert (facts.ttft_token_ns, facts.ttft_text_kind, facts.outcome) == (420 * MS, "text", Outcome.OK)
     assert (facts.prompt_tokens, facts.output_tokens, facts.response_id) == (7, 5, "resp_1")
@@ -200,19 +200,19 @@ def test_E13_responses_end_without_done() -> None:  # noqa: N802
     assert (facts.gaps.count, facts.gaps.max_ns, facts.tpot_mean_ns) == (4, 20 * MS, 20 * MS)
 
 
-def test_E13_a_failed_response_is_an_error() -> None:  # noqa: N802
+def test_E13_a_failed_response_is_an_error() -> None:
     facts = replay("E13_responses_failed")
     assert (facts.outcome, facts.ttft_token_ns) == (Outcome.STREAM_ERROR, 420 * MS)
     assert (facts.error_type, facts.error_code) == ("server_error", "server_error")
 
 
-def test_E19_a_burst_at_the_end_is_no_stream() -> None:  # noqa: N802
+def test_E19_a_burst_at_the_end_is_no_stream() -> None:
     facts = replay("E19_fake_stream")
     assert (facts.ttft_token_ns, facts.events, facts.hints) == (1699 * MS, 300, (Hint.FAKE_STREAM,))
     assert (facts.tpot_mean_ns, facts.itl) == (None, None)
 
 
-def test_E23_tool_calls_are_content() -> None:  # noqa: N802
+def test_E23_tool_calls_are_content() -> None:
     facts = replay("E23_tool_calls_only")
     assert (facts.ttft_token_ns, facts.ttft_text_ns, facts.ttft_text_kind) == (900 * MS, 900 * MS, "tool_call")
     assert (facts.output_tokens, facts.outcome, facts.finish_reasons) == (41, Outcome.OK, ("tool_calls",))
@@ -221,13 +221,13 @@ def test_E23_tool_calls_are_content() -> None:  # noqa: N802
     assert (facts.hints, facts.tpot_mean_ns) == ((Hint.BUFFERED,), None)
 
 
-def test_A16_reasoning_without_content() -> None:  # noqa: N802
+def test_A16_reasoning_without_content() -> None:
     facts = replay("A16_reasoning_garbage_empty_content")
     assert (facts.events, facts.ttft_text_kind, facts.ttft_text_ns) == (8, "reasoning", 600 * MS)
     assert (facts.last_content_ns, facts.outcome) == (740 * MS, Outcome.OK)
 
 
-def test_B16_the_handoff_is_the_largest_gap() -> None:  # noqa: N802
+def test_B16_the_handoff_is_the_largest_gap() -> None:
     facts = replay("B16_first_token_from_prefill")
     assert facts.ttft_token_ns == 620 * MS
     assert facts.gaps is not None
