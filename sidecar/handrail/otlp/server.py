@@ -18,7 +18,7 @@ from handrail.otlp.intake import Intake, IntakeStats
 Address = tuple[str, int]
 DEFAULT_IN_FLIGHT_BYTES: Final = 256 << 20
 DEFAULT_RETRY_DELAY_S: Final = 1.0
-_LAST_WORDS_S: Final = 1.0  # for answers that are still being written once their requests are done
+_LAST_WORDS_S: Final = 1.0  # for answers still being written, and for the rest of a body that was refused
 _STREAMS_PER_CONNECTION: Final = 64  # further calls wait at the sender: HTTP/2 flow control, not an error
 
 
@@ -116,7 +116,13 @@ class OtlpServer:
     async def _start_http(self, intake: Intake, wanted: Address) -> Address:
         receiver = HttpReceiver(intake, read_timeout_s=self._read_timeout_s)
         # auto_decompress off: ours bounds the result.
-        runner = web.AppRunner(receiver.application(), access_log=None, auto_decompress=False, shutdown_timeout=_LAST_WORDS_S)
+        runner = web.AppRunner(
+            receiver.application(),
+            access_log=None,
+            auto_decompress=False,
+            shutdown_timeout=_LAST_WORDS_S,
+            lingering_time=_LAST_WORDS_S,
+        )
         self._runner = runner
         await runner.setup()
         await web.TCPSite(runner, wanted[0], wanted[1]).start()
