@@ -67,7 +67,7 @@ class RequestFilter:
             and (self.instance is None or self.instance in instances(row))
             and (self.min_ttft_ns is None or (row.ttft_token_ns is not None and row.ttft_token_ns >= self.min_ttft_ns))
             and (self.finding is None or any(self.finding in (f, f.partition(":")[0]) for f in row.findings))
-            and (self.text is None or any(lower(self.text) in lower(text) for text in texts(row)))
+            and (self.text is None or any(self.text.lower() in text.lower() for text in texts(row)))
         )
 
     def order(self, row: RequestRow) -> tuple[bool, int, int, str, str]:
@@ -91,15 +91,17 @@ def instances(row: RequestRow) -> tuple[str | None, ...]:
     return row.edge_instance, row.router_instance, row.prefill_instance, row.decode_instance
 
 
+def ids_of(row: RequestRow) -> tuple[str, ...]:
+    """The ids that others gave the request."""
+    return tuple(text for text in (row.client_request_id, row.request_key, row.response_id) if text)
+
+
+def hex_ids_of(row: RequestRow) -> tuple[str, ...]:
+    """The ids of traces and of the span that opened the request."""
+    return row.trace_id, row.request_id, *row.other_trace_ids
+
+
 def texts(row: RequestRow) -> tuple[str, ...]:
     """What ``text`` searches."""
-    ids = (row.trace_id, row.request_id, row.client_request_id, row.request_key, row.response_id)
+    ids = (row.trace_id, row.request_id, *ids_of(row))
     return tuple(text for text in (*ids, row.model, *instances(row), row.error_type, *row.findings) if text)
-
-
-def lower(text: str) -> str:
-    """Lower case of A to Z alone, so that every backend agrees."""
-    return text.translate(_ASCII_LOWER)
-
-
-_ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}

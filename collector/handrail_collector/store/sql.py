@@ -6,16 +6,17 @@ All of the store's SQL is in this module, so that the same questions can be put 
 
 from __future__ import annotations
 
-import string
 from dataclasses import dataclass
 
-from handrail_collector.store.filter import SORT_FIELDS, RequestFilter, lower
+from handrail_collector.store.filter import SORT_FIELDS, RequestFilter
 from handrail_collector.store.schema import phase_column
 
-Parameter = str | int | list[str] | list[bytes]
+Parameter = str | int | bytes | list[bytes]
 
+# The usual case first: whole columns of '=' are one dictionary entry, and the other branches are not computed.
 _KEY = (
-    "CASE WHEN starts_with(request_key, '\\') THEN substr(request_key, 2)"
+    "CASE WHEN request_key = '=' THEN coalesce(client_request_id, '')"
+    " WHEN starts_with(request_key, '\\') THEN substr(request_key, 2)"
     " ELSE replace(request_key, '=', coalesce(client_request_id, '')) END"
 )
 _RESPONSE = (
@@ -24,11 +25,9 @@ _RESPONSE = (
 )
 _TRACE = "lower(hex(trace_id))"
 _REQUEST = "lower(hex(request_id))"
-_TEXTS = (
-    f"concat_ws(chr(10), {_TRACE}, {_REQUEST}, client_request_id, {_KEY}, {_RESPONSE}, model, edge_instance, router_instance,"
-    " prefill_instance, decode_instance, error_type, array_to_string(findings, chr(10)))"
-)
-_LOWER = f"'{string.ascii_uppercase}', '{string.ascii_lowercase}'"
+_WORDS = ("client_request_id", _KEY, _RESPONSE)
+_SEARCHED = (*_WORDS, "model", "edge_instance", "router_instance", "prefill_instance", "decode_instance", "error_type")
+_HEX_DIGITS = frozenset("0123456789abcdef")
 
 _CONDITIONS = {
     "since_unix_ns": "started_unix_ns >= $since_unix_ns",
@@ -40,9 +39,8 @@ _CONDITIONS = {
     "min_ttft_ns": "ttft_token_ns >= $min_ttft_ns",
     "finding": "(list_contains(findings, $finding)"
     " OR list_contains(list_transform(findings, lambda f: split_part(f, ':', 1)), $finding))",
-    "text": f"contains(translate({_TEXTS}, {_LOWER}), $text)",
 }
-"""SQL of each field of ``RequestFilter``."""
+"""SQL of each field of ``RequestFilter`` but ``text``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +87,45 @@ def newest_versions(request_ids: list[bytes], base_version: int) -> Query:
     return Query(text, {"base_version": base_version, "request_ids": request_ids})
 
 
-MIN_PREFIX = 6
+def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:
+    """Rows that have the id ``raw`` or one of its ``keys``, all versions, latest first; a few others may be among them."""
+    parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
+    listed = ", ".join(f"${name}" for name in parameters)
+    conditions = [f"client_request_id IN ({listed})", f"{_KEY} IN ({listed})", f"{_RESPONSE} = $key_0"]
+    if (plain := _hex(raw)) is not None:
+        if len(plain) == 16:
+            conditions.append("request_id = $span_id")
+            parameters["span_id"] = bytes.fromhex(plain)
+        if len(plain) == 32:
+            conditions += ["trace_id = $trace_id", "contains(lower(hex(other_trace_ids)), $hex)"]
+            parameters |= {"trace_id": bytes.fromhex(plain), "hex": plain}
+    return _latest(conditions, parameters, limit)
 
 
-def find(raw: str, keys: tuple[str, ...], limit: int) -> Query:
-    """Rows that ``raw`` may name; column ``tier``: 0 an id is equal, 1 a key is (``keys``: its forms), 2 an id begins so."""
-    ids = f"client_request_id, {_RESPONSE}, {_TRACE}, {_REQUEST}"
-    prefixes = " OR ".join(f"starts_with({column}, $raw)" for column in ("client_request_id", _KEY, _RESPONSE))
-    hex_prefixes = f"starts_with({_TRACE}, $hex) OR starts_with({_REQUEST}, $hex)"
-    others = "contains(lower(hex(other_trace_ids)), $hex)"
-    tier = (
-        f"CASE WHEN $raw IN ({ids}) OR $hex IN ({_TRACE}, {_REQUEST}) OR (length($hex) = 32 AND {others}) THEN 0"
-        f" WHEN list_contains($keys, {_KEY}) OR list_contains($keys, client_request_id) THEN 1"
-        f" WHEN length($raw) >= {MIN_PREFIX} AND ({prefixes} OR {hex_prefixes}) THEN 2 END"
-    )
+def find_prefix(raw: str, limit: int) -> Query:
+    """Rows with an id that begins with ``raw``, all versions, latest first."""
+    conditions = [f"starts_with({column}, $raw)" for column in _WORDS]
+    parameters: dict[str, Parameter] = {"raw": raw}
+    plain = _hex(raw)
+    for column, digits in (("trace_id", 32), ("request_id", 16)):
+        if plain is not None and len(plain) <= digits:
+            conditions.append(f"{column} BETWEEN ${column}_first AND ${column}_last")
+            parameters[f"{column}_first"] = bytes.fromhex(plain.ljust(digits, "0"))
+            parameters[f"{column}_last"] = bytes.fromhex(plain.ljust(digits, "f"))
+    return _latest(conditions, parameters, limit)
+
+
+def _latest(conditions: list[str], parameters: dict[str, Parameter], limit: int) -> Query:
     text = (
-        f"SELECT * FROM (SELECT *, {tier} AS tier FROM {{table}}) WHERE tier IS NOT NULL"
-        " ORDER BY tier, started_unix_ns DESC, trace_id, request_id, version DESC LIMIT $row_limit"
+        f"SELECT * FROM {{table}} WHERE {' OR '.join(conditions)}"
+        " ORDER BY started_unix_ns DESC, trace_id, request_id, version DESC LIMIT $row_limit"
     )
-    return Query(text, {"raw": raw, "hex": raw.lower(), "keys": list(keys), "row_limit": limit})
+    return Query(text, parameters | {"row_limit": limit})
+
+
+def _hex(raw: str) -> str | None:
+    plain = raw.lower()
+    return plain if _HEX_DIGITS.issuperset(plain) else None
 
 
 def near(raw: str, limit: int) -> Query:
@@ -132,6 +150,13 @@ def _where(wanted: RequestFilter) -> tuple[str, dict[str, Parameter]]:
     for name, condition in _CONDITIONS.items():
         value = getattr(wanted, name)
         if value is not None:
-            parameters[name] = lower(value) if name == "text" else value
+            parameters[name] = value
             conditions.append(condition)
+    if wanted.text is not None:
+        text = wanted.text.lower()
+        columns = (*_SEARCHED, _TRACE, _REQUEST) if _HEX_DIGITS.issuperset(text) else _SEARCHED
+        found = [f"contains(lower({column}), $text)" for column in columns]
+        found.append("contains(lower(array_to_string(findings, chr(10))), $text)")
+        parameters["text"] = text
+        conditions.append(f"({' OR '.join(found)})")
     return " AND ".join(conditions) or "TRUE", parameters
