@@ -174,7 +174,7 @@ class Exporter:
         if spool is None:
             return False
         while self._pending:
-            count = self._fitting()
+            count = self._fitting(spool)
             batch = self._pending[:count]
             try:
                 self._put(spool, Signal.TRACES, encode_batch(self._resource, self._seq + 1, batch))
@@ -228,12 +228,13 @@ class Exporter:
         if len(self._pending) >= self._settings.batch_spans:
             self._enough.set()
 
-    def _fitting(self) -> int:
+    def _fitting(self, spool: Spool) -> int:
         """How many pending spans go into the next batch: at least one."""
+        most = min(self._settings.max_batch_bytes, spool.max_payload_bytes // 2)  # half: room for resource and framing
         size = 0
         for count, span in enumerate(self._pending[: self._settings.batch_spans]):
             size += len(span)
-            if count and size > self._settings.max_batch_bytes:
+            if count and size > most:
                 return count
         return min(len(self._pending), self._settings.batch_spans)
 

@@ -13,7 +13,7 @@ import pytest
 from crash_files import CrashFiles
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.otlp.refusals import Unavailable
-from handrail.segments import Limits, SegmentLog
+from handrail.segments import Damage, Limits, SegmentLog
 from handrail_collector.journal.journal import Entry, Journal, JournalSettings
 
 SMALL = Limits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
@@ -218,7 +218,11 @@ async def test_damage_is_passed_over_and_counted(disk: CrashFiles) -> None:
 
 async def test_a_damaged_end_does_not_stop_the_follower(disk: CrashFiles) -> None:
     loop, noticed = asyncio.get_running_loop(), asyncio.Event()
-    journal = Journal(SegmentLog("journal", SMALL, files=disk, on_damage=lambda _: loop.call_soon_threadsafe(noticed.set)))
+
+    def notice(damage: Damage) -> None:
+        loop.call_soon_threadsafe(noticed.set)
+
+    journal = Journal(SegmentLog("journal", SMALL, files=disk, on_damage=notice))
     await journal.consume(Signal.TRACES, b"x" * 72)
     disk.damage(f"journal/{0:020d}.seg", 50)
     reading = asyncio.create_task(entries(journal, 1))

@@ -1,0 +1,365 @@
+"""The exporter: every span once, numbered without holes, in order, and counted where it could not be."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from crash_files import CrashFiles
+from exchanges import PROCESS, exchange
+from handrail.export.exporter import Drop, Exporter, ExportSettings, encode_batch
+from handrail.export.spans import process_of, read_exchange, resource_of, to_span
+from handrail.otlp.client import OtlpClient
+from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.delivery import Backoff
+from handrail.otlp.refusals import Unavailable
+from handrail.otlp.server import OtlpServer
+from handrail.records import EngineRequest, Source, SpanIds
+
+QUICK = Backoff(initial_s=0.002, max_s=0.01)
+RESOURCE = resource_of(PROCESS)
+
+
+@dataclass
+class Collector:
+    """A peer in memory: answers each send by the next of ``answers``, then accepts; keeps what it accepted."""
+
+    answers: list[Exception] = field(default_factory=list)
+    down: bool = False
+    received: list[tuple[Signal, bytes]] = field(default_factory=list)
+    attempts: int = 0
+    closed: int = 0
+    arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def send(self, signal: Signal, payload: bytes) -> Accepted:
+        async with self.arrived:
+            self.attempts += 1
+            self.arrived.notify_all()
+            if self.down:
+                raise Retryable("down", 0.0)
+            if self.answers:
+                raise self.answers.pop(0)
+            self.received.append((signal, payload))
+        return Accepted()
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def until(self, *, batches: int = 0, attempts: int = 0) -> None:
+        async with self.arrived:
+            enough = lambda: len(self.received) >= batches and self.attempts >= attempts  # noqa: E731
+            await asyncio.wait_for(self.arrived.wait_for(enough), 10)
+
+    def requests(self) -> list[ExportTraceServiceRequest]:
+        return [ExportTraceServiceRequest.FromString(payload) for _, payload in self.received]
+
+
+def exporter(collector: Collector, **changed: Any) -> Exporter:
+    options = {"flush_interval_s": 0.005, "batch_spans": 4, "backoff": QUICK, "max_bytes": 1 << 20, **changed}
+    files = options.pop("files", None)
+    return Exporter(ExportSettings(**options), RESOURCE, lambda: collector, files=files)
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+def seqs(collector: Collector) -> list[int]:
+    return [
+        attribute.value.int_value
+        for request in collector.requests()
+        for entry in request.resource_spans
+        for scope in entry.scope_spans
+        for attribute in scope.scope.attributes
+        if attribute.key == "handrail.batch.seq"
+    ]
+
+
+def request_ids(collector: Collector) -> list[str | None]:
+    return [
+        read_exchange(span, process_of(entry.resource)).request_id
+        for request in collector.requests()
+        for entry in request.resource_spans
+        for scope in entry.scope_spans
+        for span in scope.spans
+        if scope.scope.name == "handrail.proxy"
+    ]
+
+
+async def fill(sending: Exporter) -> None:
+    """Tap metrics until the spool takes no more."""
+    while True:
+        await sending.take(Signal.METRICS, tapped(1))
+
+
+def tapped(number: int) -> bytes:
+    span = Span(trace_id=b"t" * 16, span_id=number.to_bytes(8, "big"), name="llm_request")
+    scope = ScopeSpans(scope=InstrumentationScope(name="vllm.llm_engine"), spans=[span])
+    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[scope])]).SerializeToString()
+
+
+async def test_exchanges_arrive_whole_with_resource_scope_and_sequence(collector: Collector) -> None:
+    sending = exporter(collector)
+    await sending.start()
+    for number in range(10):
+        sending.sink(exchange(number))
+    await sending.shutdown(10)
+    assert seqs(collector) == [1, 2, 3]
+    assert request_ids(collector) == [f"req-{number}" for number in range(10)]
+    (first, *_) = collector.requests()
+    assert first.resource_spans[0].resource == RESOURCE
+    assert first.resource_spans[0].scope_spans[0].scope.name == "handrail.proxy"
+    assert read_exchange(first.resource_spans[0].scope_spans[0].spans[0], PROCESS) == exchange(0)
+    assert (sending.stats.spans_taken, sending.stats.spans_spooled, sending.delivery.items_sent) == (10, 10, 10)
+    assert sending.waiting_bytes == 0
+    assert collector.closed == 1
+
+
+async def test_a_lone_span_leaves_within_the_interval_and_a_full_batch_at_once(collector: Collector) -> None:
+    sending = exporter(collector, flush_interval_s=3600)
+    await sending.start()
+    for number in range(4):
+        sending.sink(exchange(number))
+    await collector.until(batches=1)
+    await sending.shutdown(1)
+    lone = exporter(collector, flush_interval_s=0.001)
+    await lone.start()
+    lone.sink(exchange(4))
+    await collector.until(batches=2)
+    await lone.shutdown(1)
+
+
+async def test_a_batch_stays_below_its_size(collector: Collector) -> None:
+    sending = exporter(collector, batch_spans=100, max_batch_bytes=4000, flush_interval_s=3600)
+    await sending.start()
+    for number in range(10):
+        sending.sink(exchange(number))
+    await sending.shutdown(10)
+    assert [len(request.resource_spans[0].scope_spans[0].spans) for request in collector.requests()] == [2] * 5
+    assert all(len(payload) < 4500 for _, payload in collector.received)
+
+
+async def test_tapped_batches_share_the_numbering_and_keep_their_bytes(collector: Collector) -> None:
+    sending = exporter(collector, flush_interval_s=3600)
+    await sending.start()
+    await sending.take(Signal.TRACES, tapped(1))
+    sending.sink(exchange(0))
+    sending.flush()
+    await sending.take(Signal.TRACES, tapped(2))
+    await sending.shutdown(10)
+    assert seqs(collector) == [1, 2, 3]
+    assert collector.requests()[0].resource_spans[0].scope_spans[0].spans[0].name == "llm_request"
+    assert (sending.stats.tapped_batches, sending.stats.batches_spooled) == (2, 3)
+
+
+async def test_an_empty_tapped_request_uses_no_number(collector: Collector) -> None:
+    sending = exporter(collector)
+    await sending.start()
+    await sending.take(Signal.TRACES, b"")
+    await sending.take(Signal.TRACES, tapped(1))
+    await sending.shutdown(10)
+    assert seqs(collector) == [1]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [Retryable("429", 0.0)] * 3,
+        [Unavailable("503", 0.001)],
+        [RuntimeError("a bug")],
+    ],
+    ids=["full", "unavailable", "bug"],
+)
+async def test_what_fails_is_sent_again_in_order(
+    collector: Collector, answers: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.export.exporter._FAULT_WAIT_S", 0.001)
+    collector.answers = list(answers)
+    sending = exporter(collector)
+    await sending.start()
+    for number in range(12):
+        sending.sink(exchange(number))
+    await sending.shutdown(10)
+    assert request_ids(collector) == [f"req-{number}" for number in range(12)]
+
+
+async def test_a_rejected_batch_does_not_block_the_others(collector: Collector) -> None:
+    collector.answers = [Rejected("never")]
+    sending = exporter(collector)
+    await sending.start()
+    for number in range(8):
+        sending.sink(exchange(number))
+    await sending.shutdown(10)
+    assert request_ids(collector) == [f"req-{number}" for number in range(4, 8)]
+    assert (sending.delivery.batches_rejected, sending.delivery.items_rejected) == (1, 4)
+
+
+async def test_when_the_spool_is_full_the_newest_of_ours_is_dropped_and_the_tap_told_to_retry(collector: Collector) -> None:
+    collector.down = True
+    sending = exporter(collector, batch_spans=512, max_pending_spans=100, max_bytes=100_000, flush_interval_s=3600)
+    await sending.start()
+    taken = 0
+    while sending.stats.dropped[Drop.SPOOL_FULL] == 0:
+        sending.sink(exchange(taken))
+        sending.flush()
+        taken += 1
+    with pytest.raises(Retryable, match="spool full") as refusal:
+        await fill(sending)
+    assert refusal.value.delay_s == 1.0
+    assert sending.stats.tapped_refused == 1
+    collector.down = False
+    await collector.until(batches=sending.stats.batches_spooled)
+    assert sending.flush()
+    await sending.shutdown(10)
+    assert seqs(collector) == list(range(1, sending.stats.batches_spooled + 1))
+    assert request_ids(collector) == [f"req-{number}" for number in range(taken - 1)]
+
+
+async def test_pending_is_bounded_before_the_start(collector: Collector) -> None:
+    sending = exporter(collector, max_pending_spans=3)
+    for number in range(5):
+        sending.sink(exchange(number))
+    assert sending.stats.dropped[Drop.PENDING_FULL] == 2
+    await sending.start()
+    await sending.shutdown(10)
+    assert request_ids(collector) == ["req-0", "req-1", "req-2"]
+
+
+async def test_a_record_that_makes_no_span_is_counted_and_raises_nothing(collector: Collector) -> None:
+    sending = exporter(collector)
+    await sending.start()
+    sending.sink(exchange(ids=SpanIds(trace_id="no hex", span_id="")))
+    sending.sink(exchange(1))
+    await sending.shutdown(10)
+    assert sending.stats.dropped[Drop.UNENCODABLE] == 1
+    assert request_ids(collector) == ["req-1"]
+
+
+async def test_engine_records_pass_by(collector: Collector) -> None:
+    sending = exporter(collector)
+    ids = SpanIds(trace_id="1" * 32, span_id="1" * 16)
+    sending.sink(
+        EngineRequest(process=PROCESS, source=Source.OTLP, ids=ids, engine="vllm", request_id="r", start_unix_ns=1, end_unix_ns=2)
+    )
+    assert sending.stats.spans_taken == 0
+
+
+async def test_a_failing_disk_keeps_what_is_pending_and_refuses_the_tap(collector: Collector) -> None:
+    files = CrashFiles()
+    sending = exporter(collector, folder="spool", files=files, flush_interval_s=3600)
+    await sending.start()
+    sending.sink(exchange(0))
+    files.refuse["write"] = OSError(errno.EIO, "broken")
+    assert not sending.flush()
+    files.refuse["write"] = OSError(errno.EIO, "broken")
+    with pytest.raises(Unavailable, match="broken"):
+        await sending.take(Signal.TRACES, tapped(1))
+    assert sending.flush()
+    await sending.shutdown(10)
+    assert request_ids(collector) == ["req-0"]
+    assert sending.stats.spool_errors == 2
+
+
+async def test_what_is_too_large_for_the_spool_is_refused_or_counted(collector: Collector) -> None:
+    sending = exporter(collector, max_bytes=50_000)
+    await sending.start()
+    sending.sink(exchange(0, model="m" * 60_000))
+    sending.flush()
+    assert sending.stats.dropped[Drop.TOO_LARGE] == 1
+    with pytest.raises(Rejected, match="above the limit"):
+        await sending.take(Signal.LOGS, encode_batch(bytes(60_000), 1, [b""]))
+    await sending.shutdown(10)
+    assert collector.received == []
+
+
+async def test_after_the_shutdown_nothing_is_taken(collector: Collector) -> None:
+    sending = exporter(collector)
+    await sending.start()
+    await sending.shutdown(10)
+    await sending.shutdown(10)
+    sending.sink(exchange(0))
+    assert sending.stats.dropped[Drop.STOPPED] == 1
+    with pytest.raises(Unavailable):
+        await sending.take(Signal.TRACES, tapped(1))
+
+
+async def test_shutdown_without_start(collector: Collector) -> None:
+    sending = exporter(collector)
+    sending.sink(exchange(0))
+    await sending.shutdown(10)
+    assert sending.stats.dropped[Drop.STOPPED] == 1
+
+
+async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(collector: Collector, tmp_path: Path) -> None:
+    collector.down = True
+    sending = exporter(collector, folder=tmp_path)
+    await sending.start()
+    for number in range(6):
+        sending.sink(exchange(number))
+    await collector.until(attempts=1)
+    await sending.shutdown(0.01)
+    assert sending.stats.dropped[Drop.STOPPED] == 0
+    collector.down = False
+    following = Exporter(
+        ExportSettings(folder=tmp_path, max_bytes=1 << 20, backoff=QUICK),
+        resource_of(PROCESS, extra={"zone": "b"}),
+        lambda: collector,
+    )
+    await following.start()
+    following.sink(exchange(6))
+    await following.shutdown(10)
+    assert seqs(collector) == [1, 2, 1]
+    assert request_ids(collector) == [f"req-{number}" for number in range(7)]
+    assert collector.requests()[0].resource_spans[0].resource == RESOURCE
+
+
+async def test_what_the_deadline_leaves_in_memory_is_counted(collector: Collector) -> None:
+    collector.down = True
+    sending = exporter(collector)
+    await sending.start()
+    for number in range(6):
+        sending.sink(exchange(number))
+    await sending.shutdown(0.01)
+    assert sending.stats.dropped[Drop.STOPPED] == 6
+
+
+async def test_against_the_real_client_and_server(collector: Collector) -> None:
+    received: list[bytes] = []
+
+    class Keeper:
+        async def consume(self, signal: Signal, payload: bytes) -> None:
+            received.append(payload)
+
+    server = OtlpServer(Keeper(), http=("127.0.0.1", 0), loopback_only=True)
+    await server.start()
+    assert server.http_address is not None
+    endpoint = f"http://127.0.0.1:{server.http_address[1]}"
+    sending = Exporter(ExportSettings(backoff=QUICK), RESOURCE, lambda: OtlpClient(endpoint))
+    await sending.start()
+    for number in range(600):
+        sending.sink(exchange(number))
+    await sending.shutdown(10)
+    await server.shutdown(1)
+    collector.received = [(Signal.TRACES, payload) for payload in received]
+    assert request_ids(collector) == [f"req-{number}" for number in range(600)]
+
+
+def test_a_batch_is_what_the_protobuf_library_would_write() -> None:
+    spans = [to_span(exchange(number)) for number in range(3)]
+    expected = ExportTraceServiceRequest()
+    entry = expected.resource_spans.add(resource=RESOURCE)
+    scope = entry.scope_spans.add()
+    scope.scope.name = "handrail.proxy"
+    scope.scope.attributes.add(key="handrail.batch.seq").value.int_value = 300
+    scope.spans.extend(spans)
+    encoded = encode_batch(RESOURCE.SerializeToString(), 300, [span.SerializeToString() for span in spans])
+    assert encoded == expected.SerializeToString()
