@@ -53,9 +53,11 @@ class Collector:
     async def close(self) -> None:
         self.closed += 1
 
-    async def until(self, *, batches: int = 0, attempts: int = 0) -> None:
+    async def until(self, *, batches: int = 0, attempts: int = 0, spans: int = 0) -> None:
+        def enough() -> bool:
+            return len(self.received) >= batches and self.attempts >= attempts and len(request_ids(self)) >= spans
+
         async with self.arrived:
-            enough = lambda: len(self.received) >= batches and self.attempts >= attempts  # noqa: E731
             await asyncio.wait_for(self.arrived.wait_for(enough), 10)
 
     def requests(self) -> list[ExportTraceServiceRequest]:
@@ -205,7 +207,7 @@ async def test_a_rejected_batch_does_not_block_the_others(collector: Collector) 
 
 async def test_when_the_spool_is_full_the_newest_of_ours_is_dropped_and_the_tap_told_to_retry(collector: Collector) -> None:
     collector.down = True
-    sending = exporter(collector, batch_spans=512, max_pending_spans=100, max_bytes=100_000, flush_interval_s=3600)
+    sending = exporter(collector, batch_spans=512, max_pending_spans=100, max_bytes=100_000)
     await sending.start()
     taken = 0
     while sending.stats.dropped[Drop.SPOOL_FULL] == 0:
@@ -217,8 +219,7 @@ async def test_when_the_spool_is_full_the_newest_of_ours_is_dropped_and_the_tap_
     assert refusal.value.delay_s == 1.0
     assert sending.stats.tapped_refused == 1
     collector.down = False
-    await collector.until(batches=sending.stats.batches_spooled)
-    assert sending.flush()
+    await collector.until(spans=taken - 1)
     await sending.shutdown(10)
     assert seqs(collector) == list(range(1, sending.stats.batches_spooled + 1))
     assert request_ids(collector) == [f"req-{number}" for number in range(taken - 1)]
