@@ -1,0 +1,83 @@
+"""A real OpenTelemetry collector from PyPI (rotel, in Rust) as a process of its own: OTLP in, OTLP out."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from otlp_parts import free_port
+
+
+def binary() -> Path | None:
+    """The agent inside the installed wheel; None where rotel has no wheel for this machine."""
+    found = importlib.util.find_spec("rotel")
+    if found is None or found.origin is None:
+        return None
+    agent = Path(found.origin).parent / "rotel-agent"
+    return agent if agent.exists() else None
+
+
+@dataclass(frozen=True)
+class Rotel:
+    grpc_port: int
+    http_port: int
+
+
+@asynccontextmanager
+async def rotel(folder: Path, export_to: str, protocol: str) -> AsyncIterator[Rotel]:
+    """Runs rotel exporting to ``export_to`` by ``protocol`` (grpc or http); ready when it listens, stopped by its own pid."""
+    agent = binary()
+    assert agent is not None
+    ports = Rotel(free_port(), free_port())
+    log = folder / "rotel.log"
+    arguments = {
+        "otlp-grpc-endpoint": f"127.0.0.1:{ports.grpc_port}",
+        "otlp-http-endpoint": f"127.0.0.1:{ports.http_port}",
+        "exporter": "otlp",
+        "otlp-exporter-endpoint": export_to,
+        "otlp-exporter-protocol": protocol,
+        "otlp-exporter-retry-initial-backoff": "100ms",
+        "batch-timeout": "50ms",
+        "pid-file": str(folder / "rotel.pid"),
+        "log-file": str(log),
+    }
+    with (folder / "rotel.out").open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            str(agent),
+            "start",
+            *(part for name, value in arguments.items() for part in (f"--{name}", value)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={"PATH": os.environ.get("PATH", "")},
+        )
+    try:
+        for port in (ports.grpc_port, ports.http_port):
+            await _listening(port, process, folder / "rotel.out")
+        yield ports
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 10)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _listening(port: int, process: asyncio.subprocess.Process, out: Path) -> None:
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        assert process.returncode is None, f"rotel ended; see {out}"
+        assert asyncio.get_running_loop().time() < deadline, "rotel does not listen"
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            await writer.wait_closed()
+            return
+        await asyncio.sleep(0.02)
