@@ -14,7 +14,7 @@ from handrail_collector.store.span import AttributeValue
 
 def dumps(value: AttributeValue | Mapping[str, AttributeValue]) -> str:
     """Compact JSON text."""
-    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False)
 
 
 def loads(text: str) -> AttributeValue:
@@ -30,14 +30,15 @@ def loads_map(text: str | None) -> dict[str, AttributeValue]:
     return value
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """The value as what ``json`` takes, to be a part of a larger document."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        plain = {key: _plain(item) for key, item in value.items()}
-        return {"$map": plain} if _reserved(plain) else plain
+        items = {key: plain(item) for key, item in value.items()}
+        return {"$map": items} if _reserved(items) else items
     return value
 
 
@@ -45,24 +46,24 @@ def _reserved(value: Mapping[str, object]) -> bool:
     return len(value) == 1 and next(iter(value)).startswith("$")
 
 
-def _value(plain: object) -> AttributeValue:
-    if isinstance(plain, list):
+def _value(found: object) -> AttributeValue:
+    if isinstance(found, list):
         return tuple(_value(item) for item in plain)
-    if isinstance(plain, dict):
-        if _reserved(plain):
-            (tag, inner), *_ = plain.items()
+    if isinstance(found, dict):
+        if _reserved(found):
+            (tag, inner), *_ = found.items()
             if tag == "$bytes":
                 return base64.b64decode(inner)
             if tag != "$map":
                 raise ValueError(f"unknown tag {tag}")
             return _map(inner)
-        return _map(plain)
-    if plain is None or isinstance(plain, (str, bool, int, float)):
-        return plain
-    raise ValueError(f"not an attribute value: {type(plain).__name__}")
+        return _map(found)
+    if found is None or isinstance(found, (str, bool, int, float)):
+        return found
+    raise ValueError(f"not an attribute value: {type(found).__name__}")
 
 
-def _map(plain: object) -> dict[str, AttributeValue]:
-    if not isinstance(plain, dict):
-        raise ValueError(f"a JSON object was expected, not {type(plain).__name__}")
-    return {key: _value(item) for key, item in plain.items()}
+def _map(found: object) -> dict[str, AttributeValue]:
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object was expected, not {type(found).__name__}")
+    return {key: _value(item) for key, item in found.items()}

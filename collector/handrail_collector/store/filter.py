@@ -91,17 +91,7 @@ def instances(row: RequestRow) -> tuple[str | None, ...]:
     return row.edge_instance, row.router_instance, row.prefill_instance, row.decode_instance
 
 
-def ids_of(row: RequestRow) -> tuple[str, ...]:
-    """The ids that others gave the request."""
-    return tuple(text for text in (row.client_request_id, row.request_key, row.response_id) if text)
-
-
-def hex_ids_of(row: RequestRow) -> tuple[str, ...]:
-    """The ids of traces and of the span that opened the request."""
-    return row.trace_id, row.request_id, *row.other_trace_ids
-
-
 def texts(row: RequestRow) -> tuple[str, ...]:
     """What ``text`` searches."""
-    ids = (row.trace_id, row.request_id, *ids_of(row))
+    ids = (row.trace_id, row.request_id, row.client_request_id, row.request_key, row.response_id)
     return tuple(text for text in (*ids, row.model, *instances(row), row.error_type, *row.findings) if text)

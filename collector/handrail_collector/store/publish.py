@@ -67,6 +67,8 @@ class Publisher:
         self._low_water_offset = 0
         self._manifest_bytes = 0
         self._manifest_torn = False
+        self._stem = ""
+        self._stem_files = 0  # of the stem, published: rows decided while no entries come share one empty range
         self._durable: set[Path] = set()
 
     def open(self) -> Recovered:
@@ -111,8 +113,11 @@ class Publisher:
             )
         if self._manifest_torn:
             self._cut_manifest()
-        stem = f"{self._shard:03d}-{first_offset:020d}-{end_offset:020d}"
-        stored = [self._write(part, stem, index) for index, part in enumerate(_parts(spans, requests))]
+        stem = _stem(self._shard, first_offset, end_offset)
+        if stem != self._stem:
+            self._stem, self._stem_files = stem, 0
+        parts = enumerate(_parts(spans, requests), start=self._stem_files)
+        stored = [self._write(part, stem, index) for index, part in parts]
         for folder in sorted({(self._root / file.path).parent for file in stored}):
             self._files.fsync_dir(str(folder))
         self._append(
@@ -125,6 +130,7 @@ class Publisher:
             )
         )
         self._end_offset, self._low_water_offset = end_offset, low_water_offset
+        self._stem_files += len(stored)
 
     def _make_root(self) -> None:
         missing = [folder for folder in self._root.parents if not folder.exists()]
@@ -148,6 +154,9 @@ class Publisher:
         publishes = [publish for publish in parsed.publishes if publish.shard == self._shard]
         self._end_offset = publishes[-1].end_offset if publishes else 0
         self._low_water_offset = publishes[-1].low_water_offset if publishes else 0
+        if publishes:
+            self._stem = _stem(self._shard, publishes[-1].first_offset, publishes[-1].end_offset)
+            self._stem_files = sum(self._stem in file.path for publish in publishes for file in publish.files)
         self._remove_unlisted({file.path for publish in parsed.publishes for file in publish.files})
         recent = [publish for publish in publishes if publish.end_offset > self._low_water_offset]
         files = files_of(recent, Table.REQUESTS)
@@ -253,6 +262,10 @@ class _Part:
     hour: int
     table: pa.Table
     columns: tuple[Column, ...]
+
+
+def _stem(shard: int, first_offset: int, end_offset: int) -> str:
+    return f"{shard:03d}-{first_offset:020d}-{end_offset:020d}"
 
 
 def _parts(spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table) -> Iterator[_Part]:

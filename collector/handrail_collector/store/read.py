@@ -15,8 +15,9 @@ import duckdb
 from handrail.identity import candidate_keys
 from handrail_collector.rows import RequestRow
 from handrail_collector.store import sql
-from handrail_collector.store.filter import RequestFilter, hex_ids_of, ids_of
+from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
+from handrail_collector.store.match import MIN_PREFIX, best
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
@@ -26,9 +27,6 @@ T = TypeVar("T")
 
 MAX_FOUND = 200
 """Most rows that ``find`` returns."""
-
-MIN_PREFIX = 6
-"""Fewest characters that may stand for the id that begins with them."""
 
 NEAR_ROWS = 200_000
 """How many of the latest rows ``near`` looks at."""
@@ -88,15 +86,13 @@ class StoreReader:
         An id that is equal wins over one whose key is (``handrail.identity``), and that over one that only begins so.
         """
         every = self._files(Table.REQUESTS)
-        keys = candidate_keys(any_id)
-        found = self._newest(self._fetch(sql.find_equal(any_id, keys, MAX_FOUND), every, request_row), every)
-        if equal := [row for row in found if any_id in ids_of(row) or any_id.lower() in hex_ids_of(row)]:
-            return equal
-        if keyed := [row for row in found if row.request_key in keys or row.client_request_id in keys]:
-            return keyed
-        if len(any_id) < MIN_PREFIX:
-            return []
-        return self._newest(self._fetch(sql.find_prefix(any_id, MAX_FOUND), every, request_row), every)
+        queries = [sql.find_equal(any_id, candidate_keys(any_id), MAX_FOUND)]
+        if len(any_id) >= MIN_PREFIX:
+            queries.append(sql.find_prefix(any_id, MAX_FOUND))
+        for query in queries:
+            if found := best(self._newest(self._fetch(query, every, request_row), every), any_id):
+                return found
+        return []
 
     def near(self, any_id: str, limit: int = 5) -> list[str]:
         """Ids of recent requests that look like ``any_id``, the likest first."""

@@ -1,0 +1,59 @@
+"""Rows and spans as JSON documents: what the HTTP API answers and what the command line reads.
+
+Every field of the dataclass has its own name; times are integer nanoseconds, which exceed what JavaScript's numbers hold exactly.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
+from handrail_collector.store import attribute_json
+from handrail_collector.store.span import SpanRow
+
+_TEXTS = ("other_trace_ids", "findings", "hints", "span_ids")
+
+
+def row_to_json(row: RequestRow) -> dict[str, Any]:
+    """Every field; the gap sketch as base64."""
+    plain = asdict(row)
+    sketch = row.gap_sketch
+    plain["gap_sketch"] = None if sketch is None else base64.b64encode(sketch).decode("ascii")
+    return plain
+
+
+def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
+    """Inverse of ``row_to_json``; unknown names are ignored. Raises ``ValueError`` where a field is missing or misshapen."""
+    try:
+        known = {field.name: plain[field.name] for field in fields(RequestRow)}
+        known |= {name: tuple(known[name]) for name in _TEXTS}
+        if known["gap_sketch"] is not None:
+            known["gap_sketch"] = base64.b64decode(known["gap_sketch"], validate=True)
+        known["phases"] = tuple(_phase(phase) for phase in known["phases"])
+        known["joins"] = tuple(JoinRow(**{f.name: join[f.name] for f in fields(JoinRow)}) for join in known["joins"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a request row: {error}") from error
+    return RequestRow(**known)
+
+
+def span_to_json(span: SpanRow) -> dict[str, Any]:
+    """Every field; attribute values keep their types, bytes as ``{"$bytes": base64}``."""
+    plain = {field.name: getattr(span, field.name) for field in fields(SpanRow)}
+    plain["resource"] = attribute_json.plain(span.resource)
+    plain["attributes"] = attribute_json.plain(span.attributes)
+    plain["events"] = [
+        {"name": e.name, "time_unix_ns": e.time_unix_ns, "attributes": attribute_json.plain(e.attributes)} for e in span.events
+    ]
+    plain["links"] = [
+        {"trace_id": link.trace_id, "span_id": link.span_id, "attributes": attribute_json.plain(link.attributes)}
+        for link in span.links
+    ]
+    return plain
+
+
+def _phase(plain: Mapping[str, Any]) -> PhaseRow:
+    known = {field.name: plain[field.name] for field in fields(PhaseRow)}
+    return PhaseRow(**(known | {"may_be": tuple(known["may_be"])}))

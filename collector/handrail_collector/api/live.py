@@ -1,0 +1,50 @@
+"""What is decided but not stored yet, and what is still open, laid over what the store answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.match import best
+
+
+class LiveRows(Protocol):
+    """Rows that the store does not have yet. Called in the event loop; the rows are frozen and may be kept."""
+
+    def rows(self) -> Sequence[RequestRow]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row, and whether it may still change because it is not in the store yet."""
+
+    row: RequestRow
+    provisional: bool
+
+
+def overlaid(stored: Sequence[RequestRow], live: Sequence[RequestRow]) -> list[Answer]:
+    """One answer a request: its highest version; of equal ones the live one, which may have been stored just now."""
+    found: dict[tuple[str, str], Answer] = {}
+    for answer in (*(Answer(row, False) for row in stored), *(Answer(row, True) for row in live)):
+        key = (answer.row.trace_id, answer.row.request_id)
+        known = found.get(key)
+        if known is None or answer.row.version >= known.row.version:
+            found[key] = answer
+    return list(found.values())
+
+
+def listed(stored: Sequence[RequestRow], live: Sequence[RequestRow], wanted: RequestFilter) -> list[Answer]:
+    """The answers that fit, in the order asked for. ``stored`` must hold as many more than the limit as there are live rows."""
+    fitting = [answer for answer in overlaid(stored, live) if wanted.matches(answer.row)]
+    return sorted(fitting, key=lambda answer: wanted.order(answer.row))[: wanted.limit]
+
+
+def named(stored: Sequence[RequestRow], live: Sequence[RequestRow], any_id: str) -> list[Answer]:
+    """The answers that ``any_id`` fits best, latest first."""
+    answers = overlaid(stored, best(live, any_id))
+    rows = best([answer.row for answer in answers], any_id)
+    fitting = [answer for answer in answers if answer.row in rows]
+    return sorted(fitting, key=lambda answer: -answer.row.started_unix_ns)

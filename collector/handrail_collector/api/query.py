@@ -1,0 +1,86 @@
+"""The query string of ``GET /api/v1/requests`` as a ``RequestFilter``. Pure; the present is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
+from handrail_collector.api.failure import ApiError, nearest
+from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
+
+WHERE = "query string"
+_TRUE_FALSE = {"true": True, "1": True, "false": False, "0": False}
+_INTEGER = "an integer of nanoseconds"
+
+
+def parse_query(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> RequestFilter:
+    """The filter that the parameters ask for. Raises ``ApiError`` (400) for the first that is wrong."""
+    found: dict[str, Any] = {}
+    for name, text in pairs:
+        if name not in PARAMETERS:
+            raise ApiError(
+                status=400,
+                what=f"unknown parameter {name!r}",
+                where=WHERE,
+                valid=", ".join(PARAMETERS),
+                nearest=nearest(name, tuple(PARAMETERS)),
+            )
+        field, read, valid, words = PARAMETERS[name]
+        if field in found:
+            raise ApiError(status=400, what=f"{name}: given twice", where=WHERE, valid="one value")
+        try:
+            found[field] = read(text, now_unix_ns)
+        except (KeyError, ValueError):
+            raise ApiError(
+                status=400, what=f"{name}: {text!r} is not valid", where=WHERE, valid=valid, nearest=nearest(text, words)
+            ) from None
+    wanted = RequestFilter(**found)
+    if problems := wanted.validate():
+        raise ApiError(status=400, what="; ".join(problems), where=WHERE, valid="values that fit each other")
+    return wanted
+
+
+def _text(text: str, _: int) -> str:
+    if not text or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+def _word(words: tuple[str, ...]) -> Callable[[str, int], str]:
+    def read(text: str, _: int) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return read
+
+
+def _limit(text: str, _: int) -> int:
+    limit = int(text)
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ValueError(text)
+    return limit
+
+
+Reading = tuple[str, Callable[[str, int], Any], str, tuple[str, ...]]
+"""Field of the filter, how the text is read (``KeyError`` or ``ValueError`` when it is wrong), what is valid, the known words."""
+
+PARAMETERS: dict[str, Reading] = {
+    "since": ("since_unix_ns", parse_time, TIME_RULE, ()),
+    "until": ("until_unix_ns", parse_time, TIME_RULE, ()),
+    "since_unix_ns": ("since_unix_ns", lambda text, _: int(text), _INTEGER, ()),
+    "until_unix_ns": ("until_unix_ns", lambda text, _: int(text), _INTEGER, ()),
+    "scope": ("scope", _word(SCOPES), ", ".join(SCOPES), SCOPES),
+    "outcome": ("outcome", _text, "an outcome", ()),
+    "model": ("model", _text, "a model's name", ()),
+    "instance": ("instance", _text, "host:port of a process", ()),
+    "min_ttft": ("min_ttft_ns", lambda text, _: parse_duration_ns(text), DURATION_RULE, ()),
+    "min_ttft_ns": ("min_ttft_ns", lambda text, _: int(text), _INTEGER, ()),
+    "finding": ("finding", _text, "a finding or its kind", ()),
+    "text": ("text", _text, "printable text", ()),
+    "sort": ("sort", _word(SORTS), ", ".join(SORTS), SORTS),
+    "descending": ("descending", lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false")),
+    "limit": ("limit", _limit, f"1 to {MAX_LIMIT}", ()),
+}
+"""Every parameter. ``*_unix_ns`` and ``*_ns`` are for programs, the others for people."""

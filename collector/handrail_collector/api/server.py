@@ -1,0 +1,177 @@
+"""The collector's HTTP API: request rows and their spans, the collector's own state, and its health."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from handrail.admin import Problem, add_routes
+from handrail.selfmetrics import SelfMetrics
+from handrail_collector.api.failure import ApiError, nearest
+from handrail_collector.api.json import row_to_json, span_to_json
+from handrail_collector.api.live import Answer, LiveRows, listed, named
+from handrail_collector.api.query import PARAMETERS, parse_query
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
+from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.read import StoreReader
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_WAITING = 32
+"""Questions that may wait for the store; the next one is told to come back."""
+
+WORKERS = 2
+VALID_ID = "a client's X-Request-Id, a response id, an engine's or router's id, a trace id, or the first 6 characters of one"
+MAX_ID_CHARS = 512
+
+ENDPOINTS: tuple[tuple[str, str], ...] = (
+    ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
+    ("/api/v1/requests/{id}", "one request with its spans, by an id in any form"),
+    ("/api/v1/status", "what the collector received, holds and lost"),
+    ("/metrics", "the collector's own figures for Prometheus"),
+    ("/healthz", "it lives"),
+    ("/readyz", "it does its work"),
+)
+
+
+class ApiServer:
+    """Serves a reader's store with live rows laid over it. ``shutdown`` works without ``start`` and twice.
+
+    ``status`` is called in the loop and gives what JSON can hold. ``reader`` is closed with the server.
+    """
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        live: LiveRows,
+        status: Callable[[], Mapping[str, Any]],
+        host: str,
+        port: int,
+        *,
+        metrics: SelfMetrics | None = None,
+        not_ready: Problem = lambda: "",
+        now_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.address = (host, port)
+        self._reader = reader
+        self._live = live
+        self._status = status
+        self._now_unix_ns = now_unix_ns
+        self._waiting = 0
+        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="handrail-api")
+        app = web.Application(middlewares=[_errors_as_json])
+        add_routes(app, metrics or SelfMetrics([]), not_ready)
+        app.router.add_get("/", _page)
+        app.router.add_get("/api/v1/requests", self._list)
+        app.router.add_get("/api/v1/requests/{id}", self._one)
+        app.router.add_get("/api/v1/status", self._state)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self) -> None:
+        """Raises ``OSError`` when the port cannot be bound."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, *self.address)
+        await site.start()
+        self.address = self._runner.addresses[0][:2]
+
+    async def shutdown(self) -> None:
+        """Stop listening, finish what runs, let go of the store."""
+        await self._runner.cleanup()
+        await asyncio.to_thread(self._threads.shutdown)
+        self._reader.close()
+
+    async def _list(self, request: web.Request) -> web.Response:
+        wanted = parse_query(request.query.items(), self._now_unix_ns())
+        live = self._live.rows()  # before the store is asked: what is stored meanwhile is then in both, never in neither
+        return await self._answer(lambda: (200, self._listing(wanted, live)))
+
+    async def _one(self, request: web.Request) -> web.Response:
+        any_id = request.match_info["id"]
+        if len(any_id) > MAX_ID_CHARS:
+            raise ApiError(status=400, what="the id is too long", where=request.path[:80], valid=f"{MAX_ID_CHARS} characters")
+        if request.query:
+            name = next(iter(request.query))
+            raise ApiError(status=400, what=f"unknown parameter {name!r}", where="query string", valid="none here")
+        live = self._live.rows()
+        return await self._answer(lambda: self._naming(any_id, live))
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return web.json_response(self._status())
+
+    def _listing(self, wanted: RequestFilter, live: Sequence[RequestRow]) -> dict[str, Any]:
+        more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
+        return {"requests": [_row(answer) for answer in listed(self._reader.requests(more), live, wanted)]}
+
+    def _naming(self, any_id: str, live: Sequence[RequestRow]) -> tuple[int, dict[str, Any]]:
+        found = named(self._reader.find(any_id), live, any_id)
+        if not found:
+            raise ApiError(
+                status=404,
+                what=f"no request is known by {any_id!r}",
+                where=f"/api/v1/requests/{any_id}",
+                valid=VALID_ID,
+                nearest=tuple(self._reader.near(any_id)),
+            )
+        if len(found) > 1:
+            return 300, {"candidates": [_row(answer) for answer in found], "matches": len(found)}
+        spans = self._reader.spans(found[0].row)
+        return 200, {"request": _row(found[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
+
+    async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
+        """The answer of ``question``, which may block, as JSON."""
+        if self._waiting >= MAX_WAITING:
+            raise ApiError(status=503, what="too many questions at once", where="the collector", valid="try again in a second")
+
+        def encoded() -> tuple[int, bytes]:
+            status, body = question()
+            return status, json.dumps(body, separators=(",", ":")).encode()
+
+        self._waiting += 1
+        try:
+            status, body = await asyncio.get_running_loop().run_in_executor(self._threads, encoded)
+        finally:
+            self._waiting -= 1
+        return web.Response(status=status, body=body, content_type="application/json")
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    return row_to_json(answer.row) | {"provisional": answer.provisional}
+
+
+async def _page(_: web.Request) -> web.Response:
+    lines = "\n".join(f"<dt><code>{html.escape(path)}</code></dt><dd>{html.escape(text)}</dd>" for path, text in ENDPOINTS)
+    page = (
+        f"<!doctype html><meta charset=utf-8><title>Handrail collector</title><h1>Handrail collector</h1><dl>\n{lines}\n</dl>\n"
+    )
+    return web.Response(text=page, content_type="text/html")
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    try:
+        response: web.StreamResponse = await handler(request)
+    except ApiError as error:
+        headers = {"Retry-After": "1"} if error.status == 503 else {}
+        return web.json_response(error.to_json(), status=error.status, headers=headers)
+    except StoreDamagedError as error:
+        log.error("%s", error)
+        failed = ApiError(status=500, what=str(error), where="the store", valid="a store that is whole")
+        return web.json_response(failed.to_json(), status=500)
+    except web.HTTPNotFound:
+        paths = tuple(path for path, _ in ENDPOINTS)
+        missing = ApiError(
+            status=404, what="no such endpoint", where=request.path, valid=", ".join(paths), nearest=nearest(request.path, paths)
+        )
+        return web.json_response(missing.to_json(), status=404)
+    return response
