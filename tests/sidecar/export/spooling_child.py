@@ -1,0 +1,37 @@
+"""A process that spools exchanges until it is killed; says on stdout how many the spool has. Started by test_exporter_kill.py.
+
+Arguments: spool folder, endpoint, sender id, number of the first exchange, how many to send before a clean end (0: until killed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+
+from exchanges import PROCESS, exchange
+from handrail.export.exporter import Exporter, ExportSettings
+from handrail.export.spans import resource_of
+from handrail.otlp.client import OtlpClient
+from handrail.otlp.delivery import Backoff
+
+
+async def main(folder: str, endpoint: str, sender: str, first: int, count: int) -> None:
+    settings = ExportSettings(folder=folder, batch_spans=20, flush_interval_s=0.002, backoff=Backoff(initial_s=0.005, max_s=0.02))
+    exporter = Exporter(settings, resource_of(replace(PROCESS, sender=sender)), lambda: OtlpClient(endpoint))
+    await exporter.start()
+    number = said = 0
+    while number < count or not count:
+        exporter.sink(exchange(first + number))
+        number += 1
+        if number % 7 == 0:
+            await asyncio.sleep(0.0005)  # lets the tasks run; what is told is counted, not timed
+        if exporter.stats.spans_spooled > said:
+            said = exporter.stats.spans_spooled
+            print(said, flush=True)
+    await exporter.shutdown(20)
+    print(exporter.stats.spans_spooled, exporter.waiting_bytes, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
