@@ -6,7 +6,6 @@ Source: OTLP specification 1.x. Environment proxies are not used: telemetry stay
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -214,10 +213,10 @@ def _tls_context(settings: ClientSettings) -> ssl.SSLContext:
 
 
 def _grpc_credentials(settings: ClientSettings) -> grpc.ChannelCredentials:
-    # gRPC brings roots of its own; the system's are what an operator has set up.
-    roots = settings.ca_file or ssl.get_default_verify_paths().cafile
+    # gRPC brings roots of its own; the system's, where there are some, are what an operator has set up.
+    roots = settings.ca_file or ssl.get_default_verify_paths().cafile  # None where that file does not exist
     return grpc.ssl_channel_credentials(
-        root_certificates=_read(roots) if roots is not None and os.path.exists(roots) else None,
+        root_certificates=_read(roots) if roots is not None else None,
         private_key=_read(settings.key_file) if settings.key_file is not None else None,
         certificate_chain=_read(settings.cert_file) if settings.cert_file is not None else None,
     )
