@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from handrail.sources.proxy import ProxySource
 DEADLINE_S = 20.0
 DATA = Path(__file__).parent / "data" / "replay"
 
-Handler = Callable[["Peer"], Awaitable[None]]
+Handler = Callable[["Peer"], Coroutine[Any, Any, None]]
 
 
 class Peer:
@@ -225,7 +225,8 @@ def replay(name: str, *, speed: float = 1.0) -> Handler:
     chunked = "transfer-encoding" in response["headers"]
 
     async def handler(peer: Peer) -> None:
-        while (await peer.request())[0]:
+        head = b"?"
+        while b"connection: close" not in head.lower() and (head := (await peer.request())[0]):
             start = asyncio.get_running_loop().time()
             lines = "".join(f"{key}: {value}\r\n" for key, value in response["headers"].items())
             await peer.send(f"HTTP/1.1 {response['status']} OK\r\n{lines}\r\n".encode())
