@@ -104,6 +104,13 @@ class Child:
         addresses = json.loads(path.read_text())["addresses"]
         return {str(name): str(address) for name, address in addresses.items()}
 
+    def wait_end(self, *, deadline_s: float) -> int:
+        """Its exit status, once it ended by itself. Raises ``ChildError`` when the time is up."""
+        try:
+            return self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise ChildError(f"{self.name} did not end in time:\n{self.output()}") from None
+
     def _wait(self, ready: Callable[[], bool], what: str, deadline_s: float) -> None:
         while not ready():
             if self.exit_status is not None:

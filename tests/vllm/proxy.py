@@ -2,7 +2,7 @@
 
 It behaves as the small proxies that people run do, and its switch ``--context`` makes it as careless with the trace context as
 they are: forwarded to both legs, to none, or dropped on one of them. It keeps a log line a request, so that a test knows which
-hand-off belongs to which request without asking anything under test. Run: ``python proxy.py --prefill URL --decode URL ...``.
+hand-off belongs to which request without asking anything under test. Run as ``python -m vllm.proxy --prefill URL ...``.
 """
 
 from __future__ import annotations
@@ -188,20 +188,25 @@ def read_log(path: Path) -> list[Handoff]:
 
 
 async def serve(settings: Settings, ready_file: Path, port: int) -> web.AppRunner:
-    """Serve on 127.0.0.1 and say so in ``ready_file`` as the parts of Handrail do."""
+    """Serve on 127.0.0.1 and say so in ``ready_file``."""
     runner = web.AppRunner(TwoStepProxy(settings).application(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     host, bound = runner.addresses[0][:2]
-    part = ready_file.with_suffix(".part")
-    part.write_text(json.dumps({"pid": os.getpid(), "addresses": {"proxy": f"{host}:{bound}"}}))
-    part.rename(ready_file)
+    write_ready(ready_file, {"proxy": f"{host}:{bound}"})
     return runner
 
 
+def write_ready(ready_file: Path, addresses: dict[str, str]) -> None:
+    """Say that everything listens, as the parts of Handrail do; whoever sees the file sees all of it."""
+    part = ready_file.with_suffix(".part")
+    part.write_text(json.dumps({"pid": os.getpid(), "addresses": addresses}))
+    part.rename(ready_file)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="proxy.py")
+    parser = argparse.ArgumentParser(prog="vllm.proxy")
     parser.add_argument("--prefill", required=True)
     parser.add_argument("--decode", required=True)
     parser.add_argument("--context", type=Context, choices=list(Context), default=Context.BOTH)

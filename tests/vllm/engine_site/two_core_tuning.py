@@ -2,9 +2,9 @@
 
 pair.py puts this folder on the engine's PYTHONPATH; vLLM loads it in each of its processes. Nothing else of the engine changes.
 
-1. The processes of one engine wait for each other in a loop of ``sched_yield``. On Linux 6.18 a thread that yields forfeits so much
-   that, beside any other busy process, it was not run again for up to 31 s (measured: 4 of 24 requests took 26-31 s). vLLM's own
-   other branch, ``time.sleep(0)``, gives up the processor without that.
+1. The processes of one engine wait for each other in a loop of ``sched_yield``. On Linux 6.18 a thread that yields forfeits so
+   much that, beside any other busy process, it was not run again for up to 31 s (measured: 4 of 24 requests took 26-31 s).
+   vLLM's own other branch, ``time.sleep(0)``, gives up the processor without that.
 2. NIXL's progress thread polls without pause: one whole core an idle engine (measured for a pair: both cores, 1.5 % of them with
    this). With a delay its poll blocks until UCX has an event, at most 10 ms.
 

@@ -1,0 +1,99 @@
+"""One load through one configuration, with all that is known of it from both sides: the tests' own, and Handrail's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.span import SpanRow
+from vllm.client import Request, Result, load, mixed
+from vllm.proxy import Handoff
+from vllm.stack import Bed, Configuration, Stack, running_stack
+
+REQUESTS = 100
+CONCURRENCY = 4
+WORKING = frozenset({"prefill", "decode"})
+
+
+def roles(row: RequestRow) -> set[str]:
+    """The roles that gave evidence."""
+    return {join.evidence.partition(":")[0] for join in row.joins}
+
+
+def is_joined(row: RequestRow) -> bool:
+    """One request from the client's side that holds evidence of P and of D."""
+    return row.scope == "edge" and roles(row) >= WORKING
+
+
+def is_whole(row: RequestRow) -> bool:
+    return is_joined(row) and row.complete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What was sent, what came back, and what Handrail made of it."""
+
+    configuration: Configuration
+    results: Sequence[Result]
+    handoffs: Sequence[Handoff]
+    rows: Sequence[RequestRow]
+    spans: Mapping[str, SpanRow]  # by span id, of all rows
+
+    def row(self, result: Result) -> RequestRow:
+        """The row of one request of the client; fails where there is none or more than one."""
+        found = [row for row in self.rows if row.client_request_id == result.request.request_id]
+        assert len(found) == 1, f"{len(found)} rows for {result.request.request_id}"
+        return found[0]
+
+
+def observe(stack: Stack, requests: Sequence[Request], concurrency: int) -> tuple[list[Result], list[RequestRow]]:
+    """Send ``requests`` through the edge and wait until as many new rows are whole (or the time is up)."""
+    before = {row.request_id for row in stack.api.rows()}
+    results = load(stack.edge_url, requests, concurrency)
+
+    def new(rows: Sequence[RequestRow]) -> list[RequestRow]:
+        return [row for row in rows if row.request_id not in before]
+
+    rows = stack.wait_rows(lambda rows: sum(map(is_whole, new(rows))) >= len(requests))
+    return results, new(rows)
+
+
+def stored_spans(data: Path, rows: Sequence[RequestRow]) -> dict[str, SpanRow]:
+    """The spans of ``rows`` in a collector's folder, by span id."""
+    reader = StoreReader(data / "store")
+    try:
+        return {span.span_id: span for row in rows for span in reader.spans(row)}
+    finally:
+        reader.close()
+
+
+def run(bed: Bed, configuration: Configuration, folder: Path) -> Run:
+    """100 mixed requests through ``configuration``; everything around the engines is started for it and stopped after."""
+    with running_stack(bed, configuration, folder) as stack:
+        requests = mixed(REQUESTS, configuration.id, context=configuration.client_context)
+        results, rows = observe(stack, requests, CONCURRENCY)
+        handoffs = stack.handoffs()
+    return Run(
+        configuration=configuration,
+        results=results,
+        handoffs=handoffs,
+        rows=rows,
+        spans=stored_spans(folder / "data", rows),
+    )
+
+
+@dataclass(slots=True)
+class Runs:
+    """Each configuration is run once a session, by whoever asks first."""
+
+    bed: Bed
+    folder: Path
+    _done: dict[str, Run] = field(default_factory=dict)
+
+    def of(self, configuration: Configuration) -> Run:
+        if configuration.id not in self._done:
+            self._done[configuration.id] = run(self.bed, configuration, self.folder / configuration.id)
+        return self._done[configuration.id]
