@@ -49,6 +49,8 @@ _JOIN_S: Final = 60.0
 _POLL_API_S: Final = 0.2
 _EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 _ENGINE_ENV: Final = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's 5 s would only make a demo wait
+# engines that export that often need not be waited for as long as others
+_SOON: Final = ("--flush-interval", "1s", "--decision-engine-wait", "3s")
 _MAX_ROWS: Final = 10_000  # the API's own limit
 
 
@@ -215,7 +217,7 @@ class _Demo:
         task = progress.add_task("starting the collector", total=None)
         data = str(self._children.folder / "data")
         ports = ("--otlp-grpc", _ANY_PORT, "--otlp-http", _ANY_PORT, "--api", _ANY_PORT)
-        self._collector = self._handrail("collector", "collector", *ports, "--data", data, "--flush-interval", "1s")
+        self._collector = self._handrail("collector", "collector", *ports, "--data", data, *_SOON)
         self._children.wait_ready([self._collector], _START_S)
         progress.update(task, description="starting sidecars")
         names = [(role, f"{role}-{number}") for role in ("prefill", "decode") for number in range(1, each + 1)]
