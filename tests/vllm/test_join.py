@@ -61,10 +61,8 @@ def test_every_request_is_one_row_with_prefill_and_decode(configuration: Configu
     joined = [row for row in run.rows if is_joined(row)]
     whole = sum(map(is_whole, joined))
     figures.add("joined", f"{configuration.id:42} {len(joined)}/{REQUESTS} joined, {whole} whole, {len(run.rows)} rows")
-    unjoined = [
-        (row.scope, row.client_request_id, sorted(join.evidence for join in row.joins)) for row in run.rows if not is_joined(row)
-    ]
-    assert not unjoined, unjoined[:3]
+    rest = [(row.scope, row.client_request_id, sorted(j.evidence for j in row.joins)) for row in run.rows if not is_joined(row)]
+    assert not rest, f"{len(rest)} rows are not joined: {rest[:3]}"
     assert len(joined) == REQUESTS
     assert {row.client_request_id for row in joined} == {each.request.request_id for each in run.results}
     expected = expected_evidence(configuration)
