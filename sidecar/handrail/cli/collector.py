@@ -30,6 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
         print_problems(error, as_json=arguments.json)
         return EXIT_USAGE
     start_logging(as_json=arguments.json)
-    from handrail_collector import collector
+    from handrail_collector.collector import run as run_collector
 
-    return collector.run(config)
+    return run_collector(config)

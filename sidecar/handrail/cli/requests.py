@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import closing
 from typing import Final
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
@@ -47,25 +48,24 @@ def run(arguments: argparse.Namespace) -> int:
     """0 also when there are none: an empty list is an answer."""
     now_unix_ns = time.time_ns()
     query = request_filter(arguments, now_unix_ns)
-    from handrail.cli.terminal import answer_console, answer_width, remark, waiting
+    from handrail.cli.terminal import answer_console, remark, waiting
 
-    source = row_source(arguments)
-    with waiting(f"asking {source.where}"):
-        rows = source.requests(query)
+    with closing(row_source(arguments)) as source:
+        with waiting(f"asking {source.where}"):
+            rows = source.requests(query)
+        if not rows and not arguments.json:
+            print(nothing_found(query, source, now_unix_ns))
     if arguments.json:
         from handrail_collector.api.json import row_to_json
 
         for row in rows:
             print(json.dumps(row_to_json(row), ensure_ascii=False))
-        return EXIT_OK
-    if not rows:
-        print(nothing_found(query, source, now_unix_ns))
+    if arguments.json or not rows:
         return EXIT_OK
     from handrail.cli.table import render_requests
 
-    console = answer_console()
-    width = answer_width(console, in_pipe=_PIPE_WIDTH)
-    console.print(render_requests(rows, width, sort=query.sort, now_unix_ns=now_unix_ns), width=width)
+    console = answer_console(in_pipe=_PIPE_WIDTH)
+    console.print(render_requests(rows, console.width, sort=query.sort, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(rows) == query.limit else ""
     remark(f"{len(rows)} requests by {query.sort}{more}. 'handrail trace ID' shows one.")
     return EXIT_OK

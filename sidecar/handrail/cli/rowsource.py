@@ -6,12 +6,14 @@ Both answer the same two questions, so the commands do not know which one they t
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +34,7 @@ class Found:
     """The answer to one id: the row with its spans, or several candidates, or nothing but similar ids."""
 
     row: RequestRow | None = None
+    provisional: bool = False  # the row may still change
     spans: Sequence[SpanView] = ()
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
@@ -47,6 +50,9 @@ class RowSource(Protocol):
     def requests(self, query: RequestFilter) -> list[RequestRow]: ...
 
     def find(self, any_id: str) -> Found: ...
+
+    def close(self) -> None:
+        """Let go of what it holds. Works twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +90,15 @@ class ApiSource:
 
         status, answer = self._get(f"/api/v1/requests/{urllib.parse.quote(any_id, safe='')}", (200, 300, 404))
         if status == 404:
-            return Found(nearest=tuple(answer.get("error", {}).get("nearest", ())), answer=answer)
+            return Found(nearest=tuple(answer.get("error", {}).get("nearest", ())))
         if status == 300:
             return Found(candidates=[row_from_json(row) for row in answer["candidates"]], answer=answer)
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
-        return Found(row=row_from_json(answer["request"]), spans=spans, answer=answer)
+        row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
+        return Found(row=row, provisional=provisional, spans=spans, answer=answer)
+
+    def close(self) -> None:
+        """There is nothing to let go of: a connection lives for one question."""
 
     def _get(self, path: str, wanted: tuple[int, ...]) -> tuple[int, Any]:
         """Status and JSON body. Raises ``CliError`` for any other status, no answer, or no JSON."""
@@ -98,7 +108,7 @@ class ApiSource:
         except urllib.error.HTTPError as error:
             with error:
                 status, body = error.code, error.read(_MAX_BYTES)
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
             reason = getattr(error, "reason", None) or error
             valid = f"the address that 'handrail collector' printed, by --api or {API_VARIABLE}; or --data DIR to read its folder"
             raise CliError(what=f"no collector answers: {reason}", where=self._url, valid=valid) from None
@@ -123,35 +133,56 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class StoreSource:
-    """A store's folder, read without its collector; it may be a copy. What was not flushed yet is not in it."""
+    """A collector's data folder, or the store inside it, read without the collector; it may be a copy.
 
-    def __init__(self, root: Path) -> None:
+    What was not flushed yet is not in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Only here: the store brings pyarrow and DuckDB, which asking an API does not need.
+        from handrail_collector.store.manifest import MANIFEST
         from handrail_collector.store.read import StoreReader
 
-        if not root.is_dir():
-            raise CliError(what="no such folder", where=str(root), valid="the --data folder of 'handrail collector'")
-        self._root = root
-        self._reader = StoreReader(root)
+        inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
+        if not inside:
+            what = "no store here (yet)" if folder.is_dir() else "no such folder"
+            raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
+        self._folder = folder
+        self._reader = StoreReader(inside[0])
+
+    def close(self) -> None:
+        self._reader.close()
 
     @property
     def where(self) -> str:
-        return str(self._root)
+        return str(self._folder)
 
     def requests(self, query: RequestFilter) -> list[RequestRow]:
-        return list(self._reader.requests(query))
+        with self._damage_told():
+            return self._reader.requests(query)
 
     def find(self, any_id: str) -> Found:
         from handrail_collector.api.json import row_to_json, span_to_json
 
-        rows = self._reader.find(any_id)
-        if not rows:
-            nearest = tuple(self._reader.near(any_id))
-            return Found(nearest=nearest, answer={"error": not_found(any_id, self.where, nearest).to_json()})
-        if len(rows) > 1:
-            return Found(candidates=rows, answer={"candidates": [row_to_json(row) for row in rows]})
-        spans = self._reader.spans(rows[0])
-        plain = {"request": row_to_json(rows[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
-        return Found(row=rows[0], spans=spans, answer=plain)
+        with self._damage_told():
+            rows = self._reader.find(any_id)
+            if not rows:
+                return Found(nearest=self._reader.near(any_id))
+            if len(rows) > 1:
+                plain = {"candidates": [row_to_json(row) for row in rows], "matches": len(rows)}
+                return Found(candidates=rows, answer=plain)
+            spans = self._reader.spans(rows[0])
+        answer = {"request": row_to_json(rows[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
+        return Found(row=rows[0], spans=spans, answer=answer)
+
+    @contextmanager
+    def _damage_told(self) -> Iterator[None]:
+        from handrail_collector.store.manifest import StoreDamagedError
+
+        try:
+            yield
+        except StoreDamagedError as error:
+            raise CliError(what=str(error), where=self.where) from None
 
 
 def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:

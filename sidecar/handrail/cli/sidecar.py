@@ -30,6 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
         print_problems(error, as_json=arguments.json)
         return EXIT_USAGE
     start_logging(as_json=arguments.json)
-    from handrail import sidecar
+    from handrail.sidecar import run as run_sidecar
 
-    return sidecar.run(config)
+    return run_sidecar(config)

@@ -6,23 +6,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
 
 from rich.console import Console
 
-_PIPE_WIDTH: Final = 100
 
+def answer_console(*, in_pipe: int) -> Console:
+    """Standard output, as wide as its terminal or COLUMNS say, else ``in_pipe``. NO_COLOR counts.
 
-def answer_console() -> Console:
-    """Standard output as it is written to; NO_COLOR and COLUMNS count. Glyphs that its encoding lacks become ``?``."""
+    Glyphs that its encoding lacks become ``?``.
+    """
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    return Console(highlight=False, markup=False, emoji=False)
-
-
-def answer_width(console: Console, *, in_pipe: int = _PIPE_WIDTH) -> int:
-    """How wide to draw: the terminal's width or COLUMNS; ``in_pipe`` where nobody says."""
-    return console.width if console.is_terminal or os.environ.get("COLUMNS") else in_pipe
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = in_pipe
+    return console
 
 
 def remark(text: str) -> None:

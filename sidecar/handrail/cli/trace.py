@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
+from typing import Final
 
-from handrail.cli.failure import EXIT_FAILED, EXIT_OK
+from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import add_source_flags, not_found, row_source
+
+_PIPE_WIDTH: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,22 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """1 when the id is unknown or fits several requests."""
     from handrail.cli.table import render_requests
-    from handrail.cli.terminal import answer_console, answer_width, waiting
+    from handrail.cli.terminal import answer_console, waiting
     from handrail.cli.waterfall import render_waterfall
 
-    source = row_source(arguments)
-    with waiting(f"asking {source.where}"):
-        found = source.find(arguments.id.strip().rstrip("…"))  # as the table shortens it
+    any_id = arguments.id.strip().rstrip("…")  # as the table shortens it
+    if not any_id:
+        raise CliError(what="the ID is empty", valid="any id of a request, or its first 6 characters", exit_code=EXIT_USAGE)
+    with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
+        found = source.find(any_id)
     if found.row is None and not found.candidates:
-        raise not_found(arguments.id, source.where, found.nearest)
+        raise not_found(any_id, source.where, found.nearest)
     if arguments.json:
         print(json.dumps(found.answer, ensure_ascii=False))
         return EXIT_OK if found.row is not None else EXIT_FAILED
-    console = answer_console()
-    width = answer_width(console)
+    console = answer_console(in_pipe=_PIPE_WIDTH)
     if found.row is None:
-        print(f"{len(found.candidates)} requests are known by {arguments.id!r}; take one by its request id (first column):\n")
-        console.print(render_requests(found.candidates, width, own_ids=True), width=width)
+        print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
+        console.print(render_requests(found.candidates, console.width, own_ids=True))
         return EXIT_FAILED
-    console.print(render_waterfall(found.row, found.spans, width), width=width)
+    console.print(render_waterfall(found.row, found.spans, console.width, provisional=found.provisional))
     return EXIT_OK

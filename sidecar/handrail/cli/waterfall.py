@@ -73,14 +73,22 @@ LOOKS: Final[Mapping[str, Look]] = {
 
 
 def render_waterfall(
-    row: RequestRow, spans: Sequence[SpanView] = (), width: int = 100, *, zone: tzinfo | None = None
+    row: RequestRow,
+    spans: Sequence[SpanView] = (),
+    width: int = 100,
+    *,
+    provisional: bool = False,
+    zone: tzinfo | None = None,
 ) -> RenderableType:
-    """The request drawn ``width`` columns wide (at least 60). ``zone`` is that of the start time; None is the local one."""
+    """The request drawn ``width`` columns wide (at least 60).
+
+    ``provisional``: the row may still change. ``zone`` is that of the start time; None is the local one.
+    """
     width = max(width, MIN_WIDTH)
     sections = (
         ("", _header(row, width, zone)),
         ("", _verdict(row, width)),
-        ("Findings", _findings(row, width)),
+        ("Findings", _findings(row, provisional, width)),
         ("", _phases(row, width)),
         ("Unattributed", _unattributed(row, width)),
         ("Stream", _stream(row, width)),
@@ -356,8 +364,10 @@ def _stream(row: RequestRow, width: int) -> Iterator[Text]:
     yield from _prose(f"{row.gap_count} {unit.get(row.gap_unit or '', 'gaps')}: {told}", width, indent=2)
 
 
-def _findings(row: RequestRow, width: int) -> Iterator[Text]:
+def _findings(row: RequestRow, provisional: bool, width: int) -> Iterator[Text]:
     told: list[tuple[str, str]] = []
+    if provisional:
+        told.append(("- provisional: still open or just decided; what comes late may change it", "yellow"))
     if row.kv_outcome not in (None, "ok", "unknown"):
         told.append((f"! KV load {row.kv_outcome}: {words.plain(row.kv_outcome or '', words.KV_OUTCOME)}", "red"))
     for finding in row.findings:

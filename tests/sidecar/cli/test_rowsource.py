@@ -14,6 +14,7 @@ import pytest
 
 from handrail.cli.failure import CliError
 from handrail.cli.rowsource import ApiSource, StoreSource, query_parameters, row_source
+from handrail_collector.api.query import parse_query
 from handrail_collector.store.filter import RequestFilter
 
 
@@ -32,7 +33,7 @@ def server(status: int, body: bytes) -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{running.server_address[1]}"
@@ -77,7 +78,14 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_only_what_was_asked_for_is_sent() -> None:
     assert query_parameters(RequestFilter()) == {}
     asked = RequestFilter(since_unix_ns=5, sort="ttft", descending=False, min_ttft_ns=7, limit=3)
-    assert query_parameters(asked) == {"since": "5", "sort": "ttft", "descending": "false", "min_ttft": "7ns", "limit": "3"}
+    assert query_parameters(asked) == {
+        "since_unix_ns": "5",
+        "sort": "ttft",
+        "descending": "false",
+        "min_ttft_ns": "7",
+        "limit": "3",
+    }
+    assert parse_query(query_parameters(asked).items(), 0) == asked
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""``handrail requests`` and ``handrail trace`` against a real store, by its API and off-line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from handrail.cli.main import main
+from handrail_collector.api.json import row_from_json
+from handrail_collector.api.server import ApiServer
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.span import SpanRow
+from made_rows import MS, ROWS, SPANS, STARTED, TRACE
+
+S = 1000 * MS
+SLOW = replace(ROWS["slow_prefill_queue"], request_id="a" * 16, client_request_id="user-42-8", started_unix_ns=STARTED + S)
+FAILED = replace(
+    ROWS["stream_error"],
+    request_id="b" * 16,
+    trace_id="b" * 32,
+    client_request_id="user-43-1",
+    request_key="user-43-1",
+    response_id="chatcmpl-user-43-1",
+    started_unix_ns=STARTED + 2 * S,
+)
+LIVE = replace(
+    ROWS["edgeless"],
+    request_id="c" * 16,
+    trace_id="c" * 32,
+    response_id="cmpl-live-1",
+    request_key=None,
+    started_unix_ns=STARTED + 3 * S,
+)
+STORED = [
+    ROWS["ordinary"],
+    replace(SLOW, response_id="chatcmpl-user-42-8", request_key="user-42-8"),
+    FAILED,
+]
+
+
+def span_row(made: object) -> SpanRow:
+    shown = {name: getattr(made, name) for name in ("name", "role", "instance", "start_unix_ns", "end_unix_ns", "status")}
+    ids = {name: getattr(made, name) for name in ("span_id", "parent_span_id")}
+    rest = {"status_message": "", "flags": 1, "trace_state": "", "service": "s", "scope": "handrail.proxy"}
+    none = {"resource": {}, "attributes": {"tokens": 7}, "events": (), "links": (), "raw_bytes": 99}
+    return SpanRow(offset=0, trace_id=TRACE, kind=2, **shown, **ids, **rest, **none)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def nobody_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "HANDRAIL_API", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A collector's data folder with a published store."""
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    publisher.publish(0, 5000, 5000, [span_row(made) for made in SPANS], STORED)
+    publisher.close()
+    return tmp_path
+
+
+@dataclass
+class Live:
+    held: Sequence[RequestRow]
+
+    def rows(self) -> Sequence[RequestRow]:
+        return self.held
+
+
+Ask = Callable[..., Awaitable[int]]
+
+
+@pytest.fixture
+async def api(data: Path) -> AsyncIterator[str]:
+    server = ApiServer(StoreReader(data / "store"), Live([LIVE]), dict, "127.0.0.1", 0)
+    await server.start()
+    yield f"http://{server.address[0]}:{server.address[1]}"
+    await server.shutdown()
+
+
+@pytest.fixture(params=["api", "data"])
+def ask(request: pytest.FixtureRequest, data: Path, api: str) -> Ask:
+    """Runs one command against the store by one of the two ways."""
+    where = ["--api", api] if request.param == "api" else ["--data", str(data)]
+
+    async def run(*argv: str) -> int:
+        return await asyncio.to_thread(main, [*argv, *where])
+
+    return run
+
+
+async def test_requests_are_listed_in_the_order_asked_for(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("requests", "--sort", "prefill_queue", "--since", "2026-11-01", "--scope", "edge") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "prefill_queue" in lines[0]
+    assert "user-42-8" in lines[1]
+    assert "812 ms" in lines[1]
+    assert len(lines) == 4
+
+
+async def test_rows_come_as_json_lines_with_every_field(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("requests", "--outcome", "stream_error", "--json", "--min-ttft", "1s") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert row_from_json(json.loads(line)) == FAILED
+
+
+@pytest.mark.parametrize(
+    "any_id", ["user-42-8", "chatcmpl-user-42-8", "a" * 16, "a" * 8, "cmpl-user-42-8-0-9c60a41c", "aaaaaaa…"]
+)
+async def test_a_request_is_found_by_any_of_its_ids(ask: Ask, any_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", any_id) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("user-42-8")
+    assert "prefill_queue at P 10.0.0.1:8100: 812 ms of the 918 ms" in text
+
+
+async def test_the_spans_are_shown(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", "user-42-7") == 0
+    text = capsys.readouterr().out
+    assert "handrail.request" in text
+    assert text.count("llm_request") == 2
+
+
+async def test_the_whole_answer_comes_as_json(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", "user-42-7", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert row_from_json(answer["request"]) == ROWS["ordinary"]
+    assert {span["span_id"] for span in answer["spans"]} == {span.span_id for span in SPANS}
+
+
+async def test_an_id_of_several_requests_lists_them(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", TRACE) == 1
+    text = capsys.readouterr().out
+    assert "2 requests are known by" in text
+    assert {line.split()[0] for line in text.splitlines()[3:]} == {"00f067aa0ba902b7", "a" * 16}
+    assert await ask("trace", TRACE, "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)["candidates"]) == 2
+
+
+async def test_an_unknown_id_names_similar_ones(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", "user-43-9") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "no request is known by 'user-43-9'" in captured.err
+    assert "user-43-1" in captured.err
+    assert await ask("trace", "user-43-9", "--json") == 1
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert "user-43-1" in error["nearest"]
+    assert error["valid"]
+
+
+async def test_no_fitting_request_says_what_was_searched(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("requests", "--model", "none-such", "--since", "2026-11-01", "--until", "2026-11-02") == 0
+    text = capsys.readouterr().out
+    assert "No request fits: since 2026-11-01 00:00:00.000, until 2026-11-02 00:00:00.000, model none-such" in text
+    assert "The latest request there began at" in text
+    assert await ask("requests", "--model", "none-such", "--json") == 0
+    assert capsys.readouterr().out == ""
+
+
+async def test_what_is_not_stored_yet_is_shown_as_provisional(api: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(main, ["trace", "cmpl-live-1", "--api", api]) == 0
+    assert "provisional: still open or just decided" in capsys.readouterr().out
+
+
+def test_an_empty_store_asks_whether_sidecars_send(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    publisher.publish(0, 10, 10, [], [])
+    publisher.close()
+    assert main(["requests", "--data", str(tmp_path)]) == 0
+    assert "do the sidecars send there" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_store_and_a_damaged_one_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["requests", "--data", str(tmp_path)]) == 1
+    assert "no store here (yet)" in capsys.readouterr().err
+    (tmp_path / "manifest.jsonl").write_bytes(b"00000000 {}\n00000000 {}\n")
+    assert main(["requests", "--data", str(tmp_path)]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_empty_id_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", " "]) == 2
+    assert "the ID is empty" in capsys.readouterr().err
