@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import os
+import subprocess
+import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +23,21 @@ def binary() -> Path | None:
         return None
     agent = Path(found.origin).parent / "rotel-agent"
     return agent if agent.exists() else None
+
+
+def environment() -> dict[str, str]:
+    """The agent is linked against the shared libpython of this interpreter's version, which may lie outside the linker's path."""
+    return {"PATH": os.environ.get("PATH", ""), "LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR") or "")}
+
+
+@functools.cache
+def missing() -> str:
+    """Why rotel cannot run here; '' when it can."""
+    agent = binary()
+    if agent is None:
+        return "rotel has no wheel for this machine"
+    tried = subprocess.run([str(agent), "--help"], env=environment(), capture_output=True, text=True, timeout=20, check=False)
+    return "" if tried.returncode == 0 else f"rotel does not run here: {tried.stderr.strip()[-200:]}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,7 @@ async def rotel(folder: Path, export_to: str, protocol: str) -> AsyncIterator[Ro
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env={"PATH": os.environ.get("PATH", "")},
+            env=environment(),
         )
     try:
         for port in (ports.grpc_port, ports.http_port):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +15,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Signal
+from handrail.otlp.contract import Accepted, Signal
 from handrail.otlp.delivery import Backoff, DeliveryStats, deliver
 from handrail.otlp.payload import count_items
 from handrail.otlp.refusals import Unavailable
 from handrail.otlp.server import OtlpServer
 from handrail_collector.sinks.otlp import Drop, ForwardSettings, OtlpForward
 from otlp_parts import RAW, Full, Keeping, span, span_bytes, spans_of, traces, until
-from rotel_process import Rotel, binary, rotel
+from rotel_process import Rotel, missing, rotel
 
-pytestmark = pytest.mark.skipif(binary() is None, reason="rotel has no wheel for this machine")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 SPANS = 150
 
@@ -55,10 +56,14 @@ class Middle(Full):
         await self.client.send(signal, payload)
 
 
-async def serving(consumer: Keeping) -> OtlpServer:
+@asynccontextmanager
+async def serving(consumer: Keeping) -> AsyncIterator[OtlpServer]:
     server = OtlpServer(consumer, grpc=("127.0.0.1", 0), http=("127.0.0.1", 0), loopback_only=True)
     await server.start()
-    return server
+    try:
+        yield server
+    finally:
+        await server.shutdown()
 
 
 def address(server: OtlpServer, protocol: str) -> str:
@@ -98,58 +103,55 @@ EMITTED = sorted(f"s{number}" for number in range(SPANS))
 async def test_sdk_to_rotel_to_us(tmp_path: Path, exporter: Callable[[Rotel], SpanExporter], protocol: str, trouble: str) -> None:
     consumers: dict[str, Keeping] = {"steady": Keeping(), "down": Down(), "full": Full(times=3, delay_s=0.5)}
     kept = consumers[trouble]
-    server = await serving(kept)
-    async with rotel(tmp_path, address(server, protocol), protocol) as ports:
-        await asyncio.to_thread(emit, exporter(ports))
-        await until(lambda: len(spans_of(kept.payloads)) >= SPANS, 40)
-    await server.shutdown()  # rotel has stopped: whatever it would still have sent twice is here
-    assert names(kept) == EMITTED
-    assert server.stats.requests_refused == (0 if trouble == "steady" else 3)
+    async with serving(kept) as server:
+        async with rotel(tmp_path, address(server, protocol), protocol) as ports:
+            await asyncio.to_thread(emit, exporter(ports))
+            await until(lambda: len(spans_of(kept.payloads)) >= SPANS, 40)
+        # rotel has stopped: whatever it would have sent twice is here.
+        assert names(kept) == EMITTED
+        assert server.stats.requests_refused == (0 if trouble == "steady" else 3)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
     """The recorded vLLM spans through our forward sink, rotel and our receiver: all of them, once, unchanged."""
     kept = Keeping()
-    server = await serving(kept)
-    async with rotel(tmp_path, address(server, protocol), protocol) as ports:
+    payloads = [path.read_bytes() for path in RAW]
+    expected = sorted(span_bytes(payloads))
+    async with serving(kept) as server, rotel(tmp_path, address(server, protocol), protocol) as ports:
         endpoint = f"grpc://127.0.0.1:{ports.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{ports.http_port}"
         client = OtlpClient(endpoint)
         assert await client.check() is None
         await client.close()
-        forward = OtlpForward(ForwardSettings(client=OtlpClient(endpoint).settings))
+        forward = OtlpForward(ForwardSettings(client=client.settings))
         await forward.start()
-        payloads = [path.read_bytes() for path in RAW]
         assert all(forward.offer(Signal.TRACES, payload) for payload in payloads)
         await forward.shutdown(20.0)
         assert forward.stats.dropped == dict.fromkeys(Drop, 0)
-        expected = sorted(span_bytes(payloads))
         await until(lambda: len(spans_of(kept.payloads)) >= len(expected), 40)
-    await server.shutdown()
     assert sorted(span_bytes(kept.payloads)) == expected
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_flaky_middle_loses_and_doubles_nothing(tmp_path: Path, protocol: str) -> None:
     """Our sender, a relay that is full thrice, rotel, our receiver."""
-    kept, middle = Keeping(), Middle()
-    server, relay = await serving(kept), await serving(middle)
-    stats = DeliveryStats()
-    async with rotel(tmp_path, address(server, protocol), protocol) as ports:
+    kept, middle, stats = Keeping(), Middle(), DeliveryStats()
+    batches = [
+        traces(*(span(number) for number in range(start, start + 10))).SerializeToString() for start in range(1, SPANS, 10)
+    ]
+    async with (
+        serving(kept) as server,
+        serving(middle) as relay,
+        rotel(tmp_path, address(server, protocol), protocol) as ports,
+    ):
         port = ports.grpc_port if protocol == "grpc" else ports.http_port
         middle.client = OtlpClient(f"{protocol}://127.0.0.1:{port}")
         client = OtlpClient(address(relay, protocol), protocol="grpc" if protocol == "grpc" else "http/protobuf")
-        batches = [
-            traces(*(span(number) for number in range(start, start + 10))).SerializeToString() for start in range(1, SPANS, 10)
-        ]
-        for batch in batches:
-            fate = await deliver(client, Signal.TRACES, batch, stop=asyncio.Event(), backoff=Backoff(initial_s=0.01), stats=stats)
-            assert fate is not None
-            assert fate.rejected == 0
+        stop, backoff = asyncio.Event(), Backoff(initial_s=0.01)
+        fates = [await deliver(client, Signal.TRACES, batch, stop=stop, backoff=backoff, stats=stats) for batch in batches]
         await until(lambda: sum(count_items(payload) for payload in kept.payloads) >= SPANS, 40)
         await client.close()
         await middle.client.close()
-    await relay.shutdown()
-    await server.shutdown()
+    assert fates == [Accepted()] * len(batches)
     assert sorted(span_bytes(kept.payloads)) == sorted(span_bytes(batches))
     assert (stats.retries, stats.items_sent) == (3, SPANS)
