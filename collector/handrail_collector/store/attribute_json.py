@@ -48,7 +48,7 @@ def _reserved(value: Mapping[str, object]) -> bool:
 
 def _value(found: object) -> AttributeValue:
     if isinstance(found, list):
-        return tuple(_value(item) for item in plain)
+        return tuple(_value(item) for item in found)
     if isinstance(found, dict):
         if _reserved(found):
             (tag, inner), *_ = found.items()

@@ -7,7 +7,6 @@ CRC) was never published: readers ignore it and the writer cuts it off. A file t
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -96,19 +95,23 @@ class ManifestReader:
         self._path = root / MANIFEST
         self._publishes: tuple[Publish, ...] = ()
         self._read_bytes = 0
-        self._inode = 0
+        self._last_line = b""
 
     def publishes(self) -> tuple[Publish, ...]:
         """Everything published by now; nothing where there is no manifest yet. Raises ``StoreDamagedError`` and ``OSError``."""
         try:
             with self._path.open("rb") as file:
-                now = os.fstat(file.fileno())
-                if now.st_ino != self._inode or now.st_size < self._read_bytes:  # another store was put in its place
-                    self._inode, self._publishes, self._read_bytes = now.st_ino, (), 0
-                file.seek(self._read_bytes)
-                parsed = parse(file.read(), str(self._path))
+                file.seek(self._read_bytes - len(self._last_line))
+                if file.read(len(self._last_line)) != self._last_line:
+                    # A writer took back a line that it could not make durable, or another store is in this place.
+                    self._publishes, self._read_bytes, self._last_line = (), 0, b""
+                    file.seek(0)
+                data = file.read()
         except FileNotFoundError:
             return ()
+        parsed = parse(data, str(self._path))
+        if parsed.publishes:
+            self._last_line = data[: parsed.whole_bytes].splitlines(keepends=True)[-1]
         self._publishes += parsed.publishes
         self._read_bytes += parsed.whole_bytes
         return self._publishes

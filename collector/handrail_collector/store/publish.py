@@ -91,6 +91,11 @@ class Publisher:
             self._files.close(self._lock)
             self._lock = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process holds the store."""
+        return self._lock is not None
+
     def publish(
         self,
         first_offset: int,
@@ -104,7 +109,7 @@ class Publisher:
         Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
         ``OSError`` when the disk does; after an error this publish is not in the store, and may be tried again as it is.
         """
-        if self._lock is None:
+        if not self.is_open:
             raise ValueError("the store is not open")
         if not self._end_offset <= first_offset <= end_offset or not self._low_water_offset <= low_water_offset <= end_offset:
             raise ValueError(
@@ -221,12 +226,17 @@ class Publisher:
     def _append(self, publish: Publish) -> None:
         line = encode_line(publish)
         self._manifest_torn = True
-        with self._opened(self._manifest) as handle:
-            self._write_all(handle, line)
-            self._files.fdatasync(handle)
-        if Path(self._manifest) not in self._durable:
-            self._files.fsync_dir(str(self._root))
-            self._durable.add(Path(self._manifest))
+        try:
+            with self._opened(self._manifest) as handle:
+                self._write_all(handle, line)
+                self._files.fdatasync(handle)
+            if Path(self._manifest) not in self._durable:
+                self._files.fsync_dir(str(self._root))
+                self._durable.add(Path(self._manifest))
+        except OSError:
+            with contextlib.suppress(OSError):  # else at the next publish or start
+                self._cut_manifest()
+            raise
         self._manifest_bytes += len(line)
         self._manifest_torn = False
 

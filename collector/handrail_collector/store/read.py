@@ -55,6 +55,11 @@ class StoreReader:
                 self._connection.close()
                 self._connection = None
 
+    def publishes(self) -> tuple[Publish, ...]:
+        """Everything published by now, oldest first."""
+        with self._guard:
+            return self._manifest.publishes()
+
     def requests(self, wanted: RequestFilter) -> list[RequestRow]:
         """The rows that fit, highest versions only, in the order asked for. Raises ``ValueError`` for a bad filter."""
         every = self._files(Table.REQUESTS)
@@ -111,7 +116,7 @@ class StoreReader:
         last = row.started_unix_ns + row.duration_ns + SPAN_MARGIN_NS
         files = [
             file
-            for publish in self._publishes()
+            for publish in self.publishes()
             for file in files_of([publish], Table.SPANS)
             if (file.min_unix_ns <= last and file.max_unix_ns >= first)
             or (publish.first_offset <= row.last_offset and publish.end_offset > row.first_offset)
@@ -119,12 +124,8 @@ class StoreReader:
         traces = [bytes.fromhex(trace_id) for trace_id in (row.trace_id, *row.other_trace_ids)]
         return _of_request(row, self._fetch(sql.spans(traces), files, span_row))
 
-    def _publishes(self) -> tuple[Publish, ...]:
-        with self._guard:
-            return self._manifest.publishes()
-
     def _files(self, table: Table) -> list[StoredFile]:
-        return files_of(self._publishes(), table)
+        return files_of(self.publishes(), table)
 
     def _newest(self, rows: Sequence[RequestRow], every: Sequence[StoredFile]) -> list[RequestRow]:
         """``rows`` without those that have a higher version in ``every``."""

@@ -1,0 +1,277 @@
+"""A publish is there whole or not at all, whatever stops it; and what a store says of itself when it is opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.manifest import MANIFEST, ManifestReader, Publish, StoreDamagedError, encode_line, files_of
+from handrail_collector.store.publish import HOUR_NS, MAX_HOURS_A_PUBLISH, Publisher, Recovered, StoreLockedError, by_hour
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
+from store_power import StoppedError, StoppingFiles
+from store_rows import START_UNIX_NS, request_rows, spans_of_requests
+
+ROWS = request_rows(12)
+SPANS = spans_of_requests(6)
+RANGES = (0, 100, 250)  # the ends of what the scenario publishes
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    opened = Publisher(tmp_path / "store")
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def scenario(publisher: Publisher, done: list[int]) -> None:
+    """Open, and publish the ranges that are not there yet; ``done`` gets each end that ``publish`` returned from."""
+    recovered = publisher.open()
+    done.append(recovered.end_offset)
+    for index, (first, end) in enumerate(pairwise(RANGES)):
+        if end > recovered.end_offset:
+            spans = [replace(span, offset=first) for span in SPANS[index * 6 : index * 6 + 6]]
+            publisher.publish(first, end, first, spans, ROWS[index * 6 : index * 6 + 6])
+            done.append(end)
+
+
+def stored(root: Path) -> tuple[set[str], int]:
+    """Request ids and number of spans in the files that the manifest names; DuckDB would take most of the time of these tests."""
+    listed = [file for publish in ManifestReader(root).publishes() for file in publish.files]
+    ids: list[bytes] = []
+    for file in files_of(ManifestReader(root).publishes(), Table.REQUESTS):
+        ids += pq.read_table(root / file.path, columns=["request_id"], partitioning=None)["request_id"].to_pylist()
+    assert len(set(ids)) == len(ids)
+    spans = sum(pq.read_metadata(root / file.path).num_rows for file in listed if file.table is Table.SPANS)
+    return {request_id.hex() for request_id in ids}, spans
+
+
+def parquet_files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.parquet*"))
+
+
+def operations_of_scenario(root: Path) -> int:
+    files = StoppingFiles()
+    publisher = Publisher(root, files=files)
+    scenario(publisher, [])
+    publisher.close()
+    return files.operations
+
+
+@pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power_lost"])
+def test_a_stop_at_any_operation_leaves_each_publish_whole_or_absent(tmp_path: Path, power_lost: bool) -> None:
+    for stop_at in range(operations_of_scenario(tmp_path / "counted")):
+        root = tmp_path / f"at{stop_at}"
+        files = StoppingFiles(stop_at)
+        publisher = Publisher(root, files=files)
+        done = [0]
+        with pytest.raises(StoppedError):
+            scenario(publisher, done)
+        publisher.close()
+        if power_lost:
+            files.lose_power()
+        _check_recovery(root, done[-1], stop_at)
+
+
+def _check_recovery(root: Path, acknowledged: int, stop_at: int) -> None:
+    again = Publisher(root)
+    recovered = again.open()
+    where = f"stopped at operation {stop_at}, {acknowledged} acknowledged"
+    assert recovered.end_offset in RANGES, where
+    assert recovered.end_offset >= acknowledged, where
+    publishes = RANGES.index(recovered.end_offset)
+    ids, spans = stored(root)
+    assert ids == {row.request_id for row in ROWS[: publishes * 6]}, where
+    assert spans == publishes * 6, where
+    assert {row_id for _, row_id, _ in recovered.published} == {
+        r.request_id for r in ROWS[max(publishes - 1, 0) * 6 : publishes * 6]
+    }
+    listed = [file.path for publish in ManifestReader(root).publishes() for file in publish.files]
+    assert parquet_files(root) == sorted(listed), where
+    again.close()
+    scenario(again, [])
+    again.close()
+    assert stored(root)[0] == {row.request_id for row in ROWS}, where
+
+
+def test_a_stop_while_a_crash_is_mended_changes_nothing(tmp_path: Path) -> None:
+    total = operations_of_scenario(tmp_path / "counted")
+    for stop_at in range(3):
+        root = tmp_path / f"again{stop_at}"
+        first = Publisher(root, files=StoppingFiles(total - 3 + stop_at))
+        with pytest.raises(StoppedError):
+            scenario(first, [])
+        first.close()
+        mending = Publisher(root, files=StoppingFiles(stop_at))
+        with pytest.raises(StoppedError):
+            scenario(mending, [])
+        mending.close()
+        _check_recovery(root, RANGES[1], stop_at)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.99], ids=["nothing", "a_third", "all_but_the_end"])
+def test_a_torn_last_line_was_never_published(tmp_path: Path, kept: float) -> None:
+    root = tmp_path / "store"
+    publisher = Publisher(root)
+    scenario(publisher, [])
+    publisher.close()
+    lines = (root / MANIFEST).read_bytes().splitlines(keepends=True)
+    (root / MANIFEST).write_bytes(lines[0] + lines[1][: int(len(lines[1]) * kept)])
+    assert len(stored(root)[0]) == 6
+    _check_recovery(root, RANGES[1], -1)
+
+
+def test_a_wrong_line_in_the_middle_is_damage_and_removes_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    publisher = Publisher(root)
+    scenario(publisher, [])
+    publisher.close()
+    files = parquet_files(root)
+    data = bytearray((root / MANIFEST).read_bytes())
+    data[20] ^= 1
+    (root / MANIFEST).write_bytes(data)
+    for ask in (lambda: Publisher(root).open(), lambda: StoreReader(root).requests(RequestFilter())):
+        with pytest.raises(StoreDamagedError, match=r"manifest\.jsonl"):
+            ask()
+    assert parquet_files(root) == files
+
+
+def test_a_second_writer_is_kept_out(publisher: Publisher, tmp_path: Path) -> None:
+    with pytest.raises(StoreLockedError, match="another collector"):
+        Publisher(tmp_path / "store").open()
+    publisher.close()
+    second = Publisher(tmp_path / "store")
+    second.open()
+    second.close()
+
+
+def test_an_unlisted_file_is_not_part_of_the_store_and_goes_at_start(publisher: Publisher, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    publisher.publish(0, 10, 0, [], ROWS[:3])
+    (file,) = parquet_files(root)
+    for name in ("requests-000-1-2.parquet", "requests-000-1-2.parquet.tmp"):
+        (root / file).with_name(name).write_bytes((root / file).read_bytes())
+    assert len(stored(root)[0]) == 3
+    publisher.close()
+    publisher.open()
+    assert parquet_files(root) == [file]
+
+
+def test_publishes_of_one_empty_range_do_not_replace_each_other(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    for index in range(4):
+        publisher = Publisher(root)
+        publisher.open()
+        publisher.publish(7, 7, 0, [], ROWS[3 * index : 3 * index + 2])
+        publisher.publish(7, 7, 0, [], ROWS[3 * index + 2 : 3 * index + 3])
+        publisher.close()
+    assert stored(root)[0] == {row.request_id for row in ROWS}
+
+
+def test_a_publish_without_rows_moves_the_offsets(publisher: Publisher) -> None:
+    publisher.publish(0, 40, 30, [], [])
+    publisher.close()
+    assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, published=frozenset())
+
+
+def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> None:
+    publisher.publish(0, 10, 0, [], ROWS[:2])
+    publisher.publish(10, 20, 10, [], ROWS[2:3])
+    publisher.close()
+    kept = ROWS[2]
+    assert publisher.open().published == {(kept.trace_id, kept.request_id, kept.version)}
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "low"),
+    [(5, 20, 5), (10, 9, 5), (10, 20, 21), (10, 20, 4)],
+    ids=["before_the_end", "backwards", "low_water_ahead", "low_water_back"],
+)
+def test_offsets_out_of_order_are_refused(publisher: Publisher, first: int, end: int, low: int) -> None:
+    publisher.publish(0, 10, 5, [], [])
+    with pytest.raises(ValueError, match="out of order"):
+        publisher.publish(first, end, low, [], [])
+
+
+def test_a_publisher_that_is_not_open_refuses(tmp_path: Path) -> None:
+    closed = Publisher(tmp_path)
+    closed.close()
+    with pytest.raises(ValueError, match="not open"):
+        closed.publish(0, 1, 0, [], [])
+
+
+class FullDisk(StoppingFiles):
+    """Fails once at an operation, as a full disk does, and works after."""
+
+    def __init__(self, fail_at: int) -> None:
+        super().__init__()
+        self._fail_at = fail_at
+
+    def _step(self) -> None:
+        self.operations += 1
+        if self.operations == self._fail_at:
+            raise OSError(28, "No space left on device")
+
+
+def test_what_a_full_disk_stopped_can_be_tried_again(tmp_path: Path) -> None:
+    for fail_at in range(1, operations_of_scenario(tmp_path / "counted") + 1):
+        root = tmp_path / f"full{fail_at}"
+        publisher = Publisher(root, files=FullDisk(fail_at))
+        reader = ManifestReader(root)
+        _twice(publisher.open)
+        for index, (first, end) in enumerate(pairwise(RANGES)):
+            rows, spans = ROWS[index * 6 : index * 6 + 6], SPANS[index * 6 : index * 6 + 6]
+            _twice(partial(publisher.publish, first, end, first, spans, rows))
+            assert reader.publishes()[-1].end_offset == end
+        publisher.close()
+        _check_recovery(root, RANGES[-1], fail_at)
+
+
+def _twice(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except OSError:
+        act()
+
+
+def test_a_reader_forgets_a_line_that_was_taken_back(publisher: Publisher, tmp_path: Path) -> None:
+    reader = StoreReader(tmp_path / "store")
+    publisher.publish(0, 10, 0, [], ROWS[:1])
+    manifest = tmp_path / "store" / MANIFEST
+    before = manifest.read_bytes()
+    publisher.publish(10, 20, 0, [], ROWS[1:2])
+    assert [publish.end_offset for publish in reader.publishes()] == [10, 20]
+    line = Publish(shard=0, first_offset=10, end_offset=90, low_water_offset=10, files=())
+    manifest.write_bytes(before + encode_line(line) + encode_line(replace(line, first_offset=90)))
+    assert [publish.end_offset for publish in reader.publishes()] == [10, 90, 90]
+    reader.close()
+
+
+def test_rows_lie_in_the_hour_of_their_start(publisher: Publisher, tmp_path: Path) -> None:
+    rows = [replace(row, started_unix_ns=START_UNIX_NS + index * HOUR_NS) for index, row in enumerate(ROWS[:3])]
+    publisher.publish(0, 1, 0, [], rows)
+    assert [Path(file).parent.as_posix() for file in parquet_files(tmp_path / "store")] == [
+        f"requests/day={day}/hour={hour}" for day, hour in _folders(rows)
+    ]
+
+
+def _folders(rows: Sequence[RequestRow]) -> list[tuple[str, str]]:
+    times = [datetime.fromtimestamp(row.started_unix_ns // 10**9, timezone.utc) for row in rows]
+    return [(f"{at:%Y-%m-%d}", f"{at:%H}") for at in times]
+
+
+def test_clocks_gone_wild_do_not_make_folders_without_bound() -> None:
+    starts = [hour * HOUR_NS for hour in range(500)] + [499 * HOUR_NS + 1, 2**63 - 1, 0]
+    groups = by_hour(starts)
+    assert len(groups) == MAX_HOURS_A_PUBLISH
+    assert sorted(at for places in groups.values() for at in places) == list(range(len(starts)))
