@@ -18,7 +18,7 @@ from handrail.times import format_duration, format_time
 from handrail_collector.rows import RequestRow
 
 _GAP: Final = 2  # columns between columns
-_SHORTEST_ID: Final = 14
+_SHORTEST_ID: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ def _columns(sort: str, now_unix_ns: int | None, zone: tzinfo | None) -> list[Co
     columns = [
         Column("time", 7, lambda row: Text(format_time(row.started_unix_ns, now_unix_ns, zone), style="dim")),
         Column("id", 9, lambda row: Text(main_id(row))),
-        Column("scope", 8, lambda row: Text(row.scope)),
+        Column("scope", 6, lambda row: Text(row.scope)),
         Column("TTFT", 9, lambda row: _figure(row.ttft_token_ns), right=True),
-        Column("total", 6, lambda row: _figure(row.duration_ns), right=True),
+        Column("total", 5, lambda row: _figure(row.duration_ns), right=True),
         Column("outcome", 9, _outcome),
         Column("P", 2, lambda row: Text(row.prefill_instance or "–", style="dim")),
         Column("D", 3, lambda row: Text(row.decode_instance or "–", style="dim")),
         Column("slowest phase", 8, _slowest),
-        Column("took", 7, _slowest_took),
-        Column("findings", 6, _findings),
+        Column("took", 4, _slowest_took),
+        Column("findings", 5, _findings),
     ]
     if sort not in ("started", "ttft", "duration"):
         columns.insert(5, Column(sort, 9, lambda row: _figure(figure(row, sort)), right=True))

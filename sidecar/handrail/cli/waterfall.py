@@ -24,6 +24,7 @@ from handrail_collector.rows import PhaseRow, RequestRow
 MIN_WIDTH: Final = 60
 _NAMES: Final = {phase.value: phase for phase in Phase}
 _PLACE_ORDER: Final = {"prefill": 0, "path": 1, "decode": 2}
+_ROLE_ORDER: Final = {"edge": 0, "router": 1, "prefill": 2, "decode": 3}
 _DOMINANT: Final = 0.25  # below this share no phase is called the cause
 _EVIDENCE: Final = "evidence, bound"
 _FIGURES: Final = 1 + 8 + 1 + 6 + 2  # duration and share with their spaces, before the bar
@@ -382,7 +383,7 @@ def _findings(row: RequestRow, provisional: bool, width: int) -> Iterator[Text]:
 
 def _joins(row: RequestRow, width: int) -> Iterator[Text]:
     widest = max((len(join.evidence) for join in row.joins), default=0)
-    for join in row.joins:
+    for join in sorted(row.joins, key=lambda join: (join.how != "opened", _ROLE_ORDER.get(join.evidence.partition(":")[0], 9))):
         text = f"{join.evidence:<{widest}}  {join.span_id:<16}  {words.plain(join.how, words.JOIN)}"
         yield from _prose(text, width, indent=2, hang=widest + 20)
 
