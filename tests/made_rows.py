@@ -8,7 +8,7 @@ from typing import Any
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
 
 MS = 10**6
-# 2026-11-29 14:03:07.123 UTC
+# 2026-11-29 14:19:47.123 UTC
 STARTED = 1795961987_123 * MS
 P, D, EDGE, ROUTER = "10.0.0.1:8100", "10.0.0.2:8200", "10.0.0.9:8000", "10.0.0.9:8001"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
