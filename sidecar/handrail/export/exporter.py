@@ -1,8 +1,8 @@
 """From finished records to the collector: encode, batch, spool, send in order, acknowledge.
 
-``sink`` and ``take`` belong to the event loop's thread. ``sink`` costs the encoding of one span (about 50 us, decision 0003) and
-writes nothing; a flush joins encoded spans and appends them to the spool, which is a copy into the page cache (0.2 ms for 512
-spans measured; an executor would add as much again).
+``sink`` and ``take`` belong to the event loop's thread. ``sink`` encodes one span (43 us, decision 0003) and writes nothing. A
+flush joins encoded spans and appends them to the spool, a copy into the page cache: 5 us a span (512 spans of 1.5 kB in 2.5 ms),
+so a sidecar that sees 100 requests/s holds its loop for 0.25 ms twice a second: too little to pay for a thread.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Exporter:
         self._client_factory = client_factory
         self._files = files
         self._now_unix_ns = now_unix_ns
-        self._pending: list[bytes] = []
+        self._pending: list[bytes] = []  # spans, each framed as encode_batch takes it
         self._seq = 0
         self._spool: Spool | None = None
         self._spool_full = False
@@ -218,7 +218,7 @@ class Exporter:
 
     def _encode(self, record: Exchange) -> None:
         try:
-            span = to_span(record).SerializeToString()
+            span = delimited(2, to_span(record).SerializeToString())
         except Exception:  # a sink never raises into a request
             self.stats.dropped[Drop.UNENCODABLE] += 1
             return
@@ -296,9 +296,12 @@ class Exporter:
 
 
 def encode_batch(resource: bytes, seq: int, spans: Sequence[bytes]) -> bytes:
-    """An ``ExportTraceServiceRequest`` of encoded ``spans`` and ``resource``, scope ``handrail.proxy``, batch number ``seq``."""
+    """An ``ExportTraceServiceRequest`` with scope ``handrail.proxy`` and batch number ``seq``.
+
+    ``resource`` is encoded; ``spans`` are fields 2 of a ``ScopeSpans``, tag and length included.
+    """
     scope = InstrumentationScope(name=SCOPE_PROXY, attributes=[KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq))])
-    scope_spans = delimited(1, scope.SerializeToString()) + b"".join(delimited(2, span) for span in spans)
+    scope_spans = delimited(1, scope.SerializeToString()) + b"".join(spans)
     return delimited(1, delimited(1, resource) + delimited(2, scope_spans))
 
 

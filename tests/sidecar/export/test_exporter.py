@@ -20,6 +20,7 @@ from handrail.export.spans import process_of, read_exchange, resource_of, to_spa
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.delivery import Backoff
+from handrail.otlp.fields import delimited
 from handrail.otlp.refusals import Unavailable
 from handrail.otlp.server import OtlpServer
 from handrail.records import EngineRequest, Source, SpanIds
@@ -277,7 +278,7 @@ async def test_what_is_too_large_for_the_spool_is_refused_or_counted(collector: 
     sending.flush()
     assert sending.stats.dropped[Drop.TOO_LARGE] == 1
     with pytest.raises(Rejected, match="above the limit"):
-        await sending.take(Signal.LOGS, encode_batch(bytes(60_000), 1, [b""]))
+        await sending.take(Signal.LOGS, encode_batch(bytes(60_000), 1, [delimited(2, b"")]))
     await sending.shutdown(10)
     assert collector.received == []
 
@@ -362,5 +363,5 @@ def test_a_batch_is_what_the_protobuf_library_would_write() -> None:
     scope.scope.name = "handrail.proxy"
     scope.scope.attributes.add(key="handrail.batch.seq").value.int_value = 300
     scope.spans.extend(spans)
-    encoded = encode_batch(RESOURCE.SerializeToString(), 300, [span.SerializeToString() for span in spans])
+    encoded = encode_batch(RESOURCE.SerializeToString(), 300, [delimited(2, span.SerializeToString()) for span in spans])
     assert encoded == expected.SerializeToString()
