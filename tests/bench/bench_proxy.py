@@ -1,0 +1,301 @@
+"""What the proxy costs a token and a first token, beside a bare relay and vllm-router in the same run.
+
+Processor time is that of the proxy's process alone, from the scheduler's own account (nanoseconds), over all tokens it passed.
+The kernel's share, the connects and the head of each request are in it. Every figure is the median over alternating rounds. The
+router is looked for in ``HANDRAIL_VLLM_ROUTER`` and where the project installs it; without it the budget is the lower
+of the figures measured for it (DESIGN section 13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, TypedDict, cast
+
+import uvloop
+
+ROUNDS = 5
+STREAMS = 64
+PACED_TOKENS, PACE_US = 160, 10_000
+UNPACED_TOKENS = 400
+FIRST_TOKEN_REQUESTS = 120  # a round, target and concurrency
+ROUTER_US = 23.0  # where no router is found
+ADDED_P50_MS, ADDED_P99_MS = 1.0, 3.0
+
+_TESTS = Path(__file__).parents[1]
+_END = b"\r\n0\r\n\r\n"
+
+
+def request(port: int, tokens: int, pace_us: int) -> bytes:
+    """A streaming request for ``tokens`` tokens, one each ``pace_us`` microseconds (0: as fast as they are taken)."""
+    body = b'{"model":"tiny","prompt":"%b","stream":true,"max_tokens":%d,"user":"pace-%d"}' % (b"a" * 400, tokens, pace_us)
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\nUser-Agent: bench\r\n"
+        b"Accept: */*\r\nContent-Length: %d\r\n\r\n%b" % (port, len(body), body)
+    )
+
+
+class Client(asyncio.Protocol):
+    """One connection that streams one answer after another. ``tokens`` counts events, ``first_ns`` is when the first came."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.first_ns = 0
+        self._tail = b""
+        self._done: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def ask(self, data: bytes) -> asyncio.Future[None]:
+        """Send a request; done when its answer is whole."""
+        self._done = asyncio.get_running_loop().create_future()
+        self.first_ns = 0
+        self._tail = b""
+        self.transport.write(data)
+        return self._done
+
+    def data_received(self, data: bytes) -> None:
+        found = data.count(b"data: {")
+        if found and not self.first_ns:
+            self.first_ns = time.monotonic_ns()
+        self.tokens += found
+        self._tail = (self._tail + data)[-len(_END) :]
+        if self._tail == _END and self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(ConnectionError("the answer was cut"))
+
+
+class Row(TypedDict):
+    """One figure."""
+
+    name: str
+    value: float
+    unit: str
+    budget: float | None
+    ratio: float | None
+    met: bool | None
+
+
+@dataclass
+class Target:
+    """One way to the engine. ``pid`` is None for the direct one."""
+
+    name: str
+    port: int
+    pid: int | None
+    paced_us: list[float] = field(default_factory=list)
+    unpaced_us: list[float] = field(default_factory=list)
+    first_ms: dict[tuple[int, bool], list[float]] = field(default_factory=dict)  # by concurrency and "new connection each"
+
+
+def run() -> list[dict[str, Any]]:
+    """Start everything, measure in rounds, stop everything."""
+    with ExitStack() as running:
+        engine = running.enter_context(_child(_TESTS / "proxypeers.py", "engine"))
+        direct = Target("direct", engine[0], None)
+        bare = Target("bare relay", *running.enter_context(_child(_TESTS / "proxypeers.py", "relay", str(engine[0]))))
+        ours = Target("proxy", *running.enter_context(_child(_TESTS / "proxychild.py", str(engine[0]), "edge")))
+        targets = [direct, bare, ours]
+        binary = router_binary()
+        router = None
+        if binary is not None:
+            router = Target("vllm-router", *running.enter_context(_router(binary, engine[0])))
+            targets.append(router)
+        uvloop.run(_measure(targets))
+    return [dict(row) for row in _rows(direct, bare, ours, router)]
+
+
+def router_binary() -> Path | None:
+    """The router to compare with, or None."""
+    named = os.environ.get("HANDRAIL_VLLM_ROUTER")
+    cache = Path.home() / ".cache"
+    found = [Path(named)] if named else [*cache.glob("handrail/*/venv_router/bin/vllm-router")]
+    found.append(cache / "pd-testbed/venv_router/bin/vllm-router")
+    return next((path for path in found if path.exists()), None)
+
+
+async def _measure(targets: list[Target]) -> None:
+    for target in targets:  # imports, caches, code paths
+        await _stream(target, 20, 0)
+        await _first_tokens(target, 1, False, 10)
+        await _first_tokens(target, 8, True, 10)
+    for target in targets:
+        target.first_ms.clear()
+    for turn in range(ROUNDS):
+        order = targets if turn % 2 == 0 else targets[::-1]
+        for target in order:
+            if target.pid is not None:
+                target.paced_us.append(await _stream(target, PACED_TOKENS, PACE_US))
+                target.unpaced_us.append(await _stream(target, UNPACED_TOKENS, 0))
+        for concurrency in (1, 8):
+            for new in (False, True):
+                for target in order:
+                    await _first_tokens(target, concurrency, new, FIRST_TOKEN_REQUESTS)
+
+
+async def _stream(target: Target, tokens: int, pace_us: int) -> float:
+    """Processor microseconds a token of the target's process while ``STREAMS`` answers stream at once."""
+    loop = asyncio.get_running_loop()
+    before = _cpu_ns(target.pid)
+    clients = []
+    for _ in range(STREAMS):
+        _, client = await loop.create_connection(Client, "127.0.0.1", target.port)
+        clients.append(client)
+    await asyncio.gather(*(client.ask(request(target.port, tokens, pace_us)) for client in clients))
+    got = sum(client.tokens for client in clients)
+    for client in clients:
+        client.transport.close()
+    assert got == STREAMS * tokens, (target.name, got)
+    return (_cpu_ns(target.pid) - before) / got / 1000
+
+
+async def _first_tokens(target: Target, concurrency: int, new: bool, count: int) -> None:
+    """Milliseconds to the first token of ``count`` short answers, each worker one after another."""
+    loop = asyncio.get_running_loop()
+    found = target.first_ms.setdefault((concurrency, new), [])
+
+    async def worker() -> None:
+        client: Client | None = None
+        for _ in range(count // concurrency):
+            begin = time.monotonic_ns()
+            if client is None:
+                _, client = await loop.create_connection(Client, "127.0.0.1", target.port)
+            await client.ask(request(target.port, 3, 1000))
+            found.append((client.first_ns - begin) / 1e6)
+            if new:
+                client.transport.close()
+                client = None
+        if client is not None:
+            client.transport.close()
+
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+
+def _rows(direct: Target, bare: Target, ours: Target, router: Target | None) -> Iterator[Row]:
+    for kind in ("paced", "unpaced"):
+        for target in (bare, router, ours):
+            if target is None:
+                continue
+            times = target.paced_us if kind == "paced" else target.unpaced_us
+            budget = None
+            if target is ours:
+                budget = ROUTER_US if router is None else median(router.paced_us if kind == "paced" else router.unpaced_us)
+            name = f"{target.name}: CPU per token, {kind}"
+            yield _row(name, median(times), "us", budget)
+            yield _row(f"{name}, spread of the rounds", max(times) - min(times), "us", None)
+    for concurrency in (1, 8):
+        for new in (False, True):
+            key = (concurrency, new)
+            how = f"{'new' if new else 'kept'} connections, concurrency {concurrency}"
+            base = direct.first_ms[key]
+            for target in (bare, router, ours):
+                if target is None:
+                    continue
+                mine = target is ours
+                added = median(target.first_ms[key]) - median(base)
+                yield _row(f"{target.name}: added TTFT p50, {how}", added, "ms", ADDED_P50_MS if mine else None)
+                added = _p99(target.first_ms[key]) - _p99(base)
+                yield _row(f"{target.name}: added TTFT p99, {how}", added, "ms", ADDED_P99_MS if mine else None)
+
+
+def _row(name: str, value: float, unit: str, budget: float | None) -> Row:
+    return Row(
+        name=name,
+        value=round(value, 3),
+        unit=unit,
+        budget=None if budget is None else round(budget, 3),
+        ratio=None if budget is None else round(value / budget, 3),
+        met=None if budget is None else value <= budget,
+    )
+
+
+def _p99(times: list[float]) -> float:
+    return quantiles(times, n=100, method="inclusive")[98]
+
+
+def _cpu_ns(pid: int | None) -> int:
+    """Processor time of all threads of ``pid`` since they started; threads that ended in between are lost (none do here)."""
+    if pid is None:
+        return 0
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+@contextmanager
+def _child(script: Path, *arguments: str) -> Iterator[tuple[int, int]]:
+    """Port and process id of a script that says ``PORT n``."""
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline().split()[1]), process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def _router(binary: Path, engine_port: int) -> Iterator[tuple[int, int]]:
+    """vllm-router in front of the engine, in its plain mode: one upstream request a request, as the proxy makes."""
+    port, metrics_port = _free_port(), _free_port()
+    process = subprocess.Popen(
+        [
+            str(binary),
+            *("--worker-urls", f"http://127.0.0.1:{engine_port}"),
+            *("--policy", "round_robin", "--host", "127.0.0.1", "--port", str(port)),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "error"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{binary} does not start; set HANDRAIL_VLLM_ROUTER to one that does")
+            time.sleep(0.1)
+        yield port, process.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # its own session: the launcher and the router it started
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as response:
+            return int(response.status) == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
