@@ -80,6 +80,8 @@ def _count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo. 0: all requests answered, joined, none wrongly; 1 otherwise."""
     _check_profile(arguments.profile)
+    if arguments.engine == "vllm":
+        _install_vllm()
     progress = Console(stderr=True)
     with _work_folder(arguments.keep) as work, _ended_by_sigterm():
         stage = _Demo(arguments, Children(work.path), progress)
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             if code == EXIT_FAILED:
                 work.keep()
             return code
-        except ChildError as error:
+        except (ChildError, CliError) as error:
             work.keep()
             raise CliError(what=str(error), where=str(work.path), valid="the folder has the logs of all parts") from None
         except KeyboardInterrupt:
@@ -187,11 +189,8 @@ class _Demo:
         self.shown = False
 
     def run(self) -> int:
-        vllm = self._arguments.engine == "vllm"
-        if vllm:
-            _install_vllm()
         with self._shown_progress() as progress:
-            entrance = self._start(progress, each=1 if vllm else 2)
+            entrance = self._start(progress, each=1 if self._arguments.engine == "vllm" else 2)
             sent = self._send(progress, entrance)
             rows = self._joined(progress, sent)
         result = figures(sent, rows)
