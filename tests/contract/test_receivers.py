@@ -419,6 +419,20 @@ async def test_a_body_in_chunks_and_one_cut_short() -> None:
         assert len(kept.taken) == 1
 
 
+@pytest.mark.parametrize(
+    "greeting", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n"], ids=["grpc", "tls"]
+)
+async def test_another_protocol_on_the_http_port_is_counted_not_logged(greeting: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(server, Keeping()) as receiver:
+        assert receiver.http_address is not None
+        reader, writer = await asyncio.open_connection(*receiver.http_address)
+        writer.write(greeting)
+        assert (await asyncio.wait_for(reader.read(12), 10)).startswith(b"HTTP/1.")
+        writer.transport.abort()
+        assert receiver.stats.not_http == 1
+    assert caplog.records == []
+
+
 async def test_a_body_that_does_not_come() -> None:
     receiver = OtlpServer(Keeping(), http=LOOPBACK, read_timeout_s=0.05, loopback_only=True)
     await receiver.start()

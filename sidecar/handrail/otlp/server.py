@@ -119,6 +119,7 @@ class OtlpServer:
         runner = web.AppRunner(
             receiver.application(),
             access_log=None,
+            logger=receiver.logger(),
             auto_decompress=False,
             shutdown_timeout=_LAST_WORDS_S,
             lingering_time=_LAST_WORDS_S,
