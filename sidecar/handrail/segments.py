@@ -94,11 +94,15 @@ class SegmentLog:
         self._unsynced_fds: list[int] = []  # of segments that were rolled over before a sync
         self._names_unsynced = True
         self._sizes: dict[int, int] = {}  # bytes by first offset, oldest first
+        self._bytes = 0  # their sum
         self._firsts: tuple[int, ...] = ()  # replaced, never changed: the reading thread takes it as it is
         self._fd = -1  # of the newest segment
         self._end = self._synced = floor
         self._files.make_dir(self._folder)
-        self._lock_fd = self._files.lock_dir(self._folder)
+        try:
+            self._lock_fd = self._files.lock_dir(self._folder)
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, "another process has this log open", self._folder) from None
         try:
             self.recovery = self._open(floor)
         except BaseException:
@@ -122,7 +126,7 @@ class SegmentLog:
 
     def size(self) -> int:
         """Bytes that the segments take on disk."""
-        return sum(self._sizes.values())
+        return self._bytes
 
     def append(self, kind: int, payload: bytes, at_unix_ns: int) -> int:
         """Write one record into the operating system and return its offset; it is durable after ``sync``.
@@ -136,14 +140,15 @@ class SegmentLog:
         if len(payload) > self.limits.max_record_bytes:
             raise ValueError(f"a payload of {len(payload)} bytes is above the limit of {self.limits.max_record_bytes}")
         size = HEADER_BYTES + len(payload)
-        if self.size() + size > self.limits.max_bytes:
-            raise Full(f"{self.size()} of {self.limits.max_bytes} bytes used")
+        if self._bytes + size > self.limits.max_bytes:
+            raise Full(f"{self._bytes} of {self.limits.max_bytes} bytes used")
         kept = self._sizes[self._firsts[-1]]
         if kept and kept + size > self.limits.segment_bytes:
             self._roll()
         offset = self._end
         self._write(pack_header(offset, kind, payload, at_unix_ns), payload)
         self._sizes[self._firsts[-1]] += size
+        self._bytes += size
         self._end += size
         return offset
 
@@ -198,7 +203,9 @@ class SegmentLog:
             self._files.unlink(self._path(first))
             # No sync of the name: one that comes back after a power loss is below the offset that its reader starts from.
             self._firsts = self._firsts[1:]
-            freed += self._sizes.pop(first)
+            size = self._sizes.pop(first)
+            self._bytes -= size
+            freed += size
         return freed
 
     def close(self) -> None:
@@ -231,6 +238,7 @@ class SegmentLog:
                 # Whoever wrote it may have died before its sync; what is read from here on must not vanish later.
                 self._files.fdatasync(fd)
                 self._files.close(fd)
+        self._bytes = sum(self._sizes.values())
         self._synced = self._firsts[0] if self._firsts else floor
         if not self._firsts or self._end < floor:
             if self._firsts:
@@ -297,7 +305,7 @@ class SegmentLog:
                     self._on_damage(found)
 
     def _segment(self, fd: int, first: int) -> SegmentFile:
-        return SegmentFile(self._files, fd, first, self.limits.max_record_bytes)
+        return SegmentFile(self._files, fd, first)
 
     def _path(self, first: int) -> str:
         return os.path.join(self._folder, f"{first:020d}.seg")

@@ -98,6 +98,32 @@ def test_a_record_above_the_limit_is_refused(log: SegmentLog) -> None:
         log.append(1, b"x" * 121, 0)
 
 
+def test_a_lowered_limit_keeps_what_is_stored(tmp_path: Path) -> None:
+    log = SegmentLog(tmp_path, SMALL)
+    log.append(1, b"x" * 120, 0)
+    log.close()
+    log = SegmentLog(tmp_path, Limits(max_bytes=2000, segment_bytes=200, max_record_bytes=50))
+    assert [r.payload for r in log.read(0)] == [b"x" * 120]
+    log.close()
+
+
+def test_descriptors_do_not_leak(tmp_path: Path) -> None:
+    def round_trip() -> None:
+        log = SegmentLog(tmp_path, SMALL)
+        for _ in range(6):
+            log.append(1, b"x" * 100, 0)
+        next(log.read(0))
+        log.drop_before(log.sync())
+        log.close()
+        log.close()
+
+    round_trip()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        round_trip()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_a_segment_takes_one_record_larger_than_itself(tmp_path: Path) -> None:
     log = SegmentLog(tmp_path, Limits(max_bytes=5000, segment_bytes=100, max_record_bytes=1000))
     offsets = [log.append(1, b"x" * size, 0) for size in (10, 900, 10)]
@@ -119,7 +145,7 @@ def test_limits_that_cannot_work_are_refused(tmp_path: Path, limits: Limits, pro
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
     log = SegmentLog(tmp_path, SMALL)
-    with pytest.raises(BlockingIOError):
+    with pytest.raises(BlockingIOError, match="another process"):
         SegmentLog(tmp_path, SMALL)
     log.close()
     SegmentLog(tmp_path, SMALL).close()

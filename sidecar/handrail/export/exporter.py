@@ -86,9 +86,9 @@ class ExportStats:
 class Exporter:
     """One sender: its resource carries its ``handrail.sender.id``, its batches are numbered from 1 without holes.
 
-    ``start`` opens the spool (raises ``OSError``; ``BlockingIOError`` where another process has it) and sends what an earlier
-    process left there, unchanged. ``shutdown`` flushes, sends for up to ``drain_seconds``, and leaves the rest in the folder;
-    it works without ``start`` and twice.
+    ``start`` opens the spool and sends what an earlier process left there, unchanged; it raises ``OSError`` (``BlockingIOError``
+    where another process has the folder) and what ``client_factory`` raises. ``shutdown`` flushes, sends for up to
+    ``drain_seconds``, and leaves the rest in the folder; it works without ``start`` and twice.
     """
 
     def __init__(
@@ -132,7 +132,16 @@ class Exporter:
     async def start(self) -> None:
         settings = self._settings
         self._spool = Spool(settings.folder, settings.max_bytes, files=self._files, on_damage=_report)
-        self._tasks = [asyncio.create_task(self._flush_on_time()), asyncio.create_task(self._send_in_order())]
+        try:
+            client = self._client_factory()
+        except BaseException:
+            self._spool.close()
+            self._spool = None
+            raise
+        self._tasks = [
+            asyncio.create_task(self._flush_on_time()),
+            asyncio.create_task(self._send_in_order(client, self._spool)),
+        ]
 
     def sink(self, record: Record) -> None:
         """Take one finished exchange (``sources.base.Sink``). Other records are tapped spans already, so passed over."""
@@ -254,12 +263,10 @@ class Exporter:
             if not self.flush():
                 await asyncio.sleep(self._settings.flush_interval_s)
 
-    async def _send_in_order(self) -> None:
-        assert self._spool is not None
-        client = self._client_factory()
+    async def _send_in_order(self, client: Client, spool: Spool) -> None:
         try:
             while not self._stop.is_set():
-                if not await self._sent_first(client, self._spool):
+                if not await self._sent_first(client, spool):
                     await _set_within(self._stop, _FAULT_WAIT_S)
         finally:
             await client.close()

@@ -294,6 +294,14 @@ async def test_after_the_shutdown_nothing_is_taken(collector: Collector) -> None
         await sending.take(Signal.TRACES, tapped(1))
 
 
+async def test_a_client_that_cannot_be_made_is_an_error_of_start(tmp_path: Path) -> None:
+    sending = Exporter(ExportSettings(folder=tmp_path), RESOURCE, lambda: OtlpClient("ftp://nowhere"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="ftp"):
+            await sending.start()
+    await sending.shutdown(1)
+
+
 async def test_shutdown_without_start(collector: Collector) -> None:
     sending = exporter(collector)
     sending.sink(exchange(0))

@@ -1,0 +1,226 @@
+"""What the collector takes: spans accepted and journalled (``fdatasync`` before each acknowledgement), per second and per core.
+
+The journal alone, in this process; then receiver and journal in a process of their own, with this one as a client that writes
+requests made beforehand over 32 connections. Both share the machine's cores, so spans per CPU second of the server is what
+compares. Run by hand as ``python -m tests.bench.bench_ingest``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from handrail.otlp.contract import Signal
+from handrail.otlp.server import OtlpServer
+from handrail_collector.journal.journal import Journal, JournalSettings
+
+SPANS = 512  # a request
+SPAN_BYTES = 522  # the mean of vLLM's and the router's spans
+SENDERS = 32
+SECONDS = 5.0
+DISK_SECONDS = 1.5
+BUDGET = 400_000
+_RELEASE_S = 0.2
+
+
+def run() -> list[dict[str, Any]]:
+    """Every row of this benchmark; about 15 seconds and at most 4 GiB of disk for their time."""
+    requests = [_request(number) for number in range(16)]
+    with tempfile.TemporaryDirectory(dir=os.environ.get("HANDRAIL_BENCH_DIR")) as folder:
+        alone = _with_uvloop(_journal_alone(Path(folder) / "alone", requests))
+        served = _served(Path(folder) / "served", requests)
+        disk = _disk_bytes_per_second(Path(folder) / "disk", served["bytes"] / served["syncs"])
+    return [
+        _row("disk_write_and_sync_in_groups_of_that_size", disk / SPAN_BYTES, "spans/s"),
+        _row("collector_journal_spans_per_second", alone["spans"] / alone["wall_s"], "spans/s", BUDGET),
+        _row("collector_journal_spans_per_core_second", alone["spans"] / alone["cpu_s"], "spans/CPU s", BUDGET),
+        _row("collector_ingest_http_spans_per_second", served["spans"] / served["wall_s"], "spans/s", BUDGET),
+        _row("collector_ingest_http_spans_per_core_second", served["spans"] / served["cpu_s"], "spans/CPU s", BUDGET),
+        _row("collector_ingest_http_cores", served["cpu_s"] / served["wall_s"], "cores"),
+        _row("collector_journal_requests_per_sync", served["records"] / served["syncs"], "requests"),
+        _row("collector_journal_write_and_sync", served["sync_s"] / served["syncs"] * 1000, "ms"),
+        _row("collector_journal_bytes_per_span", served["bytes"] / served["spans"], "bytes"),
+    ]
+
+
+def _request(number: int) -> bytes:
+    """An export request of 512 spans of about 522 bytes, as an engine's exporter writes it."""
+    request = ExportTraceServiceRequest()
+    entry = request.resource_spans.add()
+    entry.resource.attributes.add(key="service.name").value.string_value = "vllm"
+    scope = entry.scope_spans.add()
+    scope.scope.name = "vllm.llm_engine"
+    for index in range(SPANS):
+        scope.spans.append(_span(number * SPANS + index + 1))
+    return request.SerializeToString()
+
+
+def _span(number: int) -> Span:
+    span = Span(
+        trace_id=number.to_bytes(16, "big"),
+        span_id=number.to_bytes(8, "big"),
+        parent_span_id=number.to_bytes(8, "little"),
+        name="llm_request",
+        kind=Span.SPAN_KIND_SERVER,
+        start_time_unix_nano=1_800_000_000_000_000_000 + number,
+        end_time_unix_nano=1_800_000_000_400_000_000 + number,
+    )
+    for part in ("time_in_queue", "time_to_first_token", "e2e", "time_in_model_prefill", "time_in_model_decode"):
+        span.attributes.add(key=f"gen_ai.latency.{part}").value.double_value = number * 1e-6
+    for part in ("prompt_tokens", "completion_tokens"):
+        span.attributes.add(key=f"gen_ai.usage.{part}").value.int_value = 100 + number % 900
+    request_id = span.attributes.add(key="gen_ai.request.id").value
+    request_id.string_value = f"chatcmpl-{number:032x}"
+    request_id.string_value += "-" * (SPAN_BYTES - span.ByteSize() - 1)
+    return span
+
+
+async def _journal_alone(folder: Path, requests: list[bytes]) -> dict[str, float]:
+    journal = Journal(JournalSettings(folder=folder).open_log())
+    await journal.start()
+    stop_at = time.perf_counter() + SECONDS
+
+    async def feed(first: int) -> None:
+        index = first
+        while time.perf_counter() < stop_at:
+            await journal.consume(Signal.TRACES, requests[index % len(requests)])
+            index += SENDERS
+
+    releasing = asyncio.create_task(_release(journal))
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(feed(first) for first in range(SENDERS)))
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    releasing.cancel()
+    await journal.shutdown()
+    return {"spans": journal.stats.appended_records * SPANS, "wall_s": wall_s, "cpu_s": cpu_s}
+
+
+def _served(folder: Path, requests: list[bytes]) -> dict[str, float]:
+    arguments = [sys.executable, "-m", "tests.bench.bench_ingest", str(folder)]
+    server = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        port = int(server.stdout.readline())
+        accepted = _with_uvloop(_post(port, requests))
+        server.stdin.close()
+        figures: dict[str, float] = json.loads(server.stdout.readline())
+        server.wait(30)
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert figures["records"] * SPANS == accepted["spans"]
+    return {**figures, **accepted}
+
+
+def _disk_bytes_per_second(path: Path, group_bytes: float) -> float:
+    """What this disk does with nothing but write and ``fdatasync``: no figure above can be higher."""
+    group = os.urandom(int(group_bytes))
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    started, written = time.perf_counter(), 0
+    try:
+        while (took_s := time.perf_counter() - started) < DISK_SECONDS:
+            written += os.write(fd, group)
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    return written / took_s
+
+
+async def _post(port: int, requests: list[bytes]) -> dict[str, float]:
+    head = b"POST /v1/traces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
+    wire = [head % len(request) + request for request in requests]
+    stop_at = time.perf_counter() + SECONDS
+
+    async def feed(first: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = 0
+        while time.perf_counter() < stop_at:
+            writer.write(wire[(first + sent) % len(wire)])
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+            sent += 1
+        writer.close()
+        await writer.wait_closed()
+        return sent
+
+    wall_s = time.perf_counter()
+    counts = await asyncio.gather(*(feed(first) for first in range(SENDERS)))
+    return {"spans": float(sum(counts) * SPANS), "wall_s": time.perf_counter() - wall_s}
+
+
+async def _serve(folder: Path) -> None:
+    """The server's process: says its port, serves until its standard input ends, says its figures."""
+    journal = Journal(JournalSettings(folder=folder).open_log())
+    await journal.start()
+    server = OtlpServer(journal, http=("127.0.0.1", 0), loopback_only=True)
+    await server.start()
+    assert server.http_address is not None
+    releasing = asyncio.create_task(_release(journal))
+    cpu_s = time.process_time()
+    print(server.http_address[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    cpu_s = time.process_time() - cpu_s
+    releasing.cancel()
+    await server.shutdown(1)
+    await journal.shutdown()
+    stats = journal.stats
+    figures = {
+        "cpu_s": cpu_s,
+        "records": stats.appended_records,
+        "bytes": stats.appended_bytes,
+        "syncs": stats.syncs,
+        "sync_s": stats.sync_ns / 1e9,
+    }
+    print(json.dumps(figures), flush=True)
+
+
+async def _release(journal: Journal) -> None:
+    """Let go of what is on disk, as a collector that keeps up does."""
+    while True:
+        await asyncio.sleep(_RELEASE_S)
+        journal.release(journal.end)
+
+
+def _with_uvloop(work: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
+    import uvloop  # not everywhere: only what runs the benchmark needs it
+
+    figures: dict[str, float] = uvloop.run(work)
+    return figures
+
+
+def _row(name: str, value: float, unit: str, budget: float | None = None) -> dict[str, Any]:
+    """A rate: met at or above its budget."""
+    ratio = None if budget is None else value / budget
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "budget": budget,
+        "ratio": ratio,
+        "met": None if ratio is None else ratio >= 1,
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        import uvloop
+
+        uvloop.run(_serve(Path(sys.argv[1])))
+    else:
+        for figure in run():
+            print(json.dumps(figure))
