@@ -1,0 +1,92 @@
+"""Runs the benchmarks and prints each figure with its budget; ``--json``: one object a line.
+
+A benchmark is a module ``bench_<name>.py`` with ``run() -> list[dict]``; a figure is {name, value, unit, budget, ratio, met}:
+``ratio`` is value over budget (for rates too), ``met`` whether the budget holds. They belong on idle cores: the load average is
+printed, since a figure taken beside other work says little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+NAMES = tuple(sorted(file.stem.removeprefix("bench_") for file in HERE.glob("bench_*.py")))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when every budget that was measured holds, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run (default: all of {', '.join(NAMES)})")
+    parser.add_argument("--json", action="store_true", help="one object a line on standard output")
+    given = parser.parse_args(arguments)
+    unknown = set(given.names) - set(NAMES)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid are {', '.join(NAMES)}")
+    say = Console(stderr=True)
+    load = os.getloadavg()[0]
+    machine = platform.processor() or platform.machine()
+    say.print(f"{machine}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}")
+    if load > 0.5:
+        say.print("[yellow]the machine is not idle: wait for it, or take these figures as worse than they are[/yellow]")
+    figures: list[dict[str, Any]] = []
+    for name in given.names or NAMES:
+        started = time.monotonic()
+        with say.status(f"{name} …"):
+            rows = run(name)
+        say.print(f"{name}: {time.monotonic() - started:.0f} s")
+        figures += rows
+        if given.json:
+            for row in rows:
+                print(json.dumps(row), flush=True)
+    if not given.json:
+        Console().print(table(figures))
+    return 0 if all(row["met"] is not False for row in figures) else 1
+
+
+def run(name: str) -> list[dict[str, Any]]:
+    """One benchmark, in a process of its own so that none inherits another's heap or threads. Raises ``CalledProcessError``."""
+    code = f"import json, sys; from tests.bench.bench_{name} import run; json.dump(run(), sys.stdout)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, cwd=HERE.parents[1])
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def table(figures: Sequence[dict[str, Any]]) -> Table:
+    """The figures for a person."""
+    made = Table(box=None, pad_edge=False)
+    for column, justify in (
+        ("figure", "left"),
+        ("value", "right"),
+        ("unit", "left"),
+        ("budget", "right"),
+        ("ratio", "right"),
+        ("", "left"),
+    ):
+        made.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in figures:
+        met = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}[row["met"]]
+        made.add_row(row["name"], number(row["value"]), row["unit"], number(row["budget"]), number(row["ratio"]), met)
+    return made
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, or all digits of a large whole number."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
