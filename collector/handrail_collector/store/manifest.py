@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from handrail_collector.store.schema import Table
+from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 1
 MANIFEST = "manifest.jsonl"
@@ -53,7 +53,7 @@ class Publish:
 
 def encode_line(publish: Publish) -> bytes:
     """The manifest line of ``publish``, newline included."""
-    text = json.dumps({"v": MANIFEST_VERSION} | asdict(publish), separators=(",", ":")).encode()
+    text = json.dumps({"v": MANIFEST_VERSION, "schema": SCHEMA_VERSION} | asdict(publish), separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
@@ -122,7 +122,7 @@ def _line(line: bytes, where: str) -> Publish | None:
     if crc != b"%08x" % zlib.crc32(text):
         return None
     fields = json.loads(text)
-    if fields.pop("v") > MANIFEST_VERSION:
+    if fields.pop("v") > MANIFEST_VERSION or fields.pop("schema") > SCHEMA_VERSION:
         raise StoreDamagedError(f"{where} was written by a later version of Handrail; read it with that version")
     files = tuple(StoredFile(**(file | {"table": Table(file["table"])})) for file in fields.pop("files"))
     return Publish(**fields, files=files)

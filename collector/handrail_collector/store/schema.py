@@ -19,8 +19,8 @@ from handrail.phases import Phase
 SCHEMA_VERSION = 1
 """Raised when a column changes its meaning; a reader refuses files of a later version. New columns do not raise it."""
 
-SCHEMA_VERSION_KEY = b"handrail.schema_version"
-TABLE_KEY = b"handrail.table"
+SCHEMA_VERSION_KEY = "handrail.schema_version"
+TABLE_KEY = "handrail.table"
 ZSTD_LEVEL = 6
 ROW_GROUP_ROWS = 131_072
 DICTIONARY_BYTES = 8 * 1024 * 1024
@@ -162,19 +162,20 @@ def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
     """The Parquet file of ``table``, whose columns are ``columns`` in order."""
     chosen = {_leaf(column): _encoding(column, table[column.name]) for column in columns}
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table.replace_schema_metadata({SCHEMA_VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name.value}),
+    with pq.ParquetWriter(
         sink,
-        row_group_size=ROW_GROUP_ROWS,
+        table.schema,
         compression="zstd",
         compression_level=ZSTD_LEVEL,
         use_dictionary=[leaf for leaf, encoding in chosen.items() if encoding is Encoding.DICTIONARY],
         column_encoding={leaf: encoding.value for leaf, encoding in chosen.items() if encoding is not Encoding.DICTIONARY},
         dictionary_pagesize_limit=DICTIONARY_BYTES,
         write_statistics=[c.name for c in columns if c.name in STATISTICS],
-        store_schema=False,
+        store_schema=False,  # the Arrow schema would be half of a small file, and says nothing that Parquet's does not
         write_page_checksum=True,
-    )
+    ) as writer:
+        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        writer.add_key_value_metadata({SCHEMA_VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name.value})
     return bytes(sink.getvalue())
 
 

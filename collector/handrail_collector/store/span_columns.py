@@ -112,7 +112,7 @@ def _without_repeats(rows: Sequence[SpanRow]) -> tuple[list[int | None], list[At
         for bit, (name, parts) in enumerate(REPEATS):
             value = attributes.get(name)
             known = _repeated(attributes, parts) if value else None  # never 0.0: it would come back without its sign
-            if known == value and type(known) is type(value):
+            if known is not None and known == value and type(known) is type(value):
                 left_out[name] = 1 << bit
         repeats.append(sum(left_out.values()) or None)
         kept.append({k: v for k, v in attributes.items() if k not in left_out} if left_out else attributes)
