@@ -13,24 +13,21 @@ import pytest
 
 from handrail.cli.children import Child, ChildError, Children, free_ports
 
+# Says that it is ready, and when it is ended leaves its name in a file that all share.
 READY = """
 import json, os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 path = sys.argv[1]
-open(path + ".tmp", "w").write(json.dumps({"pid": os.getpid(), "addresses": {"http": "127.0.0.1:1"}}))
+def end(*_):
+    with open(os.path.join(os.path.dirname(path), "ends"), "a") as ends:
+        ends.write(os.path.basename(path).split(".")[0] + " ")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+with open(path + ".tmp", "w") as draft:
+    json.dump({"pid": os.getpid(), "addresses": {"http": "127.0.0.1:1"}}, draft)
 os.rename(path + ".tmp", path)
 signal.pause()
 """
-# leaves its name in a common file when it is ended
-NOTING = (
-    READY.replace(
-        "lambda *_: sys.exit(0)",
-        "lambda *_: (open(os.path.dirname(path) + '/ends', 'a').write(os.path.basename(path).split('.')[0] + ' '), sys.exit(0))",
-    )
-    .replace("path = sys.argv[1]", "")
-    .replace("import json", "import sys; path = sys.argv[1]\nimport json")
-)
-DEAF = READY.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+DEAF = READY.replace("signal.SIGTERM, end", "signal.SIGTERM, signal.SIG_IGN")
 
 
 @pytest.fixture
@@ -82,9 +79,9 @@ def test_waiting_in_vain_ends(children: Children) -> None:
 
 
 def test_ends_come_in_order_and_none_is_left(children: Children) -> None:
-    late, early, rest = (start(children, name, NOTING) for name in ("late", "early", "rest"))
+    late, early, rest = (start(children, name, READY) for name in ("late", "early", "rest"))
     children.wait_ready([late, early, rest], 20)
-    children.end([[early], [late]])
+    children.end([[early], [late]], grace_s=20)
     assert (children.folder / "ends").read_text().split() == ["early", "late", "rest"]
     assert all(gone(child.pid) for child in (late, early, rest))
     children.check()
