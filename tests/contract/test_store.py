@@ -1,0 +1,287 @@
+"""What every store must answer. A backend is one line in ``STORES``; it may opt out of a test by name, with a reason."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from handrail_collector.rows import JoinRow, RequestRow
+from handrail_collector.store.filter import SORTS, RequestFilter
+from handrail_collector.store.publish import HOUR_NS, Publisher
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.span import SpanRow
+from store_rows import START_UNIX_NS, request_rows, spans_of_requests
+
+
+class Reader(Protocol):
+    """The questions."""
+
+    def requests(self, wanted: RequestFilter) -> list[RequestRow]: ...
+    def count(self, wanted: RequestFilter) -> int: ...
+    def find(self, any_id: str) -> list[RequestRow]: ...
+    def near(self, any_id: str) -> list[str]: ...
+    def spans(self, row: RequestRow) -> list[SpanRow]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One store under test: how rows get in, how it is asked, and how a copy of it is opened."""
+
+    publish: Callable[[Sequence[SpanRow], Sequence[RequestRow]], None]
+    reader: Reader
+    copied: Callable[[], Reader]
+
+
+def parquet(folder: Path) -> Iterator[Store]:
+    publisher = Publisher(folder / "store")
+    publisher.open()
+    readers = [StoreReader(folder / "store")]
+    published = iter(range(1000))
+
+    def publish(spans: Sequence[SpanRow], rows: Sequence[RequestRow]) -> None:
+        first = next(published) * 100
+        publisher.publish(first, first + 100, 0, spans, rows)
+
+    def copied() -> Reader:
+        shutil.copytree(folder / "store", folder / "copy", ignore=shutil.ignore_patterns("*.tmp"))
+        readers.append(StoreReader(folder / "copy"))
+        return readers[-1]
+
+    yield Store(publish, readers[0], copied)
+    for reader in readers:
+        reader.close()
+    publisher.close()
+
+
+STORES: dict[str, Callable[[Path], Iterator[Store]]] = {"parquet": parquet}
+OPT_OUTS: dict[tuple[str, str], str] = {}
+"""Reason by (store, test name)."""
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if reason := OPT_OUTS.get((request.param, request.node.originalname)):
+        pytest.skip(reason)
+    yield from STORES[request.param](tmp_path)
+
+
+def varied(count: int) -> list[RequestRow]:
+    """Rows that differ in everything that is filtered by, with gaps."""
+    rng = random.Random(7)
+    return [
+        replace(
+            row,
+            scope=rng.choice(("edge", "decode", "engine")),
+            outcome=rng.choice(("ok", "http_error")),
+            model=rng.choice(("tiny", "Large-ÉTÉ", None)),
+            started_unix_ns=START_UNIX_NS + rng.randrange(3 * HOUR_NS),
+            ttft_token_ns=rng.choice((None, rng.randrange(10**9), 500_000_000)),
+            ttft_text_ns=rng.choice((None, row.ttft_text_ns)),
+            gap_p99_ns=rng.choice((None, row.gap_p99_ns)),
+            edge_instance=rng.choice(("10.0.0.1:8080", None)),
+            findings=rng.choice(((), ("wrong_request:abc", "clock"), ("clock:host-7",))),
+            phases=row.phases[: rng.randrange(10)],
+            request_key=rng.choice((row.request_key, None, "k=1", "other")),
+            response_id=rng.choice((row.response_id, None, "chatcmpl-Z")),
+        )
+        for row in request_rows(count)
+    ]
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "since": {"since_unix_ns": START_UNIX_NS + HOUR_NS},
+    "until": {"until_unix_ns": START_UNIX_NS + HOUR_NS},
+    "between": {"since_unix_ns": START_UNIX_NS + HOUR_NS, "until_unix_ns": START_UNIX_NS + 2 * HOUR_NS},
+    "before_everything": {"until_unix_ns": 1},
+    "scope": {"scope": "decode"},
+    "outcome": {"outcome": "http_error"},
+    "model": {"model": "Large-ÉTÉ"},
+    "instance_decode": {"instance": "10.0.6.1:8100"},
+    "instance_edge": {"instance": "10.0.0.1:8080"},
+    "min_ttft": {"min_ttft_ns": 500_000_000},
+    "finding": {"finding": "clock:host-7"},
+    "finding_kind": {"finding": "clock"},
+    "text_model": {"text": "LARGE"},
+    "text_id": {"text": "cmpl-z"},
+    "text_hex": {"text": "ab"},
+    "text_key": {"text": "K=1"},
+    "text_finding": {"text": "host-7"},
+    "text_nowhere": {"text": "%"},
+    "several": {"scope": "edge", "outcome": "ok", "instance": "10.0.7.2:8100"},
+    "few": {"limit": 3},
+}
+
+
+@pytest.mark.parametrize("fields", FILTERS.values(), ids=FILTERS)
+def test_a_filter_means_the_same_in_the_store_as_in_python(store: Store, fields: dict[str, Any]) -> None:
+    rows = varied(150)
+    for start in range(0, len(rows), 50):
+        store.publish([], rows[start : start + 50])
+    wanted = RequestFilter(**({"limit": 1000} | fields))
+    fitting = sorted(filter(wanted.matches, rows), key=wanted.order)
+    assert store.reader.requests(wanted) == fitting[: wanted.limit]
+    assert store.reader.count(wanted) == len(fitting)
+
+
+def test_rows_are_sorted_by_any_figure_either_way(store: Store) -> None:
+    rows = varied(60)
+    store.publish([], rows)
+    for sort in SORTS:
+        for descending in (True, False):
+            wanted = RequestFilter(sort=sort, descending=descending, limit=25)
+            assert store.reader.requests(wanted) == sorted(rows, key=wanted.order)[:25], sort
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [RequestFilter(sort="started_unix_ns; --"), RequestFilter(limit=0), RequestFilter(scope="all"), RequestFilter(text="a\n")],
+    ids=["sort", "limit", "scope", "text"],
+)
+def test_a_filter_that_makes_no_sense_is_refused(store: Store, wanted: RequestFilter) -> None:
+    for ask in (store.reader.requests, store.reader.count):
+        with pytest.raises(ValueError, match=":"):
+            ask(wanted)
+
+
+def test_an_empty_store_has_no_rows(store: Store) -> None:
+    row = request_rows(1)[0]
+    assert store.reader.requests(RequestFilter()) == []
+    assert store.reader.count(RequestFilter()) == 0
+    assert store.reader.find(row.trace_id) == []
+    assert store.reader.near(row.trace_id) == []
+    assert store.reader.spans(row) == []
+
+
+def test_what_is_published_is_seen_at_once_and_in_a_copy(store: Store) -> None:
+    rows = request_rows(6)
+    for index in range(0, 6, 2):
+        store.publish([], rows[index : index + 2])
+        assert store.reader.count(RequestFilter()) == index + 2
+    assert store.copied().requests(RequestFilter()) == store.reader.requests(RequestFilter())
+
+
+def test_the_highest_version_of_a_row_counts_wherever_it_is(store: Store) -> None:
+    rows = [replace(row, version=1, outcome="ok") for row in request_rows(8)]
+    second = replace(rows[2], version=2, outcome="http_error", started_unix_ns=rows[2].started_unix_ns + 2 * HOUR_NS)
+    third = replace(rows[3], version=3, ttft_token_ns=1)
+    store.publish([], rows)
+    store.publish([], [second])
+    store.publish([], [replace(third, version=2), third])
+    newest = [*rows[:2], second, third, *rows[4:]]
+    for fields in ({}, {"outcome": "ok"}, {"until_unix_ns": START_UNIX_NS + HOUR_NS}, {"limit": 3}, {"sort": "ttft"}):
+        wanted = RequestFilter(**fields)
+        fitting = sorted(filter(wanted.matches, newest), key=wanted.order)
+        assert store.reader.requests(wanted) == fitting[: wanted.limit], fields
+        assert store.reader.count(wanted) == len(fitting), fields
+    assert store.reader.find(rows[2].trace_id) == [second]
+
+
+KEY = "lab-0001"
+ROUTER_ID = "___prefill_addr_10.0.0.7:8100___decode_addr_10.0.0.8:8200_" + "0c" * 16
+FORMS: dict[str, tuple[str, str]] = {
+    "client_id": (KEY, "one"),
+    "response_id": (f"cmpl-{KEY}", "one"),
+    "span_attribute": (f"cmpl-{KEY}-0", "one"),
+    "engine_id": (f"cmpl-{KEY}-0-9c60a41c", "one"),
+    "client_id_that_looks_like_a_child": ("user-42-7", "child"),
+    "router_response_id": (f"cmpl-{ROUTER_ID}", "routed"),
+    "router_worker_id": (ROUTER_ID, "routed"),
+    "router_engine_id": (f"cmpl-{ROUTER_ID}-0-0123abcd", "routed"),
+    "chat_id_behind_the_router": (f"chatcmpl-{ROUTER_ID}-0123abcd", "routed"),
+    "trace_id": ("1" * 32, "one"),
+    "trace_id_in_capitals": ("AB" * 16, "child"),
+    "other_trace_id": ("3" * 32, "routed"),
+    "span_id": ("4" * 16, "one"),
+    "prefix_of_a_client_id": ("user-42", "child"),
+    "prefix_of_a_trace_id": ("111111", "one"),
+    "prefix_of_an_odd_length": ("4444444", "one"),
+    "prefix_of_a_response_id": ("cmpl-lab-00", "one"),
+}
+
+
+def named_rows() -> dict[str, RequestRow]:
+    one, child, routed = request_rows(3)
+    one = replace(one, client_request_id=KEY, request_key=KEY, response_id=f"cmpl-{KEY}")
+    child = replace(child, client_request_id="user-42-7", request_key="user-42-7", response_id="chatcmpl-user-42-7")
+    routed = replace(routed, client_request_id="shop/7", request_key="0c" * 16, response_id=f"cmpl-{ROUTER_ID}")
+    return {
+        "one": replace(one, trace_id="1" * 32, request_id="4" * 16),
+        "child": replace(child, trace_id="ab" * 16),
+        "routed": replace(routed, other_trace_ids=("3" * 32,)),
+    }
+
+
+@pytest.mark.parametrize(("any_id", "expected"), FORMS.values(), ids=FORMS)
+def test_a_request_is_found_by_an_id_in_any_form(store: Store, any_id: str, expected: str) -> None:
+    rows = named_rows()
+    store.publish([], [*rows.values(), *(replace(row, response_id=None) for row in request_rows(5, seed=9))])
+    assert store.reader.find(any_id) == [rows[expected]]
+
+
+@pytest.mark.parametrize("any_id", ["user", "user-43", "lab-1", "", "'; DROP", "zz" * 16, "é" * 8, "%%%%%%"])
+def test_an_id_that_nobody_has_finds_nothing(store: Store, any_id: str) -> None:
+    store.publish([], list(named_rows().values()))
+    assert store.reader.find(any_id) == []
+
+
+def test_an_equal_id_wins_over_longer_ones(store: Store) -> None:
+    short, long = request_rows(2)
+    short, long = replace(short, client_request_id="job-17"), replace(long, client_request_id="job-170")
+    store.publish([], [short, long])
+    assert store.reader.find("job-17") == [short]
+    assert store.reader.find("job-170") == [long]
+
+
+def test_one_client_id_used_twice_finds_both(store: Store) -> None:
+    rows = [replace(row, client_request_id="again-1", request_key="again-1") for row in request_rows(2)]
+    store.publish([], rows)
+    assert store.reader.find("again-1") == rows[::-1]
+
+
+def test_suggestions_are_the_likest_ids(store: Store) -> None:
+    store.publish([], [*named_rows().values(), *request_rows(50, seed=3)])
+    assert store.reader.near("lab-0002")[0] == "lab-0001"
+    assert len(store.reader.near("cmpl-lab-0001")) <= 5
+
+
+def test_spans_of_a_request_are_its_evidence_and_what_hangs_below(store: Store) -> None:
+    spans = spans_of_requests(2, proxies=True)
+    one, two = spans[:3], [replace(span, trace_id=spans[0].trace_id) for span in spans[3:]]
+    below = replace(one[0], span_id="5" * 16, parent_span_id=one[1].span_id, name="kv.transfer")
+    row = replace(request_rows(1)[0], trace_id=one[0].trace_id, span_ids=(one[2].span_id,), first_offset=0, last_offset=3)
+    store.publish([*one, *two], [row])
+    store.publish([replace(below, offset=100)], [])
+    assert {span.span_id for span in store.reader.spans(row)} == {*(span.span_id for span in one), "5" * 16}
+    starts = [span.start_unix_ns for span in store.reader.spans(row)]
+    assert starts == sorted(starts)
+
+
+def test_a_span_sent_again_with_other_content_counts_once_the_later(store: Store) -> None:
+    span = replace(spans_of_requests(1)[0], attributes={"a": 1}, offset=0)
+    later = replace(span, attributes={"a": 2.5, "b": ("x", {"c": b"\x00"})}, offset=150)
+    row = replace(request_rows(1)[0], trace_id=span.trace_id, span_ids=(span.span_id,), joins=())
+    store.publish([span], [row])
+    store.publish([later], [])
+    assert store.reader.spans(row) == [later]
+
+
+def test_spans_are_found_by_offset_where_clocks_are_hours_apart(store: Store) -> None:
+    span = replace(spans_of_requests(1)[0], start_unix_ns=1, end_unix_ns=2, offset=50)
+    row = replace(
+        request_rows(1)[0],
+        trace_id="2" * 32,
+        other_trace_ids=(span.trace_id,),
+        span_ids=(span.span_id,),
+        joins=(JoinRow(evidence="decode:otlp", how="request_key", span_id=span.span_id),),
+        first_offset=50,
+        last_offset=50,
+    )
+    store.publish([span], [row])
+    assert store.reader.spans(row) == [span]
