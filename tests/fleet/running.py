@@ -13,7 +13,8 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from handrail_fleet import router
-from handrail_fleet.engine import Engine, HttpApi, Settings
+from handrail_fleet.engine import Engine, Settings
+from handrail_fleet.http_api import HttpApi
 from handrail_fleet.profile import Profile
 
 HOST = "127.0.0.1"

@@ -58,7 +58,7 @@ def test_a_fleet_of_processes(tmp_path: Path) -> None:
 def test_nothing_of_handrail_is_imported() -> None:
     """The fleet is the referee: it must not share code with what it judges."""
     code = (
-        "import sys, handrail_fleet.__main__, handrail_fleet.engine\n"
+        "import sys, handrail_fleet.__main__, handrail_fleet.http_api\n"
         "print([m for m in sys.modules if m == 'handrail' or m.startswith(('handrail.', 'handrail_collector'))])"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"

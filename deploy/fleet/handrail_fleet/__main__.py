@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _engine(args: argparse.Namespace) -> None:
-    from handrail_fleet import engine  # the SDK and the Prometheus client: a router or a client need neither
+    from handrail_fleet import engine, http_api  # the SDK and the Prometheus client: a router or a client need neither
 
     profile = load_profile(args.profile)
     settings = engine.Settings(
@@ -100,7 +100,7 @@ def _engine(args: argparse.Namespace) -> None:
         max_model_len=args.max_model_len,
         lease_s=args.kv_lease_duration,
     )
-    asyncio.run(engine.run(settings))
+    asyncio.run(http_api.run(settings))
 
 
 def _router(args: argparse.Namespace) -> None:
