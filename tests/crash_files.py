@@ -8,8 +8,16 @@ from collections.abc import Callable
 from handrail.files import MemoryFiles
 
 
+class PowerLost(Exception):
+    """The machine stopped before this operation."""
+
+
 class CrashFiles(MemoryFiles):
-    """``MemoryFiles`` that remember what a power loss would keep. ``refuse`` makes the next call of an operation fail."""
+    """``MemoryFiles`` that remember what a power loss would keep.
+
+    ``refuse`` makes the next call of an operation fail; ``operations_left`` at 0 loses power before the next one that changes
+    anything.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,6 +26,7 @@ class CrashFiles(MemoryFiles):
         self._locked: set[str] = set()
         self.refuse: dict[str, OSError] = {}
         self.short_writes = False
+        self.operations_left: int | None = None
 
     def lock_dir(self, path: str) -> int:
         if path in self._locked:
@@ -61,6 +70,14 @@ class CrashFiles(MemoryFiles):
         self._fail("open_append")
         return super().open_append(path)
 
+    def rename(self, old: str, new: str) -> None:
+        self._fail("rename")
+        super().rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        self._fail("unlink")
+        super().unlink(path)
+
     def damage(self, path: str, position: int, count: int = 1) -> None:
         """Flip every bit of some bytes, as rot does."""
         content = self._files[path]
@@ -80,6 +97,7 @@ class CrashFiles(MemoryFiles):
         self._durable_bytes = {id(content): bytes(content) for content in self._files.values()}
         self._open.clear()
         self._locked.clear()
+        self.operations_left = None
 
     def _survives(self, content: bytearray, choose: Callable[[int], int]) -> bytes:
         durable = self._durable_bytes.get(id(content), b"")
@@ -98,5 +116,9 @@ class CrashFiles(MemoryFiles):
         )
 
     def _fail(self, operation: str) -> None:
+        if self.operations_left is not None:
+            if self.operations_left == 0:
+                raise PowerLost(operation)
+            self.operations_left -= 1
         if operation in self.refuse:
             raise self.refuse.pop(operation)

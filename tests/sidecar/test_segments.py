@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from crash_files import CrashFiles
+from crash_files import CrashFiles, PowerLost
 from handrail.files import Files, MemoryFiles, OsFiles
 from handrail.segment_file import HEADER_BYTES
 from handrail.segments import Damage, Full, Limits, SegmentLog, Stored
@@ -292,6 +292,48 @@ def test_no_room_for_a_new_segment_is_full() -> None:
         log.append(1, b"x" * 120, 0)
     log.append(1, b"x" * 120, 0)
     assert len(list(log.read(0))) == 2
+
+
+@pytest.mark.parametrize("keep", [0, 1], ids=["loses-all-it-may", "keeps-all-it-may"])
+def test_power_may_fail_before_any_operation_even_of_the_recovery(keep: int) -> None:
+    def choose(most: int) -> int:
+        return keep * most
+
+    def work(files: CrashFiles, synced: list[int], dropped: list[int]) -> None:
+        log = SegmentLog("log", SMALL, files=files, floor=max(dropped, default=0))
+        for number in range(12):
+            log.append(1, bytes([number]) * 90, number)
+            if number % 3 == 2:
+                synced.append(log.sync())
+            if number % 6 == 5:
+                dropped.append(synced[-2])
+                log.drop_before(synced[-2])
+        log.close()
+
+    crashes = 0
+    while True:
+        files, synced, dropped = CrashFiles(), list[int](), list[int]()
+        files.operations_left = crashes
+        try:
+            work(files, synced, dropped)
+        except PowerLost:
+            files.crash(choose)
+        else:
+            break
+        for again in range(6):
+            files.operations_left = again
+            try:
+                SegmentLog("log", SMALL, files=files).close()
+            except PowerLost:
+                files.crash(choose)
+        files.operations_left = None
+        log = SegmentLog("log", SMALL, files=files)
+        found = [r.offset for r in log.read(0)]
+        assert found == sorted(found)
+        must = range(max(dropped, default=0), max(synced, default=0), HEADER_BYTES + 90)
+        assert set(must) <= set(found), crashes
+        crashes += 1
+    assert crashes > 20
 
 
 class CrashMachine(RuleBasedStateMachine):
