@@ -25,7 +25,8 @@ from store_rows import START_UNIX_NS, request_rows, spans_of_requests
 SECOND = 1_000_000_000
 NOW = START_UNIX_NS + 3600 * SECOND
 ROWS = [
-    replace(row, started_unix_ns=START_UNIX_NS + index * 60 * SECOND, version=1) for index, row in enumerate(request_rows(30))
+    replace(row, started_unix_ns=START_UNIX_NS + 60 * index * SECOND, version=1, findings=("clock_bound_wide",) * (index % 2))
+    for index, row in enumerate(request_rows(30))
 ]
 
 
