@@ -30,7 +30,7 @@ LAST = _chunk(_EVENT % b'"length"') + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 _ALIVE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
-_ASKED = re.compile(rb'"max_tokens": *(\d+).*"user": *"pace-(\d+)"', re.S)
+_ASKED = re.compile(rb'"max_tokens": *(\d+).*"user": *"pace-(\d+)-(\d+)"', re.S)
 
 
 class Engine(asyncio.Protocol):
@@ -39,6 +39,7 @@ class Engine(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._seen = b""
+        self._missing = 0
         self._left = 0
         self._due = 0.0
         self._pace_s = 0.0
@@ -52,10 +53,18 @@ class Engine(asyncio.Protocol):
         self._alive = False
 
     def data_received(self, data: bytes) -> None:
-        self._seen += data
-        head, blank, body = self._seen.partition(b"\r\n\r\n")
-        length = _LENGTH.search(head)
-        if not blank or len(body) < (int(length[1]) if length else 0):
+        if self._missing > 0:  # the rest of a large body, not kept
+            self._missing -= len(data)
+            body = self._seen
+        else:
+            self._seen += data
+            head, blank, body = self._seen.partition(b"\r\n\r\n")
+            if not blank:
+                return
+            length = _LENGTH.search(head)
+            self._missing = (int(length[1]) if length else 0) - len(body)
+            self._seen = body
+        if self._missing > 0:
             return
         self._seen = b""
         asked = _ASKED.search(body)
@@ -63,9 +72,17 @@ class Engine(asyncio.Protocol):
             self._transport.write(_ALIVE)
             return
         self._left, self._pace_s = int(asked[1]), int(asked[2]) / 1e6
-        self._due = self._loop.time()
-        self._transport.write(_HEAD)
-        self._next()
+        first_s = int(asked[3]) / 1e6
+        self._due = self._loop.time() + first_s
+        if first_s:
+            self._loop.call_at(self._due, self._begin)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._alive:
+            self._transport.write(_HEAD)
+            self._next()
 
     def pause_writing(self) -> None:
         self._paused = True

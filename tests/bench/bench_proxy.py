@@ -30,17 +30,25 @@ ROUNDS = 5
 STREAMS = 64
 PACED_TOKENS, PACE_US = 160, 10_000
 UNPACED_TOKENS = 400
-FIRST_TOKEN_REQUESTS = 120  # a round, target and concurrency
+BODY_MIB = 64
+FIRST_TOKEN_REQUESTS = {1: 40, 8: 120}  # a round and target, by concurrency
+FIRST_TOKEN_US = 10_000  # the engine's own time to the first token: short for a real one, so that a delay shows
 ROUTER_US = 23.0  # where no router is found
 ADDED_P50_MS, ADDED_P99_MS = 1.0, 3.0
+ADDED_MS_PER_MIB = 1.0
 
 _TESTS = Path(__file__).parents[1]
 _END = b"\r\n0\r\n\r\n"
 
 
-def request(port: int, tokens: int, pace_us: int) -> bytes:
-    """A streaming request for ``tokens`` tokens, one each ``pace_us`` microseconds (0: as fast as they are taken)."""
-    body = b'{"model":"tiny","prompt":"%b","stream":true,"max_tokens":%d,"user":"pace-%d"}' % (b"a" * 400, tokens, pace_us)
+def request(port: int, tokens: int, pace_us: int, first_us: int = 0) -> bytes:
+    """A streaming request for ``tokens`` tokens, the first after ``first_us``, then one each ``pace_us`` (0: as fast as taken)."""
+    body = b'{"model":"tiny","prompt":"%b","stream":true,"max_tokens":%d,"user":"pace-%d-%d"}' % (
+        b"a" * 400,
+        tokens,
+        pace_us,
+        first_us,
+    )
     return (
         b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\nUser-Agent: bench\r\n"
         b"Accept: */*\r\nContent-Length: %d\r\n\r\n%b" % (port, len(body), body)
@@ -101,6 +109,7 @@ class Target:
     pid: int | None
     paced_us: list[float] = field(default_factory=list)
     unpaced_us: list[float] = field(default_factory=list)
+    body_s: list[float] = field(default_factory=list)  # to the answer to a request of BODY_MIB
     first_ms: dict[tuple[int, bool], list[float]] = field(default_factory=dict)  # by concurrency and "new connection each"
 
 
@@ -133,8 +142,8 @@ def router_binary() -> Path | None:
 async def _measure(targets: list[Target]) -> None:
     for target in targets:  # imports, caches, code paths
         await _stream(target, 20, 0)
-        await _first_tokens(target, 1, False, 10)
-        await _first_tokens(target, 8, True, 10)
+        await _first_tokens(target, 1, False)
+        await _first_tokens(target, 8, True)
     for target in targets:
         target.first_ms.clear()
     for turn in range(ROUNDS):
@@ -143,10 +152,13 @@ async def _measure(targets: list[Target]) -> None:
             if target.pid is not None:
                 target.paced_us.append(await _stream(target, PACED_TOKENS, PACE_US))
                 target.unpaced_us.append(await _stream(target, UNPACED_TOKENS, 0))
+        for target in order:
+            if target.name != "vllm-router":  # it refuses bodies of this size
+                target.body_s.append(await _large_body(target))
         for concurrency in (1, 8):
             for new in (False, True):
                 for target in order:
-                    await _first_tokens(target, concurrency, new, FIRST_TOKEN_REQUESTS)
+                    await _first_tokens(target, concurrency, new)
 
 
 async def _stream(target: Target, tokens: int, pace_us: int) -> float:
@@ -165,18 +177,31 @@ async def _stream(target: Target, tokens: int, pace_us: int) -> float:
     return (_cpu_ns(target.pid) - before) / got / 1000
 
 
-async def _first_tokens(target: Target, concurrency: int, new: bool, count: int) -> None:
-    """Milliseconds to the first token of ``count`` short answers, each worker one after another."""
+async def _large_body(target: Target) -> float:
+    """Seconds from the first byte of a request of ``BODY_MIB`` to the end of its answer."""
+    small = request(target.port, 2, 0)
+    head, _, body = small.partition(b"\r\n\r\n")
+    body = body[:-1] + b',"pad":"' + b"a" * (BODY_MIB << 20) + b'"}'
+    head = head[: head.rindex(b" ") + 1] + b"%d" % len(body)
+    _, client = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", target.port)
+    begin = time.monotonic_ns()
+    await client.ask(head + b"\r\n\r\n" + body)
+    client.transport.close()
+    return (time.monotonic_ns() - begin) / 1e9
+
+
+async def _first_tokens(target: Target, concurrency: int, new: bool) -> None:
+    """Milliseconds to the first token of short answers, each worker one after another."""
     loop = asyncio.get_running_loop()
     found = target.first_ms.setdefault((concurrency, new), [])
 
     async def worker() -> None:
         client: Client | None = None
-        for _ in range(count // concurrency):
+        for _ in range(FIRST_TOKEN_REQUESTS[concurrency] // concurrency):
             begin = time.monotonic_ns()
             if client is None:
                 _, client = await loop.create_connection(Client, "127.0.0.1", target.port)
-            await client.ask(request(target.port, 3, 1000))
+            await client.ask(request(target.port, 3, 0, FIRST_TOKEN_US))
             found.append((client.first_ns - begin) / 1e6)
             if new:
                 client.transport.close()
@@ -212,6 +237,10 @@ def _rows(direct: Target, bare: Target, ours: Target, router: Target | None) -> 
                 yield _row(f"{target.name}: added TTFT p50, {how}", added, "ms", ADDED_P50_MS if mine else None)
                 added = _p99(target.first_ms[key]) - _p99(base)
                 yield _row(f"{target.name}: added TTFT p99, {how}", added, "ms", ADDED_P99_MS if mine else None)
+
+    for target in (bare, ours):
+        added = (min(target.body_s) - min(direct.body_s)) * 1e3 / BODY_MIB
+        yield _row(f"{target.name}: added a MiB of request body", added, "ms", ADDED_MS_PER_MIB if target is ours else None)
 
 
 def _row(name: str, value: float, unit: str, budget: float | None) -> Row:

@@ -180,7 +180,9 @@ class ClientSide(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.relay.stats.client_bytes += len(data)
         phase = self._phase
-        if phase is _Phase.TUNNEL:
+        if phase is _Phase.LENGTH and len(data) <= self._left and not self._pending:
+            self._pass_length(data)
+        elif phase is _Phase.TUNNEL:
             assert self.upstream is not None
             self.upstream.transport.write(data)
         elif phase in (_Phase.LINGER, _Phase.CLOSED):
@@ -326,9 +328,12 @@ class ClientSide(asyncio.Protocol):
             self.upstream.transport.write(self.flight.head_out)
 
     def _take_length(self) -> None:
-        assert self.flight is not None
-        piece = bytes(self._pending) if len(self._pending) <= self._left else bytes(self._pending[: self._left])
+        piece = bytes(self._pending[: self._left])
         del self._pending[: len(piece)]
+        self._pass_length(piece)
+
+    def _pass_length(self, piece: bytes) -> None:
+        assert self.flight is not None
         self._left -= len(piece)
         self._send(piece)
         self.flight.request_body(piece)
@@ -623,34 +628,37 @@ class UpstreamSide(asyncio.Protocol):
         stamp = self._clock()
         self._out.write(data)
         self._stats.upstream_bytes += len(data)
-        flight, watch, client = self._flight, self._watch, self._client
-        if flight is None or watch is None:
-            if not self.opaque and flight is None:
-                client.unsolicited()
-                return
-        else:
-            wrote = self._clock() if flight.first_delivered_ns is None else 0
+        flight, watch = self._flight, self._watch
+        if watch is not None and flight is not None:
             flight.last_read_ns = stamp
-            watch.feed(data, stamp)
-            if flight.first_delivered_ns is None and flight.content_seen:
-                client.content_written(wrote)
-            if watch.complete:
-                self.expect(None, False)
-                client.response_complete(stamp)
-            elif watch.upgraded:
-                self._watch = None
-                client.tunnel()
-            elif watch.unreadable:
-                self._watch = None
-                self.opaque = True
-                self._stats.upstream_unreadable += 1
-                flight.hint(Hint.UNDECODABLE)
-        if (
-            client.blocked_since is not None
-            and not self._reading_paused
-            and self._out.get_write_buffer_size() > BUFFER_BYTES
-            and not self.transport.is_closing()
-        ):
+            if flight.first_delivered_ns is None:
+                wrote = self._clock()
+                over = watch.feed(data, stamp)
+                if flight.content_seen:
+                    self._client.content_written(wrote)
+            else:
+                over = watch.feed(data, stamp)
+            if over:
+                self._response_over(flight, watch, stamp)
+        elif flight is None:
+            self._client.unsolicited()
+        if self._client.blocked_since is not None:
+            self._hold_back()
+
+    def _response_over(self, flight: Observation, watch: ResponseWatch, stamp_ns: int) -> None:
+        self._watch = None
+        if watch.complete:
+            self._flight = None
+            self._client.response_complete(stamp_ns)
+        elif watch.upgraded:
+            self._client.tunnel()
+        else:
+            self.opaque = True
+            self._stats.upstream_unreadable += 1
+            flight.hint(Hint.UNDECODABLE)
+
+    def _hold_back(self) -> None:
+        if not self._reading_paused and self._out.get_write_buffer_size() > BUFFER_BYTES and not self.transport.is_closing():
             self._reading_paused = True
             self._stats.reads_paused += 1
             self.transport.pause_reading()

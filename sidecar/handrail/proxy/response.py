@@ -56,8 +56,8 @@ class ResponseWatch:
             lenient_spaces_after_chunk_size=True,
         )
 
-    def feed(self, data: bytes, stamp_ns: int) -> None:
-        """Read on; afterwards look at ``complete``, ``upgraded`` and ``unreadable``. Never raises for what the bytes are."""
+    def feed(self, data: bytes, stamp_ns: int) -> bool:
+        """Read on. True once ``complete``, ``upgraded`` or ``unreadable`` is. Never raises for what the bytes are."""
         self._stamp_ns = stamp_ns
         try:
             self._parser.feed_data(data)
@@ -66,6 +66,7 @@ class ResponseWatch:
         except httptools.HttpParserError:
             # Bytes behind a complete response are the caller's to judge.
             self.unreadable = not (self.complete or self.upgraded)
+        return self.complete or self.upgraded or self.unreadable
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value.strip()))

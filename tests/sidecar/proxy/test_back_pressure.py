@@ -10,7 +10,6 @@ import random
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -192,6 +191,11 @@ def peak_rss_bytes(pid: int) -> int:
     raise AssertionError("no VmHWM")
 
 
+def cpu_ms(pid: int) -> float:
+    """Processor time of the process so far; the proxy's only thread that matters is its first."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> None:
     size = 64 << 20
@@ -207,34 +211,27 @@ async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> Non
                 left -= len(await peer.reader.read(1 << 20))
             await peer.send(SSE_HEAD + chunk(event("a", finish="stop") + DONE) + END)
 
-    async def timed(port: int, payload: bytes) -> float:
+    async def send(port: int, payload: bytes) -> None:
         async with client(port) as peer:
-            start = time.perf_counter()
             await peer.send(post(payload))
             await asyncio.wait_for(peer.reader.readuntil(END), DEADLINE_S)
-            return time.perf_counter() - start
 
     async with Upstream(handler) as upstream, child(upstream.port) as (port, pid, process):
-        await timed(port, b'{"model":"m"}')
+        await send(port, b'{"model":"m"}')
         before = peak_rss_bytes(pid)
-        direct: list[float] = []
-        through: list[float] = []
-        added_ms_per_mib = float("inf")
-        for _ in range(6):  # other work on the machine only ever adds: the least of a few is the proxy's own
-            direct.append(await timed(upstream.port, body))
-            through.append(await timed(port, body))
-            added_ms_per_mib = (min(through) - min(direct)) * 1e3 / 64
-            if len(through) >= 3 and added_ms_per_mib < 1.0:
-                break
+        cpu_before = cpu_ms(pid)
+        for _ in range(3):
+            await send(port, body)
+        cpu_ms_per_mib = (cpu_ms(pid) - cpu_before) / (3 * 64)
         grown = peak_rss_bytes(pid) - before
         process.send_signal(signal.SIGTERM)
         out, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
     said = json.loads(out)
-    count = len(through) + 1
-    assert (said["records"], said["outcomes"], said["observer_errors"]) == (count, {"ok": count}, 0)
-    print(f"E21: {grown / 2**20:.1f} MiB grown, {added_ms_per_mib:.3f} ms added per MiB")
+    assert (said["records"], said["outcomes"], said["observer_errors"]) == (4, {"ok": 4}, 0)
     assert grown < 16 << 20
-    assert added_ms_per_mib < 1.0
+    # The proxy passes a body on while it comes in, so what it adds is at most the time it works on it. Unlike the wall clock,
+    # which tests/bench/bench_proxy.py reads, this does not grow with whatever else the machine does.
+    assert cpu_ms_per_mib < 1.0
 
 
 async def test_e21_the_end_of_a_large_body_is_read_and_the_stream_known_from_its_answer() -> None:
