@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRow:
-    """One phase of one request. ``bound_ns``: how far the value may be off; ``may_be``: for ``unattributed``, the phases it may hide."""
+    """One phase of one request.
+
+    ``bound_ns``: how far the value may be off; ``may_be``: for ``unattributed``, the phases it may hide.
+    """
 
     phase: str
     duration_ns: int
@@ -28,7 +31,10 @@ class JoinRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One request. Times: wall clock ``started_unix_ns`` is of the process that gives the scope; durations are ns; None = not known."""
+    """One request.
+
+    ``started_unix_ns`` is wall clock of the process that gives the scope; durations are ns; None: not known.
+    """
 
     request_id: str  # 16 hex digits: span id of the evidence that opened it; unique with trace_id
     version: int  # a late span makes a new version of the row; the highest counts

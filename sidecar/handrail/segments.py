@@ -27,7 +27,7 @@ _NAME: Final = re.compile(r"(\d{20})\.seg\Z")
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class Full(Exception):
+class Full(Exception):  # noqa: N818 - a state, not a fault
     """The log is at its bound, or the disk at its end; nothing was appended."""
 
 

@@ -23,7 +23,7 @@ class Accepted:
     message: str = ""
 
 
-class Retryable(Exception):
+class Retryable(Exception):  # noqa: N818 - an answer to the sender, not a fault of ours
     """Not taken; the sender should try the same bytes again after ``delay_s`` seconds."""
 
     def __init__(self, reason: str, delay_s: float) -> None:
@@ -32,7 +32,7 @@ class Retryable(Exception):
         self.delay_s = delay_s
 
 
-class Rejected(Exception):
+class Rejected(Exception):  # noqa: N818 - as above
     """Not taken and never will be (malformed, refused, too large). ``reason`` is safe to show to the sender."""
 
     def __init__(self, reason: str) -> None:
@@ -43,8 +43,8 @@ class Rejected(Exception):
 class Consumer(Protocol):
     """Takes one export request: the receiver owns nothing of it once ``consume`` returned, and acknowledges only then.
 
-    ``payload`` is the protobuf encoding of ``Export{Trace,Metrics,Logs}ServiceRequest``, already checked to parse and with bad items
-    removed; it must not be changed. Raises ``Retryable`` or ``Rejected``; anything else is a bug and answered as retryable.
+    ``payload`` is the protobuf encoding of ``Export{Trace,Metrics,Logs}ServiceRequest``, already checked to parse and with bad
+    items removed; it must not be changed. Raises ``Retryable`` or ``Rejected``; anything else is a bug, answered as retryable.
     """
 
     async def consume(self, signal: Signal, payload: bytes) -> None: ...

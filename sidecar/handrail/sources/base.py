@@ -8,14 +8,14 @@ from typing import Protocol
 from handrail.records import Record
 
 Sink = Callable[[Record], None]
-"""Takes one finished record. Never blocks, never raises; drops are counted by the sink. The record is frozen, so it may be kept."""
+"""Takes one finished record. Never blocks, never raises; drops are counted by the sink. Records are frozen and may be kept."""
 
 
 class RecordSource(Protocol):
     """A part of the sidecar that produces records (or, for the OTLP tap, passes batches on).
 
-    ``start`` binds sockets or opens files and returns once it observes; it raises ``OSError`` or ``ConfigError`` with what to do.
-    ``shutdown`` stops taking new work, gives running exchanges up to ``drain_seconds``, flushes; it works without ``start`` and twice.
+    ``start`` binds sockets or opens files and returns once it observes; it raises ``OSError`` that says what could not be had.
+    ``shutdown`` stops taking new work, gives running exchanges up to ``drain_seconds``, flushes; works without ``start`` and twice.
     """
 
     async def start(self) -> None: ...
