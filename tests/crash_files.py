@@ -8,7 +8,7 @@ from collections.abc import Callable
 from handrail.files import MemoryFiles
 
 
-class PowerLost(Exception):
+class PowerLost(Exception):  # noqa: N818 - an event, not a fault
     """The machine stopped before this operation."""
 
 

@@ -77,8 +77,8 @@ class _Waiting:
 class Journal:
     """A ``Consumer``. Owns ``log`` from construction on; all methods belong to the loop that called ``start``.
 
-    ``shutdown`` finishes what was accepted, ends followers (they go on from their offset next time), closes the log; it works
-    without ``start`` and twice.
+    ``shutdown`` finishes what was accepted, closes the log, and does not wait for followers: they read to the end and end there.
+    It works without ``start`` and twice.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class Journal:
         self._committing: asyncio.Task[None] | None = None
         self._grown = asyncio.Condition()
         self._stopping = False
+        self._stopped = False  # no entry will be added
+        self._followers = 0
         self._broken = ""
         self._release_to = 0
         self._writer = ThreadPoolExecutor(1, "journal-write")
@@ -163,21 +165,14 @@ class Journal:
         await waiting.done
 
     async def follow(self, from_offset: int) -> AsyncIterator[Entry]:
-        """Every entry on disk from ``from_offset`` on, then each new one as it gets there; ends at ``shutdown``.
+        """Every entry on disk from ``from_offset`` on, then each new one as it gets there; ends after ``shutdown``.
 
-        Raises ``OSError`` where the files cannot be read.
+        What was on disk by then is still read. Raises ``OSError`` where the files cannot be read.
         """
-        loop = asyncio.get_running_loop()
-        position = from_offset
-        self.followed_offset = max(self.followed_offset, position)
-        while True:
-            async with self._grown:
-                while self.end <= position and not self._stopping:
-                    await self._grown.wait()
-            if self._stopping:
-                return
-            batch, following = await loop.run_in_executor(self._reader, self._take, position, self.end)
-            for record in batch:
+        self._followers += 1
+        self.followed_offset = max(self.followed_offset, from_offset)
+        try:
+            async for record in self._records(from_offset):
                 signal = SIGNAL_OF_KIND.get(record.kind)
                 if signal is None:
                     self.stats.unknown_records += 1
@@ -185,7 +180,21 @@ class Journal:
                 if record.next_offset > self.followed_offset:
                     self.followed_offset, self.followed_unix_ns = record.next_offset, record.at_unix_ns
                 yield Entry(record.offset, record.next_offset, signal, record.at_unix_ns, record.payload)
-            position = following
+        finally:
+            self._followers -= 1
+            self._end_reading()
+
+    async def _records(self, position: int) -> AsyncIterator[Stored]:
+        loop = asyncio.get_running_loop()
+        while True:
+            async with self._grown:
+                while self.end <= position and not self._stopped:
+                    await self._grown.wait()
+            if self.end <= position:
+                return
+            batch, position = await loop.run_in_executor(self._reader, self._take, position, self.end)
+            for record in batch:
+                yield record
             self.followed_offset = max(self.followed_offset, position)
 
     def release(self, offset: int) -> None:
@@ -200,9 +209,11 @@ class Journal:
         self._stopping = True
         if self._committing is not None:
             await self._committing
+        await asyncio.to_thread(self._close)
+        self._stopped = True
+        self._end_reading()
         async with self._grown:
             self._grown.notify_all()
-        await asyncio.to_thread(self._close)
 
     async def _commit_groups(self) -> None:
         loop = asyncio.get_running_loop()
@@ -275,8 +286,11 @@ class Journal:
 
     def _close(self) -> None:
         self._writer.shutdown(wait=True)
-        self._reader.shutdown(wait=True)
-        self._log.close()
+        self._log.close()  # followers open the files by their names
+
+    def _end_reading(self) -> None:
+        if self._stopped and not self._followers:
+            self._reader.shutdown(wait=False)
 
 
 def _report(damage: Damage) -> None:

@@ -162,19 +162,32 @@ async def test_lag_is_what_nobody_has_taken(disk: CrashFiles) -> None:
     await journal.shutdown()
 
 
-async def test_a_follower_ends_at_shutdown(disk: CrashFiles) -> None:
+async def test_a_follower_reads_to_the_end_after_a_shutdown_and_ends(disk: CrashFiles) -> None:
     journal = open_journal(disk)
-    await journal.consume(Signal.LOGS, b"x")
-    seen = asyncio.Event()
+    first, go_on, seen = asyncio.Event(), asyncio.Event(), list[bytes]()
 
     async def drain() -> None:
-        async for _ in journal.follow(0):
-            seen.set()
+        async for entry in journal.follow(0):
+            seen.append(entry.payload)
+            first.set()
+            await go_on.wait()
 
     following = asyncio.create_task(drain())
-    await within(seen.wait())
+    for number in range(5):
+        await journal.consume(Signal.LOGS, b"%d" % number)
+    await within(first.wait())
     await journal.shutdown()
+    go_on.set()
     await within(following)
+    assert seen == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_waiting_follower_ends_at_shutdown(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    following = asyncio.create_task(entries(journal, 1))
+    await asyncio.sleep(0)
+    await journal.shutdown()
+    assert await asyncio.wait_for(following, 10) == []
 
 
 async def test_shutdown_finishes_what_waits_and_works_twice(disk: CrashFiles) -> None:
