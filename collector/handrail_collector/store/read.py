@@ -95,7 +95,13 @@ class StoreReader:
         if len(any_id) >= MIN_PREFIX:
             queries.append(sql.find_prefix(any_id, MAX_FOUND))
         for query in queries:
-            if found := best(self._newest(self._fetch(query, every, request_row), every), any_id):
+            places = self._fetch(query, every, lambda stored: (stored["filename"], stored["started_unix_ns"]))
+            if not places:
+                continue
+            paths = {path for path, _ in places}
+            files = [file for file, path in zip(every, self._paths(every), strict=True) if path in paths]
+            rows = self._fetch(sql.started([time for _, time in places]), files, request_row)
+            if found := best(self._newest(rows, every), any_id):
                 return found
         return []
 
@@ -150,7 +156,7 @@ class StoreReader:
         if not files or ("{newer}" in query.text and not newer):
             return []
         parameters: dict[str, object] = {**query.parameters, "files": self._paths(files)}
-        text = query.text.replace("{table}", _relation("files", files))
+        text = query.text.replace("{table}", _relation("files", files, query.with_file))
         if newer:
             parameters["newer_files"] = self._paths(newer)
             text = text.replace("{newer}", _relation("newer_files", newer))
@@ -176,10 +182,11 @@ class StoreReader:
         return [str(self._root / file.path) for file in files]
 
 
-def _relation(parameter: str, files: Sequence[StoredFile]) -> str:
+def _relation(parameter: str, files: Sequence[StoredFile], with_file: bool = False) -> str:
     # By name costs twice the time for many files, so only where they differ: spans always may, requests after an upgrade.
     by_name = len({file.columns_crc for file in files}) > 1
-    return f"read_parquet(${parameter}, hive_partitioning = false, union_by_name = {str(by_name).lower()})"
+    options = {"hive_partitioning": False, "union_by_name": by_name, "filename": with_file}
+    return f"read_parquet(${parameter}, {', '.join(f'{name} = {str(on).lower()}' for name, on in options.items())})"
 
 
 def _in_time(files: Sequence[StoredFile], wanted: RequestFilter) -> list[StoredFile]:

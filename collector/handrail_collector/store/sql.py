@@ -23,6 +23,7 @@ _RESPONSE = (
     "CASE WHEN starts_with(response_id, '\\') THEN substr(response_id, 2)"
     f" ELSE replace(response_id, '=', coalesce({_KEY}, '')) END"
 )
+_BEGIN = "split_part(response_id, '=', 1)"
 _TRACE = "lower(hex(trace_id))"
 _REQUEST = "lower(hex(request_id))"
 _WORDS = ("client_request_id", _KEY, _RESPONSE)
@@ -45,10 +46,11 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """SQL with ``{table}`` and ``$name`` parameters."""
+    """SQL with ``{table}`` and ``$name`` parameters. ``with_file``: rows need the column ``filename``, the path of their file."""
 
     text: str
     parameters: dict[str, Parameter]
+    with_file: bool = False
 
 
 def requests(wanted: RequestFilter, limit: int, offset: int) -> Query:
@@ -88,10 +90,15 @@ def newest_versions(request_ids: list[bytes], base_version: int) -> Query:
 
 
 def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:
-    """Rows that have the id ``raw`` or one of its ``keys``, all versions, latest first; a few others may be among them."""
+    """Where the rows are that have the id ``raw`` or one of its ``keys``: filename, started_unix_ns."""
     parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
     listed = ", ".join(f"${name}" for name in parameters)
-    conditions = [f"client_request_id IN ({listed})", f"{_KEY} IN ({listed})", f"{_RESPONSE} = $key_0"]
+    # A key of '=' is the client's id, which is compared already; a response id is put together only where its beginning fits.
+    conditions = [
+        f"client_request_id IN ({listed})",
+        f"(request_key <> '=' AND {_KEY} IN ({listed}))",
+        f"((starts_with($key_0, {_BEGIN}) OR starts_with(response_id, '\\')) AND {_RESPONSE} = $key_0)",
+    ]
     if (plain := _hex(raw)) is not None:
         if len(plain) == 16:
             conditions.append("request_id = $span_id")
@@ -103,8 +110,13 @@ def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:
 
 
 def find_prefix(raw: str, limit: int) -> Query:
-    """Rows with an id that begins with ``raw``, all versions, latest first."""
-    conditions = [f"starts_with({column}, $raw)" for column in _WORDS]
+    """Where the rows are with an id that begins with ``raw``: filename, started_unix_ns."""
+    conditions = [
+        "starts_with(client_request_id, $raw)",
+        f"(request_key <> '=' AND starts_with({_KEY}, $raw))",
+        f"((starts_with($raw, {_BEGIN}) OR starts_with(response_id, $raw) OR starts_with(response_id, '\\'))"
+        f" AND starts_with({_RESPONSE}, $raw))",
+    ]
     parameters: dict[str, Parameter] = {"raw": raw}
     plain = _hex(raw)
     for column, digits in (("trace_id", 32), ("request_id", 16)):
@@ -116,11 +128,20 @@ def find_prefix(raw: str, limit: int) -> Query:
 
 
 def _latest(conditions: list[str], parameters: dict[str, Parameter], limit: int) -> Query:
+    # Only where they are: with OR, DuckDB reads every column of every row that it selects from (0.36 s of CPU against 0.06 s).
     text = (
-        f"SELECT * FROM {{table}} WHERE {' OR '.join(conditions)}"
-        " ORDER BY started_unix_ns DESC, trace_id, request_id, version DESC LIMIT $row_limit"
+        f"SELECT filename, started_unix_ns FROM {{table}} WHERE {' OR '.join(conditions)}"
+        " ORDER BY started_unix_ns DESC LIMIT $row_limit"
     )
-    return Query(text, parameters | {"row_limit": limit})
+    return Query(text, parameters | {"row_limit": limit}, with_file=True)
+
+
+def started(times_unix_ns: list[int]) -> Query:
+    """Whole rows that started at these times, all versions, latest first."""
+    parameters: dict[str, Parameter] = {f"time_{index}": time for index, time in enumerate(dict.fromkeys(times_unix_ns))}
+    listed = ", ".join(f"${name}" for name in parameters)
+    text = f"SELECT * FROM {{table}} WHERE started_unix_ns IN ({listed}) ORDER BY started_unix_ns DESC, trace_id, request_id"
+    return Query(text, parameters)
 
 
 def _hex(raw: str) -> str | None:
