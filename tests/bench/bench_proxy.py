@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ PACED_TOKENS, PACE_US = 160, 10_000
 UNPACED_TOKENS = 400
 BODY_MIB = 64
 FIRST_TOKEN_REQUESTS = {1: 40, 8: 120}  # a round and target, by concurrency
-FIRST_TOKEN_US = 10_000  # the engine's own time to the first token: short for a real one, so that a delay shows
+FIRST_TOKEN_US = 8_000  # the engine's own time to the first token is this to twice this: short for a real one
 ROUTER_US = 23.0  # where no router is found
 ADDED_P50_MS, ADDED_P99_MS = 1.0, 3.0
 ADDED_MS_PER_MIB = 1.0
@@ -42,7 +43,7 @@ _END = b"\r\n0\r\n\r\n"
 
 
 def request(port: int, tokens: int, pace_us: int, first_us: int = 0) -> bytes:
-    """A streaming request for ``tokens`` tokens, the first after ``first_us``, then one each ``pace_us`` (0: as fast as taken)."""
+    """A request for ``tokens`` streamed tokens, the first after ``first_us``, then one each ``pace_us`` (0: at once)."""
     body = b'{"model":"tiny","prompt":"%b","stream":true,"max_tokens":%d,"user":"pace-%d-%d"}' % (
         b"a" * 400,
         tokens,
@@ -191,18 +192,20 @@ async def _large_body(target: Target) -> float:
 
 
 async def _first_tokens(target: Target, concurrency: int, new: bool) -> None:
-    """Milliseconds to the first token of short answers, each worker one after another."""
+    """Milliseconds to the first token of short answers, beyond the engine's own, each worker one after another."""
     loop = asyncio.get_running_loop()
     found = target.first_ms.setdefault((concurrency, new), [])
+    chance = random.Random(concurrency)  # every target gets the same waits; even ones would march the workers in step
 
     async def worker() -> None:
         client: Client | None = None
         for _ in range(FIRST_TOKEN_REQUESTS[concurrency] // concurrency):
+            first_us = FIRST_TOKEN_US + chance.randrange(FIRST_TOKEN_US)
             begin = time.monotonic_ns()
             if client is None:
                 _, client = await loop.create_connection(Client, "127.0.0.1", target.port)
-            await client.ask(request(target.port, 3, 0, FIRST_TOKEN_US))
-            found.append((client.first_ns - begin) / 1e6)
+            await client.ask(request(target.port, 3, 0, first_us))
+            found.append((client.first_ns - begin - first_us * 1000) / 1e6)
             if new:
                 client.transport.close()
                 client = None

@@ -75,6 +75,7 @@ class ProxySource:
             for connection in tuple(relay.connections):
                 connection.abort()
             await relay.empty.wait()
+        relay.flush()
         if self._timer is not None:
             self._timer.cancel()
         log.info("proxy on %s:%d is closed", *self.address)
