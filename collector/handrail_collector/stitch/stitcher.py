@@ -75,6 +75,8 @@ class Stitcher:
         self._seen_sources: dict[tuple[Role, str], int] = {}
         self._due: list[Group] = []
         self._first_unix_ns = 0
+        self._expected: frozenset[tuple[Role, str]] = frozenset()  # who is waited for; looked up once a second
+        self._expected_unix_ns = 0
 
     # --- intake ----------------------------------------------------------------------------------------------------------
 
@@ -107,9 +109,11 @@ class Stitcher:
         self._touch(group, received_unix_ns)
         if group.edge is None:
             for key in evidence.keys:  # a request that may be waiting for just this
-                for waiting in _live(self._by_key[key][-_CROWD:]):
-                    if waiting.edge is not None and waiting.state is State.OPEN:
-                        self._touch(waiting, received_unix_ns)
+                named = self._by_key[key]
+                if len(named) > 1:
+                    for waiting in _live(named[-_CROWD:]):
+                        if waiting.edge is not None and waiting.state is State.OPEN:
+                            self._touch(waiting, received_unix_ns)
 
     def link(self, span: str, parent: str) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
@@ -205,12 +209,18 @@ class Stitcher:
 
     def _all_reported(self, group: Group, now: int) -> bool:
         """Whether everything has come that prefill and decode processes of this fleet have been sending lately."""
+        if self._has_all(group, now):
+            return True
         self._weak_joins(group, final=False)
+        return self._has_all(group, now)
+
+    def _has_all(self, group: Group, now: int) -> bool:
         if now - self._first_unix_ns < self.settings.engine_wait_ns:
             return False  # too early to know who reports at all
-        here = group.sources
-        expected = [source for source in self.reporting(now) if source[0] in (Role.PREFILL, Role.DECODE)]
-        return bool(expected) and all(source in here for source in expected)
+        if now - self._expected_unix_ns > SECOND or not self._expected:
+            self._expected_unix_ns = now
+            self._expected = frozenset(s for s in self.reporting(now) if s[0] in (Role.PREFILL, Role.DECODE))
+        return bool(self._expected) and self._expected <= group.sources
 
     def advance(self, now: int) -> list[Decision]:
         """Everything that is decided by ``now``. Decided groups stay for late evidence, then they are forgotten."""
@@ -291,16 +301,17 @@ class Stitcher:
         for evidence in list(group.evidence):
             for key in evidence.connector_in:
                 for other in _live(self._published.get(key, ())):
-                    self._match_connector(group, other, evidence, key)
+                    if other is not group:
+                        self._match_connector(group, other, evidence, key)
             for key in evidence.connector_out:
                 for other in _live(self._reading.get(key, ())):
+                    if other is group:
+                        continue
                     reader = next(e for e in other.evidence if key in e.connector_in)
                     self._match_connector(group, other, reader, key)
 
     def _match_connector(self, group: Group, other: Group, reader: Evidence, key: str) -> None:
         """``reader`` was told to read what ``key`` names: the publisher's request is the reader's, unless evidence disagrees."""
-        if other is group:
-            return
         publisher_group, reader_group = (other, group) if reader in group.evidence else (group, other)
         publisher = next((e for e in publisher_group.evidence if key in e.connector_out), None)
         if publisher is None:
@@ -324,6 +335,8 @@ class Stitcher:
             return  # the other request's evidence may still come, and then this one's may turn out not to be unique
         for key in edge.keys:
             named = self._by_key.get(key, ())
+            if len(named) <= len(group.evidence) and all(_root(g) is group for g in named):
+                continue
             if len(named) > _CROWD:
                 self._find(group, "request_id_reused", "one request id on very many requests at once: not joined by it", edge)
                 continue
