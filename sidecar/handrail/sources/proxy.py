@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from handrail.proxy.relay import ClientSide, Relay
+from handrail.proxy.client import ClientSide
+from handrail.proxy.relay import Relay
 from handrail.proxy.settings import ProxySettings
 from handrail.proxy.stats import ProxyStats
 from handrail.sources.base import Sink

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.proxy.relay import BUFFER_BYTES
+from handrail.proxy.upstream import BUFFER_BYTES
 from handrail.records import Hint, Outcome
 from handrail.sketch import GapSketch
 from proxied import (

@@ -152,6 +152,26 @@ async def test_keep_alive_and_pipelining_answer_in_order_on_one_upstream_connect
         assert upstream.heads == [post(b"1")[:-1], RAW_GET, chunked, post(b"3")[:-1], post(b"4")[:-1]]
 
 
+async def test_answers_without_a_body_leave_the_connection_ready_for_the_next() -> None:
+    answers = {
+        b"HEAD": b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n",
+        b"GET": b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n",
+        b"PUT": b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"OPTIONS": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    }
+
+    async def handler(peer: Peer) -> None:
+        while head := (await peer.request())[0]:
+            await peer.send(answers[head.split(b" ")[0]])
+
+    async with Upstream(handler) as upstream, proxied(upstream.port) as proxy, client(proxy.port) as peer:
+        for _ in range(2):
+            for method, answer in answers.items():
+                await peer.send(method + (b" *" if method == b"OPTIONS" else b" http://h/x") + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+                assert await asyncio.wait_for(peer.reader.readexactly(len(answer)), DEADLINE_S) == answer
+        assert (upstream.connections, proxy.source.stats.passed) == (1, 8)
+
+
 async def test_much_sent_ahead_is_bounded_and_answered() -> None:
     """200 pipelined requests of 4 KiB: more than is read ahead."""
 

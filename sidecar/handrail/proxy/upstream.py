@@ -1,0 +1,108 @@
+"""The upstream's side of a proxied connection: every read is stamped, written to the client at once, and only then looked at.
+
+The stamp is taken before the write, so a slow client changes no figure (case B21).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from handrail.proxy.exchange import Observation
+from handrail.proxy.response import ResponseWatch
+from handrail.records import Hint
+
+if TYPE_CHECKING:
+    from handrail.proxy.client import ClientSide
+
+BUFFER_BYTES = 65536
+"""Most that waits in user space for a peer that takes nothing, beyond the one read that crossed the mark (uvloop: 256 KiB)."""
+
+
+class UpstreamSide(asyncio.Protocol):
+    """The connection to the observed process that belongs to one client connection."""
+
+    def __init__(self, client: ClientSide) -> None:
+        self.transport: asyncio.Transport
+        self.blocked = False  # the upstream took not all that was written
+        self.opaque = False  # the response is not HTTP that can be read: bytes are passed until somebody closes
+        self._client = client
+        self._flight: Observation | None = None
+        self._watch: ResponseWatch | None = None
+        self._reading_paused = False
+        self._clock = client.relay.clock
+        self._stats = client.relay.stats
+        self._out = client.transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(high=0)
+        self._client.connected(self)
+
+    def expect(self, flight: Observation | None, head_only: bool) -> None:
+        """The next response answers ``flight``; with None, no response is due."""
+        self._flight = flight
+        self._watch = None if flight is None else ResponseWatch(head_only, flight.response_head)
+
+    def data_received(self, data: bytes) -> None:
+        stamp = self._clock()
+        self._out.write(data)
+        self._stats.upstream_bytes += len(data)
+        flight, watch = self._flight, self._watch
+        if watch is not None and flight is not None:
+            flight.last_read_ns = stamp
+            if flight.first_delivered_ns is None:
+                wrote = self._clock()
+                over = watch.feed(data, stamp)
+                if flight.content_seen:
+                    self._client.content_written(wrote)
+            else:
+                over = watch.feed(data, stamp)
+            if over:
+                self._response_over(flight, watch, stamp)
+        elif flight is None:
+            self._client.unsolicited()
+        if self._client.blocked_since is not None:
+            self._hold_back()
+
+    def _response_over(self, flight: Observation, watch: ResponseWatch, stamp_ns: int) -> None:
+        self._watch = None
+        if watch.complete:
+            self._flight = None
+            self._client.response_complete(stamp_ns)
+        elif watch.upgraded:
+            self._client.tunnel()
+        else:
+            self.opaque = True
+            self._stats.upstream_unreadable += 1
+            flight.hint(Hint.UNDECODABLE)
+
+    def _hold_back(self) -> None:
+        if not self._reading_paused and self._out.get_write_buffer_size() > BUFFER_BYTES and not self.transport.is_closing():
+            self._reading_paused = True
+            self._stats.reads_paused += 1
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """The client took everything: read on."""
+        if self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def eof_received(self) -> bool | None:
+        if self._client.flight is not None and self._watch is None and not self.opaque and self._flight is not None:
+            if self._out.can_write_eof():
+                self._out.write_eof()
+            return True  # a tunnel's other direction may go on
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        until_close = self._watch is not None and self._watch.until_close
+        self._client.upstream_lost(exc, until_close=until_close, opaque=self.opaque)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        self._client.regulate()
