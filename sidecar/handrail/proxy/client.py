@@ -84,7 +84,6 @@ class ClientSide(asyncio.Protocol):
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of.
         transport.set_write_buffer_limits(high=0)
-        _limit_unsent(transport)
         self.relay.stats.connections += 1
         self.relay.stats.open_connections += 1
         self.relay.connections.add(self)
@@ -353,6 +352,7 @@ class ClientSide(asyncio.Protocol):
         self._send_head()
         self._advance()
         self.regulate()
+        _limit_unsent(self.transport)  # before the first answer, but not before the first request went out
 
     def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None:
         """The upstream connection is gone; the client's ends with it, as it would have without us."""
