@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -25,7 +25,7 @@ from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.reading import SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
-from handrail_collector.store.publish import Publisher, Recovered, RowId
+from handrail_collector.store.publish import Publisher, Recovered
 from handrail_collector.store.span import SpanRow, span_rows
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Pipeline:
         self._journal = journal
         self._journal_max_bytes = journal_max_bytes
         self._publisher = publisher
-        self._already: set[RowId] = set(recovered.published)
+        self._told = recovered.evidence
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
         self._taken_offset = recovered.end_offset
@@ -187,8 +187,8 @@ class Pipeline:
             return
         fleet = self.fleet()
         for decision in decisions:
-            row = explain(decision.group, fleet)
-            if (row.trace_id, row.request_id, row.version) in self._already:
+            row = self._unless_told(explain(decision.group, fleet))
+            if row is None:
                 self.stats.rows_skipped += 1
                 continue
             self.stats.rows += 1
@@ -196,6 +196,21 @@ class Pipeline:
                 self.stats.edge_rows += 1
                 self.stats.edge_complete += row.complete
             self._rows.append(row)
+
+    def _unless_told(self, row: RequestRow) -> RequestRow | None:
+        """None for a row that is in the store. One that adds evidence to a row there becomes its next version.
+
+        A replay starts in the middle of things: it may open a request by another span than the first run did, and so under
+        another id; what was told is known by its evidence.
+        """
+        told = {self._told.get(span_id) for span_id in row.span_ids} if self._told else {None}
+        newest = max((t for t in told if t is not None), key=lambda t: t[2], default=None)
+        if newest is None:
+            return row
+        if len(told) == 1:
+            return None
+        trace_id, request_id, version = newest
+        return replace(row, trace_id=trace_id, request_id=request_id, version=max(row.version, version + 1))
 
     def fleet(self) -> Fleet:
         """Who has been reporting lately."""
@@ -244,7 +259,7 @@ class Pipeline:
     # --- what is known and not in the store yet --------------------------------------------------------------------------
 
     def rows(self) -> Sequence[RequestRow]:
-        """Decided rows that are not published yet, then provisional rows of open requests that have an edge or a decode."""
+        """Decided rows that are not published yet, then rows of open requests that have an edge or a decode (version 0)."""
         fleet = self.fleet()
         waiting = [*self._flushing, *self._rows]
         open_rows = [

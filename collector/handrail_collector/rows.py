@@ -37,7 +37,7 @@ class RequestRow:
     """
 
     request_id: str  # 16 hex digits: span id of the evidence that opened it; unique with trace_id
-    version: int  # a late span makes a new version of the row; the highest counts
+    version: int  # a late span makes a new version of the row; the highest counts; 0: still open, not decided
     scope: str  # edge | decode | engine
     trace_id: str
     other_trace_ids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is decided but not stored yet, and what is still open, laid over what the store answers."""
+"""What is decided but not stored yet, and what is still open (version 0), laid over what the store answers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ class LiveRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A row, and whether it may still change because it is not in the store yet."""
+    """A row; ``provisional`` while the request is open."""
 
     row: RequestRow
-    provisional: bool
+
+    @property
+    def provisional(self) -> bool:
+        return self.row.version == 0
 
 
 def overlaid(stored: Sequence[RequestRow], live: Sequence[RequestRow]) -> list[Answer]:
     """One answer a request: its highest version; of equal ones the live one, which may have been stored just now."""
     found: dict[tuple[str, str], Answer] = {}
-    for answer in (*(Answer(row, False) for row in stored), *(Answer(row, True) for row in live)):
+    for answer in map(Answer, (*stored, *live)):
         key = (answer.row.trace_id, answer.row.request_id)
         known = found.get(key)
         if known is None or answer.row.version >= known.row.version:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.manifest import MANIFEST, Publish, StoredFile, encode_line, files_of, parse
-from handrail_collector.store.request_columns import requests_table
+from handrail_collector.store.request_columns import request_row, requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table, encode
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import spans_table
@@ -47,11 +47,13 @@ class Recovered:
 
     ``end_offset``: journal entries before it have their spans in the store. ``low_water_offset``: where the replay starts.
     ``published``: the request rows that the replay may make again; they are in the store and must not be published twice.
+    ``evidence``: span id to the newest of those rows that rests on it, since a replay may open the same request by another span.
     """
 
     end_offset: int
     low_water_offset: int
     published: frozenset[RowId]
+    evidence: Mapping[str, RowId]
 
 
 class Publisher:
@@ -165,10 +167,14 @@ class Publisher:
         self._remove_unlisted({file.path for publish in parsed.publishes for file in publish.files})
         recent = [publish for publish in publishes if publish.end_offset > self._low_water_offset]
         files = files_of(recent, Table.REQUESTS)
+        told = {row: span_ids for file in files for row, span_ids in _told(self._read(str(self._root / file.path)))}
         return Recovered(
             end_offset=self._end_offset,
             low_water_offset=self._low_water_offset,
-            published=frozenset(row for file in files for row in _row_ids(self._read(str(self._root / file.path)))),
+            published=frozenset(told),
+            evidence={
+                span_id: row for row, span_ids in sorted(told.items(), key=lambda item: item[0][2]) for span_id in span_ids
+            },
         )
 
     def _cut_manifest(self) -> None:
@@ -298,7 +304,8 @@ def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:
     return hours
 
 
-def _row_ids(data: bytes) -> Iterator[RowId]:
-    table = pq.read_table(io.BytesIO(data), columns=["trace_id", "request_id", "version"])
-    for trace_id, request_id, version in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
-        yield trace_id.hex(), request_id.hex(), version
+def _told(data: bytes) -> Iterator[tuple[RowId, tuple[str, ...]]]:
+    """The rows of one file, each with the spans it rests on."""
+    for stored in pq.read_table(io.BytesIO(data)).to_pylist():
+        row = request_row(stored)
+        yield (row.trace_id, row.request_id, row.version), row.span_ids

@@ -368,7 +368,7 @@ def _stream(row: RequestRow, width: int) -> Iterator[Text]:
 def _findings(row: RequestRow, provisional: bool, width: int) -> Iterator[Text]:
     told: list[tuple[str, str]] = []
     if provisional:
-        told.append(("- provisional: still open or just decided; what comes late may change it", "yellow"))
+        told.append(("- provisional: still open; what is still to come will change it", "yellow"))
     if row.kv_outcome not in (None, "ok", "unknown"):
         told.append((f"! KV load {row.kv_outcome}: {words.plain(row.kv_outcome or '', words.KV_OUTCOME)}", "red"))
     for finding in row.findings:

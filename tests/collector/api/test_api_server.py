@@ -145,12 +145,12 @@ async def test_a_wrong_parameter_is_refused_with_what_is_valid(
 
 async def test_live_rows_lie_over_the_store(api: Api) -> None:
     newer = replace(ROWS[-1], version=2)
-    fresh = replace(request_rows(1, seed=5)[0], started_unix_ns=NOW, version=1)
-    api.live.held = [ROWS[-2], newer, fresh]
+    still_open = replace(request_rows(1, seed=5)[0], started_unix_ns=NOW, version=0)
+    api.live.held = [ROWS[-2], newer, still_open]
     assert await api.ids(limit="4") == [
-        (fresh.request_id, 1, True),
-        (newer.request_id, 2, True),
-        (ROWS[-2].request_id, 1, True),
+        (still_open.request_id, 0, True),
+        (newer.request_id, 2, False),
+        (ROWS[-2].request_id, 1, False),
         (ROWS[-3].request_id, 1, False),
     ]
 
@@ -169,7 +169,7 @@ async def test_one_request_comes_with_its_spans(api: Api) -> None:
 
 
 async def test_a_live_request_is_found_by_its_id(api: Api) -> None:
-    fresh = replace(request_rows(1, seed=5)[0], client_request_id="a/b c", version=1)
+    fresh = replace(request_rows(1, seed=5)[0], client_request_id="a/b c", version=0)
     api.live.held = [fresh]
     status, body = await api.get("/api/v1/requests/a%2Fb%20c")
     assert (status, body["request"]["request_id"], body["request"]["provisional"]) == (200, fresh.request_id, True)

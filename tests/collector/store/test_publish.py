@@ -181,7 +181,7 @@ def test_publishes_of_one_empty_range_do_not_replace_each_other(tmp_path: Path) 
 def test_a_publish_without_rows_moves_the_offsets(publisher: Publisher) -> None:
     publisher.publish(0, 40, 30, [], [])
     publisher.close()
-    assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, published=frozenset())
+    assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, published=frozenset(), evidence={})
 
 
 def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> None:
@@ -189,7 +189,9 @@ def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> Non
     publisher.publish(10, 20, 10, [], ROWS[2:3])
     publisher.close()
     kept = ROWS[2]
-    assert publisher.open().published == {(kept.trace_id, kept.request_id, kept.version)}
+    recovered = publisher.open()
+    assert recovered.published == {(kept.trace_id, kept.request_id, kept.version)}
+    assert recovered.evidence == dict.fromkeys(kept.span_ids, (kept.trace_id, kept.request_id, kept.version))
 
 
 @pytest.mark.parametrize(

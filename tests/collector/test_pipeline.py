@@ -1,0 +1,250 @@
+"""journal → stitch → store: what comes out once, what a restart does not say twice, what is answered before it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from builders import EPOCH, MS, engine, exchange, split_request
+from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from handrail.export.spans import resource_of, to_span
+from handrail.otlp.contract import Signal
+from handrail.records import Exchange, Record, Role
+from handrail_collector.journal.journal import Journal, JournalSettings
+from handrail_collector.pipeline import Pipeline, PipelineSettings
+from handrail_collector.rows import RequestRow
+from handrail_collector.stitch.stitcher import SECOND, StitchSettings
+from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+
+START = EPOCH + 100 * SECOND
+WAIT_S = 20.0
+
+
+class Clock:
+    """Wall time of the collector, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@asynccontextmanager
+async def running(root: Path, clock: Clock, **settings: Any) -> Any:
+    """A collector without sockets; leaving it is a clean stop."""
+    publisher = Publisher(root / "store")
+    recovered = publisher.open()
+    journal = Journal(JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset), now_unix_ns=clock)
+    pipeline = Pipeline(
+        journal, publisher, recovered, PipelineSettings(flush_interval_ns=3600 * SECOND, **settings), now_unix_ns=clock
+    )
+    await journal.start()
+    task = asyncio.create_task(pipeline.run())
+    try:
+        yield journal, pipeline
+    finally:
+        await journal.shutdown()
+        await task
+        publisher.close()
+
+
+def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") -> bytes:
+    """One sender's batch of proxy spans."""
+    request = ExportTraceServiceRequest()
+    scoped = request.resource_spans.add(resource=resource_of(replace(records[0].process, sender=sender))).scope_spans.add()
+    scoped.scope.name = SCOPE_PROXY
+    if seq is not None:
+        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
+    scoped.spans.extend(to_span(r) for r in records if isinstance(r, Exchange))
+    return request.SerializeToString()
+
+
+async def taken(pipeline: Pipeline, journal: Journal) -> None:
+    """Until the pipeline has everything that the journal has."""
+    await _until(lambda: pipeline._taken_offset >= journal.end)
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    async def turn() -> None:
+        while not done():  # noqa: ASYNC110 - the pipeline has nothing to wait on; every turn of the loop moves it on
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(turn(), WAIT_S)
+
+
+def stored(root: Path) -> list[RequestRow]:
+    reader = StoreReader(root / "store")
+    try:
+        return reader.requests(RequestFilter(limit=10_000))
+    finally:
+        reader.close()
+
+
+def proxies(rid: str, trace: str, at_ms: float = 0) -> list[Exchange]:
+    return [r for r in split_request(rid, trace, at_ms).values() if isinstance(r, Exchange)]
+
+
+async def send(journal: Journal, records: Iterable[Exchange], first_seq: int = 1) -> None:
+    """Each record in a batch of its own, all of one sender per role."""
+    for number, record in enumerate(records, first_seq):
+        await journal.consume(Signal.TRACES, batch([record], number, record.process.role.value))
+
+
+async def test_a_request_comes_out_once_with_its_spans(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await send(journal, proxies("req-a", "t1"))
+        await taken(pipeline, journal)
+        assert [r.version for r in pipeline.rows()] == [0]  # open, answered as provisional
+        clock.now += 30 * SECOND
+        await journal.consume(Signal.TRACES, batch([exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99, "other"))
+        await taken(pipeline, journal)
+        await pipeline.flush()
+        row = stored(tmp_path)[0]
+        assert (row.client_request_id, row.version, row.complete) == ("req-a", 1, True)
+        reader = StoreReader(tmp_path / "store")
+        assert sorted(s.name for s in reader.spans(row)) == ["decode", "handrail.request", "prefill"]
+        reader.close()
+
+
+async def test_G12_what_is_delivered_again_changes_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    records = proxies("req-a", "t1")
+    async with running(tmp_path, clock) as (journal, pipeline):
+        for _ in range(3):
+            await send(journal, records)  # the same batches: known by sender and number
+        for number, record in enumerate(records, 50):
+            await journal.consume(Signal.TRACES, batch([record], number, "tap"))  # known by their bytes
+            await journal.consume(Signal.TRACES, batch([record], None, ""))
+        clock.now += 30 * SECOND
+        await journal.consume(Signal.TRACES, batch([exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99, "other"))
+        await taken(pipeline, journal)
+        await pipeline.flush()
+    assert len([r for r in stored(tmp_path) if r.client_request_id == "req-a"]) == 1
+    assert pipeline.stats.spans == 3 + 1
+    assert pipeline.stats.spans_stored == 3 + 1
+    assert pipeline.duplicates.batches == 6
+    assert pipeline.duplicates.spans == 6
+
+
+async def test_a_restart_says_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+    """Stopped after every entry: whatever was published by then, in the end each request has one row and each span one place."""
+    clock = Clock()
+    everything = [record for n in range(4) for record in proxies(f"req-{n}", f"t{n}", at_ms=n * 40)]
+    for number, record in enumerate(everything, 1):
+        async with running(tmp_path, clock, stitch=StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)) as (
+            journal,
+            pipeline,
+        ):
+            await send(journal, [record], number)
+            await taken(pipeline, journal)
+            clock.now += (number % 3) * SECOND
+        # leaving has published what was decided
+    clock.now += 60 * SECOND
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await send(journal, [exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99)
+        await taken(pipeline, journal)
+    rows = [r for r in stored(tmp_path) if r.client_request_id != "later"]
+    assert sorted(r.client_request_id or "" for r in rows) == [f"req-{n}" for n in range(4)]
+    assert all({j.evidence for j in r.joins} == {"edge:proxy", "prefill:proxy", "decode:proxy"} for r in rows)
+    reader = StoreReader(tmp_path / "store")
+    spans = [s.span_id for r in rows for s in reader.spans(r)]
+    reader.close()
+    assert sorted(spans) == sorted(r.ids.span_id for r in everything)
+
+
+async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_row_that_was_told(tmp_path: Path) -> None:
+    clock = Clock()
+    edge, p, d = proxies("req-a", "t1")
+    settings = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
+    async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
+        await send(journal, [p, d])
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        await send(journal, [exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 90)
+        await taken(pipeline, journal)
+    (told,) = [r for r in stored(tmp_path) if r.client_request_id == "req-a"]
+    assert told.scope == "decode"
+    clock.now += 2 * SECOND
+    async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
+        await send(journal, [edge], 40)
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        await send(journal, [exchange(Role.EDGE, 0, 1, rid="later2", trace="t8")], 91)
+        await taken(pipeline, journal)
+    (row,) = [r for r in stored(tmp_path) if r.client_request_id == "req-a"]
+    assert (row.scope, row.request_id, row.version) == ("edge", told.request_id, told.version + 1)
+
+
+async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        for n in range(3):
+            await send(journal, proxies(f"req-{n}", f"t{n}", at_ms=n), 1 + 10 * n)
+        await taken(pipeline, journal)
+        await pipeline.flush()
+        assert stored(tmp_path) == []
+        for wait in (13, 40):
+            clock.now += wait * SECOND
+            pipeline._sweep(clock.now)
+            await pipeline.flush()  # twice the same empty offset range
+        assert len(stored(tmp_path)) == 3
+
+
+async def test_G09_a_session_long_trace_is_not_one_request(tmp_path: Path) -> None:
+    """60 000 foreign spans under one trace and a hundred requests beside and inside it: a hundred rows, memory bounded."""
+    clock = Clock()
+    request = ExportTraceServiceRequest()
+    scoped = request.resource_spans.add().scope_spans.add()
+    trace = bytes.fromhex(b"t0".hex().rjust(32, "0"))
+    parent = b""
+    for number in range(1, 6001):
+        span_id = number.to_bytes(8, "big")
+        scoped.spans.append(
+            Span(trace_id=trace, span_id=span_id, parent_span_id=parent, name="agent", start_time_unix_nano=START)
+        )
+        parent = span_id
+    async with running(tmp_path, clock, stitch=StitchSettings(max_links=1000)) as (journal, pipeline):
+        await journal.consume(Signal.TRACES, request.SerializeToString())
+        for n in range(25):
+            await send(journal, proxies(f"req-{n}", "t0", at_ms=n), 1 + 10 * n)
+        await taken(pipeline, journal)
+        clock.now += 30 * SECOND
+        pipeline._sweep(clock.now)
+        assert len(pipeline.stitcher._links) <= 1000
+        assert len([r for r in pipeline.rows() if r.complete]) == 25
+
+
+async def test_an_engines_own_export_without_any_sidecar_is_welcome(tmp_path: Path) -> None:
+    clock = Clock()
+    said = engine(Role.UNKNOWN, 0, 80)
+    request = ExportTraceServiceRequest()
+    scoped = request.resource_spans.add().scope_spans.add()
+    scoped.scope.name = "vllm.tracing.otel"
+    span = Span(
+        trace_id=bytes.fromhex(said.ids.trace_id),
+        span_id=bytes.fromhex(said.ids.span_id),
+        name="llm_request",
+        kind=Span.SPAN_KIND_SERVER,
+        start_time_unix_nano=START,
+        end_time_unix_nano=START + 80 * MS,
+    )
+    span.attributes.add(key="gen_ai.request.id").value.string_value = "cmpl-x-0"
+    scoped.spans.append(span)
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.TRACES, request.SerializeToString())
+        await taken(pipeline, journal)
+        clock.now += 30 * SECOND
+        pipeline._sweep(clock.now)
+        (row,) = pipeline.rows()
+        assert (row.scope, row.request_key, row.phase_of) == ("engine", "x", "")
