@@ -87,13 +87,20 @@ def run(bed: Bed, configuration: Configuration, folder: Path) -> Run:
 
 @dataclass(slots=True)
 class Runs:
-    """Each configuration is run once a session, by whoever asks first."""
+    """Each configuration is run once a session, by whoever asks first; one that failed fails for everyone who asks."""
 
     bed: Bed
     folder: Path
-    _done: dict[str, Run] = field(default_factory=dict)
+    _done: dict[str, Run | Exception] = field(default_factory=dict)
 
     def of(self, configuration: Configuration) -> Run:
         if configuration.id not in self._done:
-            self._done[configuration.id] = run(self.bed, configuration, self.folder / configuration.id)
-        return self._done[configuration.id]
+            try:
+                self._done[configuration.id] = run(self.bed, configuration, self.folder / configuration.id)
+            except Exception as error:
+                self._done[configuration.id] = error
+                raise
+        done = self._done[configuration.id]
+        if isinstance(done, Exception):
+            raise RuntimeError(f"the run of {configuration.id} failed for the test that asked first") from done
+        return done

@@ -46,13 +46,12 @@ class Recovered:
     """What a store held when it was opened.
 
     ``end_offset``: journal entries before it have their spans in the store. ``low_water_offset``: where the replay starts.
-    ``published``: the request rows that the replay may make again; they are in the store and must not be published twice.
-    ``evidence``: span id to the newest of those rows that rests on it, since a replay may open the same request by another span.
+    ``evidence``: span id to the newest request row that rests on it, of those that the replay may make again: they are in the
+    store and must not be published twice, though a replay may open the same request by another span.
     """
 
     end_offset: int
     low_water_offset: int
-    published: frozenset[RowId]
     evidence: Mapping[str, RowId]
 
 
@@ -171,7 +170,6 @@ class Publisher:
         return Recovered(
             end_offset=self._end_offset,
             low_water_offset=self._low_water_offset,
-            published=frozenset(told),
             evidence={
                 span_id: row for row, span_ids in sorted(told.items(), key=lambda item: item[0][2]) for span_id in span_ids
             },

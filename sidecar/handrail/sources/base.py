@@ -15,7 +15,7 @@ class RecordSource(Protocol):
     """A part of the sidecar that produces records (or, for the OTLP tap, passes batches on).
 
     ``start`` binds sockets or opens files and returns once it observes; it raises ``OSError`` that says what could not be had.
-    ``shutdown`` stops taking new work, gives running exchanges up to ``drain_seconds``, flushes; works without ``start`` and twice.
+    ``shutdown`` takes no new work, gives running exchanges up to ``drain_seconds``, flushes; works without ``start`` and twice.
     """
 
     async def start(self) -> None: ...

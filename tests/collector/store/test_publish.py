@@ -93,7 +93,7 @@ def _check_recovery(root: Path, acknowledged: int, stop_at: int) -> None:
     ids, spans = stored(root)
     assert ids == {row.request_id for row in ROWS[: publishes * 6]}, where
     assert spans == publishes * 6, where
-    assert {row_id for _, row_id, _ in recovered.published} == {
+    assert {row_id for _, row_id, _ in recovered.evidence.values()} == {
         r.request_id for r in ROWS[max(publishes - 1, 0) * 6 : publishes * 6]
     }
     listed = [file.path for publish in ManifestReader(root).publishes() for file in publish.files]
@@ -181,7 +181,7 @@ def test_publishes_of_one_empty_range_do_not_replace_each_other(tmp_path: Path) 
 def test_a_publish_without_rows_moves_the_offsets(publisher: Publisher) -> None:
     publisher.publish(0, 40, 30, [], [])
     publisher.close()
-    assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, published=frozenset(), evidence={})
+    assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, evidence={})
 
 
 def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> None:
@@ -190,7 +190,6 @@ def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> Non
     publisher.close()
     kept = ROWS[2]
     recovered = publisher.open()
-    assert recovered.published == {(kept.trace_id, kept.request_id, kept.version)}
     assert recovered.evidence == dict.fromkeys(kept.span_ids, (kept.trace_id, kept.request_id, kept.version))
 
 
