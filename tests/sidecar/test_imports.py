@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-GUEST = ("handrail", "handrail.records", "handrail.conventions", "handrail.identity", "handrail.context", "handrail.phases")
+GUEST: tuple[str, ...] = ("handrail", "handrail.records", "handrail.conventions", "handrail.identity", "handrail.context", "handrail.phases")
 GUEST += (
     "handrail.clocks",
     "handrail.sketch",
