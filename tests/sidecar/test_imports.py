@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-GUEST: tuple[str, ...] = ("handrail", "handrail.records", "handrail.conventions", "handrail.identity", "handrail.context", "handrail.phases")
+GUEST: tuple[str, ...] = (
+    "handrail",
+    "handrail.records",
+    "handrail.conventions",
+    "handrail.identity",
+    "handrail.context",
+    "handrail.phases",
+)
 GUEST += (
     "handrail.clocks",
     "handrail.sketch",
