@@ -33,17 +33,20 @@ Linux-x86_64) ;;
   make test, and make demo (the emulated fleet). Or run this in a Linux x86_64 container." ;;
 esac
 
-# Only a Python that runs counts: a pyenv shim may stand on PATH for a version that is not selected.
+# Only a Python that runs counts, and all on PATH are tried: a pyenv shim may stand there for a version that is not selected.
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
 find_python() {
   local candidate
-  for candidate in "${HANDRAIL_PYTHON:-}" python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3 \
-    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.11.*/bin/python; do
+  while read -r candidate; do
     if [ -n "$candidate" ] && usable "$candidate"; then
       command -v "$candidate"
       return
     fi
-  done
+  done < <(
+    printf '%s\n' "${HANDRAIL_PYTHON:-}"
+    type -ap python3.11 python3
+    printf '%s\n' "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.11.*/bin/python
+  )
   return 1
 }
 python=$(find_python) || fail "needs Python 3.11 with the venv module (the engine's environment is tried with that version). One of:

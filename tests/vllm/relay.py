@@ -32,15 +32,17 @@ class Relay:
         upstream_reader, upstream_writer = await asyncio.open_connection(self._host, self._port)
         exchanges = _Exchanges(self._log)
         answers = asyncio.create_task(self._answers(upstream_reader, writer, exchanges))
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(_READ_BYTES):
-                exchanges.asked(time.monotonic_ns(), data)
-                upstream_writer.write(data)
-                await upstream_writer.drain()
-        answers.cancel()
-        exchanges.close()
-        upstream_writer.close()
-        writer.close()
+        try:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_READ_BYTES):
+                    exchanges.asked(time.monotonic_ns(), data)
+                    upstream_writer.write(data)
+                    await upstream_writer.drain()
+        finally:
+            answers.cancel()
+            exchanges.close()
+            upstream_writer.close()
+            writer.close()
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, exchanges: _Exchanges) -> None:
         with contextlib.suppress(ConnectionError):
@@ -92,8 +94,10 @@ async def run(upstream: str, log: Path, ready_file: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
-    server.close()
+    try:
+        await stop.wait()
+    finally:
+        server.close()
 
 
 def main() -> None:
