@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail import conventions as names
+from handrail.otlp.values import AttributeValue
 from handrail.sketch import GapSketch
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
-from handrail_collector.store.span import AttributeValue, SpanRow
+from handrail_collector.store.span import SpanRow
 
 START_UNIX_NS = 1_796_000_000_000_000_000
 WALL, MONOTONIC = 2.0**22, 2.0**38

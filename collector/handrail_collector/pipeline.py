@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from handrail.otlp.contract import Signal
+from handrail.otlp.values import attributes_of
 from handrail.records import Role
 from handrail_collector.explain.request import Fleet, explain
 from handrail_collector.journal.journal import Entry, Journal
@@ -26,7 +27,7 @@ from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.reading import SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import Publisher, Recovered
-from handrail_collector.store.span import SpanRow, span_rows
+from handrail_collector.store.span import SpanPlace, SpanRow
 
 log = logging.getLogger(__name__)
 
@@ -149,29 +150,30 @@ class Pipeline:
             self.stats.undecodable += 1
             return
         store = entry.offset >= self._stored_offset
-        worked = 0
+        now = entry.received_unix_ns
+        taken = 0
         for resource_spans in request.resource_spans:
+            resource = attributes_of(resource_spans.resource.attributes)
             for batch in batches(resource_spans):
-                if self.duplicates.batch(batch.process.sender, batch.seq, batch.scope, entry.received_unix_ns):
-                    batch.drop_all()
+                if self.duplicates.batch(batch.process.sender, batch.seq, batch.scope, now):
                     continue
-                for index, span in enumerate(batch.spans):
-                    if self.duplicates.span(span.SerializeToString(), entry.received_unix_ns):
-                        batch.drop(index)
+                place = SpanPlace(entry.offset, batch.scope, resource)
+                for span in batch.spans:
+                    if self.duplicates.span(span.SerializeToString(), now):
                         continue
-                    record = self.reader.read(span, batch.scope, batch.process)
+                    attributes = attributes_of(span.attributes)
+                    record = self.reader.read(span, batch.scope, batch.process, attributes)
                     if record is not None:
-                        self.stitcher.add(record, entry.offset, entry.received_unix_ns)
+                        self.stitcher.add(record, entry.offset, now)
                     elif span.parent_span_id:
                         trace = span.trace_id.hex()
                         self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex())
-                    worked += 1
-                    if worked % SPANS_A_SLICE == 0:
+                    if store:
+                        self._spans.append(place.row(span, attributes))
+                    taken += 1
+                    if taken % SPANS_A_SLICE == 0:
                         await asyncio.sleep(0)
-                batch.remove_dropped()
-        self.stats.spans += worked
-        if store:
-            self._spans.extend(span_rows(request.resource_spans, entry.offset))
+        self.stats.spans += taken
 
     # --- decisions -------------------------------------------------------------------------------------------------------
 

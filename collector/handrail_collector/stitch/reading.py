@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
 from handrail.engines import load_all
 from handrail.export.spans import process_of, read_exchange
+from handrail.otlp.values import Attributes
 from handrail.records import Process, Record
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """The spans of one scope, with who sent them. ``seq`` is None for spans that no sidecar numbered.
-
-    Spans known already are dropped out of the decoded request itself, so that whoever reads it next does not see them.
-    """
+    """The spans of one scope, with who sent them. ``seq`` is None for spans that no sidecar numbered."""
 
     process: Process
     scope: str
     seq: int | None
-    scoped: ScopeSpans
-    _dropped: list[int] = field(default_factory=list)
-
-    @property
-    def spans(self) -> Sequence[Span]:
-        """In the order of the sender."""
-        return self.scoped.spans
-
-    def drop(self, index: int) -> None:
-        """Note one span as known; ``remove_dropped`` takes it out."""
-        self._dropped.append(index)
-
-    def drop_all(self) -> None:
-        """Take all of them out now."""
-        del self.scoped.spans[:]
-
-    def remove_dropped(self) -> None:
-        """Take out what was noted; not while iterating."""
-        for index in reversed(self._dropped):
-            del self.scoped.spans[index]
+    spans: Sequence[Span]
 
 
 def batches(resource_spans: ResourceSpans) -> Iterator[Batch]:
@@ -50,7 +29,7 @@ def batches(resource_spans: ResourceSpans) -> Iterator[Batch]:
     process = process_of(resource_spans.resource)
     for scoped in resource_spans.scope_spans:
         seq = next((a.value.int_value for a in scoped.scope.attributes if a.key == BATCH_SEQ), None)
-        yield Batch(process, scoped.scope.name, seq, scoped)
+        yield Batch(process, scoped.scope.name, seq, scoped.spans)
 
 
 class SpanReader:
@@ -60,15 +39,15 @@ class SpanReader:
         self.unreadable = 0
         self._adapters = load_all()
 
-    def read(self, span: Span, scope: str, process: Process) -> Record | None:
+    def read(self, span: Span, scope: str, process: Process, attributes: Attributes) -> Record | None:
         """The record of ``span``; None when it says nothing about one request, or nothing that can be used."""
         if scope == SCOPE_PROXY:
             try:
-                return read_exchange(span, process)
+                return read_exchange(span, process, attributes)
             except ValueError:
                 self.unreadable += 1
                 return None
         for adapter in self._adapters:
             if adapter.claims(span, scope):
-                return adapter.read(span, process)
+                return adapter.read(span, process, attributes)
         return None

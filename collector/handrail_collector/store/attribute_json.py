@@ -9,7 +9,7 @@ import base64
 import json
 from collections.abc import Mapping
 
-from handrail_collector.store.span import AttributeValue
+from handrail.otlp.values import AttributeValue
 
 
 def dumps(value: AttributeValue | Mapping[str, AttributeValue]) -> str:

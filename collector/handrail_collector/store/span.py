@@ -5,17 +5,13 @@ Attributes keep their OTLP type: a number stays a number. Arrays and key-value l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Union
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 from handrail import conventions as names
-
-AttributeValue = Union[str, bool, int, float, bytes, None, "tuple[AttributeValue, ...]", "dict[str, AttributeValue]"]
-Attributes = Mapping[str, AttributeValue]
+from handrail.otlp.values import Attributes, AttributeValue, attributes_of
 
 MAX_UNIX_NS = 2**63 - 1
 """OTLP times are unsigned 64 bit; a later one is stored as this."""
@@ -66,42 +62,51 @@ class SpanRow:
     raw_bytes: int  # size of the span's protobuf encoding
 
 
+@dataclass(frozen=True, slots=True)
+class SpanPlace:
+    """What the spans of one scope share: where they come from. Build it once a batch."""
+
+    offset: int
+    scope: str
+    resource: Attributes
+
+    def row(self, span: Span, attributes: Attributes) -> SpanRow:
+        """``span`` as it is stored; ``attributes`` are its own, decoded."""
+        status = span.status
+        resource = self.resource
+        return SpanRow(
+            offset=self.offset,
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_span_id=span.parent_span_id.hex(),
+            name=span.name,
+            kind=span.kind,
+            start_unix_ns=min(span.start_time_unix_nano, MAX_UNIX_NS),
+            end_unix_ns=min(span.end_time_unix_nano, MAX_UNIX_NS),
+            status=status.code,
+            status_message=status.message,
+            flags=span.flags,
+            trace_state=span.trace_state,
+            role=_text(resource.get(names.ROLE)),
+            instance=_text(resource.get(names.INSTANCE)),
+            service=_text(resource.get(names.SERVICE_NAME)),
+            scope=self.scope,
+            resource=resource,
+            attributes=attributes,
+            events=tuple(map(_event, span.events)),
+            links=tuple(map(_link, span.links)),
+            raw_bytes=span.ByteSize(),
+        )
+
+
 def span_rows(resource_spans: Iterable[ResourceSpans], offset: int) -> Iterator[SpanRow]:
     """The spans of one journal entry. Scope attributes (``handrail.batch.seq``) belong to the delivery and are not kept."""
     for group in resource_spans:
         resource = attributes_of(group.resource.attributes)
-        role, instance, service = (_text(resource.get(key)) for key in (names.ROLE, names.INSTANCE, names.SERVICE_NAME))
         for scoped in group.scope_spans:
-            scope = scoped.scope.name
+            place = SpanPlace(offset, scoped.scope.name, resource)
             for span in scoped.spans:
-                yield _row(span, offset, resource, role, instance, service, scope)
-
-
-def _row(span: Span, offset: int, resource: Attributes, role: str, instance: str, service: str, scope: str) -> SpanRow:
-    status = span.status
-    return SpanRow(
-        offset=offset,
-        trace_id=span.trace_id.hex(),
-        span_id=span.span_id.hex(),
-        parent_span_id=span.parent_span_id.hex(),
-        name=span.name,
-        kind=span.kind,
-        start_unix_ns=min(span.start_time_unix_nano, MAX_UNIX_NS),
-        end_unix_ns=min(span.end_time_unix_nano, MAX_UNIX_NS),
-        status=status.code,
-        status_message=status.message,
-        flags=span.flags,
-        trace_state=span.trace_state,
-        role=role,
-        instance=instance,
-        service=service,
-        scope=scope,
-        resource=resource,
-        attributes=attributes_of(span.attributes),
-        events=tuple(map(_event, span.events)),
-        links=tuple(map(_link, span.links)),
-        raw_bytes=span.ByteSize(),
-    )
+                yield place.row(span, attributes_of(span.attributes))
 
 
 def _event(event: Span.Event) -> SpanEvent:
@@ -111,35 +116,6 @@ def _event(event: Span.Event) -> SpanEvent:
 
 def _link(link: Span.Link) -> SpanLink:
     return SpanLink(trace_id=link.trace_id.hex(), span_id=link.span_id.hex(), attributes=attributes_of(link.attributes))
-
-
-def attributes_of(pairs: Sequence[KeyValue]) -> dict[str, AttributeValue]:
-    """OTLP key-value pairs as a dictionary; the last of equal keys wins."""
-    found: dict[str, AttributeValue] = {}
-    for pair in pairs:  # half of what a span costs to read: the commonest types without another call
-        value = pair.value
-        kind = value.WhichOneof("value")
-        if kind == "double_value":
-            found[pair.key] = value.double_value
-        elif kind == "string_value":
-            found[pair.key] = value.string_value
-        elif kind == "int_value":
-            found[pair.key] = value.int_value
-        else:
-            found[pair.key] = _value(value)
-    return found
-
-
-def _value(value: AnyValue) -> AttributeValue:
-    kind = value.WhichOneof("value")
-    if kind is None:
-        return None
-    if kind == "array_value":
-        return tuple(_value(item) for item in value.array_value.values)
-    if kind == "kvlist_value":
-        return attributes_of(value.kvlist_value.values)
-    found: AttributeValue = getattr(value, kind)
-    return found
 
 
 def _text(value: AttributeValue) -> str:

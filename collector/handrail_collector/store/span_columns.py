@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from handrail import conventions as names
+from handrail.otlp.values import Attributes, AttributeValue
 from handrail_collector.store import attribute_json
 from handrail_collector.store.schema import SPAN_COLUMNS, Column, attribute_column
-from handrail_collector.store.span import Attributes, AttributeValue, SpanEvent, SpanLink, SpanRow
+from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
 
 MAX_ATTRIBUTE_COLUMNS = 96
 """A peer may send any key; each column costs a reader about 100 bytes of every file's footer."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from handrail.otlp.values import Attributes
 from handrail.records import Process, Record
 
 
@@ -14,11 +15,11 @@ class EngineAdapter(Protocol):
 
     ``claims`` is cheap and exact: at most one adapter claims a span. ``read`` returns None for spans that say nothing about one
     request (start-up, health); it never raises on odd values: what is absurd is left out and named in ``dropped_attributes``.
-    The span belongs to the caller and is not changed.
+    The span belongs to the caller and is not changed; ``attributes`` are its own, where the caller has decoded them already.
     """
 
     name: str
 
     def claims(self, span: Span, scope: str) -> bool: ...
 
-    def read(self, span: Span, process: Process) -> Record | None: ...
+    def read(self, span: Span, process: Process, attributes: Attributes | None = None) -> Record | None: ...

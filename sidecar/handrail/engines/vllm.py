@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.engines import attributes as attr
+from handrail.otlp.values import Attributes, attributes_of, integer, number, text
 from handrail.records import EngineRequest, Outcome, Process, Record, Source, SpanIds
 
 SPAN_NAME = "llm_request"
@@ -32,10 +31,10 @@ class VllmAdapter:
         """By name alone: the scope is a module path that moves between versions (vllm.llm_engine, vllm.tracing.otel)."""
         return span.name == SPAN_NAME
 
-    def read(self, span: Span, process: Process) -> Record | None:
+    def read(self, span: Span, process: Process, attributes: Attributes | None = None) -> Record | None:
         """None when the span carries no request id."""
-        values = attr.table(span.attributes)
-        request_id = attr.text(values, REQUEST_ID)
+        values = attributes_of(span.attributes) if attributes is None else attributes
+        request_id = text(values, REQUEST_ID)
         if request_id is None:
             return None
         start, end, odd = interval(span)
@@ -47,7 +46,7 @@ class VllmAdapter:
         prefill = _seconds(values, "gen_ai.latency.time_in_model_prefill", dropped, limit)
         decode = _seconds(values, "gen_ai.latency.time_in_model_decode", dropped, limit)
         ttft = _seconds(values, "gen_ai.latency.time_to_first_token", dropped, limit)
-        output_tokens = attr.integer(values, "gen_ai.usage.completion_tokens")
+        output_tokens = integer(values, "gen_ai.usage.completion_tokens")
         never_scheduled = "gen_ai.latency.time_in_queue" in dropped
         if output_tokens == 0 or never_scheduled:
             # the front end books a TTFT and zero durations for requests that failed before a token (measured): not figures
@@ -65,10 +64,10 @@ class VllmAdapter:
             queue_ns=queue,
             prefill_ns=prefill,
             decode_ns=decode,
-            prompt_tokens=attr.integer(values, "gen_ai.usage.prompt_tokens"),
+            prompt_tokens=integer(values, "gen_ai.usage.prompt_tokens"),
             output_tokens=output_tokens,
-            max_tokens=attr.integer(values, "gen_ai.request.max_tokens"),
-            model=attr.text(values, "gen_ai.response.model") or attr.text(values, "gen_ai.request.model"),
+            max_tokens=integer(values, "gen_ai.request.max_tokens"),
+            model=text(values, "gen_ai.response.model") or text(values, "gen_ai.request.model"),
             outcome=Outcome.ABORTED if never_scheduled else (Outcome.OK if output_tokens else Outcome.UNKNOWN),
             dropped_attributes=tuple(dropped),
         )
@@ -99,8 +98,8 @@ def interval(span: Span) -> tuple[int, int | None, tuple[str, ...]]:
     return start, end, ()
 
 
-def _seconds(values: dict[str, AnyValue], key: str, dropped: list[str], limit_ns: int) -> int | None:
-    value = attr.number(values, key)
+def _seconds(values: Attributes, key: str, dropped: list[str], limit_ns: int) -> int | None:
+    value = number(values, key)
     if value is None:
         return None
     if not math.isfinite(value) or value < 0 or value * 1e9 > limit_ns:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.engines import attributes as attr
 from handrail.engines.vllm import interval, span_ids
+from handrail.otlp.values import Attributes, attributes_of, integer, text
 from handrail.records import Process, Record, Role, RouterCall, Source
 
 SCOPE = "vllm-router"
@@ -24,15 +24,15 @@ class VllmRouterAdapter:
         """By instrumentation scope, which the router sets to its own name."""
         return scope == SCOPE
 
-    def read(self, span: Span, process: Process) -> Record | None:
+    def read(self, span: Span, process: Process, attributes: Attributes | None = None) -> Record | None:
         """None for spans that are neither SERVER nor CLIENT."""
         if span.kind not in (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT):
             return None
-        values = attr.table(span.attributes)
+        values = attributes_of(span.attributes) if attributes is None else attributes
         server = span.kind == Span.SPAN_KIND_SERVER
         start, end, _ = interval(span)
-        address, port = attr.text(values, "server.address"), attr.integer(values, "server.port")
-        phase = attr.text(values, "vllm.request_phase")
+        address, port = text(values, "server.address"), integer(values, "server.port")
+        phase = text(values, "vllm.request_phase")
         return RouterCall(
             process=process,
             source=Source.OTLP,
@@ -42,8 +42,8 @@ class VllmRouterAdapter:
             start_unix_ns=start,
             end_unix_ns=end if server else None,
             phase=Role(phase) if phase in ("prefill", "decode") else None,
-            request_id=attr.text(values, "request_id"),
+            request_id=text(values, "request_id"),
             peer=f"{address}:{port}" if address and port and not server else None,
-            path=attr.text(values, "http.route"),
-            status=attr.integer(values, "http.response.status_code"),
+            path=text(values, "http.route"),
+            status=integer(values, "http.response.status_code"),
         )

@@ -7,18 +7,19 @@ times and counts are sane; a value outside that becomes None on the reading side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from handrail import conventions as names
 from handrail.identity import IdOrigin, joinable, request_key
+from handrail.otlp.values import Attributes, AttributeValue, attributes_of
 from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
 
 LARGEST: Final = 2**53
@@ -146,15 +147,15 @@ def to_span(exchange: Exchange) -> Span:
     return span
 
 
-def read_exchange(span: Span, process: Process) -> Exchange:
-    """The exchange that ``span`` carries, observed at ``process``.
+def read_exchange(span: Span, process: Process, attributes: Attributes | None = None) -> Exchange:
+    """The exchange that ``span`` carries, observed at ``process``; ``attributes``: its attributes where they are decoded already.
 
     Raises ValueError where it carries none: other than a proxy's or middleware's span, ids of a wrong length, no usable start or
     duration. An attribute that is absent, of another type, or absurd (negative, ``LARGEST`` or above) reads as not seen.
     """
     if len(span.trace_id) != 16 or len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
         raise ValueError("ids of a wrong length")
-    values, gaps, itl = _read(span.attributes)
+    values, gaps, itl = _read(attributes_of(span.attributes) if attributes is None else attributes)
     source = _SOURCES.get(values.pop("source", ""))
     outcome = values.pop("outcome", None)
     if source is None or outcome is None:
@@ -296,39 +297,36 @@ def _add_kv(entries: Any, name: str, value: KvParams) -> None:
     _KV.write(entry.value.kvlist_value.values, value)
 
 
-def _read_text(value: AnyValue) -> str | None:
-    return value.string_value if value.HasField("string_value") else None
+def _read_text(value: AttributeValue) -> str | None:
+    return value if isinstance(value, str) else None
 
 
-def _read_number(value: AnyValue) -> int | None:
-    number: int = value.int_value
-    return number if value.HasField("int_value") and 0 <= number < LARGEST else None
+def _read_number(value: AttributeValue) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
 
 
-def _read_flag(value: AnyValue) -> bool | None:
-    return value.bool_value if value.HasField("bool_value") else None
+def _read_flag(value: AttributeValue) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
-def _read_bytes(value: AnyValue) -> bytes | None:
-    return value.bytes_value if value.HasField("bytes_value") else None
+def _read_bytes(value: AttributeValue) -> bytes | None:
+    return value if isinstance(value, bytes) else None
 
 
-def _read_texts(value: AnyValue) -> tuple[str, ...] | None:
-    if not value.HasField("array_value"):
-        return None
-    return tuple(item.string_value for item in value.array_value.values if item.HasField("string_value"))
+def _read_texts(value: AttributeValue) -> tuple[str, ...] | None:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else None
 
 
-def _read_hints(value: AnyValue) -> tuple[Hint, ...] | None:
+def _read_hints(value: AttributeValue) -> tuple[Hint, ...] | None:
     return tuple(_HINTS[text] for text in _read_texts(value) or () if text in _HINTS)
 
 
-def _read_kv(value: AnyValue) -> KvParams | None:
-    if not value.HasField("kvlist_value"):
+def _read_kv(value: AttributeValue) -> KvParams | None:
+    if not isinstance(value, dict):
         return None
     values = {}
-    for entry in value.kvlist_value.values:
-        if (row := _KV_ROWS.get(entry.key)) is not None and (found := row[1](entry.value)) is not None:
+    for key, entry in value.items():
+        if (row := _KV_ROWS.get(key)) is not None and (found := row[1](entry)) is not None:
             values[row[0]] = found
     return KvParams(**values)
 
@@ -342,7 +340,7 @@ _WRITERS: Final[Mapping[Kind, Callable[[Any, str, Any], None]]] = {
     Kind.HINTS: _add_hints,
     Kind.KV: _add_kv,
 }
-_READERS: Final[Mapping[Kind, Callable[[AnyValue], Any]]] = {
+_READERS: Final[Mapping[Kind, Callable[[AttributeValue], Any]]] = {
     Kind.TEXT: _read_text,
     Kind.NUMBER: _read_number,
     Kind.FLAG: _read_flag,
@@ -384,13 +382,13 @@ _ROWS: Final = {
 }
 
 
-def _read(attributes: Iterable[KeyValue]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The sane values by field, of the exchange, its gaps and its per-token gaps; in one pass, which is most of the cost."""
+def _read(attributes: Attributes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The sane values by field, of the exchange, its gaps and its per-token gaps; in one pass."""
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
-    for attribute in attributes:
-        if (row := _ROWS.get(attribute.key)) is not None:
+    for key, given in attributes.items():
+        if (row := _ROWS.get(key)) is not None:
             part, field, read = row
-            if (value := read(attribute.value)) is not None:
+            if (value := read(given)) is not None:
                 parts[part][field] = value
     return parts
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail import conventions as names
+from handrail.otlp.values import Attributes
 from handrail.phases import Phase
 from handrail_collector.store import attribute_json
 from handrail_collector.store.packed import pack_ids, pack_integers, unpack_ids, unpack_integers
@@ -29,7 +30,7 @@ from handrail_collector.store.schema import (
     encode,
     phase_column,
 )
-from handrail_collector.store.span import Attributes, SpanRow
+from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS, span_row, spans_table
 from store_rows import request_rows as made_rows
 from store_rows import spans_of_requests

@@ -8,7 +8,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from handrail_collector.store.span import MAX_UNIX_NS, SpanRow, attributes_of, span_rows
+from handrail.otlp.values import attributes_of
+from handrail_collector.store.span import MAX_UNIX_NS, SpanRow, span_rows
 from handrail_collector.store.span_columns import span_row, spans_table
 
 RECORDINGS = Path(__file__).parents[2] / "data" / "recordings" / "otlp_raw"
