@@ -191,10 +191,9 @@ def _rest(place: Place, source: str, may_be: tuple[Phase, ...]) -> PhaseTime:
 
 def _widen(phases: Sequence[PhaseTime]) -> tuple[PhaseTime, ...]:
     """A phase that the unattributed rest of its process may belong to is uncertain by that much."""
-    rest = [p for p in phases if p.phase is _UNATTRIBUTED]
-    return tuple(
-        p
-        if p.phase is _UNATTRIBUTED
-        else replace(p, bound_ns=p.bound_ns + sum(r.duration_ns for r in rest if p.phase in r.may_be))
-        for p in phases
-    )
+    doubt: dict[Phase, int] = {}
+    for rest in phases:
+        if rest.phase is _UNATTRIBUTED:
+            for phase in rest.may_be:
+                doubt[phase] = doubt.get(phase, 0) + rest.duration_ns
+    return tuple(replace(p, bound_ns=p.bound_ns + doubt[p.phase]) if p.phase in doubt else p for p in phases)
