@@ -106,6 +106,9 @@ class Stitcher:
             for key in keys:
                 table.setdefault(key, []).append(group)
         group = self._join_ancestors(group, evidence)
+        for one in group.evidence:  # what a weaker join brought in before is confirmed by its context
+            if one.how is not JoinKind.ANCESTOR and one is not group.edge and self._by_span.get(one.parent) is group:
+                one.how = JoinKind.ANCESTOR
         self._touch(group, received_unix_ns)
         if group.edge is None:
             for key in evidence.keys:  # a request that may be waiting for just this
@@ -342,7 +345,14 @@ class Stitcher:
                 continue
             others = [g for g in _live(named) if g is not group]
             rivals = [g.edge for g in others if g.edge is not None]
-            fitting = [g for g in others if g.edge is None and self._key_fits(group, g) and self._inside(edge, rivals, g)]
+            fitting = [
+                g
+                for g in others
+                if g.edge is None
+                and (final or not self._awaits_parent(g))
+                and self._key_fits(group, g)
+                and self._inside(edge, rivals, g)
+            ]
             labels = [e.label for e in group.evidence] + [g.evidence[0].label for g in fitting]
             doubled = {label for label in labels if twice and labels.count(label) > 1}
             for other in fitting:
@@ -354,6 +364,10 @@ class Stitcher:
                         )
                 else:
                     self._union(group, other, JoinKind.REQUEST_KEY)
+
+    def _awaits_parent(self, group: Group) -> bool:
+        """Its context names a span that has not come yet: that one will say better where it belongs than a request id can."""
+        return any(e.parent and e.parent not in self._by_span for e in group.evidence)
 
     def _inside(self, edge: Evidence, rivals: Sequence[Evidence], other: Group) -> bool:
         """Strictly inside ``edge``; or within its slack, and then strictly inside no other."""

@@ -351,3 +351,15 @@ def test_nothing_is_ever_joined_wrongly(requests: list[tuple[int, str, bool, int
     for group in groups:
         assert len({k for e in group.evidence for k in e.keys}) == 1
         assert {e.role for e in group.evidence} == {Role.EDGE, Role.PREFILL, Role.DECODE}
+
+
+def test_a_context_that_is_still_to_come_is_waited_for_and_says_how_it_was_joined() -> None:
+    records = split_request()
+    for order in (("engine_p", "engine_d", "edge", "p", "d"), ("edge", "engine_d", "engine_p", "d", "p")):
+        (group,) = run(records[name] for name in order)
+        assert {e.label: e.how.value for e in group.evidence if e.how.value != "opened"} == {
+            "prefill:proxy": "ancestor",
+            "decode:proxy": "ancestor",
+            "prefill:otlp": "ancestor",
+            "decode:otlp": "ancestor",
+        }
