@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in rows:
                 print(json.dumps(row), flush=True)
     if not given.json:
-        Console().print(table(figures))
+        out = Console()
+        out.print(table(figures), no_wrap=True, width=max(out.width, 110))
     return 0 if all(row["met"] is not False for row in figures) else 1
 
 
