@@ -18,7 +18,7 @@ from handrail.otlp.settings import ClientSettings
 from handrail.process import Parts, Stop
 from handrail.process import run as run_process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
-from handrail.settings import write_ready
+from handrail.settings import bound, write_ready
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
 from handrail_collector.journal.journal import Journal, JournalSettings
@@ -131,7 +131,7 @@ async def _main(config: CollectorConfig) -> int:
 
     await parts.start("pipeline", _nothing(), drain)
     await parts.start("receivers", receiver.start(), receiver.shutdown)
-    addresses.update(_named(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
+    addresses.update(bound(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
     if config.api is not None:
         reader = StoreReader(config.data / "store")
         api = ApiServer(
@@ -144,7 +144,7 @@ async def _main(config: CollectorConfig) -> int:
             not_ready=running.not_ready,
         )
         await parts.start("api", api.start(), api.shutdown)
-        addresses.update(_named(api=api.address))
+        addresses.update(bound(api=api.address))
     _warn_of_open_ports(config)
     log.info("collecting into %s: %s", config.data, ", ".join(f"{name} {at}" for name, at in addresses.items()))
     log.debug("configuration: %s", plain(config))
@@ -186,12 +186,6 @@ def _warn_of_open_ports(config: CollectorConfig) -> None:
                 name,
                 address,
             )
-
-
-def _named(**addresses: tuple[str, int] | None) -> dict[str, str]:
-    return {
-        name: f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}" for name, at in addresses.items() if at is not None
-    }
 
 
 def _rows(running: Running) -> list[Row]:

@@ -200,6 +200,11 @@ def clashes(addresses: Mapping[str, Address | None]) -> Iterator[Problem]:
         taken.setdefault(address, path)
 
 
+def bound(**addresses: tuple[str, int] | None) -> dict[str, str]:
+    """Bound sockets by name as ``host:port``; what is off is left out."""
+    return {name: str(Address(*at)) for name, at in addresses.items() if at is not None}
+
+
 def write_ready(path: Path, addresses: Mapping[str, str]) -> None:
     """Say that everything is bound: ``{"pid": ..., "addresses": {...}}``, whole or not at all. Raises ``OSError``.
 

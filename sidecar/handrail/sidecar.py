@@ -19,7 +19,7 @@ from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
-from handrail.settings import RequestIdMode, SidecarConfig, write_ready
+from handrail.settings import RequestIdMode, SidecarConfig, bound, write_ready
 from handrail.sources.otlp import OtlpTap, TapSettings
 from handrail.sources.proxy import ProxySource
 
@@ -69,14 +69,14 @@ async def _main(config: SidecarConfig) -> int:
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
-        addresses.update(_named(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
+        addresses.update(bound(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
     if proxy is not None:
         await parts.start("proxy", proxy.start(), lambda: proxy.shutdown(drain_s))
-        addresses.update(_named(proxy=proxy.address))
+        addresses.update(bound(proxy=proxy.address))
     if config.admin is not None:
         admin = AdminServer(config.admin.host, config.admin.port, metrics, lambda: "")
         await parts.start("admin", admin.start(), admin.shutdown)
-        addresses.update(_named(admin=admin.address))
+        addresses.update(bound(admin=admin.address))
     log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in addresses.items()))
     if config.ready_file is not None:
         write_ready(config.ready_file, addresses)
@@ -145,15 +145,6 @@ async def _watch_spans(watch: SpanWatch, proxy: ProxySource, tap: OtlpTap) -> No
                 "(grpc://%s) and with the packages that it needs for tracing",
                 tap.grpc_address or tap.http_address,
             )
-
-
-def _named(**addresses: tuple[str, int] | None) -> dict[str, str]:
-    return {
-        name: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        for name, address in addresses.items()
-        if address is not None
-        for host, port in (address,)
-    }
 
 
 def _rows(exporter: Exporter, proxy: ProxySource | None, tap: OtlpTap | None, watch: SpanWatch) -> list[Row]:

@@ -28,8 +28,13 @@ def is_joined(row: RequestRow) -> bool:
     return row.scope == "edge" and roles(row) >= WORKING
 
 
-def is_whole(row: RequestRow) -> bool:
-    return is_joined(row) and row.complete
+def evidence(row: RequestRow) -> frozenset[str]:
+    return frozenset(join.evidence for join in row.joins)
+
+
+def is_whole(row: RequestRow, configuration: Configuration) -> bool:
+    """Joined and decided (version 0 is what the API says of a request still open), with the word of everything attached."""
+    return is_joined(row) and row.version > 0 and row.complete and evidence(row) >= configuration.evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,10 @@ def observe(stack: Stack, requests: Sequence[Request], concurrency: int) -> tupl
     def new(rows: Sequence[RequestRow]) -> list[RequestRow]:
         return [row for row in rows if row.request_id not in before]
 
-    rows = stack.wait_rows(lambda rows: sum(map(is_whole, new(rows))) >= len(requests))
+    def all_whole(rows: Sequence[RequestRow]) -> bool:
+        return sum(is_whole(row, stack.configuration) for row in new(rows)) >= len(requests)
+
+    rows = stack.wait_rows(all_whole)
     return results, new(rows)
 
 

@@ -59,6 +59,13 @@ class Configuration:
     def id(self) -> str:
         return f"{self.name}-{self.attach.value}"
 
+    @property
+    def evidence(self) -> frozenset[str]:
+        """What a row holds once all that was attached has told of its request (``JoinRow.evidence``)."""
+        proxies = ("prefill:proxy", "decode:proxy") if self.attach is Attach.INLINE else ()
+        spans = ("router:otlp",) if self.front is Front.ROUTER_TRACED else ()
+        return frozenset(("edge:proxy", "prefill:otlp", "decode:otlp", *proxies, *spans))
+
 
 @dataclass(frozen=True, slots=True)
 class Taps:
@@ -104,6 +111,7 @@ class Api:
 class Stack:
     """A running configuration."""
 
+    configuration: Configuration
     edge_url: str
     router_url: str  # behind the edge sidecar
     api: Api
@@ -133,7 +141,9 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
         any_port = f"{HOST}:0"
         data = folder / "data"
         ports = ("--otlp-grpc", any_port, "--otlp-http", any_port, "--api", any_port)
-        collector, at = start.handrail("collector", "collector", *ports, "--data", str(data), "--flush-interval", "500ms")
+        # the engines export every 200 ms here (ENGINE_ENV), so their word need not be waited for as long as by default
+        quick = ("--flush-interval", "500ms", "--decision-engine-wait", "3s")
+        collector, at = start.handrail("collector", "collector", *ports, "--data", str(data), *quick)
         report = ("--collector", f"http://{at['otlp_http']}")
         inline = configuration.attach is Attach.INLINE
         urls = []
@@ -146,7 +156,8 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
                 "sidecar", engine.role, "--role", engine.role, "--instance", engine.instance, *proxy, *tap, *report
             )
             urls.append(f"http://{found['proxy']}" if inline else engine.url)
-        tap_of_router = f"{HOST}:{free_port()}" if configuration.front is Front.ROUTER_TRACED else ""
+        # A tap at the edge says that this fleet's engines export to Handrail: a trace that starts at the edge is sampled then.
+        edge_tap = f"{HOST}:{free_port()}"
         proxy_log = folder / "proxy.jsonl"
         if configuration.front is Front.TWO_STEP:
             options = (
@@ -162,13 +173,16 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
             router_url = f"http://{start.module('vllm.proxy', 'proxy', *options)['proxy']}"
         else:
             router = running_router(
-                bed.installation, prefill_urls=urls[:1], decode_urls=urls[1:], logs=folder, otlp_endpoint=tap_of_router
+                bed.installation,
+                prefill_urls=urls[:1],
+                decode_urls=urls[1:],
+                logs=folder,
+                otlp_endpoint=edge_tap if configuration.front is Front.ROUTER_TRACED else "",
             )
             router_url = parts.enter_context(router)
-        edge_tap = ("--otlp-grpc", tap_of_router) if tap_of_router else ()
         proxy = ("--listen", any_port, "--upstream", router_url)
-        _, edge = start.handrail("sidecar", "edge", "--role", "edge", *proxy, *edge_tap, *report)
-        yield Stack(f"http://{edge['proxy']}", router_url, Api(at["api"]), collector, data, folder, proxy_log)
+        _, edge = start.handrail("sidecar", "edge", "--role", "edge", *proxy, "--otlp-grpc", edge_tap, *report)
+        yield Stack(configuration, f"http://{edge['proxy']}", router_url, Api(at["api"]), collector, data, folder, proxy_log)
 
 
 @contextlib.contextmanager

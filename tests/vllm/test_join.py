@@ -11,20 +11,13 @@ from handrail_collector.store.span import SpanRow
 from vllm.client import Result
 from vllm.configurations import CONFIGURATIONS
 from vllm.figures import Figures
-from vllm.run import REQUESTS, Run, Runs, is_joined, is_whole
-from vllm.stack import Attach, Configuration, Front
+from vllm.run import REQUESTS, Run, Runs, evidence, is_joined, is_whole
+from vllm.stack import Configuration, Front
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 every_configuration = pytest.mark.parametrize("configuration", [pytest.param(each, id=each.id) for each in CONFIGURATIONS])
 
 PREFIXES = ("chatcmpl-", "cmpl-")
-
-
-def expected_evidence(configuration: Configuration) -> set[str]:
-    found = {"edge:proxy", "prefill:otlp", "decode:otlp"}
-    if configuration.attach is Attach.INLINE:
-        found |= {"prefill:proxy", "decode:proxy"}
-    return found
 
 
 def worker_id(result: Result, configuration: Configuration) -> str:
@@ -59,16 +52,14 @@ def test_every_request_is_one_row_with_prefill_and_decode(configuration: Configu
     failed = [(each.request.request_id, each.answer.error) for each in run.results if each.answer.error]
     assert not failed, failed[:3]
     joined = [row for row in run.rows if is_joined(row)]
-    whole = sum(map(is_whole, joined))
+    whole = sum(is_whole(row, configuration) for row in joined)
     figures.add("joined", f"{configuration.id:42} {len(joined)}/{REQUESTS} joined, {whole} whole, {len(run.rows)} rows")
     rest = [(row.scope, row.client_request_id, sorted(j.evidence for j in row.joins)) for row in run.rows if not is_joined(row)]
     assert not rest, f"{len(rest)} rows are not joined: {rest[:3]}"
     assert len(joined) == REQUESTS
     assert {row.client_request_id for row in joined} == {each.request.request_id for each in run.results}
-    expected = expected_evidence(configuration)
-    lacking = [(row.client_request_id, sorted(e)) for row in joined if not (e := {j.evidence for j in row.joins}) >= expected]
-    assert not lacking, f"{len(lacking)} without some of {sorted(expected)}: {lacking[:3]}"
-    assert whole == REQUESTS
+    lacking = [(row.client_request_id, sorted(configuration.evidence - evidence(row)), row.complete) for row in joined]
+    assert whole == REQUESTS, [each for each in lacking if each[1] or not each[2]][:3]
 
 
 @every_configuration
