@@ -63,7 +63,7 @@ class Configuration:
     def evidence(self) -> frozenset[str]:
         """What a row holds once all that was attached has told of its request (``JoinRow.evidence``)."""
         proxies = ("prefill:proxy", "decode:proxy") if self.attach is Attach.INLINE else ()
-        spans = ("router:otlp",) if self.front is Front.ROUTER_TRACED else ()
+        spans = ("edge:otlp",) if self.front is Front.ROUTER_TRACED else ()
         return frozenset(("edge:proxy", "prefill:otlp", "decode:otlp", *proxies, *spans))
 
 
@@ -141,8 +141,10 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
         any_port = f"{HOST}:0"
         data = folder / "data"
         ports = ("--otlp-grpc", any_port, "--otlp-http", any_port, "--api", any_port)
-        # the engines export every 200 ms here (ENGINE_ENV), so their word need not be waited for as long as by default
-        quick = ("--flush-interval", "500ms", "--decision-engine-wait", "3s")
+        # The engines export every 200 ms here (ENGINE_ENV), so their word need not be waited for as long as by default; the
+        # router exports every 5 s, after spans that end 3 s late.
+        wait = () if configuration.front is Front.ROUTER_TRACED else ("--decision-engine-wait", "3s")
+        quick = ("--flush-interval", "500ms", *wait)
         collector, at = start.handrail("collector", "collector", *ports, "--data", str(data), *quick)
         report = ("--collector", f"http://{at['otlp_http']}")
         inline = configuration.attach is Attach.INLINE

@@ -44,10 +44,13 @@ def streams(count: int, tag: str) -> list[Request]:
 
 def edge_ttft(stack: Stack, request_ids: Sequence[str | None]) -> dict[str, int]:
     """Handrail's ``ttft_token`` at the edge by the client's id, ns; waits until all are there."""
-    wanted = set(request_ids)
-    rows = stack.wait_rows(lambda rows: wanted <= {row.client_request_id for row in rows if row.ttft_token_ns is not None})
-    found = {str(r.client_request_id): r.ttft_token_ns for r in rows if r.scope == "edge" and r.ttft_token_ns is not None}
-    assert wanted <= found.keys(), f"no row for {sorted(map(str, wanted - found.keys()))[:3]}"
+    wanted = {str(each) for each in request_ids}
+
+    def seen(rows: Sequence[RequestRow]) -> dict[str, int]:
+        return {str(r.client_request_id): r.ttft_token_ns for r in rows if r.scope == "edge" and r.ttft_token_ns is not None}
+
+    found = seen(stack.wait_rows(lambda rows: wanted <= seen(rows).keys()))
+    assert wanted <= found.keys(), f"no row for {sorted(wanted - found.keys())[:3]}"
     return found
 
 
