@@ -43,7 +43,7 @@ class Relay:
         self.empty.set()
         self._sink = sink
         self._ended: list[tuple[Observation, Ending, int]] = []  # records to be written
-        self._in_flight: dict[bytes, int] = {}  # X-Request-Id values of running requests
+        self._in_flight: dict[bytes, list[Observation]] = {}  # running requests by X-Request-Id
 
     def begin(self, head: RequestHead, arrival_ns: int, arrival_unix_ns: int) -> Observation:
         """Open the observation of one request and decide what its head looks like upstream."""
@@ -62,10 +62,11 @@ class Relay:
         )
         raw = flight.raw_request_id
         if raw is not None:
-            count = self._in_flight.get(raw, 0)
-            self._in_flight[raw] = count + 1
-            if count:
-                flight.hint(Hint.DUPLICATE_REQUEST_ID)
+            running = self._in_flight.setdefault(raw, [])
+            running.append(flight)
+            if len(running) > 1:  # whose evidence is whose cannot be told by this id, for any of them
+                for one in running:
+                    one.hint(Hint.DUPLICATE_REQUEST_ID)
         return flight
 
     def finish(self, flight: Observation, ending: Ending, at_ns: int) -> None:
@@ -75,10 +76,9 @@ class Relay:
         flight.recorded = True
         raw = flight.raw_request_id
         if raw is not None:
-            left = self._in_flight[raw] - 1
-            if left:
-                self._in_flight[raw] = left
-            else:
+            running = self._in_flight[raw]
+            running.remove(flight)
+            if not running:
                 del self._in_flight[raw]
         if flight.operation is None and not self.settings.record_all:
             return
