@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from handrail_collector.rows import RequestRow
 from vllm import relay
 from vllm.child import Child
 from vllm.client import Request, Result, load, mixed, send_all
@@ -83,18 +84,18 @@ def test_at_four_the_edge_is_no_further_off_than_a_bare_relay(stack: Stack, work
     figures.add(TITLE, f"concurrency 4, edge:       {spread(ours)}")
     figures.add(TITLE, f"concurrency 4, bare relay: {spread(bare)}")
     assert len(ours) == len(bare) == REQUESTS
-    # two medians of 100 differ by chance: by the standard error of a median, 1.25 s / sqrt(n) each, and twice that is allowed
+    # the medians of two samples of 100 differ by chance, so "no worse" allows for that much and no more
     assert nearest_rank(ours, 0.5) <= nearest_rank(bare, 0.5) + chance_ms(ours, bare)
 
 
 def chance_ms(ours: Sequence[float], bare: Sequence[float]) -> float:
-    """How far the medians of two samples of this spread differ by chance (95 %), from their interquartile ranges."""
+    """How far the medians of two samples of this spread differ by chance: three standard errors, from their quartiles."""
 
     def variance(values: Sequence[float]) -> float:
         deviation = (nearest_rank(values, 0.75) - nearest_rank(values, 0.25)) / 1.349
         return 1.57 * deviation**2 / len(values)  # pi / 2: a median's variance against a mean's
 
-    return float(1.96 * (variance(ours) + variance(bare)) ** 0.5)
+    return float(3.0 * (variance(ours) + variance(bare)) ** 0.5)
 
 
 def test_vllm_bench_serve_agrees(bed: Bed, stack: Stack, work: Path, figures: Figures) -> None:
@@ -120,12 +121,8 @@ def test_vllm_bench_serve_agrees(bed: Bed, stack: Stack, work: Path, figures: Fi
     figures.add(TITLE, f"vllm bench serve at 4:     {spread(difference)}, {relative:.1%} of its median")
 
 
-def by_number(rows: Sequence[object]) -> dict[int, int]:
+def by_number(rows: Sequence[RequestRow]) -> dict[int, int]:
     """The edge's time to first token by the number at the end of the ids that vllm bench serve sends."""
-    found = {}
-    for row in rows:
-        match = re.fullmatch(r"bench-[0-9a-f]+-(\d+)", str(getattr(row, "client_request_id", "")))
-        ttft_ns = getattr(row, "ttft_token_ns", None)
-        if match and ttft_ns is not None:
-            found[int(match.group(1))] = int(ttft_ns)
-    return found
+    edge = [row for row in rows if row.scope == "edge"]
+    named = ((re.fullmatch(r"bench-[0-9a-f]+-(\d+)", row.client_request_id or ""), row.ttft_token_ns) for row in edge)
+    return {int(match.group(1)): ttft_ns for match, ttft_ns in named if match and ttft_ns is not None}
