@@ -22,7 +22,7 @@ from handrail.otlp.values import attributes_of
 from handrail.records import Role
 from handrail_collector.explain.request import Fleet, explain
 from handrail_collector.journal.journal import Entry, Journal
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.reading import SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
@@ -167,7 +167,7 @@ class Pipeline:
                         self.stitcher.add(record, entry.offset, now)
                     elif span.parent_span_id:
                         trace = span.trace_id.hex()
-                        self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex())
+                        self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
                     if store:
                         self._spans.append(place.row(span, attributes))
                     taken += 1
@@ -198,6 +198,8 @@ class Pipeline:
                 self.stats.edge_rows += 1
                 self.stats.edge_complete += row.complete
             self._rows.append(row)
+            self._rows.extend(withdrawn(row, *told) for told in decision.group.superseded)
+            decision.group.superseded.clear()
 
     def _unless_told(self, row: RequestRow) -> RequestRow | None:
         """None for a row that is in the store. One that adds evidence to a row there becomes its next version.
@@ -270,3 +272,19 @@ class Pipeline:
             if group.edge is not None or group.role(Role.DECODE, Role.COLLOCATED)
         ]
         return [*waiting, *open_rows]
+
+
+def withdrawn(row: RequestRow, trace_id: str, request_id: str, version: int) -> RequestRow:
+    """What takes back an earlier row of a part of ``row``'s request: the next version of it, without content."""
+    return replace(
+        row,
+        trace_id=trace_id,
+        request_id=request_id,
+        version=version + 1,
+        scope=MERGED,
+        gap_sketch=None,
+        phases=(),
+        joins=(),
+        findings=(),
+        span_ids=(),
+    )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MERGED = "merged"
+"""Scope of a row that only withdraws an earlier one: its request turned out to be part of another, which has a row of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRow:
@@ -38,7 +41,7 @@ class RequestRow:
 
     request_id: str  # 16 hex digits: span id of the evidence that opened it; unique with trace_id
     version: int  # a late span makes a new version of the row; the highest counts; 0: still open, not decided
-    scope: str  # edge | decode | engine
+    scope: str  # edge | decode | engine; MERGED: no request, see there
     trace_id: str
     other_trace_ids: tuple[str, ...]
     client_request_id: str | None

@@ -186,6 +186,46 @@ async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_ro
     assert (row.scope, row.request_id, row.version) == ("edge", told.request_id, told.version + 1)
 
 
+async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Path) -> None:
+    """The edge's row and D's row are both out when the router's span shows that D was called for the edge."""
+    clock = Clock()
+    edge = exchange(Role.EDGE, 0, 1000, rid="req-a", trace="t1", ttft_ms=300)
+    foreign = "f" * 16
+    d = exchange(Role.DECODE, 100, 800, rid="other-id", ttft_ms=100)
+    d = replace(d, ids=replace(d.ids, trace_id=edge.ids.trace_id, parent_span_id=foreign))
+    settings = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
+    async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
+        await send(journal, [edge, d])
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        pipeline._sweep(clock.now)
+        await pipeline.flush()
+        assert sorted(r.scope for r in stored(tmp_path)) == ["decode", "edge"]
+        request = ExportTraceServiceRequest()
+        request.resource_spans.add().scope_spans.add().spans.append(
+            Span(
+                trace_id=bytes.fromhex(edge.ids.trace_id),
+                span_id=bytes.fromhex(foreign),
+                parent_span_id=bytes.fromhex(edge.ids.span_id),
+                name="router",
+                start_time_unix_nano=START,
+            )
+        )
+        await journal.consume(Signal.TRACES, request.SerializeToString())
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        pipeline._sweep(clock.now)
+        await pipeline.flush()
+        (row,) = stored(tmp_path)
+        assert (row.scope, row.version) == ("edge", 2)
+        assert {j.evidence for j in row.joins} == {"edge:proxy", "decode:proxy"}
+        reader = StoreReader(tmp_path / "store")
+        assert reader.count(RequestFilter()) == 1
+        assert reader.find("other-id") == []
+        assert [r.version for r in reader.find("req-a")] == [2]
+        reader.close()
+
+
 async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path) -> None:
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.match import best
 
@@ -36,7 +36,7 @@ def overlaid(stored: Sequence[RequestRow], live: Sequence[RequestRow]) -> list[A
         known = found.get(key)
         if known is None or answer.row.version >= known.row.version:
             found[key] = answer
-    return list(found.values())
+    return [answer for answer in found.values() if answer.row.scope != MERGED]
 
 
 def listed(stored: Sequence[RequestRow], live: Sequence[RequestRow], wanted: RequestFilter) -> list[Answer]:

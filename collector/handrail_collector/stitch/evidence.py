@@ -75,12 +75,11 @@ def evidence_of(record: Record, offset: int, received_unix_ns: int) -> Evidence:
 
 
 def role_of(record: Record) -> Role:
-    """The role the sidecar was given. An engine that reports to us directly, past every sidecar, stays ``unknown``: names of
-    services and pods are no evidence of a role."""
-    role = record.process.role
-    if role is Role.UNKNOWN and isinstance(record, RouterCall):
-        return Role.ROUTER
-    return role
+    """The role the sidecar was given; a router's spans are a router's whatever sidecar's tap they came through.
+
+    An engine that reports to us directly, past every sidecar, stays ``unknown``: names of services and pods are no evidence.
+    """
+    return Role.ROUTER if isinstance(record, RouterCall) else record.process.role
 
 
 def _keys(record: Record) -> tuple[str, ...]:

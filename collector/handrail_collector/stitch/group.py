@@ -37,12 +37,14 @@ class Group:
     edge: Evidence | None = None
     state: State = State.OPEN
     opened_unix_ns: int = 0
-    changed_unix_ns: int = 0
+    changed: bool = False  # since the last decision
     decided_unix_ns: int = 0
     deadline_unix_ns: int = 0
     first_offset: int = 0
     row_id: tuple[str, str] | None = None  # (trace id, request id) once a row was decided
     version: int = 0
+    superseded: list[tuple[str, str, int]] = field(default_factory=list)
+    """Rows (trace id, request id, version) that were told of parts of this request and are to be withdrawn."""
     findings: list[Finding] = field(default_factory=list)
     merged_into: Group | None = None
 

@@ -93,7 +93,6 @@ class Stitcher:
             evidence=[evidence],
             edge=evidence if _is_edge(evidence) else None,
             opened_unix_ns=received_unix_ns,
-            changed_unix_ns=received_unix_ns,
             first_offset=offset,
         )
         self._groups[id(group)] = group
@@ -118,14 +117,18 @@ class Stitcher:
                         if waiting.edge is not None and waiting.state is State.OPEN:
                             self._touch(waiting, received_unix_ns)
 
-    def link(self, span: str, parent: str) -> None:
+    def link(self, span: str, parent: str, received_unix_ns: int) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
         if parent:
             self._links[span] = parent
             if len(self._links) > self.settings.max_links:
                 self._links.popitem(last=False)
-            for group in self._waiting.pop(span, ()):
-                self._await_parent(_root(group), parent)
+            for waiting in self._waiting.pop(span, ()):
+                group = _root(waiting)
+                size = len(group.evidence)
+                group = self._await_parent(group, parent)
+                if len(group.evidence) != size:
+                    self._touch(group, received_unix_ns)
 
     def _replace(self, group: Group, evidence: Evidence) -> bool:
         for index, old in enumerate(group.evidence):
@@ -176,6 +179,7 @@ class Stitcher:
         self.stats.joins[how.value] += len(gone.evidence)
         keep.evidence.extend(gone.evidence)
         keep.findings.extend(gone.findings)
+        keep.superseded.extend(gone.superseded)
         keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
         keep.first_offset = min(keep.first_offset, gone.first_offset)
         if gone.row_id is not None:
@@ -184,6 +188,7 @@ class Stitcher:
                 keep.row_id, keep.version = gone.row_id, gone.version
                 keep.state, keep.decided_unix_ns = State.DECIDED, gone.decided_unix_ns
             else:
+                keep.superseded.append((*gone.row_id, gone.version))
                 self.stats.merged_after_decision += 1
         gone.merged_into = keep
         self._groups.pop(id(gone), None)
@@ -195,7 +200,7 @@ class Stitcher:
     # --- deadlines -------------------------------------------------------------------------------------------------------
 
     def _touch(self, group: Group, now: int) -> None:
-        group.changed_unix_ns = now
+        group.changed = True
         settings = self.settings
         if group.state is State.DECIDED:
             group.deadline_unix_ns = now + settings.settle_ns
@@ -242,7 +247,7 @@ class Stitcher:
             if group.merged_into is not None:
                 continue
             if group.state is State.DECIDED:
-                if group.changed_unix_ns > group.decided_unix_ns:
+                if group.changed:
                     if group.deadline_unix_ns <= now:
                         decisions.append(self._decide(group, Closing.LATE, now))
                 elif now - group.decided_unix_ns > self.settings.late_window_ns:
@@ -269,7 +274,8 @@ class Stitcher:
 
     def _decide(self, group: Group, closing: Closing, now: int) -> Decision:
         group.state = State.DECIDED
-        group.decided_unix_ns = group.changed_unix_ns = now
+        group.decided_unix_ns = now
+        group.changed = False
         group.version += 1
         group.row_id = group.identity
         self.stats.decided[closing.value] += 1

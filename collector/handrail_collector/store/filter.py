@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from handrail.phases import Phase
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import MERGED, RequestRow
 
 MAX_LIMIT = 10_000
 DEFAULT_LIMIT = 50
@@ -59,7 +59,8 @@ class RequestFilter:
     def matches(self, row: RequestRow) -> bool:
         """Whether the row fits."""
         return (
-            (self.since_unix_ns is None or row.started_unix_ns >= self.since_unix_ns)
+            row.scope != MERGED
+            and (self.since_unix_ns is None or row.started_unix_ns >= self.since_unix_ns)
             and (self.until_unix_ns is None or row.started_unix_ns < self.until_unix_ns)
             and self.scope in (None, row.scope)
             and self.outcome in (None, row.outcome)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from handrail.identity import candidate_keys
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store import sql
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
@@ -101,7 +101,7 @@ class StoreReader:
             paths = {path for path, _ in places}
             files = [file for file, path in zip(every, self._paths(every), strict=True) if path in paths]
             rows = self._fetch(sql.started([time for _, time in places]), files, request_row)
-            if found := best(self._newest(rows, every), any_id):
+            if found := best([row for row in self._newest(rows, every) if row.scope != MERGED], any_id):
                 return found
         return []
 

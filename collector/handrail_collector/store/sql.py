@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from handrail_collector.rows import MERGED
 from handrail_collector.store.filter import SORT_FIELDS, RequestFilter
 from handrail_collector.store.schema import phase_column
 
@@ -167,7 +168,7 @@ def spans(trace_ids: list[bytes]) -> Query:
 
 def _where(wanted: RequestFilter) -> tuple[str, dict[str, Parameter]]:
     parameters: dict[str, Parameter] = {}
-    conditions = []
+    conditions = [f"scope <> '{MERGED}'"]
     for name, condition in _CONDITIONS.items():
         value = getattr(wanted, name)
         if value is not None:

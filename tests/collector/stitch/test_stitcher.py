@@ -167,7 +167,7 @@ def test_a_routers_spans_are_followed_and_foreign_spans_are_walked_through() -> 
     p = replace(p, ids=replace(p.ids, trace_id=edge.ids.trace_id))
     stitcher = Stitcher()
     stitcher.add(p, 0, NOW)
-    stitcher.link(edge.ids.trace_id + foreign, edge.ids.trace_id + server.ids.span_id)
+    stitcher.link(edge.ids.trace_id + foreign, edge.ids.trace_id + server.ids.span_id, NOW)
     stitcher.add(server, 1, NOW)
     stitcher.add(edge, 2, NOW)
     assert shape(run([], stitcher)) == [["edge:proxy", "prefill:otlp", "router:otlp"]]
@@ -290,7 +290,7 @@ def test_G14_memory_is_bounded_and_every_eviction_has_its_reason() -> None:
     stitcher = Stitcher(StitchSettings(max_groups=100, max_links=50))
     for n in range(300):
         stitcher.add(exchange(Role.PREFILL, n, 10, rid=f"r{n}", trace=f"t{n}"), n, NOW)
-        stitcher.link(f"s{n}", "p")
+        stitcher.link(f"s{n}", "p", NOW)
     decisions = stitcher.sweep(NOW)
     assert len(decisions) == 200
     assert {d.closing for d in decisions} == {Closing.EVICTED}
