@@ -25,6 +25,14 @@ class TraceContextMode(str, Enum):
     PASS = "pass"  # forward what came, add nothing
 
 
+class NewTraces(str, Enum):
+    """The sampled flag of a trace that starts at this proxy, because its client sent none."""
+
+    AUTO = "auto"  # sampled where this sidecar has a tap, so where the engine reports to us
+    SAMPLED = "sampled"  # at an edge: the engines behind it report to taps of their own
+    UNSAMPLED = "unsampled"
+
+
 class RequestIdMode(str, Enum):
     """What the proxy does with a request that has no ``X-Request-Id``."""
 
@@ -134,6 +142,12 @@ class SidecarConfig:
         TraceContextMode.SET,
         help="set: forward a traceparent with the proxy's span as the parent; pass: forward what came",
         example="pass",
+    )
+    new_traces: NewTraces = setting(
+        NewTraces.AUTO,
+        help="flag of a trace that starts here: engines export the spans of sampled ones only; auto is sampled where this "
+        "sidecar has a tap; give sampled at an edge whose engines export to taps of their own",
+        example="sampled",
     )
     request_id: RequestIdMode = setting(
         RequestIdMode.AUTO,

@@ -19,7 +19,7 @@ from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
-from handrail.settings import RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.settings import NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
 from handrail.sources.otlp import OtlpTap, TapSettings
 from handrail.sources.proxy import ProxySource
 
@@ -119,7 +119,7 @@ def _proxy(config: SidecarConfig, process: Process, exporter: Exporter, *, tappe
         process=process,
         trace_context=config.trace_context.value,
         request_id="add" if config.request_id is RequestIdMode.ADD else "pass",
-        engine_exports_to_us=tapped,
+        engine_exports_to_us=tapped if config.new_traces is NewTraces.AUTO else config.new_traces is NewTraces.SAMPLED,
         drain_seconds=config.drain.seconds,
     )
     return ProxySource(settings, exporter.sink)

@@ -63,7 +63,7 @@ class Configuration:
     def evidence(self) -> frozenset[str]:
         """What a row holds once all that was attached has told of its request (``JoinRow.evidence``)."""
         proxies = ("prefill:proxy", "decode:proxy") if self.attach is Attach.INLINE else ()
-        spans = ("edge:otlp",) if self.front is Front.ROUTER_TRACED else ()
+        spans = ("router:otlp",) if self.front is Front.ROUTER_TRACED else ()
         return frozenset(("edge:proxy", "prefill:otlp", "decode:otlp", *proxies, *spans))
 
 
@@ -158,7 +158,7 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
                 "sidecar", engine.role, "--role", engine.role, "--instance", engine.instance, *proxy, *tap, *report
             )
             urls.append(f"http://{found['proxy']}" if inline else engine.url)
-        # A tap at the edge says that this fleet's engines export to Handrail: a trace that starts at the edge is sampled then.
+        traced = configuration.front is Front.ROUTER_TRACED
         edge_tap = f"{HOST}:{free_port()}"
         proxy_log = folder / "proxy.jsonl"
         if configuration.front is Front.TWO_STEP:
@@ -179,11 +179,13 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
                 prefill_urls=urls[:1],
                 decode_urls=urls[1:],
                 logs=folder,
-                otlp_endpoint=edge_tap if configuration.front is Front.ROUTER_TRACED else "",
+                otlp_endpoint=edge_tap if traced else "",
             )
             router_url = parts.enter_context(router)
         proxy = ("--listen", any_port, "--upstream", router_url)
-        _, edge = start.handrail("sidecar", "edge", "--role", "edge", *proxy, "--otlp-grpc", edge_tap, *report)
+        tap = ("--otlp-grpc", edge_tap) if traced else ()
+        # The engines export to taps of their own: a trace that starts at the edge is to be sampled.
+        _, edge = start.handrail("sidecar", "edge", "--role", "edge", "--new-traces", "sampled", *proxy, *tap, *report)
         yield Stack(configuration, f"http://{edge['proxy']}", router_url, Api(at["api"]), collector, data, folder, proxy_log)
 
 
