@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from handrail.config import plain
 from handrail.otlp.contract import Signal
 from handrail.otlp.server import OtlpServer, is_loopback
 from handrail.otlp.settings import ClientSettings
-from handrail.process import Parts, Stop
+from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import bound, write_ready
@@ -85,10 +84,6 @@ class Running:
 
 async def _main(config: CollectorConfig) -> int:
     stop = Stop()
-    # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
-    # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
     publisher = Publisher(config.data / "store")
     try:
         recovered = await asyncio.to_thread(publisher.open)
@@ -148,6 +143,9 @@ async def _main(config: CollectorConfig) -> int:
     _warn_of_open_ports(config)
     log.info("collecting into %s: %s", config.data, ", ".join(f"{name} {at}" for name, at in addresses.items()))
     log.debug("configuration: %s", plain(config))
+    # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
+    # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).
+    spare_the_heap(young=50_000)
     if config.ready_file is not None:
         write_ready(config.ready_file, addresses)
     stopped = asyncio.create_task(stop.wait())

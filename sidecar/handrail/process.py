@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -57,6 +58,17 @@ class Parts:
                 await end()
             except Exception:
                 log.exception("%s did not end cleanly", name)
+
+
+def spare_the_heap(young: int) -> None:
+    """Keep the garbage collector off what was loaded at start, and look at new objects only every ``young`` allocations.
+
+    A full collection walks every object of every imported module: 14 ms measured for a sidecar, during which no byte is passed
+    on. What is alive when this is called is never looked at again; call it once everything has started.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(young, 20, 50)
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:

@@ -14,7 +14,7 @@ from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
-from handrail.process import Parts, Stop
+from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
@@ -78,6 +78,7 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
     log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in addresses.items()))
+    spare_the_heap(young=5_000)
     if config.ready_file is not None:
         write_ready(config.ready_file, addresses)
     background = [asyncio.create_task(_check_collector(client))]

@@ -183,9 +183,9 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
             )
             router_url = parts.enter_context(router)
         proxy = ("--listen", any_port, "--upstream", router_url)
-        tap = ("--otlp-grpc", edge_tap) if traced else ()
+        at_edge = ("--otlp-grpc", edge_tap) if traced else ()
         # The engines export to taps of their own: a trace that starts at the edge is to be sampled.
-        _, edge = start.handrail("sidecar", "edge", "--role", "edge", "--new-traces", "sampled", *proxy, *tap, *report)
+        _, edge = start.handrail("sidecar", "edge", "--role", "edge", "--new-traces", "sampled", *proxy, *at_edge, *report)
         yield Stack(configuration, f"http://{edge['proxy']}", router_url, Api(at["api"]), collector, data, folder, proxy_log)
 
 
