@@ -13,6 +13,7 @@ from collections import Counter
 
 import uvloop
 
+from handrail.process import spare_the_heap
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Exchange, Process, Record, Role
 from handrail.sources.proxy import ProxySource
@@ -42,6 +43,7 @@ async def main(upstream_port: int, role: Role) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await source.start()
+    spare_the_heap(young=5_000)  # as handrail.sidecar does
     print("PORT", source.address[1], flush=True)
     await stop.wait()
     await source.shutdown(5)
