@@ -23,6 +23,11 @@ class HostClocks:
             return None
         return self._pairs.get((a, b)) or OffsetInterval(None, None, ours.received_unix_ns)
 
+    def related(self, ours: Evidence, theirs: Evidence) -> bool:
+        """Whether times of the two can be compared at all: one clock, or an offset that evidence has bounded."""
+        offset = self.offset(ours, theirs)
+        return offset is None or offset.width_ns is not None
+
     def learn(self, caller: Evidence, callee: Evidence) -> None:
         """Use one synchronous call. A contradiction means that a clock was stepped: the newest evidence starts anew."""
         a, b = caller.record.process.host, callee.record.process.host

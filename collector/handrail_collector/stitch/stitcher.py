@@ -17,10 +17,9 @@ from handrail.records import Exchange, Finding, Hint, Record, Role
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.evidence import Evidence, evidence_of
 from handrail_collector.stitch.group import Closing, Group, State
+from handrail_collector.stitch.index import Index
 
 SECOND = 10**9
-_CROWD = 64  # more requests than this under one id at once, and the id says nothing
-
 SLACK_NS = 50_000_000
 """A callee may stamp its end just after the caller did: last bytes are passed on before they are accounted for."""
 
@@ -67,14 +66,16 @@ class Stitcher:
         self.clocks = HostClocks()
         self._groups: OrderedDict[int, Group] = OrderedDict()  # by id(), oldest first
         self._by_span: dict[str, Group] = {}
-        self._waiting: dict[str, list[Group]] = {}  # parent span not seen yet -> groups below it
+        self._waiting = Index()  # parent span not seen yet -> evidence below it
+        self._waits_for: dict[str, str] = {}  # the other way round
         self._links: OrderedDict[str, str] = OrderedDict()  # foreign span -> its parent, to follow chains through
-        self._published: dict[str, list[Group]] = {}  # connector key -> groups whose P published it
-        self._reading: dict[str, list[Group]] = {}  # connector key -> groups whose D was told to read it
-        self._by_key: dict[str, list[Group]] = {}
+        self._published = Index()  # connector key -> P's evidence of having published it
+        self._reading = Index()  # connector key -> D's evidence of having been told to read it
+        self._by_key = Index()  # request key -> evidence that carries it
         self._seen_sources: dict[tuple[Role, str], int] = {}
         self._due: list[Group] = []
         self._first_unix_ns = 0
+        self._now = 0
         self._expected: frozenset[tuple[Role, str]] = frozenset()  # who is waited for; looked up once a second
         self._expected_unix_ns = 0
 
@@ -83,11 +84,13 @@ class Stitcher:
     def add(self, record: Record, offset: int, received_unix_ns: int) -> None:
         """Take one record. The same span again replaces what was there (an update; the later wins)."""
         self.stats.records += 1
+        self._now = received_unix_ns
         self._first_unix_ns = self._first_unix_ns or received_unix_ns
         evidence = evidence_of(record, offset, received_unix_ns)
         self._seen_sources[evidence.role, record.source.value] = received_unix_ns
         known = self._by_span.get(evidence.span)
-        if known is not None and self._replace(known, evidence):
+        if known is not None:
+            self._replace(known, evidence)
             return
         group = Group(
             evidence=[evidence],
@@ -97,76 +100,100 @@ class Stitcher:
         )
         self._groups[id(group)] = group
         self._by_span[evidence.span] = group
-        for table, keys in (
-            (self._by_key, evidence.keys),
-            (self._published, evidence.connector_out),
-            (self._reading, evidence.connector_in),
-        ):
-            for key in keys:
-                table.setdefault(key, []).append(group)
+        self._enter(evidence)
         group = self._join_ancestors(group, evidence)
         for one in group.evidence:  # what a weaker join brought in before is confirmed by its context
             if one.how is not JoinKind.ANCESTOR and one is not group.edge and self._by_span.get(one.parent) is group:
                 one.how = JoinKind.ANCESTOR
-        self._touch(group, received_unix_ns)
+        self._touch(group)
         if group.edge is None:
-            for key in evidence.keys:  # a request that may be waiting for just this
-                named = self._by_key[key]
-                if len(named) > 1:
-                    for waiting in _live(named[-_CROWD:]):
-                        if waiting.edge is not None and waiting.state is State.OPEN:
-                            self._touch(waiting, received_unix_ns)
+            self._offer(group, evidence)
+
+    def _offer(self, group: Group, evidence: Evidence) -> None:
+        """Let requests look that may be waiting for just this evidence, or were decided without it."""
+        for edge_group in self._edges_of(evidence):
+            if edge_group.state is State.OPEN:
+                self._touch(edge_group)
+            elif group.merged_into is None:
+                self._weak_joins(edge_group, final=False)
+
+    def _edges_of(self, evidence: Evidence) -> list[Group]:
+        """Requests with an edge that carry one of this evidence's request keys."""
+        return [g for key in evidence.keys for g in self._named(self._by_key.spans(key)) if g.edge is not None]
 
     def link(self, span: str, parent: str, received_unix_ns: int) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
+        self._now = received_unix_ns
         if parent:
             self._links[span] = parent
             if len(self._links) > self.settings.max_links:
                 self._links.popitem(last=False)
-            for waiting in self._waiting.pop(span, ()):
-                group = _root(waiting)
+            for child in self._waiting.take(span):
+                group = self._by_span[child]
                 size = len(group.evidence)
-                group = self._await_parent(group, parent)
+                group = self._await_parent(group, child, parent)
                 if len(group.evidence) != size:
-                    self._touch(group, received_unix_ns)
+                    self._touch(group)
 
-    def _replace(self, group: Group, evidence: Evidence) -> bool:
+    def _replace(self, group: Group, evidence: Evidence) -> None:
         for index, old in enumerate(group.evidence):
             if old.span == evidence.span:
                 if old.record != evidence.record:
                     self.stats.updates += 1
+                    self._leave(old)
+                    self._enter(evidence)
                     evidence.how = old.how
+                    evidence.offset = min(old.offset, evidence.offset)
                     group.evidence[index] = evidence
                     if group.edge is old:
                         group.edge = evidence
-                    self._touch(group, evidence.received_unix_ns)
-                return True
-        return False
+                    self._touch(group)
+                return
+
+    def _enter(self, evidence: Evidence) -> None:
+        self._by_key.add(evidence.keys, evidence.span)
+        self._published.add(evidence.connector_out, evidence.span)
+        self._reading.add(evidence.connector_in, evidence.span)
+
+    def _leave(self, evidence: Evidence) -> None:
+        self._by_key.drop(evidence.keys, evidence.span)
+        self._published.drop(evidence.connector_out, evidence.span)
+        self._reading.drop(evidence.connector_in, evidence.span)
+
+    def _named(self, spans: Iterable[str]) -> list[Group]:
+        """The groups of these spans, each once."""
+        return list({id(g): g for g in map(self._by_span.__getitem__, spans)}.values())
 
     # --- ancestors -------------------------------------------------------------------------------------------------------
 
     def _join_ancestors(self, group: Group, evidence: Evidence) -> Group:
         if evidence.parent:
-            group = self._await_parent(group, evidence.parent)
-        for child in self._waiting.pop(evidence.span, ()):
-            group = self._union(group, _root(child), JoinKind.ANCESTOR)
+            group = self._await_parent(group, evidence.span, evidence.parent)
+        for child in self._waiting.take(evidence.span):
+            self._waits_for.pop(child, None)
+            group = self._union(group, self._by_span[child], JoinKind.ANCESTOR)
         return group
 
-    def _await_parent(self, group: Group, parent: str) -> Group:
+    def _await_parent(self, group: Group, span: str, parent: str) -> Group:
+        """Join ``group``, whose evidence ``span`` has this parent, to what is above it; or wait for that."""
         for _ in range(16):  # a longer chain of foreign spans is no serving stack
             above = self._by_span.get(parent)
             if above is not None:
+                self._waits_for.pop(span, None)
                 return self._union(above, group, JoinKind.ANCESTOR)
             further = self._links.get(parent)
             if further is None:
                 break
             parent = further
-        self._waiting.setdefault(parent, []).append(group)
+        self._waiting.add((parent,), span)
+        self._waits_for[span] = parent
         return group
 
     def _union(self, one: Group, two: Group, how: JoinKind) -> Group:
-        """One group of two; returns it. Two edges stay two requests: the inner was caused by the outer, it is no part of it."""
-        one, two = _root(one), _root(two)
+        """One group of two; returns it. Two edges stay two requests: the inner was caused by the outer, it is no part of it.
+
+        A request that was decided already is to be told anew: what joined it changes its row.
+        """
         if one is two or (one.edge is not None and two.edge is not None):
             return one
         keep, gone = (
@@ -190,18 +217,21 @@ class Stitcher:
             else:
                 keep.superseded.append((*gone.row_id, gone.version))
                 self.stats.merged_after_decision += 1
+        if keep.state is State.DECIDED:
+            keep.changed = True
+            keep.deadline_unix_ns = self._now + self.settings.settle_ns
         gone.merged_into = keep
         self._groups.pop(id(gone), None)
-        if keep.edge is not None:
+        if keep.edge is not None and how is not JoinKind.REQUEST_KEY:  # an id alone is no proof to set clocks by
             for evidence in gone.evidence:
                 self.clocks.learn(keep.edge, evidence)
         return keep
 
     # --- deadlines -------------------------------------------------------------------------------------------------------
 
-    def _touch(self, group: Group, now: int) -> None:
+    def _touch(self, group: Group) -> None:
         group.changed = True
-        settings = self.settings
+        settings, now = self.settings, self._now
         if group.state is State.DECIDED:
             group.deadline_unix_ns = now + settings.settle_ns
         elif group.edge is not None:
@@ -232,6 +262,7 @@ class Stitcher:
 
     def advance(self, now: int) -> list[Decision]:
         """Everything that is decided by ``now``. Decided groups stay for late evidence, then they are forgotten."""
+        self._now = now
         decisions: list[Decision] = []
         due, self._due = self._due, []
         for group in due:
@@ -253,8 +284,7 @@ class Stitcher:
                 elif now - group.decided_unix_ns > self.settings.late_window_ns:
                     self._forget(group)
             elif group.deadline_unix_ns <= now:
-                self._weak_joins(group, final=True)
-                group = _root(group)
+                group = self._last_joins(group)
                 if group.state is State.OPEN:
                     closing = Closing.ORPHAN if group.edge is None and group.alone_at_prefill() else Closing.WAITED
                     decisions.append(self._decide(group, closing, now))
@@ -285,15 +315,9 @@ class Stitcher:
         self._groups.pop(id(group), None)
         for evidence in group.evidence:
             self._by_span.pop(evidence.span, None)
-            if evidence.parent:
-                _discard(self._waiting, evidence.parent, group)
-            for table, keys in (
-                (self._by_key, evidence.keys),
-                (self._published, evidence.connector_out),
-                (self._reading, evidence.connector_in),
-            ):
-                for key in keys:
-                    _discard(table, key, group)
+            self._leave(evidence)
+            if (parent := self._waits_for.pop(evidence.span, None)) is not None:
+                self._waiting.drop((parent,), evidence.span)
 
     # --- connector keys and request keys ---------------------------------------------------------------------------------
 
@@ -303,21 +327,30 @@ class Stitcher:
         What stays ambiguous is said only when the decision is ``final``: later evidence may still tell.
         """
         self._join_connectors(group)
-        if group.edge is not None:
+        if group.merged_into is None and group.edge is not None:
             self._join_by_key(group, group.edge, final)
+
+    def _last_joins(self, group: Group) -> Group:
+        """Everything weak that can still place ``group``, now that it is to be decided; the group it is part of after that."""
+        self._weak_joins(group, final=True)
+        group = _root(group)
+        if group.edge is None:
+            for edge_group in {id(g): g for e in group.evidence for g in self._edges_of(e)}.values():
+                if group.merged_into is None and edge_group.edge is not None:
+                    self._join_by_key(edge_group, edge_group.edge, final=True)
+        return _root(group)
 
     def _join_connectors(self, group: Group) -> None:
         for evidence in list(group.evidence):
             for key in evidence.connector_in:
-                for other in _live(self._published.get(key, ())):
-                    if other is not group:
-                        self._match_connector(group, other, evidence, key)
+                for other in self._named(self._published.spans(key)):
+                    if other is not _root(group):
+                        self._match_connector(_root(group), other, evidence, key)
             for key in evidence.connector_out:
-                for other in _live(self._reading.get(key, ())):
-                    if other is group:
-                        continue
-                    reader = next(e for e in other.evidence if key in e.connector_in)
-                    self._match_connector(group, other, reader, key)
+                for other in self._named(self._reading.spans(key)):
+                    if other is not _root(group):
+                        reader = next(e for e in other.evidence if key in e.connector_in)
+                        self._match_connector(_root(group), other, reader, key)
 
     def _match_connector(self, group: Group, other: Group, reader: Evidence, key: str) -> None:
         """``reader`` was told to read what ``key`` names: the publisher's request is the reader's, unless evidence disagrees."""
@@ -343,13 +376,12 @@ class Stitcher:
         if twice and not final:
             return  # the other request's evidence may still come, and then this one's may turn out not to be unique
         for key in edge.keys:
-            named = self._by_key.get(key, ())
-            if len(named) <= len(group.evidence) and all(_root(g) is group for g in named):
-                continue
-            if len(named) > _CROWD:
+            if self._by_key.crowded(key):
                 self._find(group, "request_id_reused", "one request id on very many requests at once: not joined by it", edge)
                 continue
-            others = [g for g in _live(named) if g is not group]
+            others = [g for g in self._named(self._by_key.spans(key)) if g is not group]
+            if not others:
+                continue
             rivals = [g.edge for g in others if g.edge is not None]
             fitting = [
                 g
@@ -360,15 +392,18 @@ class Stitcher:
                 and self._inside(edge, rivals, g)
             ]
             labels = [e.label for e in group.evidence] + [g.evidence[0].label for g in fitting]
-            doubled = {label for label in labels if twice and labels.count(label) > 1}
             for other in fitting:
-                if other.evidence[0].label in doubled or any(self._group_within(r, other, 0) for r in rivals):
+                first = other.evidence[0]
+                guessing = twice or not self.clocks.related(edge, first)
+                if (guessing and labels.count(first.label) > 1) or any(self._group_within(r, other, 0) for r in rivals):
                     if final:
                         self.stats.ambiguous += 1
-                        self._find(
-                            group, "ambiguous_request_id", f"{other.evidence[0].label} fits several requests", other.evidence[0]
-                        )
+                        self._find(group, "ambiguous_request_id", f"{first.label} fits several requests", first)
+                elif guessing and not final:
+                    continue  # with clocks that nothing relates, the next request of this id may be meant: wait for it
                 else:
+                    if not self.clocks.related(edge, first):
+                        self._find(group, "clocks_unknown", f"{first.label} joined by its id alone", first)
                     self._union(group, other, JoinKind.REQUEST_KEY)
 
     def _awaits_parent(self, group: Group) -> bool:
@@ -436,15 +471,3 @@ def _root(group: Group) -> Group:
 def _keys_of(group: Group) -> tuple[set[str], set[str]]:
     """Connector keys that this group's evidence published, and those it was told to read."""
     return {k for e in group.evidence for k in e.connector_out}, {k for e in group.evidence for k in e.connector_in}
-
-
-def _live(groups: Iterable[Group]) -> list[Group]:
-    return list({id(r): r for r in (_root(g) for g in groups)}.values())
-
-
-def _discard(table: dict[str, list[Group]], key: str, group: Group) -> None:
-    left = [g for g in table.get(key, ()) if _root(g) is not group]
-    if left:
-        table[key] = left
-    else:
-        table.pop(key, None)

@@ -97,6 +97,7 @@ HINT: Final[Mapping[str, str]] = {
 FINDING: Final[Mapping[str, str]] = {
     "ambiguous_request_id": "that evidence was left out rather than guessed",
     "bad_attribute": "those figures were not used",
+    "clocks_unknown": "nothing relates the clocks of the two hosts yet, so that it happened within this request is not proved",
     "context_lost": "something on the way dropped traceparent; the join rests on ids",
     "duplicate_request_id": "each is a row of its own",
     "fallback_local": "the prefill's work was wasted",
