@@ -103,4 +103,6 @@ _by_type["KvParams | None"] = st.none() | st.builds(
 def exchanges() -> st.SearchStrategy[Exchange]:
     """Any sane exchange: a field added to ``Exchange`` takes part by its type, or fails here with the type that is missing."""
     by_name = {field.name: _by_type[str(field.type)] for field in fields(Exchange)}
-    return st.builds(Exchange, **{**by_name, "arrival_unix_ns": st.integers(1, 2**63 - 2**53 - 1)})
+    return st.builds(
+        Exchange, **{**by_name, "arrival_unix_ns": st.integers(1, 2**63 - 2**53 - 1), "status": st.none() | st.integers(100, 999)}
+    )

@@ -47,7 +47,11 @@ class Running:
 
     def not_ready(self) -> str:
         """Why nothing can be accepted, or ''."""
-        return "" if self.journal.healthy else "the journal's disk failed; restart once it is mended"
+        if not self.journal.healthy:
+            return "the journal's disk failed; restart once it is mended"
+        if self.pipeline.stats.failing >= 3:
+            return "publishing to the store fails again and again; see the log"
+        return ""
 
     def status(self) -> dict[str, Any]:
         """For ``GET /api/v1/status``: how far everything is, and how much of the traffic is covered."""
@@ -207,6 +211,7 @@ def _rows(running: Running) -> list[Row]:
         ("unreadable_spans", "Proxy spans that could not be read", lambda: running.pipeline.reader.unreadable),
         ("rows", "Request rows decided", lambda: pipe.rows),
         ("publishes", "Publishes to the store", lambda: pipe.publishes),
+        ("faults", "Spans, requests or rows left out because they broke us", lambda: pipe.faults),
         ("publish_failures", "Publishes that failed and are tried again", lambda: pipe.publish_failures),
         ("ambiguous_joins", "Evidence that fitted several requests and was not joined", lambda: stitcher.stats.ambiguous),
         ("clock_contradictions", "Host clocks that were stepped, or wrong joins", lambda: stitcher.clocks.contradictions),

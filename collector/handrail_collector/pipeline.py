@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
@@ -24,12 +25,17 @@ from handrail_collector.explain.request import Fleet, explain
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
-from handrail_collector.stitch.reading import SpanReader, batches
+from handrail_collector.stitch.group import Group
+from handrail_collector.stitch.reading import Batch, SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import Publisher, Recovered
+from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.span import SpanPlace, SpanRow
+from handrail_collector.store.span_columns import spans_table
 
 log = logging.getLogger(__name__)
+
+FAULTS_TOLD = 20
 
 SPANS_A_SLICE = 128
 """Spans worked on before the loop may do something else: about 3 ms, so that senders are acknowledged between slices."""
@@ -56,6 +62,8 @@ class PipelineStats:
     rows: int = 0
     rows_skipped: int = 0  # made again by a replay, already in the store
     undecodable: int = 0
+    faults: int = 0  # exceptions over one span, request or row: that one is left out, the rest goes on
+    failing: int = 0  # publishes that failed in a row
     publishes: int = 0
     publish_failures: int = 0
     edge_rows: int = 0
@@ -105,16 +113,22 @@ class Pipeline:
 
     async def run(self) -> None:
         """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided."""
-        timer = asyncio.create_task(self._tick())
+        tasks = {asyncio.create_task(self._follow()), asyncio.create_task(self._tick())}
         try:
-            async for entry in self._journal.follow(self._start_offset):
-                await self._take(entry)
-                if len(self._spans) >= self.settings.max_buffered_spans:
-                    await self.flush()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # the timer ends only by a fault, which must not go unseen
         finally:
-            timer.cancel()
-            await asyncio.gather(timer, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self.flush()
+
+    async def _follow(self) -> None:
+        async for entry in self._journal.follow(self._start_offset):
+            await self._take(entry)
+            if len(self._spans) >= self.settings.max_buffered_spans:
+                await self.flush()
 
     async def _tick(self) -> None:
         """Once a second: what is due by the clock when no entries come, and what is due for publishing."""
@@ -151,6 +165,7 @@ class Pipeline:
             return
         store = entry.offset >= self._stored_offset
         now = entry.received_unix_ns
+        rows: list[SpanRow] = []  # handed over whole: what is published ends between two entries, never within one
         taken = 0
         for resource_spans in request.resource_spans:
             resource = attributes_of(resource_spans.resource.attributes)
@@ -161,19 +176,33 @@ class Pipeline:
                 for span in batch.spans:
                     if self.duplicates.span(span.SerializeToString(), now):
                         continue
-                    attributes = attributes_of(span.attributes)
-                    record = self.reader.read(span, batch.scope, batch.process, attributes)
-                    if record is not None:
-                        self.stitcher.add(record, entry.offset, now)
-                    elif span.parent_span_id:
-                        trace = span.trace_id.hex()
-                        self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
-                    if store:
-                        self._spans.append(place.row(span, attributes))
+                    try:
+                        rows.append(self._take_span(span, batch, place, now))
+                    except Exception:
+                        self._fault("a span was left out")
                     taken += 1
                     if taken % SPANS_A_SLICE == 0:
                         await asyncio.sleep(0)
         self.stats.spans += taken
+        if store:
+            self._spans.extend(rows)
+
+    def _take_span(self, span: Span, batch: Batch, place: SpanPlace, now: int) -> SpanRow:
+        """Feed one span to the stitcher; the row it is stored as."""
+        attributes = attributes_of(span.attributes)
+        record = self.reader.read(span, batch.scope, batch.process, attributes)
+        if record is not None:
+            self.stitcher.add(record, place.offset, now)
+        elif span.parent_span_id:
+            trace = span.trace_id.hex()
+            self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
+        return place.row(span, attributes)
+
+    def _fault(self, what: str) -> None:
+        """One thing that arrived broke us: counted, told while it is new, and the rest goes on."""
+        self.stats.faults += 1
+        if self.stats.faults <= FAULTS_TOLD:
+            log.exception("%s (fault %d; the first %d are told)", what, self.stats.faults, FAULTS_TOLD)
 
     # --- decisions -------------------------------------------------------------------------------------------------------
 
@@ -189,17 +218,26 @@ class Pipeline:
             return
         fleet = self.fleet()
         for decision in decisions:
-            row = self._unless_told(explain(decision.group, fleet))
+            try:
+                row = self._unless_told(explain(decision.group, fleet))
+            except Exception:
+                self._fault("a request was left out")
+                continue
             if row is None:
                 self.stats.rows_skipped += 1
                 continue
             self.stats.rows += 1
-            if row.version == 1 and row.scope == "edge":
-                self.stats.edge_rows += 1
-                self.stats.edge_complete += row.complete
+            self._count_coverage(decision.group, row)
             self._rows.append(row)
             self._rows.extend(withdrawn(row, *told) for told in decision.group.superseded)
             decision.group.superseded.clear()
+
+    def _count_coverage(self, group: Group, row: RequestRow) -> None:
+        """Each request of an edge once, by what is known of it last."""
+        if row.scope == "edge":
+            self.stats.edge_rows += group.counted is None
+            self.stats.edge_complete += row.complete - bool(group.counted)
+            group.counted = row.complete
 
     def _unless_told(self, row: RequestRow) -> RequestRow | None:
         """None for a row that is in the store. One that adds evidence to a row there becomes its next version.
@@ -232,20 +270,45 @@ class Pipeline:
             rows, self._rows = self._rows, []
             self._flushing, self._stored_offset = rows, end
             try:
-                await asyncio.to_thread(self._publisher.publish, first, end, low, spans, rows)
-            except OSError as error:
+                stored = await asyncio.to_thread(self._publish, first, end, low, spans, rows)
+            except Exception as error:
                 self.stats.publish_failures += 1
-                log.error("publishing failed, will be tried again: %s", error)
+                self.stats.failing += 1
+                log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
                 self._spans, self._rows = spans + self._spans, rows + self._rows
                 self._stored_offset = first
                 return
             finally:
                 self._flushing = []
             self._low_water = low
+            self.stats.failing = 0
             self.stats.publishes += 1
-            self.stats.spans_stored += len(spans)
+            self.stats.spans_stored += stored
             self.stats.published_offset = end
             self._journal.release(low)
+
+    def _publish(self, first: int, end: int, low: int, spans: list[SpanRow], rows: list[RequestRow]) -> int:
+        """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The spans stored."""
+        try:
+            self._publisher.publish(first, end, low, spans, rows)
+        except OSError:
+            raise
+        except Exception:
+            fitting = [span for span in spans if self._storable(lambda span=span: spans_table([span]))]  # type: ignore[misc]
+            telling = [row for row in rows if self._storable(lambda row=row: requests_table([row]))]  # type: ignore[misc]
+            if len(fitting) == len(spans) and len(telling) == len(rows):
+                raise
+            self._publisher.publish(first, end, low, fitting, telling)
+            return len(fitting)
+        return len(spans)
+
+    def _storable(self, encode: Callable[[], object]) -> bool:
+        try:
+            encode()
+        except Exception:
+            self._fault("a row that no column takes was left out of the store")
+            return False
+        return True
 
     def _low(self) -> int:
         """Where a replay would have to start: the oldest evidence still held, or the start of the deduplication window."""
@@ -266,12 +329,13 @@ class Pipeline:
         """Decided rows that are not published yet, then rows of open requests that have an edge or a decode (version 0)."""
         fleet = self.fleet()
         waiting = [*self._flushing, *self._rows]
-        open_rows = [
-            explain(group, fleet)
-            for group in self.stitcher.open_groups()
-            if group.edge is not None or group.role(Role.DECODE, Role.COLLOCATED)
-        ]
-        return [*waiting, *open_rows]
+        for group in self.stitcher.open_groups():
+            if group.edge is not None or group.role(Role.DECODE, Role.COLLOCATED):
+                try:
+                    waiting.append(explain(group, fleet))
+                except Exception:
+                    self._fault("an open request was left out of an answer")
+        return waiting
 
 
 def withdrawn(row: RequestRow, trace_id: str, request_id: str, version: int) -> RequestRow:

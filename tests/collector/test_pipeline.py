@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -16,7 +19,7 @@ from builders import EPOCH, MS, engine, exchange, split_request
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
 from handrail.export.spans import resource_of, to_span
 from handrail.otlp.contract import Signal
-from handrail.records import Exchange, Record, Role
+from handrail.records import Exchange, Gaps, Record, Role
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.rows import RequestRow
@@ -24,6 +27,7 @@ from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
 
 START = EPOCH + 100 * SECOND
 WAIT_S = 20.0
@@ -226,6 +230,97 @@ async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Pat
         reader.close()
 
 
+async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp_path: Path) -> None:
+    """The entry's spans go to the store together, whatever the pipeline does between its slices; a replay adds none."""
+    clock = Clock()
+    records = [exchange(Role.EDGE, n, 10, rid=f"req-{n}", trace=f"t{n}") for n in range(400)]
+    publisher = Publisher(tmp_path / "store")
+    recovered = publisher.open()
+    journal = Journal(JournalSettings(folder=tmp_path / "journal").open_log(), now_unix_ns=clock)
+    pipeline = Pipeline(journal, publisher, recovered, now_unix_ns=clock)
+    await journal.start()
+    await journal.consume(Signal.TRACES, batch(records))
+    task = asyncio.create_task(pipeline.run())
+    await _until(lambda: pipeline.stitcher.stats.records >= 200)
+    assert pipeline.stitcher.stats.records < 400  # in the middle of it
+    await pipeline.flush()
+    task.cancel()  # as kill -9 would
+    await asyncio.gather(task, return_exceptions=True)
+    await journal.shutdown()
+    publisher.close()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await taken(pipeline, journal)
+    reader = StoreReader(tmp_path / "store")
+    files = [f for p in reader.publishes() for f in p.files if f.table is Table.SPANS]
+    assert sum(f.rows for f in files) == 400
+    reader.close()
+
+
+async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """Times, counts and sketches from anyone: the readers bound what they know; what slips through costs itself alone."""
+    clock = Clock()
+    span = Span(
+        trace_id=b"\1" * 16,
+        span_id=b"\1" * 8,
+        name="llm_request",
+        start_time_unix_nano=2**64 - 1,
+        end_time_unix_nano=2**64 - 1,
+    )
+    span.attributes.add(key="gen_ai.request.id").value.string_value = "cmpl-x-0"
+    span.attributes.add(key="gen_ai.usage.completion_tokens").value.double_value = 1e300
+    poison = ExportTraceServiceRequest()
+    poison.resource_spans.add().scope_spans.add().spans.append(span)
+    edge, p, d = proxies("req-a", "t1")
+    unreadable = Gaps(unit="chunk", count=3, sum_ns=3, max_ns=1, max_at_ns=1, sketch=b"\xff newer")
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.TRACES, poison.SerializeToString())
+        await send(journal, [replace(edge, gaps=unreadable, status=2**31), p, d])
+        await taken(pipeline, journal)
+        clock.now += 30 * SECOND
+        pipeline._sweep(clock.now)
+        odd = replace(pipeline._rows[0], request_id="f" * 16, status=2**40)  # no column takes it
+        pipeline._rows.append(odd)
+        await pipeline.flush()
+        assert pipeline.stats.failing == 0
+        assert pipeline.stats.faults == 1
+    rows = {r.client_request_id: r for r in stored(tmp_path)}
+    assert set(rows) == {"req-a", None}
+    assert (rows["req-a"].status, rows["req-a"].gap_count, rows["req-a"].gap_p99_ns) == (None, 3, None)
+
+
+async def test_a_failing_disk_is_tried_again_and_said(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await send(journal, proxies("req-a", "t1"))
+        await taken(pipeline, journal)
+        folder = tmp_path / "store"
+        folder.rename(tmp_path / "away")
+        folder.write_text("in the way")
+        await pipeline.flush()
+        assert (pipeline.stats.failing, pipeline.stats.spans_stored) == (1, 0)
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+        await pipeline.flush()
+        assert (pipeline.stats.failing, pipeline.stats.spans_stored) == (0, 3)
+
+
+async def test_a_request_completed_late_counts_as_joined(tmp_path: Path) -> None:
+    clock = Clock()
+    edge, p, d = proxies("req-a", "t1")
+    settings = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
+    async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
+        await send(journal, [edge, p])
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        pipeline._sweep(clock.now)
+        assert (pipeline.stats.edge_rows, pipeline.stats.edge_complete) == (1, 0)
+        await send(journal, [d], 9)
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        pipeline._sweep(clock.now)
+        assert (pipeline.stats.edge_rows, pipeline.stats.edge_complete) == (1, 1)
+
+
 async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path) -> None:
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
@@ -288,3 +383,64 @@ async def test_an_engines_own_export_without_any_sidecar_is_welcome(tmp_path: Pa
         pipeline._sweep(clock.now)
         (row,) = pipeline.rows()
         assert (row.scope, row.request_key, row.phase_of) == ("engine", "x", "")
+
+
+FUZZ_INTS = (0, 1, -1, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63))
+FUZZ_FLOATS = (0.0, -1.0, float("nan"), float("inf"), 1e300, 0.5)
+FUZZ_TEXTS = ("", "a", "x" * 3000, "\0", "=", "9" * 18, "req-a")
+FUZZ_TIMES = (0, 1, START, START + SECOND, 2**63, 2**64 - 1)
+
+
+def spoiled(record: Record, data: st.DataObject) -> Span:
+    """A span as Handrail or vLLM sends it, with any of its values replaced by something absurd."""
+    if isinstance(record, Exchange):
+        span = to_span(record)
+    else:
+        span = Span(
+            name="llm_request", trace_id=bytes.fromhex(record.ids.trace_id), span_id=bytes.fromhex(record.ids.span_id), kind=2
+        )
+        for name in ("gen_ai.request.id", "gen_ai.latency.e2e", "gen_ai.latency.time_in_queue", "gen_ai.usage.completion_tokens"):
+            span.attributes.add(key=name).value.string_value = "cmpl-req-a-0"
+    for attribute in span.attributes:
+        kind = data.draw(st.sampled_from(("keep", "keep", "keep", "int", "float", "text", "bytes", "none")))
+        if kind == "int":
+            attribute.value.int_value = data.draw(st.sampled_from(FUZZ_INTS))
+        elif kind == "float":
+            attribute.value.double_value = data.draw(st.sampled_from(FUZZ_FLOATS))
+        elif kind == "text":
+            attribute.value.string_value = data.draw(st.sampled_from(FUZZ_TEXTS))
+        elif kind == "bytes":
+            attribute.value.bytes_value = b"\xff\x00"
+        elif kind == "none":
+            attribute.ClearField("value")
+    span.start_time_unix_nano = data.draw(st.sampled_from((*FUZZ_TIMES, span.start_time_unix_nano)))
+    span.end_time_unix_nano = data.draw(st.sampled_from((*FUZZ_TIMES, span.end_time_unix_nano)))
+    return span
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_whatever_comes_the_pipeline_goes_on_without_a_fault(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("fuzz")
+
+    async def run() -> None:
+        clock = Clock()
+        async with running(root, clock) as (journal, pipeline):
+            for number, record in enumerate(split_request("req-a", "t1").values(), 1):
+                request = ExportTraceServiceRequest()
+                scoped = request.resource_spans.add(resource=resource_of(record.process)).scope_spans.add()
+                scoped.scope.name = SCOPE_PROXY if isinstance(record, Exchange) else "vllm.tracing.otel"
+                scoped.spans.extend((spoiled(record, data), spoiled(record, data)))
+                await journal.consume(Signal.TRACES, request.SerializeToString())
+                clock.now += number * SECOND
+            await taken(pipeline, journal)
+            clock.now += 1000 * SECOND
+            pipeline._sweep(clock.now)
+            pipeline.rows()
+            await pipeline.flush()
+            assert (pipeline.stats.faults, pipeline.stats.failing) == (0, 0)
+            assert pipeline.stats.rows > 0 or pipeline.reader.unreadable > 0
+
+    asyncio.run(run())

@@ -124,7 +124,7 @@ def _prefill(visit: Visit) -> _Inside | None:
             if engine.end_unix_ns is not None:
                 after = exchange.arrival_unix_ns + exchange.duration_ns - engine.end_unix_ns
                 known.extend(_edge_part(Phase.PREFILL_RESPOND, after, Place.PREFILL))
-    may_be = _PREFILL_ALL if not known else (Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND)
+    may_be = _unmeasured(_PREFILL_ALL, known)
     phases = close_sum(known, total, _rest(Place.PREFILL, "proxy" if exchange is not None else "otlp", may_be))
     return _Inside(total, _widen(phases), exchange is not None)
 
@@ -151,7 +151,8 @@ def _decode(visit: Visit, handed_off: bool | None, *, first_token: bool) -> _Ins
                 known.extend(_edge_part(Phase.DECODE_RESPOND, after, Place.DECODE))
         elif exchange is None and not first_token and engine.ttft_ns is not None:
             known.extend(_engine(Phase.DECODE_RESPOND, total - engine.ttft_ns, Place.DECODE))
-    may_be = _DECODE_ALL if not known else (Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND)
+    own_prefill = (Phase.DECODE_ADMISSION, Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE, Phase.DECODE_RESPOND)
+    may_be = _unmeasured(own_prefill if handed_off is False else _DECODE_ALL, known)
     phases = close_sum(known, total, _rest(Place.DECODE, "proxy" if exchange is not None else "otlp", may_be))
     return _Inside(total, _widen(phases), exchange is not None)
 
@@ -183,6 +184,16 @@ def _edge_part(phase: Phase, duration_ns: int, place: Place) -> Sequence[PhaseTi
     """The part of a phase between the proxy's stamp and the engine's, both wall clock of one host. A few microseconds below zero
     are stamps of neighbouring moments; the phase is then 0."""
     return (PhaseTime(phase, max(0, duration_ns), place, "proxy+otlp", max(0, -duration_ns)),)
+
+
+_AT_THE_DOORS = frozenset({Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND, Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND})
+"""Only a part of these is measured: between the proxy's stamp and the engine's, not what the engine does before and after."""
+
+
+def _unmeasured(every: Sequence[Phase], known: Sequence[PhaseTime]) -> tuple[Phase, ...]:
+    """What the rest of a process may be: all of its phases but those that the engine measured whole."""
+    measured = {p.phase for p in known} | {m for p in known for m in p.may_be}
+    return tuple(phase for phase in every if phase in _AT_THE_DOORS or phase not in measured)
 
 
 def _rest(place: Place, source: str, may_be: tuple[Phase, ...]) -> PhaseTime:

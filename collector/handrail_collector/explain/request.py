@@ -36,7 +36,7 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
     witness = path.edge or (path.decode.exchange if path.decode else None) or (path.prefill.exchange if path.prefill else None)
     engine = _engine_of(path)
     gaps = _gaps(path)
-    sketch = GapSketch.decode(gaps.sketch) if gaps is not None else None
+    sketch = _sketch(gaps)
     outcome, error_type = _outcome(path, witness, engine)
     exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
     trace_id, request_id = group.identity
@@ -78,7 +78,7 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
         gap_max_ns=gaps.max_ns if gaps else None,
         gap_p50_ns=sketch.quantile(0.5) if sketch else None,
         gap_p99_ns=sketch.quantile(0.99) if sketch else None,
-        gap_sketch=gaps.sketch if gaps else None,
+        gap_sketch=gaps.sketch if gaps and sketch is not None else None,
         phase_of=parts.of,
         phases=tuple(
             PhaseRow(
@@ -148,6 +148,14 @@ def _gaps(path: Path) -> Gaps | None:
         if exchange is not None and exchange.gaps is not None:
             return exchange.gaps
     return None
+
+
+def _sketch(gaps: Gaps | None) -> GapSketch | None:
+    """None also for one that cannot be read: a newer sidecar's, or damage. Count and largest gap are still there."""
+    try:
+        return GapSketch.decode(gaps.sketch) if gaps is not None else None
+    except ValueError:
+        return None
 
 
 def _answered_tokens(path: Path, witness: Exchange | None, engine: EngineRequest | None) -> int | None:

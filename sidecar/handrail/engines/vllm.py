@@ -19,6 +19,9 @@ REQUEST_ID = "gen_ai.request.id"
 SLACK_NS = 1_000_000_000
 """e2e is wall clock and the parts are monotonic: a part may exceed the whole by a clock step, not by more than this."""
 
+LATEST_UNIX_NS = 2**62
+"""Year 2116: a later time is damage, and the store's columns are 64 bit signed."""
+
 _MAX_DURATION_NS = 7 * 24 * 3600 * 10**9
 
 
@@ -89,10 +92,12 @@ def interval(span: Span) -> tuple[int, int | None, tuple[str, ...]]:
     An end of 0 is a span still open. A start of 0 stays 0: the caller must not draw from it.
     """
     start, end = span.start_time_unix_nano, span.end_time_unix_nano
+    if start > LATEST_UNIX_NS:
+        return 0, None, ("startTimeUnixNano",)
     if end == 0:
         return start, None, ()
     if start == 0:
-        return 0, end, ("startTimeUnixNano",)
+        return 0, end if end <= LATEST_UNIX_NS else None, ("startTimeUnixNano",)
     if end < start or end - start > _MAX_DURATION_NS:
         return start, None, ("endTimeUnixNano",)
     return start, end, ()

@@ -19,10 +19,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from handrail import conventions as names
 from handrail.identity import IdOrigin, joinable, request_key
-from handrail.otlp.values import Attributes, AttributeValue, attributes_of
+from handrail.otlp.values import LARGEST, Attributes, AttributeValue, attributes_of
 from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
 
-LARGEST: Final = 2**53
 """Durations, offsets and counts at or above this (104 days in ns) are absurd; below it every JSON reader keeps them exact."""
 
 _LATEST_UNIX_NS: Final = 2**63
@@ -167,6 +166,8 @@ def read_exchange(span: Span, process: Process, attributes: Attributes | None = 
         if not 0 <= duration_ns < LARGEST:
             raise ValueError("no usable duration")
         values["duration_ns"] = duration_ns
+    if not 100 <= values.get("status", 200) <= 999:
+        del values["status"]
     return Exchange(
         process=process,
         source=source,

@@ -37,18 +37,23 @@ def text(values: Attributes, key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+LARGEST = 2**53
+"""A count, a size or a code at or above this is damage: no counter of a serving stack gets there."""
+
+
 def integer(values: Attributes, key: str) -> int | None:
-    """An integer, else None; decimal strings count, since vllm-router sends ports and status codes as strings."""
+    """A whole number from 0 to below ``LARGEST``, else None.
+
+    Decimal strings count, since vllm-router sends ports and status codes as strings.
+    """
     value = values.get(key)
     if isinstance(value, bool):
         return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float) and value.is_integer():  # False for NaN and infinities
-        return int(value)
-    if isinstance(value, str) and len(value) < 19 and value.isdecimal():
-        return int(value)
-    return None
+    whole = isinstance(value, float) and value.is_integer()  # False for NaN and infinities
+    digits = isinstance(value, str) and len(value) < 17 and value.isdecimal()
+    if isinstance(value, (float, str)) and (whole or digits):
+        value = int(value)
+    return value if isinstance(value, int) and 0 <= value < LARGEST else None
 
 
 def number(values: Attributes, key: str) -> float | None:

@@ -288,3 +288,16 @@ def test_whatever_the_evidence_says_the_sum_is_exact(
             if row.scope == "edge":
                 assert total(row) == expected
             assert all(phase.duration_ns >= 0 for phase in row.phases)
+
+
+def test_what_the_engine_did_not_time_is_not_pinned_on_its_doors() -> None:
+    """No durations from the engines (an abort, absurd values): the rest may be any phase of that process."""
+    r = split_request()
+    for name in ("engine_p", "engine_d"):
+        record = r[name]
+        assert isinstance(record, EngineRequest)
+        r[name] = replace(record, queue_ns=None, prefill_ns=None)
+    row = row_of(r.values())
+    rest = {p.process: p.may_be for p in row.phases if p.phase == "unattributed"}
+    assert rest["prefill"] == ("prefill_admission", "prefill_queue", "prefill_compute", "prefill_respond")
+    assert set(rest["decode"]) >= {"decode_admission", "kv_transfer", "decode_queue", "first_step", "decode_respond"}

@@ -363,3 +363,66 @@ def test_a_context_that_is_still_to_come_is_waited_for_and_says_how_it_was_joine
             "prefill:otlp": "ancestor",
             "decode:otlp": "ancestor",
         }
+
+
+def test_an_update_is_found_by_what_it_carries_now() -> None:
+    d = exchange(Role.DECODE, 130, 800, rid=None, trace="d", ttft_ms=100, kv_in=kv("a"))
+    stitcher = Stitcher()
+    stitcher.add(d, 0, NOW)
+    stitcher.add(replace(d, kv_in=None), 1, NOW)
+    stitcher.add(exchange(Role.PREFILL, 10, 100, rid=None, trace="p", kv_out=kv("a")), 2, NOW)
+    assert shape(run([], stitcher)) == [["decode:proxy"], ["prefill:proxy"]]
+    stitcher = Stitcher()
+    stitcher.add(replace(d, kv_in=None), 0, NOW)
+    stitcher.add(d, 1, NOW)
+    stitcher.add(exchange(Role.PREFILL, 10, 100, rid=None, trace="p", kv_out=kv("a")), 2, NOW)
+    assert shape(run([], stitcher)) == [["decode:proxy", "prefill:proxy"]]
+
+
+@pytest.mark.parametrize("by", ["connector", "request_key"])
+def test_late_evidence_without_context_joins_a_decided_request(by: str) -> None:
+    records = split_request()
+    d = cut(records["d"], "xd")
+    assert isinstance(d, Exchange)
+    if by == "request_key":
+        d = replace(d, kv_in=None)
+    stitcher = Stitcher()
+    for name in ("edge", "p"):
+        stitcher.add(records[name], 0, NOW)
+    (first,) = (x for s in range(15) for x in stitcher.sweep(NOW + s * SECOND))
+    stitcher.add(d, 1, NOW + 20 * SECOND)
+    (again,) = (x for s in range(20, 100) for x in stitcher.sweep(NOW + s * SECOND))
+    assert (again.closing, again.group.identity, again.group.version) == (Closing.LATE, first.group.identity, 2)
+    assert shape([again.group]) == [["decode:proxy", "edge:proxy", "prefill:proxy"]]
+
+
+def test_evidence_of_the_very_instant_of_a_decision_is_not_lost() -> None:
+    records = split_request()
+    late = records.pop("engine_d")
+    stitcher = Stitcher()
+    for record in records.values():
+        stitcher.add(record, 0, NOW)
+    stitcher.sweep(NOW + 20 * SECOND)
+    stitcher.add(late, 1, NOW + 20 * SECOND)
+    assert [d.closing for d in stitcher.sweep(NOW + 30 * SECOND)] == [Closing.LATE]
+
+
+def test_one_id_on_everything_is_not_joined_by_and_costs_no_more() -> None:
+    stitcher = Stitcher()
+    for n in range(500):
+        stitcher.add(exchange(Role.EDGE, n, 100, rid="constant", trace=f"t{n}"), n, NOW)
+    groups = run([], stitcher)
+    assert len(groups) == 500
+    assert {f.kind for g in groups[100:] for f in g.findings} == {"request_id_reused"}
+    assert len(stitcher) == len(stitcher._by_key) == 0
+
+
+def test_with_clocks_that_nothing_relates_a_join_by_id_says_so() -> None:
+    edge = exchange(Role.EDGE, 0, 1000, rid="same", trace="e", ttft_ms=300)
+    other_host = exchange(Role.PREFILL, 5000, 100, rid="same", trace="p", host="h2")
+    (group,) = run([edge, other_host])
+    assert [f.kind for f in group.findings] == ["clocks_unknown"]
+    third = exchange(Role.PREFILL, 9000, 100, rid="same", trace="p3", host="h2")
+    groups = run([edge, other_host, third])
+    assert shape(groups) == [["edge:proxy"], ["prefill:proxy"], ["prefill:proxy"]]
+    assert {f.kind for g in groups for f in g.findings} == {"ambiguous_request_id"}
