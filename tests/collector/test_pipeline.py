@@ -233,7 +233,7 @@ async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Pat
 async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp_path: Path) -> None:
     """The entry's spans go to the store together, whatever the pipeline does between its slices; a replay adds none."""
     clock = Clock()
-    records = [exchange(Role.EDGE, n, 10, rid=f"req-{n}", trace=f"t{n}") for n in range(400)]
+    records = [exchange(Role.EDGE, n, 10, rid=f"req-{n}", trace=f"t{n}") for n in range(2000)]
     publisher = Publisher(tmp_path / "store")
     recovered = publisher.open()
     journal = Journal(JournalSettings(folder=tmp_path / "journal").open_log(), now_unix_ns=clock)
@@ -242,7 +242,7 @@ async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp
     await journal.consume(Signal.TRACES, batch(records))
     task = asyncio.create_task(pipeline.run())
     await _until(lambda: pipeline.stitcher.stats.records >= 200)
-    assert pipeline.stitcher.stats.records < 400  # in the middle of it
+    assert pipeline.stitcher.stats.records < 2000  # in the middle of it
     await pipeline.flush()
     task.cancel()  # as kill -9 would
     await asyncio.gather(task, return_exceptions=True)
@@ -252,7 +252,7 @@ async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp
         await taken(pipeline, journal)
     reader = StoreReader(tmp_path / "store")
     files = [f for p in reader.publishes() for f in p.files if f.table is Table.SPANS]
-    assert sum(f.rows for f in files) == 400
+    assert sum(f.rows for f in files) == 2000
     reader.close()
 
 
@@ -396,9 +396,7 @@ def spoiled(record: Record, data: st.DataObject) -> Span:
     if isinstance(record, Exchange):
         span = to_span(record)
     else:
-        span = Span(
-            name="llm_request", trace_id=bytes.fromhex(record.ids.trace_id), span_id=bytes.fromhex(record.ids.span_id), kind=2
-        )
+        span = Span(name="llm_request", trace_id=bytes.fromhex(record.ids.trace_id), span_id=bytes.fromhex(record.ids.span_id))
         for name in ("gen_ai.request.id", "gen_ai.latency.e2e", "gen_ai.latency.time_in_queue", "gen_ai.usage.completion_tokens"):
             span.attributes.add(key=name).value.string_value = "cmpl-req-a-0"
     for attribute in span.attributes:
@@ -420,9 +418,7 @@ def spoiled(record: Record, data: st.DataObject) -> Span:
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_whatever_comes_the_pipeline_goes_on_without_a_fault(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_whatever_comes_the_pipeline_goes_on(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("fuzz")
 
     async def run() -> None:
