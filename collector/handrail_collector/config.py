@@ -18,7 +18,7 @@ class DecisionConfig:
 
     settle: Duration = setting(
         Duration(2 * 10**9),
-        help="how long after the last process on the path reported its end a request stays open for stragglers",
+        help="how long evidence that comes after the decision is gathered before the row is written anew",
         example="5s",
     )
     engine_wait: Duration = setting(
@@ -27,14 +27,15 @@ class DecisionConfig:
         example="20s",
     )
     max_open: Duration = setting(
-        Duration(600 * 10**9),
-        help="a request that is still open after this long is decided with what is there",
+        Duration(3600 * 10**9),
+        help="how long a prefill's evidence is held for its decode and its edge, which end with the stream",
         example="30m",
         at_least=10**9,
     )
     max_open_requests: int = setting(
         100_000,
-        help="bound of the requests held open in memory; beyond it the oldest is decided early and counted",
+        help="bound of the requests held in memory, those decided in the last two minutes included; beyond it the oldest is "
+        "decided early and counted",
         example="250000",
         at_least=1,
     )

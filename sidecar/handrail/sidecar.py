@@ -66,6 +66,11 @@ async def _main(config: SidecarConfig) -> int:
     drain_s = config.drain.seconds
     parts = Parts()
     addresses: dict[str, str] = {}
+    state = {"not_ready": "starting"}
+    if config.admin is not None:  # first up and last down: a drain is watched through it
+        admin = AdminServer(config.admin.host, config.admin.port, metrics, lambda: state["not_ready"])
+        await parts.start("admin", admin.start(), admin.shutdown)
+        addresses.update(bound(admin=admin.address))
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
@@ -73,18 +78,16 @@ async def _main(config: SidecarConfig) -> int:
     if proxy is not None:
         await parts.start("proxy", proxy.start(), lambda: proxy.shutdown(drain_s))
         addresses.update(bound(proxy=proxy.address))
-    if config.admin is not None:
-        admin = AdminServer(config.admin.host, config.admin.port, metrics, lambda: "")
-        await parts.start("admin", admin.start(), admin.shutdown)
-        addresses.update(bound(admin=admin.address))
     log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in addresses.items()))
     spare_the_heap(young=5_000)
+    state["not_ready"] = ""
     if config.ready_file is not None:
         write_ready(config.ready_file, addresses)
     background = [asyncio.create_task(_check_collector(client))]
     if tap is not None and proxy is not None:
         background.append(asyncio.create_task(_watch_spans(watch, proxy, tap)))
     await stop.wait()
+    state["not_ready"] = "stopping: draining running requests"
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
@@ -143,7 +146,8 @@ async def _watch_spans(watch: SpanWatch, proxy: ProxySource, tap: OtlpTap) -> No
         if watch.look(proxy.stats.requests - proxy.stats.passed, tap.spans_seen):
             log.warning(
                 "the engine sends no spans: requests pass and the tap gets nothing; start vLLM with --otlp-traces-endpoint "
-                "(grpc://%s) and with the packages that it needs for tracing",
+                "(grpc://%s) and the packages that it needs for tracing; where clients send no traceparent, give the edge's "
+                "sidecar --new-traces sampled",
                 tap.grpc_address or tap.http_address,
             )
 

@@ -33,6 +33,7 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 
 KILLS = 20
+BATCH = 160  # spans: more than the pipeline works on at a stretch
 SENDERS = (Role.EDGE, Role.PREFILL, Role.DECODE)
 
 
@@ -69,7 +70,7 @@ class Load:
 
     async def run(self) -> None:
         while not self.stopping:
-            made = [next(self._source) for _ in range(20)]
+            made = [next(self._source) for _ in range(BATCH)]
             self.requests += len(made)
             await asyncio.gather(
                 *(self._send(role, [r[name] for r in made]) for role, name in zip(SENDERS, ("edge", "p", "d"), strict=True))

@@ -30,7 +30,7 @@ class StitchSettings:
 
     settle_ns: int = 2 * SECOND
     engine_wait_ns: int = 12 * SECOND
-    max_open_ns: int = 900 * SECOND
+    max_open_ns: int = 3600 * SECOND
     late_window_ns: int = 120 * SECOND
     source_memory_ns: int = 600 * SECOND
     max_groups: int = 200_000

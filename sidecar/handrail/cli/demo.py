@@ -357,8 +357,9 @@ class _Demo:
         example = main_id(slowest) if slowest is not None else "ID"
         if not self._arguments.once:
             console.print(f"\nThe collector's API: {self._api}   Try, in another terminal:", highlight=False)
-            console.print(f"  handrail requests --api {self._api}", highlight=False, soft_wrap=True)
-            console.print(f"  handrail trace {example} --api {self._api}", highlight=False, soft_wrap=True)
+            command = "handrail" if shutil.which("handrail") else sys.argv[0]  # not on PATH in a venv that is not activated
+            console.print(f"  {command} requests --api {self._api}", highlight=False, soft_wrap=True)
+            console.print(f"  {command} trace {example} --api {self._api}", highlight=False, soft_wrap=True)
             console.print("Ctrl-C ends the fleet.")
         elif self._arguments.keep is not None:
             data = self._children.folder / "data"

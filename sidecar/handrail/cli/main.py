@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import ClassVar, Final, NoReturn
 
 import handrail
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CliError
@@ -44,16 +44,26 @@ COMMANDS: Final = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with exact flags only, and the nearest known name beside an unknown one."""
+    """argparse with exact flags only, and the nearest known name beside an unknown one; with ``--json`` errors are JSON too."""
+
+    as_json: ClassVar[bool] = False  # of the command line being read: argparse makes the parsers of sub-commands by itself
 
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}{self._hint(message)}\nTry '{self.prog} --help'.", file=sys.stderr)
+        near = self._nearest(message)
+        if self.as_json:
+            valid = f"{self.prog} --help"
+            error = CliError(
+                what=message, where="command line", valid=valid, nearest=(near,) if near else (), exit_code=EXIT_USAGE
+            )
+            raise error
+        hint = f"; did you mean {near}?" if near else ""
+        print(f"{self.prog}: {message}{hint}\nTry '{self.prog} --help'.", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
 
-    def _hint(self, message: str) -> str:
+    def _nearest(self, message: str) -> str | None:
         from handrail.values import nearest
 
         near = None
@@ -62,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             near = nearest(unknown[1], flags)
         elif choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             near = nearest(choice[1], [each.strip(" '") for each in choice[2].split(",")])
-        return f"; did you mean {near}?" if near else ""
+        return near
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +114,7 @@ def _dispatch(arguments: list[str]) -> int:
             prog=f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         module.add_arguments(parser)
+        Parser.as_json = "--json" in rest
         parsed = parser.parse_args(_joined_times(rest))
         return int(module.run(parsed))
     except ModuleNotFoundError as error:

@@ -350,7 +350,10 @@ def _advice(place: str, seen: set[str]) -> str:
         return "A sidecar beside each process on the path, or the router's own spans, would tell them apart."
     letter = words.PLACE[place]
     if f"{place}:otlp" not in seen:
-        return f"{letter}'s own spans would tell more: point its OTLP exporter at its sidecar (handrail sidecar --otlp-grpc)."
+        return (
+            f"{letter}'s own spans would tell more: point its OTLP exporter at its sidecar (handrail sidecar --otlp-grpc). "
+            "If it is, and clients send no traceparent, give the edge --new-traces sampled."
+        )
     if f"{place}:proxy" not in seen:
         return f"An inline sidecar in front of {letter} (handrail sidecar --listen) would narrow it."
     return f"{letter}'s own span does not tell them apart."
