@@ -19,7 +19,7 @@ from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
 NOW = EPOCH + 10 * SECOND
 
 
-def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s: float = 3600) -> list[Group]:
+def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s: float = 4000) -> list[Group]:
     """Feed records 1 ms apart, then let time pass; the groups that were decided, each once."""
     stitcher = stitcher or Stitcher()
     decided: dict[int, Group] = {}
@@ -27,7 +27,7 @@ def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s:
         stitcher.add(record, offset, NOW + offset * MS)
         for decision in stitcher.advance(NOW + offset * MS):
             decided[id(decision.group)] = decision.group
-    for second in range(0, int(until_s), 5):
+    for second in range(0, int(until_s), 10):
         for decision in stitcher.sweep(NOW + second * SECOND):
             decided[id(decision.group)] = decision.group
     return [g for g in decided.values() if g.merged_into is None]
