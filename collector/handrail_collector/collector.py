@@ -29,6 +29,9 @@ from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
 
+JOURNAL_FULL_S = 15.0
+"""How long after a refusal the collector counts as full."""
+
 
 def run(config: CollectorConfig) -> int:
     """Run until SIGTERM or Ctrl-C; the exit code."""
@@ -44,11 +47,18 @@ class Running:
     receiver: OtlpServer
     forwards: tuple[OtlpForward, ...]
     started_unix_ns: int
+    _refused: int = 0
+    _refused_at: float = 0.0
 
     def not_ready(self) -> str:
         """Why nothing can be accepted, or ''."""
         if not self.journal.healthy:
             return "the journal's disk failed; restart once it is mended"
+        refused = self.journal.stats.refused_full
+        if refused != self._refused:
+            self._refused, self._refused_at = refused, time.monotonic()
+        if self._refused and time.monotonic() - self._refused_at < JOURNAL_FULL_S:
+            return "the journal is full: senders are told to retry; raise journal_max_bytes or see why the pipeline lags"
         if self.pipeline.stats.failing >= 3:
             return "publishing to the store fails again and again; see the log"
         return ""
@@ -227,8 +237,8 @@ def _rows(running: Running) -> list[Row]:
         Row(f"{prefix}_journal_size_bytes", "gauge", "The journal on disk", lambda: running.journal.size_bytes),
         Row(
             f"{prefix}_edge_requests",
-            "counter",
-            "Requests of an edge, by whether every process on their path was heard",
+            "gauge",  # what is joined late moves from one to the other
+            "Requests of an edge since start, by whether every process on their path was heard",
             lambda: {("true",): float(pipe.edge_complete), ("false",): float(pipe.edge_rows - pipe.edge_complete)},
             ("joined",),
         ),

@@ -8,6 +8,7 @@ decisions is the receive time of the entries while there are any, so that a repl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -36,6 +37,11 @@ from handrail_collector.store.span_columns import spans_table
 log = logging.getLogger(__name__)
 
 FAULTS_TOLD = 20
+STEP_NS = 5 * SECOND
+"""Entries are stamped before they are on disk, so their order may be off by a little; more than this is a clock set back."""
+
+PRESSED_WINDOW_NS = 10 * SECOND
+"""What is left of the deduplication window while the journal is nearly full: accepting new data matters more then."""
 
 SPANS_A_SLICE = 128
 """Spans worked on before the loop may do something else: about 3 ms, so that senders are acknowledged between slices."""
@@ -71,6 +77,22 @@ class PipelineStats:
     published_offset: int = 0
 
 
+class SteadyClock:
+    """Readings of one clock that was set back go on from where they were, at its own pace: deadlines must not wait for it."""
+
+    def __init__(self) -> None:
+        self._last_ns = 0
+        self._set_back_ns = 0
+
+    def __call__(self, given_ns: int) -> int:
+        now = given_ns + self._set_back_ns
+        if self._last_ns - now > STEP_NS:
+            self._set_back_ns += self._last_ns - now
+            now = self._last_ns
+        self._last_ns = max(self._last_ns, now)
+        return now
+
+
 class Pipeline:
     """One shard. ``run`` follows the journal until the journal shuts down; all methods belong to one event loop."""
 
@@ -94,18 +116,23 @@ class Pipeline:
         self._journal_max_bytes = journal_max_bytes
         self._publisher = publisher
         self._told = recovered.evidence
+        self._replayed_to = recovered.end_offset
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
         self._taken_offset = recovered.end_offset
+        self._position = recovered.low_water_offset  # of the follower: behind the taken offset during a replay
         self._low_water = recovered.low_water_offset
         self._forward = forward
         self._now_unix_ns = now_unix_ns
         self._swept_unix_ns = 0
+        # two, since in a replay the entries' clock is hours behind the one on the wall and neither was set back
+        self._entry_clock, self._wall_clock = SteadyClock(), SteadyClock()
         self._spans: list[SpanRow] = []
         self._rows: list[RequestRow] = []
         self._flushing: list[RequestRow] = []
         self._recent: deque[tuple[int, int]] = deque()  # (received, offset) of entries inside the deduplication window
         self._publishing = asyncio.Lock()
+        self._flushes: set[asyncio.Task[None]] = set()
         self._caught_up = asyncio.Event()
         self._enough = asyncio.Event()
 
@@ -113,15 +140,19 @@ class Pipeline:
 
     async def run(self) -> None:
         """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided."""
-        tasks = {asyncio.create_task(self._follow()), asyncio.create_task(self._tick())}
+        ended = asyncio.Event()
+        following, timer = asyncio.create_task(self._follow()), asyncio.create_task(self._tick(ended))
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # the timer ends only by a fault, which must not go unseen
+            await asyncio.wait({following, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if timer.done():
+                timer.result()  # it ends first only by a fault, which must not go unseen
+            await following
+            ended.set()
+            await timer
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            following.cancel()
+            timer.cancel()
+            await asyncio.gather(following, timer, return_exceptions=True)
         await self.flush()
 
     async def _follow(self) -> None:
@@ -130,14 +161,15 @@ class Pipeline:
             if len(self._spans) >= self.settings.max_buffered_spans:
                 await self.flush()
 
-    async def _tick(self) -> None:
+    async def _tick(self, ended: asyncio.Event) -> None:
         """Once a second: what is due by the clock when no entries come, and what is due for publishing."""
         interval_s = self.settings.flush_interval_ns / SECOND
         flushed = time.monotonic()
-        while True:
-            await asyncio.sleep(min(1.0, interval_s))
+        while not ended.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ended.wait(), min(1.0, interval_s))
             if self._journal.lag_bytes == 0:
-                self._sweep(self._now_unix_ns())
+                self._sweep(self._wall_clock(self._now_unix_ns()))
             if time.monotonic() - flushed >= interval_s:
                 flushed = time.monotonic()
                 await self.flush()
@@ -146,25 +178,25 @@ class Pipeline:
 
     async def _take(self, entry: Entry) -> None:
         self.stats.entries[entry.signal.value] += 1
-        now = entry.received_unix_ns
-        self._decided(self.stitcher.advance(now))
+        now = self._entry_clock(entry.received_unix_ns)
+        self._decided(self.stitcher.advance(now), now)
         if now - self._swept_unix_ns >= SECOND:
             self._sweep(now)
         if entry.signal is Signal.TRACES:
-            await self._take_spans(entry)
+            await self._take_spans(entry, now)
         if self._forward is not None and entry.offset >= self._stored_offset:
             self._forward(entry.signal, entry.payload)
         self._recent.append((now, entry.offset))
+        self._position = entry.next_offset
         self._taken_offset = max(self._taken_offset, entry.next_offset)
 
-    async def _take_spans(self, entry: Entry) -> None:
+    async def _take_spans(self, entry: Entry, now: int) -> None:
         try:
             request = ExportTraceServiceRequest.FromString(entry.payload)
         except DecodeError:  # the receiver checked it, so this is damage on disk
             self.stats.undecodable += 1
             return
         store = entry.offset >= self._stored_offset
-        now = entry.received_unix_ns
         rows: list[SpanRow] = []  # handed over whole: what is published ends between two entries, never within one
         taken = 0
         for resource_spans in request.resource_spans:
@@ -208,29 +240,37 @@ class Pipeline:
 
     def _sweep(self, now: int) -> None:
         self._swept_unix_ns = now
-        self._decided(self.stitcher.sweep(now))
-        if self._journal.size_bytes > self.settings.journal_high_ratio * self._journal_max_bytes:
+        self._decided(self.stitcher.sweep(now), now)
+        held = self.stitcher.low_water()
+        if self._pressed() and held is not None and (not self._recent or held < self._recent[0][1]):
             # what is held open keeps its journal segments: under pressure the oldest tenth is decided with what there is
-            self._decided(self.stitcher.evict(max(1, len(self.stitcher) // 10), now))
+            self._decided(self.stitcher.evict(max(1, len(self.stitcher) // 10), now), now)
 
-    def _decided(self, decisions: Sequence[Decision]) -> None:
+    def _pressed(self) -> bool:
+        """The journal is nearly full."""
+        return self._journal.size_bytes > self.settings.journal_high_ratio * self._journal_max_bytes
+
+    def _decided(self, decisions: Sequence[Decision], now: int) -> None:
         if not decisions:
             return
-        fleet = self.fleet()
         for decision in decisions:
+            group = decision.group
+            fleet = self.fleet(min(now, group.deadline_unix_ns or now))  # as it was then: a replay may come hours later
             try:
-                row = self._unless_told(explain(decision.group, fleet))
+                row, earlier = self._unless_told(group, explain(group, fleet))
             except Exception:
                 self._fault("a request was left out")
                 continue
+            earlier.update({(t, r): version for t, r, version in group.superseded})
+            group.superseded.clear()
             if row is None:
                 self.stats.rows_skipped += 1
                 continue
             self.stats.rows += 1
-            self._count_coverage(decision.group, row)
+            self._count_coverage(group, row)
             self._rows.append(row)
-            self._rows.extend(withdrawn(row, *told) for told in decision.group.superseded)
-            decision.group.superseded.clear()
+            earlier.pop((row.trace_id, row.request_id), None)
+            self._rows.extend(withdrawn(row, *told, version) for told, version in sorted(earlier.items()))
 
     def _count_coverage(self, group: Group, row: RequestRow) -> None:
         """Each request of an edge once, by what is known of it last."""
@@ -239,33 +279,50 @@ class Pipeline:
             self.stats.edge_complete += row.complete - bool(group.counted)
             group.counted = row.complete
 
-    def _unless_told(self, row: RequestRow) -> RequestRow | None:
-        """None for a row that is in the store. One that adds evidence to a row there becomes its next version.
+    def _unless_told(self, group: Group, row: RequestRow) -> tuple[RequestRow | None, dict[tuple[str, str], int]]:
+        """The row to store, or None for one that is in the store; and other rows in the store that it makes wrong, with versions.
 
         A replay starts in the middle of things: it may open a request by another span than the first run did, and so under
-        another id; what was told is known by its evidence.
+        another id; what was told is known by its evidence. One that adds evidence to a row there becomes its next version: of
+        its own id where that is one of them, so that the choice does not depend on chance.
         """
         told = {self._told.get(span_id) for span_id in row.span_ids} if self._told else {None}
-        newest = max((t for t in told if t is not None), key=lambda t: t[2], default=None)
-        if newest is None:
-            return row
-        if len(told) == 1:
-            return None
-        trace_id, request_id, version = newest
-        return replace(row, trace_id=trace_id, request_id=request_id, version=max(row.version, version + 1))
+        known = {(trace_id, request_id): version for trace_id, request_id, version in filter(None, told)}
+        if not known:
+            return row, {}
+        if len(told) == 1 and len(known) == 1:
+            ((group.row_id, group.version),) = known.items()
+            return None, {}
+        own = (row.trace_id, row.request_id)
+        if row.version > 1:  # told in this life
+            known[own] = max(row.version - 1, known.get(own, 0))
+        chosen = own if own in known else min(known)
+        version = max(row.version, known.pop(chosen) + 1)
+        group.row_id, group.version = chosen, version
+        return replace(row, trace_id=chosen[0], request_id=chosen[1], version=version), known
 
-    def fleet(self) -> Fleet:
-        """Who has been reporting lately."""
-        return Fleet(frozenset(self.stitcher.reporting(self._now_unix_ns())))
+    def fleet(self, now: int | None = None) -> Fleet:
+        """Who had been reporting at ``now``, which in a replay is long ago."""
+        return Fleet(frozenset(self.stitcher.reporting(self._now_unix_ns() if now is None else now)))
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Publish what was decided and the spans that came, durable when this returns. A failed disk is tried again later."""
+        """Publish what was decided and the spans that came, durable when this returns. A failed disk is tried again later.
+
+        What began is finished whatever becomes of who asked: the thread that writes cannot be called back, and a second one
+        beside it would tear the manifest.
+        """
+        flushing = asyncio.create_task(self._flush())
+        self._flushes.add(flushing)
+        flushing.add_done_callback(self._flushes.discard)
+        await asyncio.shield(flushing)
+
+    async def _flush(self) -> None:
         async with self._publishing:
             first, end, low = self._stored_offset, self._taken_offset, self._low()
-            if end == first and not self._rows:
-                return
+            if end == first and not self._rows and low <= self._low_water:
+                return  # an empty range still moves the low-water mark, which is what frees the journal
             spans, self._spans = self._spans, []
             rows, self._rows = self._rows, []
             self._flushing, self._stored_offset = rows, end
@@ -281,6 +338,8 @@ class Pipeline:
             finally:
                 self._flushing = []
             self._low_water = low
+            if low >= self._replayed_to:
+                self._told = {}  # nothing is held any more of what a replay could say twice
             self.stats.failing = 0
             self.stats.publishes += 1
             self.stats.spans_stored += stored
@@ -312,11 +371,11 @@ class Pipeline:
 
     def _low(self) -> int:
         """Where a replay would have to start: the oldest evidence still held, or the start of the deduplication window."""
-        horizon = self._now_unix_ns() - self.settings.dedup_window_ns
+        horizon = self._now_unix_ns() - (PRESSED_WINDOW_NS if self._pressed() else self.settings.dedup_window_ns)
         while self._recent and self._recent[0][0] < horizon:
             self._recent.popleft()
         held = self.stitcher.low_water()
-        candidates = [self._taken_offset]
+        candidates = [self._position]
         if held is not None:
             candidates.append(held)
         if self._recent:

@@ -74,8 +74,8 @@ def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") ->
 
 
 async def taken(pipeline: Pipeline, journal: Journal) -> None:
-    """Until the pipeline has everything that the journal has."""
-    await _until(lambda: pipeline._taken_offset >= journal.end)
+    """Until the pipeline has everything that the journal has, replayed entries included."""
+    await _until(lambda: pipeline._position >= journal.end)
 
 
 async def _until(done: Callable[[], bool]) -> None:

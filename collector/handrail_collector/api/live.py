@@ -47,7 +47,7 @@ def listed(stored: Sequence[RequestRow], live: Sequence[RequestRow], wanted: Req
 
 def named(stored: Sequence[RequestRow], live: Sequence[RequestRow], any_id: str) -> list[Answer]:
     """The answers that ``any_id`` fits best, latest first."""
-    answers = overlaid(stored, best(live, any_id))
+    answers = overlaid(stored, live)
     rows = best([answer.row for answer in answers], any_id)
     fitting = [answer for answer in answers if answer.row in rows]
     return sorted(fitting, key=lambda answer: -answer.row.started_unix_ns)

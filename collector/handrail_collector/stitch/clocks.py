@@ -21,7 +21,10 @@ class HostClocks:
         a, b = ours.record.process.host, theirs.record.process.host
         if a and a == b:
             return None
-        return self._pairs.get((a, b)) or OffsetInterval(None, None, ours.received_unix_ns)
+        known = self._pairs.get((a, b))
+        if known is None:
+            return OffsetInterval(None, None, ours.received_unix_ns)
+        return known.aged(max(known.at_unix_ns, ours.end_unix_ns or 0))
 
     def related(self, ours: Evidence, theirs: Evidence) -> bool:
         """Whether times of the two can be compared at all: one clock, or an offset that evidence has bounded."""
@@ -42,9 +45,10 @@ class HostClocks:
         if both.contradictory:
             self.contradictions += 1
             both = seen
-        if known is None and len(self._pairs) >= self.max_pairs:
-            return
-        self._pairs[a, b] = both
+        self._pairs.pop((a, b), None)
+        self._pairs[a, b] = both  # at the end: the least recently learned pair goes first
+        if len(self._pairs) > self.max_pairs:
+            del self._pairs[next(iter(self._pairs))]
 
     def intervals(self) -> dict[tuple[str, str], OffsetInterval]:
         """A copy, for metrics and for the trace's note."""

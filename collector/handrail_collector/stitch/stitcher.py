@@ -84,7 +84,7 @@ class Stitcher:
     def add(self, record: Record, offset: int, received_unix_ns: int) -> None:
         """Take one record. The same span again replaces what was there (an update; the later wins)."""
         self.stats.records += 1
-        self._now = received_unix_ns
+        received_unix_ns = self._clock(received_unix_ns)
         self._first_unix_ns = self._first_unix_ns or received_unix_ns
         evidence = evidence_of(record, offset, received_unix_ns)
         self._seen_sources[evidence.role, record.source.value] = received_unix_ns
@@ -109,6 +109,11 @@ class Stitcher:
         if group.edge is None:
             self._offer(group, evidence)
 
+    def _clock(self, given_unix_ns: int) -> int:
+        """Time that never goes back: what is stamped a little earlier than what was seen before is now."""
+        self._now = max(self._now, given_unix_ns)
+        return self._now
+
     def _offer(self, group: Group, evidence: Evidence) -> None:
         """Let requests look that may be waiting for just this evidence, or were decided without it."""
         for edge_group in self._edges_of(evidence):
@@ -123,7 +128,7 @@ class Stitcher:
 
     def link(self, span: str, parent: str, received_unix_ns: int) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
-        self._now = received_unix_ns
+        self._clock(received_unix_ns)
         if parent:
             self._links[span] = parent
             if len(self._links) > self.settings.max_links:
@@ -145,8 +150,12 @@ class Stitcher:
                     evidence.how = old.how
                     evidence.offset = min(old.offset, evidence.offset)
                     group.evidence[index] = evidence
-                    if group.edge is old:
-                        group.edge = evidence
+                    if group.edge is old or (group.edge is None and _is_edge(evidence)):
+                        group.edge = evidence if _is_edge(evidence) else None
+                    if evidence.parent and evidence.parent != old.parent:
+                        if (waited := self._waits_for.pop(evidence.span, None)) is not None:
+                            self._waiting.drop((waited,), evidence.span)
+                        group = self._await_parent(group, evidence.span, evidence.parent)
                     self._touch(group)
                 return
 
@@ -262,7 +271,7 @@ class Stitcher:
 
     def advance(self, now: int) -> list[Decision]:
         """Everything that is decided by ``now``. Decided groups stay for late evidence, then they are forgotten."""
-        self._now = now
+        now = self._clock(now)
         decisions: list[Decision] = []
         due, self._due = self._due, []
         for group in due:
@@ -274,6 +283,7 @@ class Stitcher:
     def sweep(self, now: int) -> list[Decision]:
         """As ``advance``, and looks at every deadline; O(open requests), so call it about once a second."""
         decisions = self.advance(now)
+        now = self._now
         for group in list(self._groups.values()):
             if group.merged_into is not None:
                 continue
@@ -299,6 +309,8 @@ class Stitcher:
         for group in list(self._groups.values())[:count]:
             if group.state is State.OPEN:
                 decisions.append(self._decide(group, Closing.EVICTED, now))
+            elif group.changed:
+                decisions.append(self._decide(group, Closing.LATE, now))
             self._forget(group)
         return decisions
 
@@ -337,7 +349,7 @@ class Stitcher:
         if group.edge is None:
             for edge_group in {id(g): g for e in group.evidence for g in self._edges_of(e)}.values():
                 if group.merged_into is None and edge_group.edge is not None:
-                    self._join_by_key(edge_group, edge_group.edge, final=True)
+                    self._join_by_key(edge_group, edge_group.edge, final=edge_group.state is State.DECIDED)
         return _root(group)
 
     def _join_connectors(self, group: Group) -> None:
@@ -366,8 +378,9 @@ class Stitcher:
             self._find(reader_group, "wrong_request", "KV read again that another request had already read", publisher, reader)
             return
         edge = publisher_group.edge or reader_group.edge
-        if edge is not None and not self._within(edge, reader if publisher_group.edge is edge else publisher, SLACK_NS):
-            return
+        inner = reader if publisher_group.edge is edge else publisher
+        if edge is not None and not self._within(edge, inner, SLACK_NS) and not set(publisher.keys) & set(reader.keys):
+            return  # neither time nor id speaks for it; where the id does, a clock was stepped, and this is how that is noticed
         self._union(publisher_group, reader_group, JoinKind.CONNECTOR)
 
     def _join_by_key(self, group: Group, edge: Evidence, final: bool) -> None:

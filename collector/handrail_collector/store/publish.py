@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from handrail.files import Files, OsFiles
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store.manifest import MANIFEST, Publish, StoredFile, encode_line, files_of, parse
 from handrail_collector.store.request_columns import request_row, requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table, encode
@@ -166,12 +166,20 @@ class Publisher:
         self._remove_unlisted({file.path for publish in parsed.publishes for file in publish.files})
         recent = [publish for publish in publishes if publish.end_offset > self._low_water_offset]
         files = files_of(recent, Table.REQUESTS)
-        told = {row: span_ids for file in files for row, span_ids in _told(self._read(str(self._root / file.path)))}
+        newest: dict[tuple[str, str], RequestRow] = {}
+        for file in files:
+            for row in _rows(self._read(str(self._root / file.path))):
+                known = newest.get((row.trace_id, row.request_id))
+                if known is None or row.version > known.version:
+                    newest[row.trace_id, row.request_id] = row
         return Recovered(
             end_offset=self._end_offset,
             low_water_offset=self._low_water_offset,
             evidence={
-                span_id: row for row, span_ids in sorted(told.items(), key=lambda item: item[0][2]) for span_id in span_ids
+                span_id: (row.trace_id, row.request_id, row.version)
+                for row in sorted(newest.values(), key=lambda row: row.version)
+                if row.scope != MERGED
+                for span_id in row.span_ids
             },
         )
 
@@ -302,8 +310,6 @@ def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:
     return hours
 
 
-def _told(data: bytes) -> Iterator[tuple[RowId, tuple[str, ...]]]:
-    """The rows of one file, each with the spans it rests on."""
-    for stored in pq.read_table(io.BytesIO(data)).to_pylist():
-        row = request_row(stored)
-        yield (row.trace_id, row.request_id, row.version), row.span_ids
+def _rows(data: bytes) -> Iterator[RequestRow]:
+    """The rows of one file."""
+    return map(request_row, pq.read_table(io.BytesIO(data)).to_pylist())

@@ -154,7 +154,8 @@ def near(raw: str, limit: int) -> Query:
     """The ids most like ``raw``."""
     text = (
         "SELECT id FROM (SELECT id, max(jaro_winkler_similarity(id, $raw)) AS likeness FROM"
-        f" (SELECT unnest([client_request_id, {_RESPONSE}, {_TRACE}, {_REQUEST}]) AS id FROM {{table}})"
+        f" (SELECT unnest([client_request_id, {_RESPONSE}, {_TRACE}, {_REQUEST}]) AS id FROM {{table}}"
+        f" WHERE scope <> '{MERGED}')"
         " WHERE id IS NOT NULL GROUP BY id) WHERE likeness > 0.7 ORDER BY likeness DESC, id LIMIT $row_limit"
     )
     return Query(text, {"raw": raw, "row_limit": limit})
