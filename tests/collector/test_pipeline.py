@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,93 +12,19 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import EPOCH, MS, engine, exchange, split_request
-from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from builders import MS, engine, exchange, split_request
+from handrail.conventions import SCOPE_PROXY
 from handrail.export.spans import resource_of, to_span
 from handrail.otlp.contract import Signal
 from handrail.records import Exchange, Gaps, Record, Role
 from handrail_collector.journal.journal import Journal, JournalSettings
-from handrail_collector.pipeline import Pipeline, PipelineSettings
-from handrail_collector.rows import RequestRow
+from handrail_collector.pipeline import Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-
-START = EPOCH + 100 * SECOND
-WAIT_S = 20.0
-
-
-class Clock:
-    """Wall time of the collector, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> int:
-        return self.now
-
-
-@asynccontextmanager
-async def running(root: Path, clock: Clock, **settings: Any) -> Any:
-    """A collector without sockets; leaving it is a clean stop."""
-    publisher = Publisher(root / "store")
-    recovered = publisher.open()
-    journal = Journal(JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset), now_unix_ns=clock)
-    pipeline = Pipeline(
-        journal, publisher, recovered, PipelineSettings(flush_interval_ns=3600 * SECOND, **settings), now_unix_ns=clock
-    )
-    await journal.start()
-    task = asyncio.create_task(pipeline.run())
-    try:
-        yield journal, pipeline
-    finally:
-        await journal.shutdown()
-        await task
-        publisher.close()
-
-
-def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") -> bytes:
-    """One sender's batch of proxy spans."""
-    request = ExportTraceServiceRequest()
-    scoped = request.resource_spans.add(resource=resource_of(replace(records[0].process, sender=sender))).scope_spans.add()
-    scoped.scope.name = SCOPE_PROXY
-    if seq is not None:
-        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
-    scoped.spans.extend(to_span(r) for r in records if isinstance(r, Exchange))
-    return request.SerializeToString()
-
-
-async def taken(pipeline: Pipeline, journal: Journal) -> None:
-    """Until the pipeline has everything that the journal has, replayed entries included."""
-    await _until(lambda: pipeline._position >= journal.end)
-
-
-async def _until(done: Callable[[], bool]) -> None:
-    async def turn() -> None:
-        while not done():  # noqa: ASYNC110 - the pipeline has nothing to wait on; every turn of the loop moves it on
-            await asyncio.sleep(0)
-
-    await asyncio.wait_for(turn(), WAIT_S)
-
-
-def stored(root: Path) -> list[RequestRow]:
-    reader = StoreReader(root / "store")
-    try:
-        return reader.requests(RequestFilter(limit=10_000))
-    finally:
-        reader.close()
-
-
-def proxies(rid: str, trace: str, at_ms: float = 0) -> list[Exchange]:
-    return [r for r in split_request(rid, trace, at_ms).values() if isinstance(r, Exchange)]
-
-
-async def send(journal: Journal, records: Iterable[Exchange], first_seq: int = 1) -> None:
-    """Each record in a batch of its own, all of one sender per role."""
-    for number, record in enumerate(records, first_seq):
-        await journal.consume(Signal.TRACES, batch([record], number, record.process.role.value))
+from pipelines import START, Clock, batch, proxies, running, send, stored, taken, until
 
 
 async def test_a_request_comes_out_once_with_its_spans(tmp_path: Path) -> None:
@@ -241,7 +164,7 @@ async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp
     await journal.start()
     await journal.consume(Signal.TRACES, batch(records))
     task = asyncio.create_task(pipeline.run())
-    await _until(lambda: pipeline.stitcher.stats.records >= 200)
+    await until(lambda: pipeline.stitcher.stats.records >= 200)
     assert pipeline.stitcher.stats.records < 2000  # in the middle of it
     await pipeline.flush()
     task.cancel()  # as kill -9 would

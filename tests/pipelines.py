@@ -1,0 +1,99 @@
+"""A collector without sockets, for tests: journal, pipeline and store in one folder, with a clock moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from builders import EPOCH, split_request
+from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from handrail.export.spans import resource_of, to_span
+from handrail.otlp.contract import Signal
+from handrail.records import Exchange, Record
+from handrail_collector.journal.journal import Journal, JournalSettings
+from handrail_collector.pipeline import Pipeline, PipelineSettings
+from handrail_collector.rows import RequestRow
+from handrail_collector.stitch.stitcher import SECOND
+from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+
+START = EPOCH + 100 * SECOND
+WAIT_S = 20.0
+
+
+class Clock:
+    """Wall time of the collector, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@asynccontextmanager
+async def running(root: Path, clock: Clock, **settings: Any) -> Any:
+    """A collector without sockets; leaving it is a clean stop."""
+    publisher = Publisher(root / "store")
+    recovered = publisher.open()
+    journal = Journal(JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset), now_unix_ns=clock)
+    pipeline = Pipeline(
+        journal, publisher, recovered, PipelineSettings(flush_interval_ns=3600 * SECOND, **settings), now_unix_ns=clock
+    )
+    await journal.start()
+    task = asyncio.create_task(pipeline.run())
+    try:
+        yield journal, pipeline
+    finally:
+        await journal.shutdown()
+        await task
+        publisher.close()
+
+
+def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") -> bytes:
+    """One sender's batch of proxy spans."""
+    request = ExportTraceServiceRequest()
+    scoped = request.resource_spans.add(resource=resource_of(replace(records[0].process, sender=sender))).scope_spans.add()
+    scoped.scope.name = SCOPE_PROXY
+    if seq is not None:
+        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
+    scoped.spans.extend(to_span(r) for r in records if isinstance(r, Exchange))
+    return request.SerializeToString()
+
+
+async def taken(pipeline: Pipeline, journal: Journal) -> None:
+    """Until the pipeline has everything that the journal has, replayed entries included."""
+    await until(lambda: pipeline._position >= journal.end)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async def turn() -> None:
+        while not done():  # noqa: ASYNC110 - the pipeline has nothing to wait on; every turn of the loop moves it on
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(turn(), WAIT_S)
+
+
+def stored(root: Path) -> list[RequestRow]:
+    reader = StoreReader(root / "store")
+    try:
+        return reader.requests(RequestFilter(limit=10_000))
+    finally:
+        reader.close()
+
+
+def proxies(rid: str, trace: str, at_ms: float = 0) -> list[Exchange]:
+    return [r for r in split_request(rid, trace, at_ms).values() if isinstance(r, Exchange)]
+
+
+async def send(journal: Journal, records: Iterable[Exchange], first_seq: int = 1) -> None:
+    """Each record in a batch of its own, all of one sender per role."""
+    for number, record in enumerate(records, first_seq):
+        await journal.consume(Signal.TRACES, batch([record], number, record.process.role.value))
