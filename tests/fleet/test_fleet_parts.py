@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -118,6 +119,9 @@ def test_bundled_scenarios_load(name: str) -> None:
         ({"layout": "collocated", "answer-tokens-min": 0}, "answer-tokens-min"),
         ({"layout": "collocated", "noise-share": 0.9}, "noise-share"),
         ({"layout": "collocated", "prefix-tokens": 100}, "multiple of 512"),
+        ({"layout": "collocated", "turns": 0}, "turns is 1 or more"),
+        ({"layout": "collocated", "turns": 2, "prefix-groups": 3}, "1 where there are prefix-groups"),
+        ({"layout": "collocated", "turn-gap-s": 0}, "turn-gap-s"),
     ],
 )
 def test_a_wrong_scenario_is_refused_with_what_is_valid(content: dict[str, object], says: str) -> None:
@@ -137,7 +141,7 @@ def test_a_scenario_is_a_file_too(tmp_path: Path) -> None:
 
 
 def test_equal_seeds_ask_the_same() -> None:
-    scenario = scenarios.load("turns")
+    scenario = scenarios.load("prefixes")
     assert generate(scenario, 50, 3) == generate(scenario, 50, 3) != generate(scenario, 50, 4)
     assert plans(scenario, generate(scenario, 50, 3), 3) == plans(scenario, generate(scenario, 50, 3), 3)
     rate = 2000 / (generate(scenario, 2000, 1)[-1].at_ns / S)
@@ -148,6 +152,20 @@ def test_requests_spread_over_all_pairs_of_hosts() -> None:
     scenario = scenarios.load("split")
     pairs = [(plan.prefill_host, plan.decode_host) for plan in plans(scenario, generate(scenario, 400, 0), 0)]
     assert all(pairs.count(pair) > 60 for pair in [("p0", "d0"), ("p0", "d1"), ("p1", "d0"), ("p1", "d1")])
+
+
+def test_turns_of_a_conversation_grow_and_stay_on_their_hosts() -> None:
+    scenario = scenarios.load("turns")
+    asked = plans(scenario, generate(scenario, 400, 0), 0)
+    assert [plan.arrival.at_ns for plan in asked] == sorted(plan.arrival.at_ns for plan in asked)
+    turns = [plan for plan in asked if plan.arrival.conversation == 3]
+    assert len(turns) == 4
+    assert len({(plan.prefill_host, plan.decode_host) for plan in turns}) == 1
+    for before, after in pairwise(plan.arrival for plan in turns):
+        assert after.prompt_tokens == before.prompt_tokens + before.answer_tokens + scenario.turn_tokens
+        known = before.blocks + before.answer_blocks
+        assert after.blocks[: len(known)] == known
+        assert after.at_ns - before.at_ns == pytest.approx(30 * S, abs=2)
 
 
 def test_azure_s_trace() -> None:

@@ -176,10 +176,17 @@ def test_prefill_breaks_streams_when_collocated_less_in_chunks_and_not_when_spli
 
 
 def test_shared_beginnings_are_neither_computed_nor_moved_twice() -> None:
-    run = truths(told(scenario=replace(scenarios.load("turns"), prefix_groups=5)))
+    run = truths(told(scenario=replace(scenarios.load("prefixes"), prefix_groups=5)))
     hits = [truth for truth in run if truth.cached_tokens]
     assert len(hits) > 200
     assert sum(truth.kv_bytes < truth.prompt_tokens * SPLIT.kv_bytes_per_token for truth in run) > 200
+
+
+def test_kv_that_goes_back_spares_p_the_answers_of_earlier_turns() -> None:
+    turns = scenarios.load("turns")
+    back, kept = truths(told(scenario=turns)), truths(told(scenario=replace(turns, kv_return=False)))
+    assert all(one.cached_tokens >= other.cached_tokens for one, other in zip(back, kept, strict=True))
+    assert sum(one.cached_tokens for one in back) > 1.1 * sum(one.cached_tokens for one in kept) > 0
 
 
 def test_the_published_traces_can_be_replayed() -> None:

@@ -39,6 +39,10 @@ class Scenario:
     answer_tokens_max: int = 48
     prefix_groups: int = 0  # so many beginnings are shared by the prompts
     prefix_tokens: int = 0  # each this long; a multiple of 512
+    turns: int = 1  # of a conversation; each prompt is the one before, its answer and something new
+    turn_gap_s: float = 30.0  # from one turn's arrival to the next one's
+    turn_tokens: int = 150  # what is new
+    kv_return: bool = False  # D sends the KV of its answer back to P
     # an engine
     max_running: int = 64
     batch_tokens: int = 2048
@@ -99,6 +103,11 @@ def parse(name: str, content: Mapping[str, object]) -> Scenario:
             not 1 <= scenario.answer_tokens_min <= scenario.answer_tokens_max,
         ),
         ("arrivals-per-s and link-bytes-per-s are above 0", min(scenario.arrivals_per_s, scenario.link_bytes_per_s) <= 0),
+        (
+            "turns is 1 or more, and 1 where there are prefix-groups",
+            scenario.turns < 1 or (scenario.turns > 1 and scenario.prefix_groups > 0),
+        ),
+        ("turn-gap-s is above 0 and turn-tokens 1 or more", scenario.turn_gap_s <= 0 or scenario.turn_tokens < 1),
         ("max-running, batch-tokens, kv-blocks and step-ns are 1 or more", _least(scenario) < 1),
         ("noise-share is 0 to 0.2", not 0 <= scenario.noise_share <= 0.2),
         (

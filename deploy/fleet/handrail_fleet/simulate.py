@@ -226,12 +226,22 @@ class Simulation:
                 return
         flight.decode_scheduled_ns = times.scheduled_ns
         flight.failed = ended.reason is Reason.ERROR
-        host.cache.keep(plan.arrival.blocks)
+        if not flight.failed:
+            self._answered(host, flight)
         flight.engine_end_ns = self._now_ns + self._scenario.respond_ns
         if flight.failed:
             flight.sent_ns = flight.engine_end_ns
         flight.end_ns = flight.engine_end_ns + 2 * self._scenario.hop_ns
         self._open -= 1
+
+    def _answered(self, host: _Host, flight: Flight) -> None:
+        """The engine knows the answer's KV now, and P too where it is sent back: alone, the other way of the link is free."""
+        arrival, scenario = flight.plan.arrival, self._scenario
+        blocks = arrival.blocks + arrival.answer_blocks
+        host.cache.keep(blocks)
+        if scenario.kv_return and not self._names.collocated:
+            takes_ns = round(arrival.answer_tokens * scenario.kv_bytes_per_token / scenario.link_bytes_per_s * 1e9)
+            self._at(self._now_ns + takes_ns, partial(self._hosts[flight.plan.prefill_host].cache.keep, blocks))
 
     def _hold(self, host: _Host, flight: Flight) -> None:
         """P's KV is there until it is read; where no heartbeats come, until the lease ends."""

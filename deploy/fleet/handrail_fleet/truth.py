@@ -38,7 +38,7 @@ class Outcome(str, Enum):
 
 
 class Fetch(str, Enum):
-    """What became of the KV fetch. An expired or failed one may have been recomputed, as ``RECOMPUTED`` says of failed ones."""
+    """What became of the KV fetch. ``RECOMPUTED``: it failed and D computed the prompt; so it does where a lease had expired."""
 
     NONE = "none"  # collocated, or never begun
     OK = "ok"

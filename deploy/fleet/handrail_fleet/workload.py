@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
 
@@ -25,17 +25,22 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """``at_ns`` from the start of the run; ``blocks``: ids of the prompt's leading 512-token blocks, as far as they are known."""
+    """``at_ns`` from the start of the run; ``blocks``: ids of the prompt's leading 512-token blocks, as far as they are known.
+
+    ``answer_blocks``: those that follow once it is answered. The turns of one ``conversation`` go to the same hosts.
+    """
 
     at_ns: int
     prompt_tokens: int
     answer_tokens: int
     blocks: tuple[int, ...] = ()
+    answer_blocks: tuple[int, ...] = ()
+    conversation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One request. Its hosts are decided by its number, so that no fault changes them."""
+    """One request. Its hosts are decided by its number or its conversation's, so that no fault changes them."""
 
     index: int
     arrival: Arrival
@@ -46,6 +51,8 @@ class Plan:
 def generate(scenario: Scenario, requests: int, seed: int) -> list[Arrival]:
     """Poisson arrivals, lengths spread evenly; equal seeds give equal runs."""
     random = Random(seed)
+    if scenario.turns > 1:
+        return _conversations(scenario, requests, random)
     at_s = 0.0
     made = []
     for _ in range(requests):
@@ -59,6 +66,23 @@ def generate(scenario: Scenario, requests: int, seed: int) -> list[Arrival]:
             blocks = tuple(group * (1 << 20) + block for block in range(count))
         made.append(Arrival(round(at_s * 1e9), prompt, answer, blocks))
     return made
+
+
+def _conversations(scenario: Scenario, requests: int, random: Random) -> list[Arrival]:
+    """As many conversations as may be needed; the first ``requests`` turns of them all."""
+    started_s = 0.0
+    turns: list[Arrival] = []
+    for conversation in range(requests):
+        started_s += random.expovariate(scenario.arrivals_per_s / scenario.turns)
+        prompt = random.randint(scenario.prompt_tokens_min, scenario.prompt_tokens_max)
+        for turn in range(scenario.turns):
+            answer = random.randint(scenario.answer_tokens_min, scenario.answer_tokens_max)
+            known, full = prompt // PREFIX_TOKENS, (prompt + answer) // PREFIX_TOKENS
+            ids = tuple(conversation * (1 << 20) + block for block in range(full))
+            at_ns = round((started_s + turn * scenario.turn_gap_s) * 1e9)
+            turns.append(Arrival(at_ns, prompt, answer, ids[:known], ids[known:], conversation))
+            prompt += answer + scenario.turn_tokens
+    return sorted(turns, key=lambda turn: turn.at_ns)[:requests]
 
 
 def read_azure(lines: Iterable[str]) -> list[Arrival]:
@@ -110,7 +134,7 @@ def repeat(rows: Sequence[Arrival], requests: int, rate: float) -> list[Arrival]
     for index in range(requests):
         rounds, place = divmod(index, len(ordered))
         row = ordered[place]
-        made.append(Arrival(round((row.at_ns + rounds * period_ns) / rate), row.prompt_tokens, row.answer_tokens, row.blocks))
+        made.append(replace(row, at_ns=round((row.at_ns + rounds * period_ns) / rate)))
     return made
 
 
@@ -119,7 +143,8 @@ def plans(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> list[Pl
     hosts = scenario.hosts()
     made = []
     for index, arrival in enumerate(arrivals):
-        decode = hosts.decode[int(uniform(seed, index, _DECODE) * len(hosts.decode))]
-        prefill = decode if hosts.collocated else hosts.prefill[int(uniform(seed, index, _PREFILL) * len(hosts.prefill))]
+        number = index if arrival.conversation is None else arrival.conversation
+        decode = hosts.decode[int(uniform(seed, number, _DECODE) * len(hosts.decode))]
+        prefill = decode if hosts.collocated else hosts.prefill[int(uniform(seed, number, _PREFILL) * len(hosts.prefill))]
         made.append(Plan(index, arrival, prefill, decode))
     return made
