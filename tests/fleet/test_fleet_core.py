@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.running import FAST
-from handrail_fleet.core import Effect, Ended, EngineCore, Job, LeaseExpired, LoadStarts, Reason, StepEnded, TokenMade
+from handrail_fleet.core import (
+    Effect,
+    Ended,
+    EngineCore,
+    Job,
+    LeaseExpired,
+    LoadStarts,
+    Preempted,
+    Reason,
+    Scheduling,
+    StepEnded,
+    TokenMade,
+)
 from handrail_fleet.model import LatencyModel
 
 MS = 1_000_000
@@ -17,8 +31,9 @@ LEASE_NS = 30_000 * MS
 class Simulation:
     """A core and a clock that jumps. Loads take what the model says, unless they are to fail."""
 
-    def __init__(self, *, max_running: int = 4, blocks: int = 100) -> None:
-        self.core = EngineCore(LatencyModel(FAST, seed=0), max_running=max_running, blocks=blocks, lease_ns=LEASE_NS)
+    def __init__(self, *, max_running: int = 4, blocks: int = 100, scheduling: Scheduling | None = None) -> None:
+        self.model = LatencyModel(FAST, seed=0)
+        self.core = EngineCore(self.model, max_running=max_running, blocks=blocks, lease_ns=LEASE_NS, scheduling=scheduling)
         self.now_ns = 0
         self.effects: list[tuple[int, Effect]] = []
         self.loads: dict[str, int] = {}
@@ -44,7 +59,7 @@ class Simulation:
         for effect in effects:
             self.effects.append((self.now_ns, effect))
             if isinstance(effect, LoadStarts):
-                self.loads[effect.id] = self.now_ns + effect.transfer_ns
+                self.loads[effect.id] = self.now_ns + self.model.transfer_ns(effect.tokens)
 
     def tokens(self, name: str) -> list[int]:
         return [time for time, effect in self.effects if isinstance(effect, TokenMade) and effect.id == name]
@@ -198,3 +213,93 @@ def test_every_request_ends_once_and_every_block_comes_back(
     assert sorted(ends) == sorted(f"r{index}" for index in range(len(jobs)))
     assert simulation.core.kv_usage == 0  # also what was published: its lease is over
     assert simulation.core.wake_ns() is None
+
+
+BY_BLOCK = Scheduling(reserve_answer=False)
+
+
+def test_without_reserve_the_last_one_is_preempted_and_all_answers_still_come() -> None:
+    simulation = Simulation(blocks=10, scheduling=BY_BLOCK)
+    for name in "abc":
+        simulation.submit(name, prompt=40, answer=60)  # 3 blocks at first, 7 in the end
+    simulation.run()
+    preempted = [effect.id for _, effect in simulation.effects if isinstance(effect, Preempted)]
+    assert preempted
+    assert "a" not in preempted
+    assert [simulation.end(name).generated for name in "abc"] == [60, 60, 60]
+    assert simulation.core.kv_usage == 0
+
+
+def test_a_preempted_stream_has_one_long_gap_and_keeps_its_first_times() -> None:
+    simulation = Simulation(scheduling=BY_BLOCK)
+    simulation.submit("a", answer=20)
+    simulation.submit("b", prompt=200, answer=20)
+    simulation.run(until_ns=15 * MS)
+    assert simulation.core.preempt_last() == [Preempted("b")]
+    simulation.run()
+    tokens = simulation.tokens("b")
+    gaps = sorted(after - before for before, after in pairwise(tokens))
+    assert gaps[-1] >= 4 * MS  # 200 tokens and more are computed again
+    assert simulation.end("b").times.scheduled_ns == 0
+    assert len(tokens) == 20
+
+
+def test_a_lone_stream_is_not_preempted_by_hand() -> None:
+    simulation = Simulation()
+    simulation.submit("a", answer=20)
+    simulation.run(until_ns=5 * MS)
+    assert simulation.core.preempt_last() == []
+
+
+def test_without_chunked_prefill_a_prompt_has_its_step_alone() -> None:
+    def gaps(chunked: bool) -> list[int]:
+        simulation = Simulation(
+            blocks=1000, scheduling=Scheduling(batch_tokens=512, chunked_prefill=chunked, reserve_answer=False)
+        )
+        simulation.submit("a", answer=40)
+        simulation.run(until_ns=5 * MS)
+        simulation.submit("late", prompt=4096, answer=1)
+        simulation.run()
+        tokens = simulation.tokens("a")
+        return [after - before for before, after in pairwise(tokens)]
+
+    whole, chunked = gaps(False), gaps(True)
+    assert max(whole) > 4 * max(chunked)
+    assert sum(gap > 5 * MS for gap in whole) == 1
+    assert sum(gap > 5 * MS for gap in chunked) == 8
+
+
+def test_a_failed_load_with_recompute_computes_the_prompt_here() -> None:
+    simulation = Simulation()
+    simulation.submit("d", prompt=500, answer=2, load=True)
+    simulation.core.advance(0)
+    assert simulation.core.load_done("d", False, recompute=True) == []
+    simulation.run()
+    assert simulation.end("d").reason is Reason.LENGTH
+    assert simulation.tokens("d")[0] >= 5 * MS  # a prefill, not a decode step
+
+
+def test_withheld_blocks_make_a_request_wait_until_they_are_given_back() -> None:
+    simulation = Simulation(blocks=10)
+    simulation.core.withhold(8)
+    simulation.submit("d", prompt=50, answer=2, load=True)
+    simulation.run()
+    assert simulation.core.load().to_load == 1
+    simulation.core.withhold(0)
+    simulation.run()
+    assert simulation.end("d").generated == 2
+
+
+def test_cached_tokens_are_not_computed() -> None:
+    simulation = Simulation(blocks=200)
+    simulation.core.submit(Job("a", 2000, 1, Reason.LENGTH, cached_tokens=1999), 0)
+    simulation.run()
+    assert simulation.tokens("a")[0] < 5 * MS
+
+
+def test_a_prompt_is_scheduled_only_when_the_step_has_tokens_left_for_it() -> None:
+    simulation = Simulation(blocks=2000, scheduling=Scheduling(batch_tokens=1000))
+    simulation.submit("a", prompt=3000, answer=1)
+    simulation.submit("b", prompt=100, answer=1)
+    simulation.run()
+    assert simulation.end("b").times.scheduled_ns == simulation.tokens("a")[-1]

@@ -1,15 +1,16 @@
-"""``python -m handrail_fleet engine | router | load``."""
+"""``python -m handrail_fleet engine | router | load | simulate``."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from handrail_fleet import load, ready, router
+from handrail_fleet import faults, load, ready, router, scenario, virtual
 from handrail_fleet.profile import ProfileError, bundled
 from handrail_fleet.profile import load as load_profile
 
@@ -78,6 +79,23 @@ def parser() -> argparse.ArgumentParser:
     sender.add_argument("--no-traceparent", action="store_true")
     sender.add_argument("--prompt-words", type=_count, nargs=2, default=(50, 400), metavar=("MIN", "MAX"))
     sender.add_argument("--answer-tokens", type=_count, nargs=2, default=(8, 40), metavar=("MIN", "MAX"))
+
+    virtually = commands.add_parser(
+        "simulate", help="a fleet in virtual time: the truth of each request, and what hosts say of it"
+    )
+    virtually.add_argument("--scenario", default="split", help=f"a file or one of: {', '.join(scenario.bundled())}")
+    virtually.add_argument("--requests", type=_count, default=1000)
+    virtually.add_argument("--seed", type=int, default=0)
+    virtually.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME:PLACE:SIZE[@FROM-TO]",
+        help=f"seconds of the run after @; any of: {', '.join(faults.FAULTS)}",
+    )
+    virtually.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
+    virtually.add_argument("--rate", type=_positive, default=1.0, help="2: the trace twice as fast")
+    virtually.add_argument("--json", action="store_true", help="one object a request; without it, the run's figures")
     return top
 
 
@@ -135,12 +153,30 @@ def _load(args: argparse.Namespace) -> None:
     asyncio.run(load.run(settings, load.print_line))
 
 
+def _simulate(args: argparse.Namespace) -> None:
+    chosen = scenario.load(args.scenario)
+    settings = virtual.Settings(
+        scenario=chosen,
+        requests=args.requests,
+        seed=args.seed,
+        faults=tuple(faults.parse(text, chosen.hosts()) for text in args.fault),
+        trace=args.trace,
+        rate=args.rate,
+    )
+    told = virtual.simulate(settings)
+    if args.json:
+        for line in virtual.lines(settings, told):
+            print(line)
+    else:
+        print(json.dumps(virtual.summary(told), indent=2))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        {"engine": _engine, "router": _router, "load": _load}[args.command](args)
-    except (ProfileError, OSError) as error:
+        {"engine": _engine, "router": _router, "load": _load, "simulate": _simulate}[args.command](args)
+    except (ProfileError, scenario.ScenarioError, faults.FaultError, virtual.SimulationError, OSError) as error:
         print(f"handrail_fleet {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

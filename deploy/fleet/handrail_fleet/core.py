@@ -3,11 +3,14 @@
 Whoever drives it passes the monotonic time in, carries out the effects it returns and calls ``advance`` again at ``wake_ns``; a
 driver with a virtual clock may jump there. Behaviour from vLLM 0.32's ``v1/core/sched/scheduler.py`` and MEASURED runs of it:
 
-- One step at a time advances every running request by a token and computes up to ``BATCH_TOKENS`` prompt tokens.
+- One step at a time advances every running request by a token and computes up to ``batch_tokens`` prompt tokens. Without chunked
+  prefill a prompt is computed whole, in a step of its own kind, and every stream waits for it.
 - A request whose KV lies elsewhere takes its blocks, then loads; it neither runs nor counts as scheduled until that is done, so
   its queue time contains the whole wait. A load starts only where a running slot and blocks are free at that moment.
-- Blocks for the whole answer are taken at once, so nothing is ever preempted.
-- A failed load ends its request without ever having scheduled it (``kv_load_failure_policy: fail``).
+- Blocks for the whole answer are taken at once, so nothing is preempted; or, with ``reserve_answer`` off as in vLLM, block by
+  block: then the request that came last loses its blocks when there are no more, and computes all its tokens again later.
+- A failed load ends its request without ever having scheduled it (``kv_load_failure_policy: fail``), or has it compute the prompt
+  here (``recompute``).
 """
 
 from __future__ import annotations
@@ -15,11 +18,25 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from handrail_fleet.kv import BlockPool, Publication, Publications, blocks_for
-from handrail_fleet.model import LatencyModel
+from handrail_fleet.model import Batch
 
-BATCH_TOKENS = 8192  # vLLM's max_num_batched_tokens: a longer prompt is computed in chunks
+
+class StepModel(Protocol):
+    """How long a step takes."""
+
+    def step_ns(self, batch: Batch) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """The scheduler's settings. ``batch_tokens`` is vLLM's max_num_batched_tokens."""
+
+    batch_tokens: int = 8192
+    chunked_prefill: bool = True
+    reserve_answer: bool = True
 
 
 class Reason(str, Enum):
@@ -41,6 +58,7 @@ class Job:
     reason: Reason
     load: bool = False  # the prompt's KV comes from another engine
     publish: bool = False  # keep the prompt's KV for another engine
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +73,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class LoadStarts:
-    """The driver fetches the KV now and reports by ``load_done``; moving it takes ``transfer_ns`` of model time."""
+    """The driver fetches the KV now and reports by ``load_done``."""
 
     id: str
     tokens: int
     blocks: int
-    transfer_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +115,24 @@ class LeaseExpired:
     publication: Publication
 
 
-Effect = LoadStarts | TokenMade | Ended | StepEnded | LeaseExpired
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """This request lost its blocks and computes its tokens again when it gets new ones."""
+
+    id: str
+
+
+Effect = LoadStarts | TokenMade | Ended | StepEnded | LeaseExpired | Preempted
 
 
 @dataclass(slots=True)
 class _Running:
     job: Job
     queued_ns: int
+    target: int  # tokens to compute before the next one can be sampled: the prompt, and after a preemption what was generated
+    load: bool
     blocks: tuple[int, ...] = ()
-    computed: int = 0  # prompt tokens whose KV is here
+    computed: int = 0  # of ``target``: those whose KV is here
     generated: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -114,6 +140,11 @@ class _Running:
 
     def times(self) -> Times:
         return Times(self.queued_ns, self.scheduled_ns, self.first_token_ns, self.last_token_ns)
+
+
+def _wants(request: _Running) -> int:
+    """Tokens it would compute in the next step if there were no limit."""
+    return max(1, request.target - request.computed)
 
 
 @dataclass(slots=True)
@@ -137,8 +168,12 @@ class Load:
 class EngineCore:
     """One engine. Not thread-safe; every method takes the same monotonic clock, which must not run backwards."""
 
-    def __init__(self, model: LatencyModel, *, max_running: int, blocks: int, lease_ns: int) -> None:
+    def __init__(
+        self, model: StepModel, *, max_running: int, blocks: int, lease_ns: int, scheduling: Scheduling | None = None
+    ) -> None:
         self._model = model
+        self._scheduling = scheduling or Scheduling()
+        self._ids: set[str] = set()
         self._max_running = max_running
         self._pool = BlockPool(blocks)
         self._publications = Publications(lease_ns)
@@ -156,17 +191,25 @@ class EngineCore:
             raise ValueError("a request has at least one prompt token and one answer token")
         if blocks_for(job.prompt_tokens + job.answer_tokens) > self._pool.size:
             raise ValueError(f"the request needs more than all {self._pool.size} KV blocks")
-        if any(held.job.id == job.id for held in self._all()):
+        if job.id in self._ids:
             raise ValueError(f"request id {job.id} is in use")
-        self._waiting.append(_Running(job, now_ns))
+        self._ids.add(job.id)
+        self._waiting.append(_Running(job, now_ns, job.prompt_tokens, job.load))
 
-    def load_done(self, request_id: str, ok: bool) -> list[Effect]:
-        """The load that ``LoadStarts`` asked for is over. An unknown id (aborted meanwhile) does nothing."""
+    def load_done(self, request_id: str, ok: bool, *, recompute: bool = False) -> list[Effect]:
+        """The load that ``LoadStarts`` asked for is over; ``recompute``: if it failed, the prompt is computed here instead.
+
+        An unknown id (aborted meanwhile) does nothing.
+        """
         request = self._loading.pop(request_id, None)
         if request is None:
             return []
         if ok:
             request.computed = request.job.prompt_tokens - 1  # vLLM computes the last prompt token itself, to sample from it
+            self._loaded.append(request)
+            return []
+        if recompute:
+            request.load = False
             self._loaded.append(request)
             return []
         return [self._end(request, Reason.ERROR)]
@@ -177,6 +220,18 @@ class EngineCore:
             if request.job.id == request_id:
                 return [self._drop(request)]
         return []
+
+    def limit(self, max_running: int) -> None:
+        """Run at most this many from now on; those that run go on."""
+        self._max_running = max_running
+
+    def withhold(self, blocks: int) -> None:
+        """Leave this many KV blocks to somebody else from now on, as soon as they are free."""
+        self._pool.withheld = blocks
+
+    def preempt_last(self) -> list[Effect]:
+        """Take the blocks of the running request that came last; nothing when fewer than two run."""
+        return [self._preempt(self._running.pop())] if len(self._running) > 1 else []
 
     def published(self, request_id: str) -> Publication | None:
         return self._publications.find(request_id)
@@ -206,6 +261,8 @@ class EngineCore:
             self._step = None
         if self._step is None:
             effects += self._admit(now_ns)
+            if not self._scheduling.reserve_answer:
+                effects += self._grow()
             self._step = self._begin_step(now_ns)
         return effects
 
@@ -213,6 +270,11 @@ class EngineCore:
         """When ``advance`` has something to do again, unless the driver tells something before; None: never."""
         times = [self._step.ends_ns if self._step else None, self._publications.next_deadline_ns]
         return min((time for time in times if time is not None), default=None)
+
+    @property
+    def step_ends_ns(self) -> int | None:
+        """When the scheduler looks again at what has been loaded; None: at once, nothing runs."""
+        return self._step.ends_ns if self._step else None
 
     @property
     def kv_usage(self) -> float:
@@ -231,50 +293,89 @@ class EngineCore:
 
     def _admit(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
-        while self._loaded and len(self._running) < self._max_running:
+        budget = self._scheduling.batch_tokens - sum(map(_wants, self._running))
+        while self._loaded and len(self._running) < self._max_running and budget > 0:
             request = self._loaded.popleft()
             request.scheduled_ns = now_ns
             self._running.append(request)
-        while self._waiting and len(self._running) < self._max_running:
+            budget -= _wants(request)
+        while self._waiting and len(self._running) < self._max_running and budget > 0:
             request = self._waiting[0]
             job = request.job
-            blocks = self._pool.take(blocks_for(job.prompt_tokens + job.answer_tokens))
+            tokens = job.prompt_tokens + job.answer_tokens if self._scheduling.reserve_answer else request.target
+            blocks = self._pool.take(blocks_for(tokens))
             if blocks is None:
                 break
             self._waiting.popleft()
             request.blocks = blocks
-            if job.load:
+            if request.load:
                 self._loading[job.id] = request
-                effects.append(
-                    LoadStarts(
-                        job.id, job.prompt_tokens, blocks_for(job.prompt_tokens), self._model.transfer_ns(job.prompt_tokens)
-                    )
-                )
+                effects.append(LoadStarts(job.id, job.prompt_tokens, blocks_for(job.prompt_tokens)))
             else:
-                request.scheduled_ns = now_ns
+                request.computed = job.cached_tokens
+                if request.scheduled_ns is None:
+                    request.scheduled_ns = now_ns
                 self._running.append(request)
+                budget -= _wants(request)
         return effects
+
+    def _grow(self) -> list[Effect]:
+        """A block for every stream that has filled its last one, from those that came last where there are no more."""
+        effects: list[Effect] = []
+        index = 0
+        while index < len(self._running):
+            request = self._running[index]
+            short = blocks_for(request.job.prompt_tokens + request.generated) - len(request.blocks)
+            while short > 0:
+                blocks = self._pool.take(short)
+                if blocks is not None:
+                    request.blocks += blocks
+                    break
+                victim = self._running.pop()
+                effects.append(self._preempt(victim))
+                if victim is request:
+                    break
+            index += 1
+        return effects
+
+    def _preempt(self, request: _Running) -> Preempted:
+        self._pool.give_back(request.blocks)
+        request.blocks = ()
+        request.computed = 0
+        request.target = request.job.prompt_tokens + request.generated
+        request.load = False
+        self._waiting.appendleft(request)
+        return Preempted(request.job.id)
 
     def _begin_step(self, now_ns: int) -> _Step | None:
         if not self._running:
             return None
         advances: list[tuple[_Running, int]] = []
-        decoding = prefill = 0
+        prompts: list[_Running] = []
+        decoding = context = prefill = pairs = 0
         for request in self._running:
-            rest = request.job.prompt_tokens - request.computed
-            if rest == 0:
+            rest = request.target - request.computed
+            if rest == 0 or request.load:  # loaded: one token of its prompt is left to compute, as costly as a decode token
                 decoding += 1
-                advances.append((request, 0))
-            elif request.job.load:  # one token of its prompt is left to compute: as costly as a decode token
-                decoding += 1
+                context += request.job.prompt_tokens + request.generated
                 advances.append((request, rest))
             else:
-                chunk = min(rest, BATCH_TOKENS - prefill)
-                if chunk > 0:
-                    prefill += chunk
-                    advances.append((request, chunk))
-        length_ns = self._model.step_ns(decoding=decoding, prefill_tokens=prefill, running=len(self._running))
-        return _Step(now_ns + length_ns, decoding + prefill, advances)
+                prompts.append(request)
+        chunked = self._scheduling.chunked_prefill
+        if prompts and not chunked:
+            advances, decoding, context = [], 0, 0
+        for request in prompts:
+            rest = request.target - request.computed
+            budget = self._scheduling.batch_tokens - prefill
+            chunk = min(rest, budget) if chunked else rest
+            if chunk > 0 and (chunked or chunk <= budget or prefill == 0):
+                prefill += chunk
+                pairs += chunk * request.computed + chunk * chunk // 2
+                advances.append((request, chunk))
+        batch = Batch(
+            decoding=decoding, context_tokens=context, prefill_tokens=prefill, prefill_pairs=pairs, running=len(self._running)
+        )
+        return _Step(now_ns + self._model.step_ns(batch), decoding + prefill, advances)
 
     def _finish_step(self, step: _Step, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -283,7 +384,7 @@ class EngineCore:
             if id(request) not in running:  # aborted during the step
                 continue
             request.computed += computed
-            if request.computed < request.job.prompt_tokens:
+            if request.computed < request.target:
                 continue
             gap_ns = None if request.last_token_ns is None else now_ns - request.last_token_ns
             request.generated += 1
@@ -299,6 +400,7 @@ class EngineCore:
 
     def _end(self, request: _Running, reason: Reason, now_ns: int | None = None) -> Ended:
         job = request.job
+        self._ids.discard(job.id)
         if job.publish and now_ns is not None:
             kept = blocks_for(job.prompt_tokens)
             publication = Publication(job.id, request.blocks[:kept], job.prompt_tokens)

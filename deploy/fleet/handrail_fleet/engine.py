@@ -294,7 +294,7 @@ class Engine:
             if not answer.get("ok"):
                 raise TransferError("transfer_setup_failed", str(answer.get("error")))
             post_s = (time.monotonic_ns() - posted_ns) / 1e9
-            await asyncio.sleep(load.transfer_ns / 1e9)
+            await asyncio.sleep(self._model.transfer_ns(load.tokens) / 1e9)
             size = load.tokens * self.settings.profile.kv_bytes_per_token
             self.metrics.transferred((time.monotonic_ns() - posted_ns) / 1e9, post_s, size)
             await peer.ask({"op": "done", "request_id": remote})

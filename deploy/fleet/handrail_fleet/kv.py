@@ -18,6 +18,7 @@ class BlockPool:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.withheld = 0  # of the free blocks, those that somebody else has a claim on
         self._free = list(range(size, 0, -1))
 
     @property
@@ -27,9 +28,12 @@ class BlockPool:
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """``count`` blocks, or None when there are not enough."""
-        if count > len(self._free):
+        if count > len(self._free) - self.withheld:
             return None
-        return tuple(self._free.pop() for _ in range(count))
+        first = len(self._free) - count
+        taken = tuple(reversed(self._free[first:]))
+        del self._free[first:]
+        return taken
 
     def give_back(self, blocks: tuple[int, ...]) -> None:
         self._free.extend(reversed(blocks))

@@ -6,9 +6,21 @@ linearly from 1 with one running request to ``time-factor-under-load`` with a fu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 from handrail_fleet.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one forward pass does: a token for each of ``decoding`` requests, and ``prefill_tokens`` of prompts."""
+
+    decoding: int
+    prefill_tokens: int
+    running: int  # requests that the engine runs, in this pass or not
+    context_tokens: int = 0  # those that the decoding requests attend to
+    prefill_pairs: int = 0  # prompt tokens times the tokens before them: what attention in the prefill costs grows with it
 
 
 class LatencyModel:
@@ -21,25 +33,23 @@ class LatencyModel:
         self._speed = speed
         self._random = Random(seed)
 
-    def step_ns(self, *, decoding: int, prefill_tokens: int, running: int) -> int:
-        """One forward pass that advances ``decoding`` requests by a token and computes ``prefill_tokens`` of prompts.
-
-        Both share the pass, so it takes as long as the slower of the two: a prefill in a decode batch stalls every stream.
-        """
+    def step_ns(self, batch: Batch) -> int:
+        """One forward pass. Prefill and decode share it, so it takes as long as the slower of the two: a prefill in a decode
+        batch stalls every stream."""
         profile = self._profile
         mean, deviation = 0, 0
-        if decoding:
+        if batch.decoding:
             mean, deviation = profile.inter_token_ns, profile.inter_token_sd_ns
         longest = self._draw(mean, deviation)
-        if prefill_tokens:
+        if batch.prefill_tokens:
             if profile.calculator == "constant":
                 prefill = self._draw(profile.first_token_ns, profile.first_token_sd_ns)
             else:
                 prefill = self._draw(
-                    profile.prefill_overhead_ns + prefill_tokens * profile.prefill_per_token_ns, profile.prefill_sd_ns
+                    profile.prefill_overhead_ns + batch.prefill_tokens * profile.prefill_per_token_ns, profile.prefill_sd_ns
                 )
             longest = max(longest, prefill)
-        return max(1, round(longest * self._factor(running) / self._speed))
+        return max(1, round(longest * self._factor(batch.running) / self._speed))
 
     def transfer_ns(self, tokens: int) -> int:
         """Moving the KV of ``tokens`` prompt tokens from P to D."""

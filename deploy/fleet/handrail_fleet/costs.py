@@ -1,0 +1,37 @@
+"""How long a step of a virtual engine takes: additive in what the step does, so prefill and decode in one batch slow each other.
+
+Weights read once a step, so much a decoding request and token attended to, so much a prompt token and pair of them: a
+simplification of our own, to be fitted by a scenario's figures. Noise belongs to the instant a step begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from handrail_fleet.model import Batch
+from handrail_fleet.noise import normal
+from handrail_fleet.scenario import Scenario
+
+
+class Costs:
+    """One engine's. ``prefill_factor`` and ``step_factor`` are 1 without a fault."""
+
+    def __init__(self, scenario: Scenario, seed: int, clock: Callable[[], int]) -> None:
+        self._scenario = scenario
+        self._seed = seed
+        self._clock = clock
+        self.prefill_factor = 1.0
+        self.step_factor = 1.0
+
+    def step_ns(self, batch: Batch) -> int:
+        costs = self._scenario
+        decode = batch.decoding * costs.decode_request_ns + batch.context_tokens * costs.decode_context_ps / 1000
+        prefill = batch.prefill_tokens * costs.prefill_token_ns + batch.prefill_pairs * costs.prefill_pair_ps / 1000
+        mean = (costs.step_ns + decode + prefill * self.prefill_factor) * self.step_factor
+        return max(1, round(mean * (1 + costs.noise_share * normal(self._seed, self._clock()))))
+
+    def prefill_ns(self, tokens: int) -> int:
+        """A prompt alone, without its chunks' further steps."""
+        costs = self._scenario
+        pairs = tokens * tokens / 2
+        return round(costs.step_ns + tokens * costs.prefill_token_ns + pairs * costs.prefill_pair_ps / 1000)

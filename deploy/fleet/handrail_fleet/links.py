@@ -1,0 +1,43 @@
+"""A link between two hosts: transfers that run at once share its bandwidth evenly. No clock, no I/O."""
+
+from __future__ import annotations
+
+
+class Link:
+    """Every method takes the same monotonic clock, which must not run backwards."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._left: dict[str, float] = {}  # bytes
+        self._at_ns = 0
+
+    def set_rate(self, bytes_per_s: float, now_ns: int) -> None:
+        """From now on."""
+        self._move(now_ns)
+        self._bytes_per_s = bytes_per_s
+
+    def start(self, transfer: str, size_bytes: int, now_ns: int) -> None:
+        self._move(now_ns)
+        self._left[transfer] = float(size_bytes)
+
+    def finished(self, now_ns: int) -> list[str]:
+        """Remove and return what has arrived."""
+        self._move(now_ns)
+        bound = self._bytes_per_s * 1e-9  # what moves in a nanosecond: times are whole ones
+        done = [transfer for transfer, left in self._left.items() if left <= bound]
+        for transfer in done:
+            del self._left[transfer]
+        return done
+
+    def next_ns(self) -> int | None:
+        """When the next one arrives if nothing changes; None: nothing moves."""
+        if not self._left:
+            return None
+        return self._at_ns + max(1, round(min(self._left.values()) * len(self._left) / self._bytes_per_s * 1e9))
+
+    def _move(self, now_ns: int) -> None:
+        if self._left:
+            each = (now_ns - self._at_ns) * 1e-9 * self._bytes_per_s / len(self._left)
+            for transfer in self._left:
+                self._left[transfer] -= each
+        self._at_ns = now_ns

@@ -1,0 +1,170 @@
+"""What the processes of a virtual fleet would have said of a request: proxies at edge, P and D, and vLLM's spans.
+
+All by their own hosts' clocks. Nothing else that is true leaks into it: no phases, no faults, no fetch. A router says nothing, as
+vllm-router by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from handrail_fleet.faults import Fault
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.simulate import Flight
+
+STARTED_UNIX_NS = 1_700_000_000_000_000_000  # wall time at which a run begins, on a right clock
+UPTIME_NS = 86_400_000_000_000  # of every machine when a run begins
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A host's: it runs ``drift_ppm`` too fast, and its wall clock was ``offset_ns`` ahead when the run began."""
+
+    offset_ns: int = 0
+    drift_ppm: float = 0.0
+
+    def elapsed_ns(self, true_ns: int) -> int:
+        """What it shows for a duration; also its monotonic clock since the run began."""
+        return true_ns + round(true_ns * self.drift_ppm / 1e6)
+
+    def unix_ns(self, true_ns: int) -> int:
+        return STARTED_UNIX_NS + self.offset_ns + self.elapsed_ns(true_ns)
+
+
+def clock(host: str, faults: Sequence[Fault]) -> Clock:
+    """A clock's faults hold for the whole run, whatever time they name: a clock has one line."""
+    mine = [fault for fault in faults if fault.place in ("*", host)]
+    return Clock(
+        round(sum(fault.size for fault in mine if fault.name == "clock_offset") * 1e9),
+        sum(fault.size for fault in mine if fault.name == "clock_drift"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyObservation:
+    """An inline proxy in front of ``host``. Wall times of the host's clock; durations in ns of its monotonic clock.
+
+    ``first_token_ns``: from arrival to the first chunk with a token; None where the response is not streamed (P), or has none.
+    """
+
+    host: str
+    request_id: str
+    arrival_unix_ns: int
+    first_token_ns: int | None
+    end_ns: int | None
+    gaps_ns: tuple[int, ...]
+    status: int  # HTTP
+    error: bool  # an error event in the stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineObservation:
+    """vLLM's ``llm_request`` span, which holds durations and two wall times. Its queue time at D contains the whole KV wait.
+
+    Of a request that was never scheduled it says what vLLM does: a queue time of minus the machine's uptime, as measured on 0.32.
+    """
+
+    host: str
+    request_id: str
+    arrival_unix_ns: int
+    end_unix_ns: int
+    ttft_ns: int
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def observe(scenario: Scenario, flight: Flight, faults: Sequence[Fault]) -> list[ProxyObservation | EngineObservation]:
+    """All that was said of one request; a request that hangs is not said of by what had not finished it."""
+    said: list[ProxyObservation | EngineObservation] = [_edge(flight, clock("edge", faults))]
+    plan = flight.plan
+    if plan.prefill_host != plan.decode_host:
+        said += _prefill(flight, clock(plan.prefill_host, faults))
+    said += _decode(flight, clock(plan.decode_host, faults))
+    return said
+
+
+def _edge(flight: Flight, here: Clock) -> ProxyObservation:
+    arrival = flight.plan.arrival.at_ns
+    return _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
+
+
+def _prefill(flight: Flight, here: Clock) -> list[ProxyObservation | EngineObservation]:
+    arrival, queued, done = flight.prefill_arrival_ns, flight.prefill_queued_ns, flight.prefill_done_ns
+    host = flight.plan.prefill_host
+    if arrival is None:
+        return []
+    said: list[ProxyObservation | EngineObservation] = [_proxy(host, flight, here, arrival, None, done, answers=False)]
+    scheduled, first = flight.prefill_scheduled_ns, flight.prefill_first_ns
+    if queued is not None and scheduled is not None and first is not None:
+        said.append(_engine(host, flight, here, (queued, scheduled, first, first), 1))
+    return said
+
+
+def _decode(flight: Flight, here: Clock) -> list[ProxyObservation | EngineObservation]:
+    split = flight.plan.prefill_host != flight.plan.decode_host
+    arrival = flight.decode_arrival_ns if split else flight.prefill_arrival_ns
+    queued = flight.decode_queued_ns if split else flight.prefill_queued_ns
+    host = flight.plan.decode_host
+    if arrival is None:
+        return []
+    said: list[ProxyObservation | EngineObservation] = [
+        _proxy(host, flight, here, arrival, flight.sent_ns if not flight.failed else None, flight.engine_end_ns, answers=True)
+    ]
+    scheduled, first, last = flight.decode_scheduled_ns, flight.first_token_ns, flight.last_token_ns
+    if queued is None or flight.engine_end_ns is None:
+        return said
+    if scheduled is not None and first is not None and last is not None:
+        said.append(_engine(host, flight, here, (queued, scheduled, first, last), len(flight.gaps_ns) + 1))
+    elif flight.failed and flight.loaded_ns is not None:
+        said.append(_never_scheduled(host, flight, here, queued, flight.loaded_ns))
+    return said
+
+
+def _proxy(
+    host: str, flight: Flight, here: Clock, arrival_ns: int, first_ns: int | None, end_ns: int | None, *, answers: bool
+) -> ProxyObservation:
+    return ProxyObservation(
+        host=host,
+        request_id=flight.id,
+        arrival_unix_ns=here.unix_ns(arrival_ns),
+        first_token_ns=here.elapsed_ns(first_ns - arrival_ns) if first_ns is not None else None,
+        end_ns=here.elapsed_ns(end_ns - arrival_ns) if end_ns is not None else None,
+        gaps_ns=tuple(here.elapsed_ns(gap_ns) for gap_ns in flight.gaps_ns) if answers else (),
+        status=200,
+        error=answers and flight.failed,
+    )
+
+
+def _engine(host: str, flight: Flight, here: Clock, times: tuple[int, int, int, int], made: int) -> EngineObservation:
+    queued, scheduled, first, last = times
+    return EngineObservation(
+        host=host,
+        request_id=flight.id,
+        arrival_unix_ns=here.unix_ns(queued),
+        end_unix_ns=here.unix_ns(last),
+        ttft_ns=here.elapsed_ns(first - queued),
+        queue_ns=here.elapsed_ns(scheduled - queued),
+        prefill_ns=here.elapsed_ns(first - scheduled),
+        decode_ns=here.elapsed_ns(last - first),
+        prompt_tokens=flight.plan.arrival.prompt_tokens,
+        completion_tokens=made,
+    )
+
+
+def _never_scheduled(host: str, flight: Flight, here: Clock, queued: int, ended: int) -> EngineObservation:
+    return EngineObservation(
+        host=host,
+        request_id=flight.id,
+        arrival_unix_ns=here.unix_ns(queued),
+        end_unix_ns=here.unix_ns(ended),
+        ttft_ns=here.elapsed_ns(ended - queued),
+        queue_ns=-(UPTIME_NS + here.elapsed_ns(queued)),
+        prefill_ns=UPTIME_NS + here.elapsed_ns(ended),
+        decode_ns=0,
+        prompt_tokens=flight.plan.arrival.prompt_tokens,
+        completion_tokens=0,
+    )
