@@ -14,8 +14,9 @@ import pytest
 
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, Publish, StoreDamagedError, encode_line, files_of
-from handrail_collector.store.publish import HOUR_NS, MAX_HOURS_A_PUBLISH, Publisher, Recovered, StoreLockedError, by_hour
+from handrail_collector.store.publish import MAX_HOURS_A_PUBLISH, Publisher, Recovered, StoreLockedError, by_hour
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from store_power import StoppedError, StoppingFiles
