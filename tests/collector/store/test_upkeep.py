@@ -189,9 +189,8 @@ def test_a_request_that_took_another_in_keeps_the_evidence_in_whatever_order_the
     part = replace(ROWS[0], span_ids=("a" * 16,), joins=())
     whole = replace(ROWS[1], span_ids=("a" * 16, "b" * 16), joins=(), started_unix_ns=START_UNIX_NS - HOUR_NS)
     withdrawn = replace(part, version=2, scope=MERGED, span_ids=(), joins=())
-    store.publisher.publish(0, 10, 0, [], [part])
-    store.publisher.publish(10, 20, 0, [], [whole, withdrawn])
-    store.publisher.publish(20, 30, 0, [], [replace(ROWS[2], started_unix_ns=START_UNIX_NS - HOUR_NS)])
+    store.publisher.publish(0, 10, 0, [], [replace(ROWS[2], started_unix_ns=START_UNIX_NS - HOUR_NS)])
+    store.publisher.publish(10, 20, 0, [], [part, whole, withdrawn])
     store.clock.unix_ns = START_UNIX_NS // HOUR_NS * HOUR_NS
     for _ in range(2):
         store.upkeep(closed_after_ns=0).run_pass()
