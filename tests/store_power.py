@@ -10,8 +10,8 @@ from pathlib import Path
 from handrail.files import OsFiles
 
 
-class StoppedError(Exception):
-    """The process is gone."""
+class StoppedError(BaseException):
+    """The process is gone: nothing in it can handle this."""
 
 
 class StoppingFiles(OsFiles):
@@ -26,14 +26,14 @@ class StoppingFiles(OsFiles):
         self._stop_at = stop_at
         self._paths: dict[int, str] = {}
         self._durable_bytes: dict[str, int] = {}
-        self._loose_names: list[tuple[str, Callable[[], None]]] = []  # folder, how to take the change back
+        self._loose_names: list[tuple[str, Callable[[], object]]] = []  # folder, how to take the change back
 
-    def lose_power(self) -> None:
-        """What is left on the disk."""
+    def lose_power(self, names: bool = True) -> None:
+        """What is left on the disk; ``names``: names that were not made durable are lost as well."""
         for path, size in self._durable_bytes.items():
             if os.path.exists(path):
                 os.truncate(path, size)
-        for _, take_back in reversed(self._loose_names):
+        for _, take_back in reversed(self._loose_names if names else []):
             take_back()
 
     def make_dir(self, path: str) -> None:
@@ -76,19 +76,36 @@ class StoppingFiles(OsFiles):
 
     def rename(self, old: str, new: str) -> None:
         self._step()
+        replaced = self._durable(new)
         super().rename(old, new)
         self._durable_bytes[new] = self._durable_bytes.pop(old)
 
         def take_back() -> None:
             os.rename(new, old)
+            if replaced is not None:
+                Path(new).write_bytes(replaced)
 
         self._changed(new, take_back)
 
     def unlink(self, path: str) -> None:
         self._step()
+        removed = self._durable(path)
         super().unlink(path)
+        self._durable_bytes.pop(path, None)
+        self._changed(path, lambda: Path(path).write_bytes(removed or b""))
 
-    def _changed(self, path: str, take_back: Callable[[], None]) -> None:
+    def remove_dir(self, path: str) -> None:
+        self._step()
+        super().remove_dir(path)
+        self._changed(path, lambda: os.mkdir(path))
+
+    def _durable(self, path: str) -> bytes | None:
+        """What of a file would survive, None where there is none."""
+        if not os.path.exists(path):
+            return None
+        return Path(path).read_bytes()[: self._durable_bytes.get(path)]
+
+    def _changed(self, path: str, take_back: Callable[[], object]) -> None:
         self._loose_names.append((str(Path(path).parent), take_back))
 
     def _step(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
 from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.publish import Publisher, StoreLockedError
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Running:
     pipeline: Pipeline
     receiver: OtlpServer
     forwards: tuple[OtlpForward, ...]
+    upkeep: Upkeep
     started_unix_ns: int
     _refused: int = 0
     _refused_at: float = 0.0
@@ -124,7 +127,8 @@ async def _main(config: CollectorConfig) -> int:
     receiver = OtlpServer(
         journal, grpc=(grpc.host, grpc.port) if grpc else None, http=(http.host, http.port) if http else None, loopback_only=False
     )
-    running = Running(journal, pipeline, receiver, forwards, time.time_ns())
+    upkeep = Upkeep(publisher, _upkeep_settings(config))
+    running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns())
     parts = Parts()
     addresses: dict[str, str] = {}
     for each in forwards:
@@ -139,6 +143,15 @@ async def _main(config: CollectorConfig) -> int:
         publisher.close()
 
     await parts.start("pipeline", _nothing(), drain)
+    ending = asyncio.Event()
+    in_order = asyncio.create_task(_keep_in_order(upkeep, config.store.upkeep_interval.seconds, ending))
+
+    async def end_upkeep() -> None:
+        ending.set()
+        upkeep.stop()
+        await in_order
+
+    await parts.start("upkeep", _nothing(), end_upkeep)
     await parts.start("receivers", receiver.start(), receiver.shutdown)
     addresses.update(bound(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
     if config.api is not None:
@@ -176,6 +189,21 @@ async def _nothing() -> None:
     return None
 
 
+async def _keep_in_order(upkeep: Upkeep, interval_s: float, ending: asyncio.Event) -> None:
+    """A pass now and after every interval, in a thread, until ``ending``."""
+    while not ending.is_set():
+        await asyncio.to_thread(upkeep.run_pass)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ending.wait(), interval_s)
+
+
+def _upkeep_settings(config: CollectorConfig) -> UpkeepSettings:
+    store = config.store
+    return UpkeepSettings(
+        closed_after_ns=store.compact_after, grace_ns=store.grace, retention_ns=store.retention, max_bytes=store.max_bytes
+    )
+
+
 def _pipeline_settings(config: CollectorConfig) -> PipelineSettings:
     decision = config.decision
     return PipelineSettings(
@@ -205,7 +233,7 @@ def _rows(running: Running) -> list[Row]:
     prefix = names.METRIC_COLLECTOR
     taken, kept, pipe = running.receiver.stats, running.journal.stats, running.pipeline.stats
     stitcher, duplicates = running.pipeline.stitcher, running.pipeline.duplicates
-    forwards = running.forwards
+    forwards, kept_up = running.forwards, running.upkeep.stats
     counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
         ("refused_requests", "Export requests told to retry", lambda: taken.requests_refused),
         ("rejected_requests", "Export requests refused for good", lambda: taken.requests_rejected),
@@ -225,6 +253,19 @@ def _rows(running: Running) -> list[Row]:
         ("publish_failures", "Publishes that failed and are tried again", lambda: pipe.publish_failures),
         ("ambiguous_joins", "Evidence that fitted several requests and was not joined", lambda: stitcher.stats.ambiguous),
         ("clock_contradictions", "Host clocks that were stepped, or wrong joins", lambda: stitcher.clocks.contradictions),
+        ("store_upkeep_passes", "Looks at what the store should fold, drop and remove", lambda: kept_up.passes),
+        ("store_upkeep_failures", "Steps of these that failed and are tried again", lambda: kept_up.failures),
+        ("store_folded_files", "Files that compaction put into one", lambda: kept_up.files_folded),
+        (
+            "store_folded_rows",
+            "Rows that compaction left out: replaced versions, withdrawn rows, spans sent again",
+            lambda: kept_up.rows_folded,
+        ),
+        ("store_fold_seconds", "Time spent compacting", lambda: kept_up.fold_ns / 1e9),
+        ("store_expired_files", "Files that left the store by retention", lambda: kept_up.files_expired),
+        ("store_quota_days", "Days that left the store early because it was over its bound", lambda: kept_up.quota_days),
+        ("store_quota_bytes", "Bytes of these days", lambda: kept_up.quota_bytes),
+        ("store_removed_files", "Files removed from disk after their grace time", lambda: kept_up.files_removed),
         ("cpu_seconds", "Processor time of this process", time.process_time),
     )
     rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
@@ -234,6 +275,8 @@ def _rows(running: Running) -> list[Row]:
         Row(f"{prefix}_decisions", "counter", "Requests decided by why", lambda: by_label(stitcher.stats.decided), ("closing",)),
         Row(f"{prefix}_held_requests", "gauge", "Requests held in memory, decided ones included", lambda: len(stitcher)),
         Row(f"{prefix}_journal_lag_bytes", "gauge", "Journalled and not taken yet", lambda: running.journal.lag_bytes),
+        Row(f"{prefix}_store_bytes", "gauge", "Files of the store, as of the last upkeep pass", lambda: kept_up.bytes),
+        Row(f"{prefix}_store_files", "gauge", "Number of these files", lambda: kept_up.files),
         Row(f"{prefix}_journal_size_bytes", "gauge", "The journal on disk", lambda: running.journal.size_bytes),
         Row(
             f"{prefix}_edge_requests",

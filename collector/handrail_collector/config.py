@@ -51,6 +51,44 @@ class DecisionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """How long the store keeps what, and when it is put in order."""
+
+    retention: Duration | None = setting(
+        Duration(30 * 24 * 3600 * 10**9),
+        help="how long a day's requests and spans are kept after its end",
+        example="14d",
+        unset="for ever",
+        at_least=24 * 3600 * 10**9,
+    )
+    max_bytes: Size | None = setting(
+        None,
+        help="bound of the store on disk: beyond it the oldest days leave it early, never the one that is open; what is "
+        "removed stays for the grace time, on top of this",
+        example="200GiB",
+        unset="the disk",
+        at_least=2**20,
+    )
+    compact_after: Duration = setting(
+        Duration(15 * 60 * 10**9),
+        help="how long after its end an hour's files are folded into one",
+        example="1h",
+    )
+    grace: Duration = setting(
+        Duration(10 * 60 * 10**9),
+        help="how long a file stays on disk that is no longer part of the store, for questions that began before",
+        example="1h",
+        at_least=10**9,
+    )
+    upkeep_interval: Duration = setting(
+        Duration(5 * 60 * 10**9),
+        help="how often retention, the bound and the hours to fold are looked at",
+        example="1m",
+        at_least=10**9,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorConfig:
     """One collector."""
 
@@ -86,6 +124,7 @@ class CollectorConfig:
         at_least=10**7,
     )
     decision: DecisionConfig = section(DecisionConfig)
+    store: StoreConfig = section(StoreConfig)
     forward: tuple[Url, ...] = setting(
         (),
         help="OTLP endpoints that get what was received (Tempo, Jaeger, an OpenTelemetry Collector)",

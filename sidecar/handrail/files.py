@@ -56,6 +56,9 @@ class Files(Protocol):
     def unlink(self, path: str) -> None:
         """Remove a name; raises ``FileNotFoundError``."""
 
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty folder."""
+
 
 class OsFiles:
     """The operating system's files."""
@@ -114,6 +117,9 @@ class OsFiles:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
+    def remove_dir(self, path: str) -> None:
+        os.rmdir(path)
+
 
 class MemoryFiles:
     """Files of one process's memory: gone with it, so a sync is nothing. Folders exist as soon as they are named."""
@@ -169,6 +175,9 @@ class MemoryFiles:
     def unlink(self, path: str) -> None:
         if self._files.pop(path, None) is None:
             raise FileNotFoundError(path)
+
+    def remove_dir(self, path: str) -> None:
+        """Nothing to do."""
 
     def _opened(self, content: bytearray) -> int:
         self._next_fd += 1

@@ -13,17 +13,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made rows are a module of the tests
 
 from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Table, encode
 from handrail_collector.store.span_columns import spans_table
+from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 from store_rows import Fleet, moved, request_rows, spans_of_requests
 
 _REQUESTS = 1_000_000
 _PUBLISH_ROWS = 50_000
 _MADE = 10_000
 _SPAN_PUBLISHES = 3
+_FOLDED_PUBLISHES = 100
 
 
 def run() -> list[dict[str, Any]]:
@@ -31,6 +34,8 @@ def run() -> list[dict[str, Any]]:
     figures = [*_sizes()]
     with tempfile.TemporaryDirectory() as folder:
         figures += _speeds(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        figures += _folding(Path(folder))
     return figures
 
 
@@ -90,6 +95,33 @@ def _fill(publisher: Publisher, offset: int, rows: list[Any]) -> None:
             # ids are new every time, so they cost what they cost
             publisher.publish(offset, offset + 1, 0, [], moved(table, (at + part) * Fleet().interval_ns, seed=at + part))
             offset += 1
+
+
+def _folding(folder: Path) -> list[dict[str, Any]]:
+    """An hour of small publishes, as a flush every few seconds leaves it, becomes one file a table."""
+    publisher = Publisher(folder)
+    publisher.open()
+    spans, rows = spans_of_requests(_MADE), request_rows(_MADE)
+    step = _MADE // _FOLDED_PUBLISHES
+    for at in range(0, _MADE, step):
+        publisher.publish(at, at + step, 0, spans[2 * at : 2 * (at + step)], rows[at : at + step])
+    before = _bytes(publisher)
+    upkeep = Upkeep(publisher, UpkeepSettings(), lambda: rows[-1].started_unix_ns + 2 * HOUR_NS)
+    started, cpu = time.perf_counter(), time.process_time()
+    upkeep.run_pass()
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    after = _bytes(publisher)
+    publisher.close()
+    assert upkeep.stats.files_folded == 2 * _FOLDED_PUBLISHES, upkeep.stats
+    return [
+        _figure("store_rows_compacted", 3 * _MADE / seconds, "1/s", None),
+        _figure("store_rows_compacted_per_cpu_second", 3 * _MADE / cpu, "1/s", None),
+        _figure("store_bytes_after_compaction", after / before, "ratio", None),
+    ]
+
+
+def _bytes(publisher: Publisher) -> int:
+    return sum(file.bytes for publish in publisher.publishes() for file in publish.files)
 
 
 def _lookups(folder: Path, trace_id: str, client_id: str) -> dict[str, float]:

@@ -6,16 +6,19 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from handrail_collector.rows import JoinRow, RequestRow
+from handrail_collector.rows import MERGED, JoinRow, RequestRow
 from handrail_collector.store.filter import SORTS, RequestFilter
-from handrail_collector.store.publish import HOUR_NS, Publisher
+from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.span import SpanRow
+from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 from store_rows import START_UNIX_NS, request_rows, spans_of_requests
 
 
@@ -38,8 +41,10 @@ class Store:
     copied: Callable[[], Reader]
 
 
-def parquet(folder: Path) -> Iterator[Store]:
+def parquet(folder: Path, folded: bool = False) -> Iterator[Store]:
+    """``folded``: compacted after every publish, as if each were the last of its hour."""
     publisher = Publisher(folder / "store")
+    upkeep = Upkeep(publisher, UpkeepSettings(grace_ns=0), lambda: START_UNIX_NS + 1000 * HOUR_NS)
     publisher.open()
     readers = [StoreReader(folder / "store")]
     published = iter(range(1000))
@@ -47,6 +52,9 @@ def parquet(folder: Path) -> Iterator[Store]:
     def publish(spans: Sequence[SpanRow], rows: Sequence[RequestRow]) -> None:
         first = next(published) * 100
         publisher.publish(first, first + 100, 0, spans, rows)
+        if folded:
+            upkeep.run_pass()
+            assert not upkeep.stats.failures
 
     def copied() -> Reader:
         shutil.copytree(folder / "store", folder / "copy", ignore=shutil.ignore_patterns("*.tmp"))
@@ -59,7 +67,7 @@ def parquet(folder: Path) -> Iterator[Store]:
     publisher.close()
 
 
-STORES: dict[str, Callable[[Path], Iterator[Store]]] = {"parquet": parquet}
+STORES: dict[str, Callable[[Path], Iterator[Store]]] = {"parquet": parquet, "parquet_folded": partial(parquet, folded=True)}
 OPT_OUTS: dict[tuple[str, str], str] = {}
 """Reason by (store, test name)."""
 
@@ -229,6 +237,21 @@ def test_a_request_is_found_by_an_id_in_any_form(store: Store, any_id: str, expe
 def test_an_id_that_nobody_has_finds_nothing(store: Store, any_id: str) -> None:
     store.publish([], list(named_rows().values()))
     assert store.reader.find(any_id) == []
+
+
+def test_a_row_that_became_part_of_another_is_not_there_however_late_it_was_withdrawn(store: Store) -> None:
+    rows = [replace(row, version=1) for row in request_rows(4)]
+    gone = replace(rows[1], version=2, scope=MERGED, phases=(), joins=(), span_ids=())
+    elsewhere = replace(rows[2], version=2, scope=MERGED, span_ids=(), started_unix_ns=rows[2].started_unix_ns + 3 * HOUR_NS)
+    store.publish([], rows)
+    store.publish([], [gone])
+    store.publish([], [elsewhere])
+    store.publish([], [replace(rows[3], version=2)])
+    kept = [rows[0], replace(rows[3], version=2)]
+    wanted = RequestFilter(descending=False)
+    assert store.reader.requests(wanted) == kept
+    assert store.reader.count(wanted) == 2
+    assert store.reader.find(rows[1].trace_id) == store.reader.find(rows[2].trace_id) == []
 
 
 def test_an_equal_id_wins_over_longer_ones(store: Store) -> None:

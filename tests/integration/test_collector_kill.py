@@ -29,6 +29,7 @@ from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Retryable, Signal
 from handrail.records import Exchange, Role
 from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 
@@ -45,10 +46,10 @@ def free_port() -> int:
 
 
 def requests() -> Iterator[dict[str, Exchange]]:
-    """P/D requests without end, as the proxies at edge, P and D see them, starting now."""
+    """P/D requests without end, as the proxies at edge, P and D see them, of hours that are over: compaction goes on as well."""
     number = 0
     while True:
-        base = time.time_ns()
+        base = time.time_ns() - 2 * HOUR_NS
         made = split_request(f"req-{number}", f"t{number}")
         proxies = {n: r for n, r in made.items() if isinstance(r, Exchange)}
         shift = base - proxies["edge"].arrival_unix_ns
@@ -113,7 +114,10 @@ async def collector(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.P
         "--otlp-grpc",
         "off",
     )
-    options = ("--api", "off", "--flush-interval", "200ms", "--decision-engine-wait", "1s", "--decision-settle", "100ms")
+    options = (
+        *("--api", "off", "--flush-interval", "200ms", "--decision-engine-wait", "1s", "--decision-settle", "100ms"),
+        *("--store-compact-after", "0s", "--store-upkeep-interval", "1s", "--store-grace", "60s"),
+    )
     log = os.open(data / "collector.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     child = await asyncio.create_subprocess_exec(
         sys.executable, *command, *options, "--ready-file", str(ready), stdout=log, stderr=log
@@ -157,6 +161,7 @@ async def test_acknowledged_spans_survive_kill_9_exactly_once(tmp_path: Path) ->
         while (count := await asyncio.to_thread(reader.count, RequestFilter())) < load.requests:
             assert time.monotonic() < until, f"{count} of {load.requests} rows (seed {seed})"
             await asyncio.sleep(0.2)
+        assert [file for publish in reader.publishes() for file in publish.files if "-c0" in file.path], "nothing was compacted"
         child.terminate()
         await child.wait()
     reader = StoreReader(tmp_path / "store")

@@ -2,20 +2,29 @@
 
 A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline. A last line that is torn (no newline, or a wrong
 CRC) was never published: readers ignore it and the writer cuts it off. A file that no line names is not part of the store.
+
+Publishing appends a line. Taking files out, for others with the same rows or for good, puts a new manifest in the place of the
+old one: its first line is the *head*, which counts these generations and carries the offsets on, so that a reader who has read a
+part of the former one notices.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""Raised when a line changes its meaning; 1 had no heads."""
+
 MANIFEST = "manifest.jsonl"
+
+HEAD_BYTES = 64
+"""Beginning of a manifest that differs between any two generations: the CRC and the generation stand in it."""
 
 
 class StoreDamagedError(Exception):
@@ -35,20 +44,32 @@ class StoredFile:
     min_version: int
     max_version: int
     columns_crc: int  # CRC-32 of the column names: files of one value can be read as one table
+    written_unix_ns: int = 0  # of the newest rows in it: when they were first written; 0: before version 2 told it
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A file that is no longer part of the store, and since when. It stays for readers that began before."""
+
+    path: str
+    since_unix_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
     """One publish of one shard: the journal range [first_offset, end_offset) and the files that hold what came of it.
 
-    ``low_water_offset``: everything before it is decided and published; a replay starts there.
+    ``low_water_offset``: everything before it is decided and published; a replay starts there; 0 for a compacted range.
+    ``generation``: above 0 only for a head, which has no files of its own; ``retired``: files that heads still answer for.
     """
 
+    generation: int = 0
     shard: int
     first_offset: int
     end_offset: int
     low_water_offset: int
     files: tuple[StoredFile, ...]
+    retired: tuple[Retired, ...] = ()
 
 
 def encode_line(publish: Publish) -> bytes:
@@ -88,6 +109,37 @@ def files_of(publishes: Iterable[Publish], table: Table) -> list[StoredFile]:
     return [file for publish in publishes for file in publish.files if file.table is table]
 
 
+def rewritten(
+    publishes: Sequence[Publish], gone: Collection[str], added: Sequence[Publish], retired: Sequence[Retired]
+) -> tuple[Publish, ...]:
+    """The next generation: one head a shard, then ``publishes`` without the files ``gone``, and ``added``, by
+    their ends. Lines without files are left out: the heads have their offsets."""
+    generation = 1 + max((publish.generation for publish in publishes), default=0)
+    heads = [
+        Publish(
+            generation=generation,
+            shard=shard,
+            first_offset=last.first_offset,
+            end_offset=last.end_offset,
+            low_water_offset=max(p.low_water_offset for p in publishes if p.shard == shard),
+            files=(),
+            retired=tuple(retired) if index == 0 else (),
+        )
+        for index, (shard, last) in enumerate(sorted(_last_of_shards(publishes).items()))
+    ]
+    kept = (replace(publish, files=tuple(f for f in publish.files if f.path not in gone)) for publish in publishes)
+    lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # stable: equal ones as they were
+    return (*heads, *lines)
+
+
+def _last_of_shards(publishes: Iterable[Publish]) -> dict[int, Publish]:
+    last: dict[int, Publish] = {}
+    for publish in publishes:
+        if publish.shard not in last or publish.end_offset >= last[publish.shard].end_offset:
+            last[publish.shard] = publish
+    return last
+
+
 class ManifestReader:
     """The publishes of a store that somebody else may be writing. Reads only what was appended since the last call."""
 
@@ -96,14 +148,16 @@ class ManifestReader:
         self._publishes: tuple[Publish, ...] = ()
         self._read_bytes = 0
         self._last_line = b""
+        self._head = b""
 
     def publishes(self) -> tuple[Publish, ...]:
         """Everything published by now; nothing where there is no manifest yet. Raises ``StoreDamagedError`` and ``OSError``."""
         try:
             with self._path.open("rb") as file:
+                head = file.read(HEAD_BYTES)
                 file.seek(self._read_bytes - len(self._last_line))
-                if file.read(len(self._last_line)) != self._last_line:
-                    # A writer took back a line that it could not make durable, or another store is in this place.
+                if not head.startswith(self._head) or file.read(len(self._last_line)) != self._last_line:
+                    # A new generation, or a line that its writer could not make durable and took back, or another store.
                     self._publishes, self._read_bytes, self._last_line = (), 0, b""
                     file.seek(0)
                 data = file.read()
@@ -111,6 +165,7 @@ class ManifestReader:
             return ()
         parsed = parse(data, str(self._path))
         if parsed.publishes:
+            self._head = head
             self._last_line = data[: parsed.whole_bytes].splitlines(keepends=True)[-1]
         self._publishes += parsed.publishes
         self._read_bytes += parsed.whole_bytes
@@ -125,4 +180,5 @@ def _line(line: bytes, where: str) -> Publish | None:
     if fields.pop("v") > MANIFEST_VERSION or fields.pop("schema") > SCHEMA_VERSION:
         raise StoreDamagedError(f"{where} was written by a later version of Handrail; read it with that version")
     files = tuple(StoredFile(**(file | {"table": Table(file["table"])})) for file in fields.pop("files"))
-    return Publish(**fields, files=files)
+    retired = tuple(Retired(**each) for each in fields.pop("retired", ()))
+    return Publish(**fields, files=files, retired=retired)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -14,8 +16,17 @@ import pytest
 
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.manifest import MANIFEST, ManifestReader, Publish, StoreDamagedError, encode_line, files_of
-from handrail_collector.store.publish import HOUR_NS, MAX_HOURS_A_PUBLISH, Publisher, Recovered, StoreLockedError, by_hour
+from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.manifest import (
+    MANIFEST,
+    ManifestReader,
+    Publish,
+    StoreDamagedError,
+    StoredFile,
+    encode_line,
+    files_of,
+)
+from handrail_collector.store.publish import MAX_HOURS_A_PUBLISH, Publisher, Recovered, StoreLockedError, by_hour
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from store_power import StoppedError, StoppingFiles
@@ -256,6 +267,42 @@ def test_a_reader_forgets_a_line_that_was_taken_back(publisher: Publisher, tmp_p
     manifest.write_bytes(before + encode_line(line) + encode_line(replace(line, first_offset=90)))
     assert [publish.end_offset for publish in reader.publishes()] == [10, 90, 90]
     reader.close()
+
+
+def test_a_reader_notices_a_new_generation_where_its_last_line_stands_where_it_stood(tmp_path: Path) -> None:
+    file = StoredFile(
+        table=Table.REQUESTS,
+        path="requests/day=2026-11-30/hour=00/a.parquet",
+        rows=1,
+        bytes=1,
+        min_unix_ns=1,
+        max_unix_ns=1,
+        min_version=1,
+        max_version=1,
+        columns_crc=1,
+    )
+    head = Publish(generation=1, shard=0, first_offset=0, end_offset=9, low_water_offset=0, files=())
+    first, last = (replace(head, generation=0, end_offset=end, files=(file,)) for end in (5, 9))
+    reader = ManifestReader(tmp_path)
+    for generation, path in ((1, file.path), (2, file.path.replace("a.", "b."))):
+        lines = (replace(head, generation=generation), replace(first, files=(replace(file, path=path),)), last)
+        (tmp_path / MANIFEST).write_bytes(b"".join(map(encode_line, lines)))
+        assert [f.path for f in files_of(reader.publishes(), Table.REQUESTS)] == [path, file.path]
+
+
+def test_a_manifest_of_the_first_version_is_read(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.publish(0, 10, 0, [], ROWS[:2])
+    publisher.close()
+    manifest = tmp_path / "store" / MANIFEST
+    fields = json.loads(manifest.read_bytes().partition(b" ")[2]) | {"v": 1}
+    del fields["generation"], fields["retired"], fields["files"][0]["written_unix_ns"]
+    text = json.dumps(fields).encode()
+    manifest.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
+    assert publisher.open().end_offset == 10
+    publisher.retire({publisher.publishes()[0].files[0].path})
+    assert stored(tmp_path / "store")[0] == set()
+    with pytest.raises(ValueError, match="not in the store"):
+        publisher.retire({"requests/day=2026-11-30/hour=00/other.parquet"})
 
 
 def test_rows_lie_in_the_hour_of_their_start(publisher: Publisher, tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""The files of an hour that is over, folded into one a table: the newest version of each row, each span once.
+
+Which files (``plan``) is decided from the manifest; folding takes tables and returns one. An hour whose rows, bytes or columns
+would be too many for one file gets several. Nothing here reads or writes files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail_collector.rows import MERGED
+from handrail_collector.store.folders import HOUR_NS, hour_of
+from handrail_collector.store.manifest import Publish, StoredFile
+from handrail_collector.store.schema import REQUEST_COLUMNS, SPAN_COLUMNS, Column, Table, attribute_column
+from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
+
+MAX_ROWS = 1_000_000
+MAX_BYTES = 128 * 2**20
+"""Bounds of one compacted file, and so of the memory that folding takes; about ten times the bytes."""
+
+KEYS = ("trace_id", "request_id", "version")
+"""Columns of ``requests`` that say which row it is."""
+
+
+Ranged = tuple[int, int, StoredFile]
+"""first_offset, end_offset, file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Files of one table and hour that become one, oldest first, each with the journal range [first, end) that it covers."""
+
+    table: Table
+    hour: int  # since 1970
+    ranged: tuple[Ranged, ...]
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """The files."""
+        return tuple(file for _, _, file in self.ranged)
+
+    @property
+    def first_offset(self) -> int:
+        """Where the range of all of them begins."""
+        return min(first for first, _, _ in self.ranged)
+
+    @property
+    def end_offset(self) -> int:
+        """Where the range of all of them ends."""
+        return max(end for _, end, _ in self.ranged)
+
+    def part(self, start: int, stop: int) -> Fold:
+        """The files ``start`` to ``stop`` of it."""
+        return replace(self, ranged=self.ranged[start:stop])
+
+
+def plan(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after_ns: int) -> list[Fold]:
+    """What is to be folded now: hours that ended ``closed_after_ns`` ago or more and have files that fit into fewer."""
+    hours: defaultdict[tuple[Table, int], list[Ranged]] = defaultdict(list)
+    for publish in publishes:
+        if publish.shard == shard:
+            for file in publish.files:
+                hours[file.table, hour_of(file.path)].append((publish.first_offset, publish.end_offset, file))
+    return [
+        Fold(table, hour, tuple(run))
+        for (table, hour), files in sorted(hours.items())
+        if (hour + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
+        for run in _runs(sorted(files, key=lambda each: (each[0], each[1], each[2].path)))
+        if len(run) > 1
+    ]
+
+
+def _runs(files: Sequence[Ranged]) -> Iterator[list[Ranged]]:
+    run: list[Ranged] = []
+    rows = size = 0
+    for each in files:
+        file = each[2]
+        if run and (rows + file.rows > MAX_ROWS or size + file.bytes > MAX_BYTES):
+            yield run
+            run, rows, size = [], 0, 0
+        run.append(each)
+        rows, size = rows + file.rows, size + file.bytes
+    if run:
+        yield run
+
+
+def alike(columns: Sequence[Iterable[str]]) -> list[int]:
+    """Lengths of the runs of span files, given by their columns, that one file can hold with all their attribute columns."""
+    lengths: list[int] = []
+    known: set[str] = set()
+    for names in columns:
+        attributes = {name for name in names if name.startswith("a.")}
+        if lengths and len(known | attributes) <= MAX_ATTRIBUTE_COLUMNS:
+            lengths[-1] += 1
+            known |= attributes
+        else:
+            lengths.append(1)
+            known = attributes
+    return lengths
+
+
+def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[Column, ...]]:
+    """The spans of ``tables``, oldest first, by trace: of spans sent again the one with the highest offset. And the columns."""
+    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    attributes = sorted({name for name in table.column_names if name.startswith("a.")})
+    columns = (*SPAN_COLUMNS, *(attribute_column(*name.split(".", 2)[1:]) for name in attributes))
+    table = _in_order(table, columns)
+    table = table.take(_last_of_each(table, ("trace_id", "span_id"), "offset"))
+    traces = pc.dictionary_encode(_one(table["trace_id"])).indices
+    firsts = pa.table({"trace": traces, "start": table["start_unix_ns"]}).group_by("trace").aggregate([("start", "min")])
+    order = pa.table(
+        {
+            "first": firsts.sort_by("trace")["start_min"].take(traces),
+            **{name: table[name] for name in ("trace_id", "start_unix_ns", "offset")},
+        }
+    )
+    return table.take(pc.sort_indices(order, [(name, "ascending") for name in order.column_names])), columns
+
+
+def fold_requests(tables: Sequence[pa.Table], elsewhere: pa.Table) -> tuple[pa.Table, tuple[Column, ...]]:
+    """The rows of ``tables`` in the order of their start, without those that have a higher version, here or ``elsewhere``.
+
+    A row that withdraws another (``rows.MERGED``) goes with the last of those. ``elsewhere``: ``KEYS`` of the same requests in
+    other files. And the columns.
+    """
+    table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), REQUEST_COLUMNS)
+    table = table.take(_last_of_each(table, ("trace_id", "request_id"), "version"))
+    versions: dict[tuple[bytes, bytes], set[int]] = {}
+    for trace_id, request_id, version in zip(*(elsewhere[name].to_pylist() for name in KEYS), strict=True):
+        versions.setdefault((trace_id, request_id), set()).add(version)
+    kept = pc.not_equal(table["scope"], MERGED).to_pylist()
+    for at in _places(table, versions, kept):
+        others = versions.get((table["trace_id"][at].as_py(), table["request_id"][at].as_py()), set())
+        own = table["version"][at].as_py()
+        kept[at] = not any(other > own for other in others) and (kept[at] or bool(others))
+    table = table.filter(pa.array(kept))
+    return table.take(pc.sort_indices(table, [("started_unix_ns", "ascending")])), REQUEST_COLUMNS
+
+
+def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept: Sequence[bool]) -> list[int]:
+    """The few rows that are to be looked at one by one: those that withdraw, and those that others may supersede."""
+    known = pa.array(sorted({request_id for _, request_id in versions}), table.schema.field("request_id").type)
+    among = pc.is_in(table["request_id"], value_set=known).to_pylist()
+    return [at for at, (found, stays) in enumerate(zip(among, kept, strict=True)) if found or not stays]
+
+
+def _last_of_each(table: pa.Table, keys: tuple[str, str], by: str) -> pa.Array:
+    """Places of the rows with the highest ``by`` of those equal in ``keys``; of equal ones the last."""
+    narrow = table.select([*keys, by]).append_column("place", pa.array(range(table.num_rows), pa.int64()))
+    narrow = narrow.sort_by([(name, "ascending") for name in (*keys, by, "place")]).combine_chunks()
+    if not narrow.num_rows:
+        return pa.array([], pa.int64())
+    differs = pa.array([False] * (narrow.num_rows - 1))
+    for key in keys:
+        values = _one(narrow[key])
+        differs = pc.or_(differs, pc.not_equal(values[1:], values[:-1]))
+    last = pa.concat_arrays([differs, pa.array([True])])
+    return _one(narrow["place"]).filter(last)
+
+
+def _one(values: pa.ChunkedArray) -> pa.Array:
+    """All in one array: pyarrow 18 returns an array, later ones may return a chunked one."""
+    combined = values.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _in_order(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """``table`` with exactly these columns and types; what an older file did not have is null."""
+    arrays = [table[c.name].cast(c.type) if c.name in table.column_names else pa.nulls(table.num_rows, c.type) for c in columns]
+    return pa.table(arrays, schema=pa.schema([(c.name, c.type) for c in columns]))

@@ -1,0 +1,173 @@
+"""What keeps a store small, now and then: retention, the disk quota, compaction, and the removal of what they took out.
+
+Readers in any process see each change whole or not at all, and have the grace time to end with files that are no longer listed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from handrail_collector.store import compact
+from handrail_collector.store.compact import Fold
+from handrail_collector.store.folders import DAY_NS, hour_folder
+from handrail_collector.store.manifest import StoredFile
+from handrail_collector.store.publish import Part, Publisher
+from handrail_collector.store.read import VERSION_MARGIN_NS
+from handrail_collector.store.retain import expired, over_quota
+from handrail_collector.store.schema import Table
+
+log = logging.getLogger(__name__)
+
+MINUTE_NS = 60 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepSettings:
+    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything."""
+
+    closed_after_ns: int = 15 * MINUTE_NS
+    grace_ns: int = 10 * MINUTE_NS
+    retention_ns: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class UpkeepStats:
+    """Counts since start; ``bytes`` and ``files`` are of the store as the last pass left it."""
+
+    passes: int = 0
+    failures: int = 0
+    files_folded: int = 0
+    rows_folded: int = 0  # row versions that a later one replaces, withdrawn rows, spans sent again
+    fold_ns: int = 0
+    files_expired: int = 0
+    quota_days: int = 0
+    quota_bytes: int = 0
+    files_removed: int = 0
+    bytes: int = 0
+    files: int = 0
+
+
+class Upkeep:
+    """One pass at a time, in a thread that may block. ``stop`` may be called from any other."""
+
+    def __init__(self, publisher: Publisher, settings: UpkeepSettings, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self.stats = UpkeepStats()
+        self._publisher = publisher
+        self._settings = settings
+        self._now_unix_ns = now_unix_ns
+        self._stopping = threading.Event()
+        self._open_day_told = False
+
+    def stop(self) -> None:
+        """Let a running pass end after the fold it is at."""
+        self._stopping.set()
+
+    def run_pass(self) -> None:
+        """Everything that is due. What fails is counted, told, and due again at the next pass."""
+        steps = {"retention": self._expire, "quota": self._keep_quota, "compaction": self._fold_all, "removal": self._remove}
+        for name, step in steps.items():
+            if self._stopping.is_set():
+                return
+            self._guarded(name, step)
+        self.stats.passes += 1
+        files = self._files()
+        self.stats.files, self.stats.bytes = len(files), sum(file.bytes for file in files)
+
+    def _guarded(self, name: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self.stats.failures += 1
+            log.error("%s: failed, will be tried again: %s", name, error, exc_info=not isinstance(error, OSError))
+
+    def _files(self) -> list[StoredFile]:
+        return [file for publish in self._publisher.publishes() for file in publish.files]
+
+    def _expire(self) -> None:
+        if self._settings.retention_ns is None:
+            return
+        gone = expired(self._files(), self._now_unix_ns(), self._settings.retention_ns)
+        if gone:
+            self._publisher.retire({file.path for file in gone})
+            self.stats.files_expired += len(gone)
+            log.info("retention: %d files left the store", len(gone))
+
+    def _keep_quota(self) -> None:
+        limit = self._settings.max_bytes
+        if limit is None:
+            return
+        days = over_quota(self._files(), self._now_unix_ns(), limit)
+        if days:
+            self._publisher.retire({file.path for day in days for file in day.files})
+            self.stats.quota_days += len(days)
+            self.stats.quota_bytes += sum(day.bytes for day in days)
+            named = ", ".join(f"{datetime.fromtimestamp(d.day * DAY_NS // 10**9, timezone.utc):%Y-%m-%d}" for d in days)
+            log.warning("the store was larger than its quota of %d bytes: %s left it before the retention time", limit, named)
+        over = sum(file.bytes for file in self._files()) > limit
+        if over and not self._open_day_told:
+            log.warning("the open day alone is larger than the store's quota of %d bytes; it is kept", limit)
+        self._open_day_told = over
+
+    def _fold_all(self) -> None:
+        settings, publisher = self._settings, self._publisher
+        for fold in compact.plan(publisher.publishes(), publisher.shard, self._now_unix_ns(), settings.closed_after_ns):
+            for part in self._alike(fold):
+                if self._stopping.is_set():
+                    return
+                folder = f"compaction of {hour_folder(part.table, part.hour)}"
+                self._guarded(folder, lambda part=part: self._fold(part))  # type: ignore[misc]  # mypy takes it for an argument
+
+    def _alike(self, fold: Fold) -> Iterator[Fold]:
+        """``fold``, in parts where its spans have more attributes than a file may have columns."""
+        if fold.table is not Table.SPANS:
+            yield fold
+            return
+        columns = [pq.read_schema(self._publisher.path(file)).names for file in fold.files]
+        at = 0
+        for length in compact.alike(columns):
+            if length > 1:
+                yield fold.part(at, at + length)
+            at += length
+
+    def _fold(self, fold: Fold) -> None:
+        began = time.monotonic_ns()
+        tables = [pq.ParquetFile(self._publisher.path(file)).read() for file in fold.files]
+        if fold.table is Table.SPANS:
+            table, columns = compact.fold_spans(tables)
+        else:
+            table, columns = compact.fold_requests(tables, self._elsewhere(fold, tables))
+        gone = {file.path for file in fold.files}
+        if table.num_rows:
+            part = Part(fold.table, fold.hour, table, columns, max(file.written_unix_ns for file in fold.files))
+            self._publisher.replace(gone, part, fold.first_offset, fold.end_offset)
+        else:
+            self._publisher.retire(gone)
+        self.stats.files_folded += len(fold.files)
+        self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
+        self.stats.fold_ns += time.monotonic_ns() - began
+
+    def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> pa.Table:
+        """Keys of the rows of the same requests in files that are not folded here."""
+        own = {file.path for file in fold.files}
+        first = min(file.min_unix_ns for file in fold.files) - VERSION_MARGIN_NS
+        last = max(file.max_unix_ns for file in fold.files) + VERSION_MARGIN_NS
+        wanted = pa.chunked_array([chunk for table in tables for chunk in table["request_id"].chunks]).combine_chunks()
+        found = [pa.table({name: tables[0][name][:0] for name in compact.KEYS})]
+        for file in self._files():
+            if file.table is Table.REQUESTS and file.path not in own and file.max_unix_ns >= first and file.min_unix_ns <= last:
+                keys = pq.ParquetFile(self._publisher.path(file)).read(columns=list(compact.KEYS))
+                found.append(keys.filter(pc.is_in(keys["request_id"], value_set=wanted)))
+        return pa.concat_tables(found)
+
+    def _remove(self) -> None:
+        self.stats.files_removed += self._publisher.remove_retired(self._settings.grace_ns)
