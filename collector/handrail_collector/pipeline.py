@@ -133,8 +133,6 @@ class Pipeline:
         self._recent: deque[tuple[int, int]] = deque()  # (received, offset) of entries inside the deduplication window
         self._publishing = asyncio.Lock()
         self._flushes: set[asyncio.Task[None]] = set()
-        self._caught_up = asyncio.Event()
-        self._enough = asyncio.Event()
 
     # --- running ---------------------------------------------------------------------------------------------------------
 

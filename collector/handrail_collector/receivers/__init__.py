@@ -1,1 +1,0 @@
-"""What accepts OTLP from outside."""
