@@ -52,7 +52,11 @@ def missed(scores: Sequence[Score], cases: Sequence[Case]) -> list[str]:
     """The goals that a run missed, in words."""
     found = []
     for score, case in zip(scores, cases, strict=True):
-        goals = [("misnamed", score.misnamed, MISNAMED, "at most")]
+        goals = [
+            ("misnamed", score.misnamed, MISNAMED, "at most"),
+            ("KV outcome wrong", score.kv_outcome_wrong, 0.0, "at most"),
+            ("false findings", score.false_findings, MISNAMED, "at most"),
+        ]
         if case.revealed:
             goals += [("phase right", score.phase_right, RIGHT, "at least"), ("host right", score.host_right, RIGHT, "at least")]
         for name, value, goal, bound in goals:
