@@ -139,12 +139,18 @@ def repeat(rows: Sequence[Arrival], requests: int, rate: float) -> list[Arrival]
 
 
 def plans(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> list[Plan]:
-    """Each request with its hosts, drawn evenly."""
+    """Each request with its hosts: drawn evenly, or each host in turn (``routing``)."""
     hosts = scenario.hosts()
+
+    def choose(names: Sequence[str], number: int, leg: int) -> str:
+        if scenario.routing == "round-robin":
+            return names[number % len(names)]
+        return names[int(uniform(seed, number, leg) * len(names))]
+
     made = []
     for index, arrival in enumerate(arrivals):
         number = index if arrival.conversation is None else arrival.conversation
-        decode = hosts.decode[int(uniform(seed, number, _DECODE) * len(hosts.decode))]
-        prefill = decode if hosts.collocated else hosts.prefill[int(uniform(seed, number, _PREFILL) * len(hosts.prefill))]
+        decode = choose(hosts.decode, number, _DECODE)
+        prefill = decode if hosts.collocated else choose(hosts.prefill, number, _PREFILL)
         made.append(Plan(index, arrival, prefill, decode))
     return made
