@@ -25,7 +25,12 @@ class Link:
         """Remove and return what has arrived."""
         self._move(now_ns)
         bound = self._bytes_per_s * 1e-9  # what moves in a nanosecond: times are whole ones
-        done = [transfer for transfer, left in self._left.items() if left <= bound]
+        done = []
+        for transfer, left in self._left.items():
+            if left <= bound:
+                done.append(transfer)
+            elif self._in_turn:
+                break  # even one of no bytes waits for those before it
         for transfer in done:
             del self._left[transfer]
         return done

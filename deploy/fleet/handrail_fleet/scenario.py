@@ -59,7 +59,9 @@ class Scenario:
     noise_share: float = 0.03  # standard deviation of a step, of its length
     admission_ns: int = 2_000_000
     respond_ns: int = 300_000
-    load_post_token_ns: int = 0  # what posting a fetch keeps D's thread busy, per token to fetch; a longer one delays its next step
+    load_post_token_ns: int = (
+        0  # what posting a fetch keeps D's thread busy, per token to fetch; a longer one delays its next step
+    )
     # between them
     hop_ns: int = 200_000  # edge to router, router to engine, and back
     router_ns: int = 500_000

@@ -139,18 +139,17 @@ def repeat(rows: Sequence[Arrival], requests: int, rate: float) -> list[Arrival]
 
 
 def plans(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> list[Plan]:
-    """Each request with its hosts: drawn evenly, or each host in turn (``routing``)."""
+    """Each request with its hosts: drawn evenly, or each host in turn, which goes through all pairs (``routing``)."""
     hosts = scenario.hosts()
-
-    def choose(names: Sequence[str], number: int, leg: int) -> str:
-        if scenario.routing == "round-robin":
-            return names[number % len(names)]
-        return names[int(uniform(seed, number, leg) * len(names))]
-
+    prefills, decodes = len(hosts.prefill), len(hosts.decode)
     made = []
     for index, arrival in enumerate(arrivals):
         number = index if arrival.conversation is None else arrival.conversation
-        decode = choose(hosts.decode, number, _DECODE)
-        prefill = decode if hosts.collocated else choose(hosts.prefill, number, _PREFILL)
-        made.append(Plan(index, arrival, prefill, decode))
+        if scenario.routing == "round-robin":
+            first = number % prefills
+            second = first if hosts.collocated else number // prefills % decodes
+        else:
+            second = int(uniform(seed, number, _DECODE) * decodes)
+            first = second if hosts.collocated else int(uniform(seed, number, _PREFILL) * prefills)
+        made.append(Plan(index, arrival, hosts.prefill[first], hosts.decode[second]))
     return made
