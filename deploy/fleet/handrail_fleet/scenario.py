@@ -31,6 +31,7 @@ class Scenario:
 
     name: str = "scenario"
     layout: str = "split"
+    model: str = "emulated-8b"
     prefill_hosts: int = 0
     decode_hosts: int = 1  # collocated: all hosts
     # what is asked
@@ -63,6 +64,7 @@ class Scenario:
         0  # what posting a fetch keeps D's thread busy, per token to fetch; a longer one delays its next step
     )
     # between them
+    router_traces: bool = False  # the router exports its own spans
     hop_ns: int = 200_000  # edge to router, router to engine, and back
     router_ns: int = 500_000
     routing: str = "random"  # or round-robin: each host in turn
