@@ -109,7 +109,7 @@ class Simulation:
         self._wires: dict[str, _Wire] = {}
         if not self._names.collocated:
             self._wires = {
-                f"{prefill}>{decode}": _Wire(Link(scenario.link_bytes_per_s))
+                f"{prefill}>{decode}": _Wire(Link(scenario.link_bytes_per_s, in_turn=scenario.link_order == "in-turn"))
                 for prefill in self._names.prefill
                 for decode in self._names.decode
             }
@@ -294,6 +294,7 @@ class Simulation:
         here = host.cache.match(plan.arrival.blocks, plan.arrival.prompt_tokens)
         flight.kv_bytes = (plan.arrival.prompt_tokens - here) * scenario.kv_bytes_per_token
         wire = self._wires[name]
+        host.costs.post(plan.arrival.prompt_tokens - here)
         wire.link.start(flight.id, flight.kv_bytes, self._now_ns)
         self._watch(name, wire)
 
