@@ -57,6 +57,8 @@ EVERY_FAULT = [
     "fetch_failed:p0>d0:0.5",
     "fetch_recomputed:p0>d0:0.5",
     "lease_expired:p0:0.003",
+    "stale_read:p0:0.003",
+    "prefill_failed:p0:0.5",
     "bad_host:p1:2",
     "clock_offset:d0:2",
     "clock_drift:p1:200",
@@ -73,10 +75,12 @@ def test_phases_sum_to_the_time_to_first_token_whatever_goes_wrong(fault: str | 
         assert all(ns >= 0 for ns in truth.phases.values())
         if truth.outcome is Outcome.OK:
             assert sum(truth.phases.values()) == truth.ttft_ns
+            assert truth.phases[Phase.HOPS] == 6 * SPLIT.hop_ns
             assert len(truth.gaps_ns) == truth.answer_tokens - 1
         elif truth.outcome is Outcome.FAILED:
             assert truth.ttft_ns is None
             assert sum(truth.phases.values()) == truth.total_ns
+            assert truth.phases[Phase.HOPS] == 6 * SPLIT.hop_ns
 
 
 @pytest.mark.parametrize(
@@ -147,6 +151,33 @@ def test_an_expired_lease_is_recomputed() -> None:
     assert len(expired) > 50
     assert all(one.truth.outcome is Outcome.OK and one.truth.prefill_host == "p0" for one in expired)
     assert all(one.excess is not None and one.excess.outcome_changed for one in expired)
+
+
+def test_a_stale_read_looks_like_any_other() -> None:
+    run = told("stale_read:p0:0.003")
+    stale = [one for one in run if one.truth.fetch is Fetch.STALE_READ]
+    assert len(stale) > 50
+    assert all(one.truth.outcome is Outcome.OK and one.truth.prefill_host == "p0" for one in stale)
+    assert all(Phase.KV_TRANSFER in one.truth.phases and one.truth.kv_bytes for one in stale)
+
+
+def test_a_refused_prompt_is_computed_by_the_next_host() -> None:
+    run = told("prefill_failed:p0:0.5")
+    retried = [one for one in run if one.truth.abandoned]
+    assert len(retried) > 50
+    for one in retried:
+        assert (one.truth.abandoned, one.truth.prefill_host, one.truth.outcome) == (("p0",), "p1", Outcome.OK)
+        assert one.truth.place(Phase.PREFILL_ABANDONED) == "p0"
+        assert one.truth.phases[Phase.PREFILL_ABANDONED] > SPLIT.respond_ns
+    assert all(one.truth.fetch is Fetch.OK for one in run)
+
+
+def test_a_prompt_that_every_host_refuses_fails() -> None:
+    failed = truths(told("prefill_failed:*:1", requests=20))
+    assert {truth.outcome for truth in failed} == {Outcome.FAILED}
+    assert {truth.abandoned for truth in failed} == {("p0", "p1"), ("p1", "p0")}
+    for truth in failed:
+        assert (sum(truth.phases.values()), truth.phases[Phase.HOPS]) == (truth.total_ns, 4 * SPLIT.hop_ns)
 
 
 def test_a_preemption_storm_breaks_streams_at_its_host_alone() -> None:
