@@ -16,6 +16,7 @@ from handrail_fleet import router
 from handrail_fleet.engine import Engine, Settings
 from handrail_fleet.http_api import HttpApi
 from handrail_fleet.profile import Profile
+from handrail_fleet.scenario import Scenario
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
@@ -32,11 +33,26 @@ FAST = Profile(
     transfer_per_token_ns=20_000,
     handshake_ns=1_000_000,
 )
+# A host of each kind that costs about as little by the scenario's own model.
+SMALL = Scenario(
+    name="small",
+    prefill_hosts=2,
+    decode_hosts=1,
+    step_ns=2_000_000,
+    prefill_token_ns=10_000,
+    prefill_pair_ps=0,
+    noise_share=0.0,
+    admission_ns=1_000_000,
+    handshake_ns=2_000_000,
+    prompt_tokens_min=100,
+    prompt_tokens_max=400,
+)
 DEADLINE_S = 20.0
 
 
 def settings(role: str, **changes: Any) -> Settings:
-    base = Settings(role=role, listen=(HOST, 0), profile=FAST, model=MODEL, handshake_timeout_s=0.2)
+    host = "d0" if role == "decode" else "p0"
+    base = Settings(role=role, listen=(HOST, 0), scenario=SMALL, host=host, profile=FAST, model=MODEL, handshake_timeout_s=0.2)
     return replace(base, **changes)
 
 

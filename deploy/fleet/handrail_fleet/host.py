@@ -15,6 +15,7 @@ from handrail_fleet.faults import Active, Fault
 from handrail_fleet.prefix import PrefixCache
 from handrail_fleet.scenario import Scenario
 
+ADMISSION_P, ADMISSION_D, FETCH, REFUSED = 3, 4, 5, 6  # what a request's draw is for
 _FOREIGN = "foreign-"
 
 
@@ -76,6 +77,10 @@ class Host:
         self.core.limit(min(scenario.max_running, round(cap.size)) if cap else scenario.max_running)
         self._driver.kick(self)
 
+    def admission_ns(self, drawn: float) -> int:
+        """From a request's arrival until the scheduler knows of it; ``drawn`` is its number, 0 up to 1."""
+        return round(self._scenario.admission_ns * (0.7 + 0.6 * drawn))
+
     def freed_after_ns(self) -> int | None:
         """When KV published now is freed although nobody has read it; None: no fault says so."""
         now_ns = self._driver.now_ns()
@@ -88,7 +93,7 @@ class Host:
     def refuses(self, drawn: float) -> bool:
         """Whether a prompt is answered with an error instead of being queued; ``drawn`` is its number, 0 up to 1."""
         fault = self._faults.find("prefill_failed", self.name, self._driver.now_ns())
-        return fault is not None and drawn < fault.size
+        return fault is not None and drawn < fault.size and self.name in self._scenario.hosts().prefill
 
     def _foreign(self, fault: Fault, number: int) -> None:
         """Somebody else's prompt, of the longest kind asked here, every so often."""

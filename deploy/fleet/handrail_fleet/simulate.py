@@ -14,7 +14,7 @@ from functools import partial
 from handrail_fleet.core import Effect, Ended, Job, LoadStarts, Preempted, Reason, TokenMade
 from handrail_fleet.costs import Costs
 from handrail_fleet.faults import Active, Fault
-from handrail_fleet.host import Host
+from handrail_fleet.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, Host
 from handrail_fleet.noise import uniform
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.truth import Fetch, Outcome, Phase, RequestTruth
@@ -23,7 +23,6 @@ from handrail_fleet.workload import Plan
 
 RUN_OUT_NS = 600_000_000_000  # after the last arrival; what is open then is hung
 UNREAD_NS = 30_000_000_000  # vLLM's lease: how long P holds what nobody reads
-_ADMISSION_P, _ADMISSION_D, _FETCH, _REFUSED = 3, 4, 5, 6  # what a draw is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +149,9 @@ class Simulation:
         self.at(engine_ns, partial(self._at_prefill, flight))
 
     def _at_prefill(self, flight: Flight) -> None:
-        admitted_ns = self._now_ns + self._admission_ns(flight, _ADMISSION_P)
+        admitted_ns = self._now_ns + self._admission_ns(flight, ADMISSION_P)
         place = len(flight.abandoned)
-        if self._hosts[flight.plan.prefill_host].refuses(uniform(self._seed, flight.plan.index, _REFUSED, place)):
+        if self._hosts[flight.plan.prefill_host].refuses(uniform(self._seed, flight.plan.index, REFUSED, place)):
             done_ns = admitted_ns + self._scenario.respond_ns
             self.at(done_ns, partial(self._refused, flight, Attempt(flight.plan.prefill_host, self._now_ns, done_ns)))
             return
@@ -188,7 +187,7 @@ class Simulation:
 
     def _at_decode(self, flight: Flight) -> None:
         flight.decode_arrival_ns = self._now_ns
-        self.at(self._now_ns + self._admission_ns(flight, _ADMISSION_D), partial(self._queue_decode, flight))
+        self.at(self._now_ns + self._admission_ns(flight, ADMISSION_D), partial(self._queue_decode, flight))
 
     def _queue_decode(self, flight: Flight) -> None:
         host, arrival = self._hosts[flight.plan.decode_host], flight.plan.arrival
@@ -197,7 +196,8 @@ class Simulation:
         self.kick(host)
 
     def _admission_ns(self, flight: Flight, leg: int) -> int:
-        return round(self._scenario.admission_ns * (0.7 + 0.6 * uniform(self._seed, flight.plan.index, leg)))
+        host = self._hosts[flight.plan.prefill_host if leg == ADMISSION_P else flight.plan.decode_host]
+        return host.admission_ns(uniform(self._seed, flight.plan.index, leg))
 
     # --- engines --------------------------------------------------------------------------------------------------------
 
@@ -272,11 +272,11 @@ class Simulation:
         plan, wire = flight.plan, self._wire(flight)
         flight.contact_ns = self._now_ns
         if self._hosts[plan.prefill_host].core.published(flight.id) is None:
-            flight.fetch = wire.unheld(self._now_ns)
+            flight.fetch = wire.unheld(self._now_ns) or Fetch.EXPIRED
             if flight.fetch is Fetch.EXPIRED:
                 self._fails(host, flight, recompute=True)
                 return
-        failure = wire.failure(uniform(self._seed, plan.index, _FETCH), self._now_ns)
+        failure = wire.failure(uniform(self._seed, plan.index, FETCH), self._now_ns)
         if failure is not None:
             flight.fetch = failure
             self._fails(host, flight, recompute=failure is Fetch.RECOMPUTED)

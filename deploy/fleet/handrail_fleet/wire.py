@@ -10,6 +10,7 @@ from handrail_fleet.truth import Fetch
 FAILS_AFTER_NS = 50_000_000  # from the post of a transfer to its failure
 _COLD_EVERY_NS = 5_000_000_000  # how often the peers of a cold link lose each other
 _FAILURES = (("fetch_failed", Fetch.FAILED), ("fetch_recomputed", Fetch.RECOMPUTED))
+_FREED = (("stale_read", Fetch.STALE_READ), ("lease_expired", Fetch.EXPIRED))
 
 
 class Wire:
@@ -41,10 +42,12 @@ class Wire:
                 return fetch
         return None
 
-    def unheld(self, now_ns: int) -> Fetch:
-        """What becomes of a fetch whose KV is not held any more: D may read whatever lies there by now and not know it."""
-        stale = self._faults.find("stale_read", self.prefill, now_ns)
-        return Fetch.STALE_READ if stale is not None else Fetch.EXPIRED
+    def unheld(self, now_ns: int) -> Fetch | None:
+        """What becomes of a fetch whose KV is not held any more; None: no fault says so."""
+        for name, fetch in _FREED:
+            if self._faults.find(name, self.prefill, now_ns) is not None:
+                return fetch
+        return None
 
     def apply_faults(self, now_ns: int) -> None:
         """Set the bandwidth that holds from now on; called where a fault begins or ends."""
