@@ -11,11 +11,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from handrail_fleet import faults, load, ready, router, scenario, virtual, witness
+from handrail_fleet import faults, load, ready, router, scenario, virtual, witness, workload
 from handrail_fleet.profile import ProfileError, bundled
 from handrail_fleet.profile import load as load_profile
 
-_OURS = (ProfileError, scenario.ScenarioError, faults.FaultError, virtual.SimulationError, witness.WitnessError)
+_OURS = (
+    ProfileError,
+    scenario.ScenarioError,
+    faults.FaultError,
+    virtual.SimulationError,
+    witness.WitnessError,
+    workload.TraceError,
+)
 
 
 def _share(text: str) -> float:
@@ -100,7 +107,10 @@ def parser() -> argparse.ArgumentParser:
     sender.add_argument("--requests", type=_count, required=True)
     pace = sender.add_mutually_exclusive_group()
     pace.add_argument("--concurrency", type=_count, default=8)
-    pace.add_argument("--rate", type=_positive, help="requests per second, Poisson")
+    pace.add_argument("--rate", type=_positive, help="requests per second, Poisson; of a trace: 2 is twice as fast")
+    asked = sender.add_argument_group("what simulate would ask, at its times, instead of a pace, kinds and lengths of its own")
+    asked.add_argument("--scenario", help=f"a file or one of: {', '.join(scenario.bundled())}")
+    asked.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     sender.add_argument("--streaming-share", type=_share, default=0.8)
     sender.add_argument("--chat-share", type=_share, default=0.5)
     sender.add_argument("--seed", type=int, default=0)
@@ -197,6 +207,11 @@ def _router(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace) -> None:
+    arrivals: list[workload.Arrival] = []
+    if args.trace is not None:
+        arrivals = workload.repeat(virtual.read_trace(args.trace), args.requests, args.rate or 1.0)
+    elif args.scenario is not None:
+        arrivals = workload.generate(scenario.load(args.scenario), args.requests, args.seed)
     settings = load.Settings(
         url=args.url.rstrip("/"),
         requests=args.requests,
@@ -210,6 +225,7 @@ def _load(args: argparse.Namespace) -> None:
         traceparent=not args.no_traceparent,
         prompt_words=tuple(args.prompt_words),
         answer_tokens=tuple(args.answer_tokens),
+        arrivals=tuple(arrivals),
     )
     asyncio.run(load.run(settings, load.print_line))
 

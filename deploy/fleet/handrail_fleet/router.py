@@ -108,7 +108,7 @@ class Router:
         self._settings = settings
         self._clock = RunClock.of(HOST, settings.faults, settings.began_unix_ns)
         self._faults = self._clock.active(settings.faults)
-        self._prefill = itertools.cycle(settings.prefill)
+        self._turns = itertools.cycle(range(len(settings.prefill)))
         self._decode = itertools.cycle(settings.decode)
         self._session: aiohttp.ClientSession | None = None
         self._spans: RouterSpans | None = None
@@ -206,12 +206,16 @@ class Router:
         )
 
     async def _both_legs(self, relay: _Relay) -> web.StreamResponse:
-        left = min(self._settings.retries, len(self._settings.prefill) - 1)
-        answer = await self._prefilled(relay, next(self._prefill))
-        while isinstance(answer, web.Response) and answer.status >= 500 and left > 0:
-            left -= 1
-            answer = await self._prefilled(relay, next(self._prefill))
-        return answer if isinstance(answer, web.Response) else await self._decoded(relay, answer)
+        hosts = self._settings.prefill
+        place = next(self._turns)
+        for tried in range(1 + min(self._settings.retries, len(hosts) - 1)):
+            answer = await self._prefilled(relay, hosts[(place + tried) % len(hosts)])
+            if not isinstance(answer, web.Response):
+                return await self._decoded(relay, answer)
+            refusal = answer
+            if refusal.status < 500:
+                break
+        return refusal
 
     async def _prefilled(self, relay: _Relay, worker: str) -> dict[str, Any] | web.Response | None:
         """The keys of P's KV, or what the client is to be told."""

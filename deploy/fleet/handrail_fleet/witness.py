@@ -109,7 +109,7 @@ def _lines(path: Path, decode: Callable[[dict[str, Any]], _Line]) -> list[_Line]
 
 
 def truths(lines: Iterable[EngineSaw | RouterSaw], sent: Iterable[Sent], began_unix_ns: int) -> list[RequestTruth]:
-    """One for each request of ``sent`` that the router passed to a prefill host, in their order.
+    """One for each request of ``sent`` that the router passed to a prefill host, in the order of their numbers.
 
     Hops are what no process had: what the sockets took, and the engines' and the router's own work around the model.
     """
@@ -121,7 +121,7 @@ def truths(lines: Iterable[EngineSaw | RouterSaw], sent: Iterable[Sent], began_u
         else:
             engines.setdefault(line.request_id, []).append(line)
     made = []
-    for client in sent:
+    for client in sorted(sent, key=lambda each: each.index):
         router = routed.get(client.request_id)
         if router is None:
             continue
