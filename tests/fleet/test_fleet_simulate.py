@@ -75,12 +75,10 @@ def test_phases_sum_to_the_time_to_first_token_whatever_goes_wrong(fault: str | 
         assert all(ns >= 0 for ns in truth.phases.values())
         if truth.outcome is Outcome.OK:
             assert sum(truth.phases.values()) == truth.ttft_ns
-            assert truth.phases[Phase.HOPS] == 6 * SPLIT.hop_ns
             assert len(truth.gaps_ns) == truth.answer_tokens - 1
         elif truth.outcome is Outcome.FAILED:
             assert truth.ttft_ns is None
             assert sum(truth.phases.values()) == truth.total_ns
-            assert truth.phases[Phase.HOPS] == 6 * SPLIT.hop_ns
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_a_prompt_that_every_host_refuses_fails() -> None:
     assert {truth.outcome for truth in failed} == {Outcome.FAILED}
     assert {truth.abandoned for truth in failed} == {("p0", "p1"), ("p1", "p0")}
     for truth in failed:
-        assert (sum(truth.phases.values()), truth.phases[Phase.HOPS]) == (truth.total_ns, 4 * SPLIT.hop_ns)
+        assert sum(truth.phases.values()) == truth.total_ns
 
 
 def test_a_preemption_storm_breaks_streams_at_its_host_alone() -> None:

@@ -340,8 +340,14 @@ class Simulation:
             self._watch(wire)
 
 
-def record(flight: Flight) -> RequestTruth:
+def record(scenario: Scenario, flight: Flight) -> RequestTruth:
     """The truth of a flight whose run is over."""
+    handed_over = flight.decode_arrival_ns is not None
+    return truth_of(flight, (6 if handed_over else 4) * scenario.hop_ns)
+
+
+def truth_of(flight: Flight, hops_ns: int | None) -> RequestTruth:
+    """``hops_ns`` None: hops are whatever no other phase explains, as where nobody knows what the network took."""
     arrival = flight.plan.arrival
     outcome = Outcome.HUNG if flight.end_ns is None else Outcome.FAILED if flight.failed else Outcome.OK
     ttft_ns = flight.edge_first_ns - arrival.at_ns if flight.edge_first_ns is not None else None
@@ -360,16 +366,15 @@ def record(flight: Flight) -> RequestTruth:
         fetch=flight.fetch,
         ttft_ns=ttft_ns,
         total_ns=total_ns,
-        phases=_phases(flight, ttft_ns if ttft_ns is not None else total_ns),
+        phases=_phases(flight, ttft_ns if ttft_ns is not None else total_ns, hops_ns),
         gaps_ns=tuple(flight.gaps_ns),
         preemptions=flight.preemptions,
         abandoned=tuple(attempt.host for attempt in flight.abandoned),
     )
 
 
-def _phases(flight: Flight, whole_ns: int | None) -> dict[Phase, int]:
-    """Each from one mark to the next that was reached; what is left of the whole is hops. A failed load counts to the end of its
-    fetch."""
+def _phases(flight: Flight, whole_ns: int | None, hops_ns: int | None) -> dict[Phase, int]:
+    """Each from one mark to the next that was reached. A failed load counts to the end of its fetch."""
     marks = [
         (flight.prefill_arrival_ns, None),
         (flight.prefill_queued_ns, Phase.PREFILL_ADMISSION),
@@ -403,5 +408,5 @@ def _phases(flight: Flight, whole_ns: int | None) -> dict[Phase, int]:
         phases[Phase.PREFILL_ABANDONED] = (flight.prefill_arrival_ns or last.end_ns) - first.arrival_ns
     if flight.sent_ns is not None and whole_ns is not None:
         phases[Phase.ROUTER] = flight.router_ns
-        phases[Phase.HOPS] = whole_ns - sum(phases.values())
+        phases[Phase.HOPS] = whole_ns - sum(phases.values()) if hops_ns is None else hops_ns
     return phases

@@ -70,10 +70,10 @@ def _simulate(settings: Settings) -> list[Told]:
         arrivals = repeat(read_trace(settings.trace), settings.requests, settings.rate)
     asked = plans(scenario, arrivals, seed)
     flights = Simulation(scenario, asked, seed, settings.faults).run()
-    truths = [record(flight) for flight in flights]
+    truths = [record(scenario, flight) for flight in flights]
     if not settings.faults:
         return [Told(truth, None, flight) for truth, flight in zip(truths, flights, strict=True)]
-    healthy = [record(flight) for flight in Simulation(scenario, asked, seed).run()]
+    healthy = [record(scenario, flight) for flight in Simulation(scenario, asked, seed).run()]
     return [Told(truth, excess(well, truth), flight) for well, truth, flight in zip(healthy, truths, flights, strict=True)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from handrail_fleet.load import Sent
-from handrail_fleet.simulate import Attempt, Flight, record
+from handrail_fleet.simulate import Attempt, Flight, truth_of
 from handrail_fleet.truth import Fetch, RequestTruth
 from handrail_fleet.workload import Arrival, Plan
 
@@ -128,7 +128,7 @@ def truths(lines: Iterable[EngineSaw | RouterSaw], sent: Iterable[Sent], began_u
         met = sorted((line for name in dict.fromkeys(router.sent_ids) for line in engines.get(name, ())), key=_arrival)
         flight = _flight(client, router, met, began_unix_ns)
         if flight is not None:
-            made.append(replace(record(flight), request_id=client.request_id))
+            made.append(replace(truth_of(flight, None), request_id=client.request_id))
     return made
 
 
