@@ -14,7 +14,7 @@ import handrail_fleet
 from handrail_fleet import scenario as scenarios
 from handrail_fleet.__main__ import main
 from handrail_fleet.faults import FAULTS, parse
-from handrail_fleet.observe import STARTED_UNIX_NS, EngineObservation, ProxyObservation, clock, observe
+from handrail_fleet.observe import STARTED_UNIX_NS, EngineObservation, ProxyObservation, RouterObservation, clock, observe
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.truth import Fetch, Outcome, Phase, RequestTruth, excess
 from handrail_fleet.virtual import Settings, SimulationError, Told, simulate
@@ -176,6 +176,24 @@ def test_a_prompt_that_every_host_refuses_fails() -> None:
     assert {truth.abandoned for truth in failed} == {("p0", "p1"), ("p1", "p0")}
     for truth in failed:
         assert sum(truth.phases.values()) == truth.total_ns
+
+
+def test_hosts_that_refuse_say_so_and_the_edge_where_all_do() -> None:
+    tried = replace(SPLIT, router_traces=True)
+    for one in told("prefill_failed:p0:1", scenario=tried, requests=30):
+        said = observe(tried, one.flight, ())
+        refused = [each for each in said if isinstance(each, ProxyObservation) and each.status == 500]
+        assert [each.host for each in refused] == list(one.truth.abandoned)
+        calls = [each for each in said if isinstance(each, RouterObservation)]
+        assert [(each.leg, each.peer) for each in calls] == [("server", ""), ("prefill", "p1"), ("decode", one.truth.decode_host)]
+        assert calls[0].start_unix_ns <= calls[1].start_unix_ns < calls[2].start_unix_ns
+        if refused:
+            assert calls[1].start_unix_ns - STARTED_UNIX_NS >= one.flight.abandoned[0].end_ns
+    for one in told("prefill_failed:*:1", scenario=tried, requests=5):
+        said = observe(tried, one.flight, ())
+        proxies = [each for each in said if isinstance(each, ProxyObservation)]
+        assert [(each.host, each.status) for each in proxies] == [("edge", 500), *((host, 500) for host in one.truth.abandoned)]
+        assert [each.leg for each in said if isinstance(each, RouterObservation)] == ["server"]
 
 
 def test_a_preemption_storm_breaks_streams_at_its_host_alone() -> None:

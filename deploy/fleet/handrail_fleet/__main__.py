@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--profile", help=f"llm-d latencies instead of the scenario's: a file or one of: {', '.join(bundled())}")
     engine.add_argument("--seed", type=int, default=0)
     engine.add_argument("--speed", type=_positive, default=1.0, help="2: everything takes half as long")
-    engine.add_argument("--model", help="served name; default: the profile's, or the scenario's name")
+    engine.add_argument("--model", help="served name; default: the profile's, or the scenario's")
     engine.add_argument("--otlp-endpoint", metavar="URL", help="where to export spans; with /v1/traces for http")
     engine.add_argument("--otlp-protocol", choices=("grpc", "http"), default="grpc")
     engine.add_argument("--ready-file", type=Path)
@@ -164,7 +164,7 @@ def _engine(args: argparse.Namespace) -> None:
         scenario=chosen,
         host=_host(args, chosen),
         profile=profile,
-        model=args.model or (profile.model if profile is not None else chosen.name),
+        model=args.model or (profile.model if profile is not None else chosen.model),
         faults=_faults(args, chosen),
         began_unix_ns=args.began_unix_ns,
         truth=args.truth,

@@ -16,7 +16,7 @@ from handrail_fleet.core import Effect, Ended, Job, LeaseExpired, LoadStarts, Pr
 from handrail_fleet.costs import Costs, StepCosts
 from handrail_fleet.faults import Fault
 from handrail_fleet.fetching import Fetcher, Pull
-from handrail_fleet.generation import Arrived, Call, Generation, refused, saw
+from handrail_fleet.generation import Arrived, Call, Generation, figures, refused, saw
 from handrail_fleet.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, Host
 from handrail_fleet.kv import Publication
 from handrail_fleet.metrics import EngineMetrics
@@ -27,7 +27,7 @@ from handrail_fleet.profile import Profile
 from handrail_fleet.publishing import Publisher
 from handrail_fleet.runclock import RunClock
 from handrail_fleet.scenario import Scenario
-from handrail_fleet.spans import RequestFigures, RequestSpans, exporter
+from handrail_fleet.spans import RequestSpans, exporter
 from handrail_fleet.text import Plan, TokenStream, plan, seed_of
 from handrail_fleet.witness import TruthFile
 
@@ -316,8 +316,8 @@ class Engine:
             self.metrics.first_token(e2e_s, 0, call.job.load)
         self.metrics.ended(ended, e2e_s=e2e_s, prompt_tokens=call.job.prompt_tokens, max_tokens=call.ask.max_tokens, n=call.ask.n)
         if self._spans is not None:
-            figures = _figures(self.clock, call, ended, first_ns - call.queued_ns, now_ns - call.queued_ns)
-            self._spans.emit(call.arrived.headers, figures)
+            said = figures(self.clock, call, ended, first_ns - call.queued_ns, now_ns - call.queued_ns)
+            self._spans.emit(call.arrived.headers, said)
         call.outbox.put(call.choice, 0 if failed else 1, ended.reason)
 
     # --- KV -------------------------------------------------------------------------------------------------------------
@@ -354,33 +354,3 @@ class Engine:
     def _drawn(self, arrived: Arrived, what: int) -> float:
         """The request's own number, 0 up to 1: the same in every run of a seed that names the request the same."""
         return uniform(self.settings.seed, arrived.drawn_from, what)
-
-
-def _figures(clock: RunClock, call: Call, ended: Ended, ttft_ns: int, e2e_ns: int) -> RequestFigures:
-    """All by the host's own clock."""
-    times = ended.times
-    scheduled, first, last = times.scheduled_ns, times.first_token_ns, times.last_token_ns
-    queue_ns = scheduled - times.queued_ns if scheduled is not None else 0
-    prefill_ns = first - scheduled if first is not None and scheduled is not None else 0
-    decode_ns = last - first if last is not None and first is not None else 0
-
-    def shown_s(true_ns: int) -> float:
-        return clock.shows.elapsed_ns(true_ns) / 1e9
-
-    return RequestFigures(
-        request_id=call.span_id,
-        arrival_unix_ns=clock.unix_ns(call.queued_unix_ns),
-        end_unix_ns=clock.unix_ns(time.time_ns()),
-        ttft_s=shown_s(ttft_ns),
-        e2e_s=shown_s(e2e_ns),
-        queue_s=shown_s(queue_ns),
-        prefill_s=shown_s(prefill_ns),
-        decode_s=shown_s(decode_ns),
-        inference_s=shown_s(prefill_ns + decode_ns),
-        prompt_tokens=call.job.prompt_tokens,
-        completion_tokens=ended.generated,
-        max_tokens=call.ask.max_tokens,
-        n=call.ask.n,
-        temperature=call.ask.temperature,
-        top_p=call.ask.top_p,
-    )

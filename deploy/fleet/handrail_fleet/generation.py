@@ -1,15 +1,17 @@
 """What an engine process holds of an HTTP request: its choices while the core has them, the tokens on their way out, and in the
-end the truth of it."""
+end what is said of it and what is true."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from handrail_fleet.core import Ended, Job, Reason
 from handrail_fleet.fetching import Pull
 from handrail_fleet.openai import Ask
 from handrail_fleet.runclock import RunClock
+from handrail_fleet.spans import RequestFigures
 from handrail_fleet.text import TokenStream
 from handrail_fleet.truth import Fetch
 from handrail_fleet.witness import REFUSED, EngineSaw
@@ -127,4 +129,34 @@ def saw(host: str, clock: RunClock, generation: Generation, call: Call, now_ns: 
         kv_bytes=pull.kv_bytes if pull else 0,
         peer=pull.peer if pull else None,
         fetch=(pull.fetch if pull else Fetch.NONE).value,
+    )
+
+
+def figures(clock: RunClock, call: Call, ended: Ended, ttft_ns: int, e2e_ns: int) -> RequestFigures:
+    """What vLLM's span says of it, by the host's own clock, at the moment when it has ended."""
+    times = ended.times
+    scheduled, first, last = times.scheduled_ns, times.first_token_ns, times.last_token_ns
+    queue_ns = scheduled - times.queued_ns if scheduled is not None else 0
+    prefill_ns = first - scheduled if first is not None and scheduled is not None else 0
+    decode_ns = last - first if last is not None and first is not None else 0
+
+    def shown_s(true_ns: int) -> float:
+        return clock.shows.elapsed_ns(true_ns) / 1e9
+
+    return RequestFigures(
+        request_id=call.span_id,
+        arrival_unix_ns=clock.unix_ns(call.queued_unix_ns),
+        end_unix_ns=clock.unix_ns(time.time_ns()),
+        ttft_s=shown_s(ttft_ns),
+        e2e_s=shown_s(e2e_ns),
+        queue_s=shown_s(queue_ns),
+        prefill_s=shown_s(prefill_ns),
+        decode_s=shown_s(decode_ns),
+        inference_s=shown_s(prefill_ns + decode_ns),
+        prompt_tokens=call.job.prompt_tokens,
+        completion_tokens=ended.generated,
+        max_tokens=call.ask.max_tokens,
+        n=call.ask.n,
+        temperature=call.ask.temperature,
+        top_p=call.ask.top_p,
     )
