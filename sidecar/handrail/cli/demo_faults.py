@@ -133,7 +133,9 @@ def caption(load_after_ns: int) -> str:
 
 def _requests(one: Struck) -> str:
     fetches = ", ".join(f"{count} {name}" for name, count in sorted(one.fetches.items()))
-    return f"{one.requests} requests went there; their KV: {fetches}" if one.fetches else "no request went there"
+    if not one.requests:
+        return "no request went there"
+    return f"{one.requests} request{'' if one.requests == 1 else 's'} went there; their KV: {fetches}"
 
 
 def _shown(value_ms: float | None) -> str:
