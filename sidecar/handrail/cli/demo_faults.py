@@ -53,7 +53,7 @@ class Struck:
     """One fault and the requests that went where it is; p50 in ms, by Handrail's phases.
 
     ``told``: as Handrail says of them; ``elsewhere``: of the others, None where there are none; ``truly``: what happened to them.
-    ``fetches``: what truly became of their KV.
+    ``fetches``: what truly became of their KV; ``retried``: how many another prefill host had refused; ``preempted``: how often.
     """
 
     fault: str
@@ -62,6 +62,8 @@ class Struck:
     elsewhere: Mapping[str, float] | None
     truly: Mapping[str, float]
     fetches: Mapping[str, int]
+    retried: int
+    preempted: int
 
 
 def read_truths(folder: Path, sent: Path, began_unix_ns: int) -> list[RequestTruth]:
@@ -84,6 +86,8 @@ def struck(text: str, fault: Fault, truths: Sequence[RequestTruth], rows: Sequen
         elsewhere=phases_p50(others) if others else None,
         truly=_truly([each for each in there if each.ttft_ns is not None]),
         fetches=dict(Counter(each.fetch.value for each in there)),
+        retried=sum(bool(each.abandoned) for each in there),
+        preempted=sum(each.preemptions for each in there),
     )
 
 
@@ -132,10 +136,13 @@ def caption(load_after_ns: int) -> str:
 
 
 def _requests(one: Struck) -> str:
-    fetches = ", ".join(f"{count} {name}" for name, count in sorted(one.fetches.items()))
     if not one.requests:
         return "no request went there"
-    return f"{one.requests} request{'' if one.requests == 1 else 's'} went there; their KV: {fetches}"
+    told = [f"{one.requests} request{'' if one.requests == 1 else 's'} went there"]
+    told.append("their KV: " + ", ".join(f"{count} {name}" for name, count in sorted(one.fetches.items())))
+    told += [f"{one.retried} refused by a prefill host"] if one.retried else []
+    told += [f"{one.preempted} preemptions"] if one.preempted else []
+    return "; ".join(told)
 
 
 def _shown(value_ms: float | None) -> str:
@@ -151,4 +158,6 @@ def plain(one: Struck) -> dict[str, Any]:
         "elsewhere_p50_ms": None if one.elsewhere is None else dict(one.elsewhere),
         "true_p50_ms": dict(one.truly),
         "true_fetches": dict(one.fetches),
+        "true_retried": one.retried,
+        "true_preemptions": one.preempted,
     }

@@ -64,9 +64,10 @@ def test_a_fault_strikes_what_goes_where_it_is(fault: str, requests: int) -> Non
 
 def test_an_attempt_that_was_abandoned_went_there_too() -> None:
     [(text, fault)] = checked(["prefill_failed:p0:1"])
-    retried = truth(0, "p1", abandoned=("p0",), phases={Phase.PREFILL_ABANDONED: 5 * MS, Phase.HOPS: MS})
+    retried = truth(0, "p1", abandoned=("p0",), preemptions=3, phases={Phase.PREFILL_ABANDONED: 5 * MS, Phase.HOPS: MS})
     one = struck(text, fault, [retried], [])
-    assert (one.requests, one.truly) == (1, {"router_and_hops": 6.0})
+    assert (one.requests, one.retried, one.preempted, one.truly) == (1, 1, 3, {"router_and_hops": 6.0})
+    assert str(render(one).title).endswith("their KV: 1 ok; 1 refused by a prefill host; 3 preemptions")
 
 
 def test_what_is_told_stands_beside_what_is_true() -> None:
@@ -79,6 +80,8 @@ def test_what_is_told_stands_beside_what_is_true() -> None:
         "elsewhere_p50_ms": {"prefill_compute": 40, "unattributed": 7},
         "true_p50_ms": {"prefill_compute": 40.0, "kv_transfer": 50.0, "router_and_hops": 10.0},
         "true_fetches": {"ok": 1},
+        "true_retried": 0,
+        "true_preemptions": 0,
     }
     drawn = StringIO()
     Console(file=drawn, width=100).print(render(one))
