@@ -148,8 +148,10 @@ def test_a_prefill_whose_decode_never_comes_is_told_in_the_end() -> None:
 def test_late_evidence_makes_a_version_and_withdraws_what_it_takes_in() -> None:
     made = split_request()
     late = [(EPOCH + 2000 * MS, made[name]) for name in ("edge", "p", "engine_p")]
+    answering = made["d"]
+    assert isinstance(answering, Exchange)
     decode = replace(
-        made["d"], ids=replace(made["d"].ids, trace_id="f" * 32, parent_span_id=""), kv_in=kv("cmpl-req-a-0-0000aaaa")
+        answering, ids=replace(answering.ids, trace_id="f" * 32, parent_span_id=""), kv_in=kv("cmpl-req-a-0-0000aaaa")
     )
     engine = replace(made["engine_d"], ids=replace(made["engine_d"].ids, trace_id="f" * 32))
     late += [(EPOCH + 40_000 * MS, decode), (EPOCH + 40_000 * MS, engine)]

@@ -69,7 +69,6 @@ def test_by_default_it_ended_just_now(
         (["--scenario", "split", "--data", "run", "--requests", "0"], "--requests 0", []),
         (["--scenario", "split", "--data", "run", "--keep", "x"], "--keep is for a fleet over sockets", []),
         (["--scenario", "split"], "--scenario needs --data", []),
-        (["--fault", "slow_link:p0>d0:2"], "--fault needs --scenario", []),
         (["--data", "run"], "--data needs --scenario", []),
         (["--requests", "10001"], "--requests 10001", []),
     ],
