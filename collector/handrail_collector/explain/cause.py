@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase, Place
-from handrail_collector.explain.ordinary import Located, Ordinary, block_ends, growth_level
+from handrail_collector.explain.ordinary import BURST_LEVEL, Located, Ordinary, block_ends, growth_level
 from handrail_collector.rows import RequestRow
 
 Floats = NDArray[np.float64]
@@ -51,6 +51,7 @@ _ON_PATH: Final = [PHASES.index(p) for p in (Phase.ROUTER_AND_HOPS, Phase.ROUTER
 _COMPUTE: Final = PHASES.index(Phase.PREFILL_COMPUTE)
 _BANDS: Final = 24
 _CONCENTRATED: Final = 2.0  # a link's rate over that of D's other links, from which on it is the link's
+_SIGMAS: Final = 3.0  # and beyond chance by so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +255,18 @@ def _place(requests: Requests, typical: Typical, located: Located, first: Ints, 
 
 
 def _link_or_host(requests: Requests, growth_ns: Floats, typical: Typical, hosts: Texts) -> Texts:
-    """The link where such growths are more frequent then than on D's other links, else D."""
+    """The link where such growths are more frequent then than on D's other links, beyond chance; else D."""
     links = _links(requests.prefill_host, requests.decode_host)
-    level = np.maximum(growth_level(growth_ns), 0)
+    level = np.clip(growth_level(growth_ns), 0, BURST_LEVEL)
     counts, hits = typical.at_links.cells(links, requests.started_unix_ns, 0, level)
     all_counts, all_hits = typical.at_hosts.cells(requests.decode_host, requests.started_unix_ns, _UNATTRIBUTED, level)
-    own = hits / np.maximum(counts, 1)
-    others = (np.maximum(all_hits - hits, 0) + 1) / (np.maximum(all_counts - counts, 0) + 2)
+    other_counts = np.maximum(all_counts - counts, 1)
+    own, others = hits / np.maximum(counts, 1), np.maximum(all_hits - hits, 0) / other_counts
+    both = np.clip(all_hits / np.maximum(all_counts, 1), 0.01, 0.99)
+    chance = np.sqrt(both * (1 - both) * (1 / np.maximum(counts, 1) + 1 / other_counts))
     alone = all_counts <= counts  # its only link: nothing to compare with
-    return np.where((links != "") & ~alone & (own >= _CONCENTRATED * others), links, hosts)
+    concentrated = (own >= _CONCENTRATED * others) & (own - others >= _SIGMAS * chance)
+    return np.where((links != "") & ~alone & concentrated, links, hosts)
 
 
 def cause_of(row: RequestRow, typical: Typical) -> Cause:

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 LEVELS_NS: Final = 5e6 * 2.0 ** np.arange(12)
 """Sizes of growths that are counted: 5 ms to 10 s, each twice the one before."""
 
-_COINCIDENCE_LEVEL: Final = 3  # 40 ms: larger ones are too rare in a cell to tell a burst from a fault
+BURST_LEVEL: Final = 3  # 40 ms: larger ones are too rare in a cell to tell a burst from a fault
 _QUIET: Final = 0.6  # of the cells, those whose mean rate is the ordinary one
 _CELL: Final = 160  # requests a cell should hold
 _BLOCKS: Final = (6, 60)
@@ -79,7 +79,7 @@ class Ordinary:
     def surplus(self, located: Located) -> tuple[Floats, Bools]:
         """Of each growth (requests x phases) the share that is more than ordinary there and then, and whether it stands out.
 
-        Standing out is no coincidence of one burst: the cell's rate of growths of ``_COINCIDENCE_LEVEL`` is ``_TIMES`` the
+        Standing out is no coincidence of one burst: the cell's rate of growths of ``BURST_LEVEL`` is ``_TIMES`` the
         ordinary one and ``_SIGMAS`` of the quiet cells' spread above it.
         """
         level = growth_level(located.growth_ns)
@@ -90,7 +90,7 @@ class Ordinary:
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(rate > 0, 1 - usual / rate, 1.0)
         share = np.where(level < 0, 0.0, np.clip(share, 0.0, 1.0))
-        told = np.minimum(np.maximum(level, 0), _COINCIDENCE_LEVEL)
+        told = np.minimum(np.maximum(level, 0), BURST_LEVEL)
         counts, hits = self._at(located, phase, told)
         usual, spread = self.ordinary[phase, told], self.spread[phase, told]
         chance = np.sqrt(np.maximum(usual, 1e-3) / np.maximum(counts, 1))

@@ -17,7 +17,7 @@ TRACES = Path(__file__).parents[2] / "data" / "request_traces"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``fault`` holds from ``BEGINS`` to ``ENDS`` of the run, unless it names a time itself.
+    """``fault`` holds from ``BEGINS`` to ``ENDS`` of the run; ``clocks``, faults of them, for all of it.
 
     ``revealed``: proxies and vLLM's spans show the phase; else it hides in what vLLM calls queue time at D. ``trace`` begins the
     name of a file of published arrivals.
@@ -29,6 +29,7 @@ class Case:
     trace: str = ""
     rate: float = 1.0
     revealed: bool = True
+    clocks: tuple[str, ...] = ()
 
     def settings(self, requests: int, seed: int, traces: Path = TRACES) -> Settings:
         """Of the run without the fault."""
@@ -40,10 +41,11 @@ class Case:
         if not self.fault:
             return ()
         lasts_s = plans[-1].arrival.at_ns / 1e9
-        during = "" if "@" in self.fault else f"@{BEGINS * lasts_s:.3f}-{ENDS * lasts_s:.3f}"
-        return (parse(self.fault + during, scenarios.load(self.scenario).hosts()),)
+        texts = (f"{self.fault}@{BEGINS * lasts_s:.3f}-{ENDS * lasts_s:.3f}", *self.clocks)
+        return tuple(parse(text, scenarios.load(self.scenario).hosts()) for text in texts)
 
 
+_WRONG_CLOCKS = ("clock_offset:edge:2", "clock_offset:p0:-2", "clock_offset:d1:2", "clock_offset:router:-2")
 CASES = (
     Case(name="slow_prefill", fault="slow_prefill:p0:3"),
     Case(name="prefill_queue", fault="prefill_queue:p0:0.8"),
@@ -67,10 +69,10 @@ CASES = (
     Case(name="azure_slow_prefill", fault="slow_prefill:p0:4", trace="AzureLLMInferenceTrace_conv"),
     Case(name="azure_slow_link", fault="slow_link:p0>d1:60", trace="AzureLLMInferenceTrace_conv", revealed=False),
     Case(name="mooncake_bad_host_p", fault="bad_host:p0:4", trace="mooncake_conversation", rate=0.1),
-    Case(name="clock_offset_edge", fault="clock_offset:edge:2@0-"),
-    Case(name="clock_offset_p", fault="clock_offset:p0:2@0-"),
-    Case(name="clock_offset_d", fault="clock_offset:d0:-2@0-"),
-    Case(name="clock_drift", fault="clock_drift:p0:200@0-"),
+    Case(name="clock_offset_slow_prefill", fault="slow_prefill:p0:3", clocks=_WRONG_CLOCKS),
+    Case(name="clock_offset_slow_link", fault="slow_link:p0>d1:30", clocks=_WRONG_CLOCKS, revealed=False),
+    Case(name="clock_offset_router_slow", fault="router_slow:router:0.4", clocks=_WRONG_CLOCKS),
+    Case(name="clock_drift_slow_prefill", fault="slow_prefill:p0:3", clocks=("clock_drift:p0:200", "clock_drift:d1:-200")),
     *(Case(name=f"healthy_{name.replace('-', '_')}", scenario=name) for name in ("split", "collocated", "prefixes", "turns")),
     Case(name="healthy_collocated_unchunked", scenario="collocated-unchunked"),
     Case(name="healthy_azure", trace="AzureLLMInferenceTrace_conv"),
