@@ -273,6 +273,7 @@ def _rows(running: Running) -> list[Row]:
         ("store_expired_files", "Files that left the store by retention", lambda: kept_up.files_expired),
         ("store_quota_days", "Days that left the store early because it was over its bound", lambda: kept_up.quota_days),
         ("store_quota_bytes", "Bytes of these days", lambda: kept_up.quota_bytes),
+        ("store_set_aside_files", "Files that left the store because they were put aside", lambda: kept_up.files_set_aside),
         ("store_removed_files", "Files removed from disk after their grace time", lambda: kept_up.files_removed),
         ("cpu_seconds", "Processor time of this process", time.process_time),
     )
@@ -299,6 +300,7 @@ def _rows(running: Running) -> list[Row]:
         Row(f"{prefix}_journal_lag_bytes", "gauge", "Journalled and not taken yet", lambda: running.journal.lag_bytes),
         Row(f"{prefix}_store_bytes", "gauge", "Files of the store, as of the last upkeep pass", lambda: kept_up.bytes),
         Row(f"{prefix}_store_files", "gauge", "Number of these files", lambda: kept_up.files),
+        Row(f"{prefix}_store_damaged_files", "gauge", "Listed files that cannot be read", lambda: kept_up.files_damaged),
         Row(f"{prefix}_journal_size_bytes", "gauge", "The journal on disk", lambda: running.journal.size_bytes),
         Row(
             f"{prefix}_edge_requests",

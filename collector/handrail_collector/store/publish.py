@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import threading
 import time
 import zlib
@@ -24,12 +25,15 @@ import pyarrow.parquet as pq
 
 from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.damaged import ADVICE, ASIDE
 from handrail_collector.store.folders import HOUR_NS, hour_folder
 from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile, encode_line, observed_by, parse, rewritten
 from handrail_collector.store.request_columns import request_row, requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table, encode
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import spans_table
+
+log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp"
 SUFFIX = ".parquet"
@@ -284,7 +288,7 @@ class Publisher:
             if publish.end_offset > self._low_water_offset
             for file in publish.files
             if file.table is Table.REQUESTS
-            for row in _rows(self._read(str(self.path(file))), self._resting_on(publish))
+            for row in self._rows(file, self._resting_on(publish))
         ]
         told = _newest(recent)
         return Recovered(
@@ -294,6 +298,17 @@ class Publisher:
             edges={(row.trace_id, row.request_id): row.complete for row in told if row.scope == "edge"},
             observed=observed_by(parsed.publishes, self.shard),
         )
+
+    def _rows(self, file: StoredFile, resting_on: int) -> list[RequestRow]:
+        """The rows of one file that rest on an entry at ``resting_on`` or later; a replay makes those of a damaged one again."""
+        try:
+            table = pq.ParquetFile(io.BytesIO(self._read(str(self.path(file))))).read()
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            log.error("%s (%d rows) cannot be read: %s; %s", self.path(file), file.rows, error, ADVICE)
+            return []
+        return list(map(request_row, table.filter(pc.greater_equal(table["last_offset"], resting_on)).to_pylist()))
 
     def _resting_on(self, publish: Publish) -> int:
         """Rows of ``publish`` that rest on nothing at or after this offset cannot be made again by the replay.
@@ -335,7 +350,7 @@ class Publisher:
     def _remove_unlisted(self, listed: set[str]) -> None:
         for table in Table:
             for path in sorted((self._root / table.value).glob("day=*/hour=*/*.parquet*")):
-                if path.relative_to(self._root).as_posix() not in listed:
+                if path.relative_to(self._root).as_posix() not in listed and path.suffix != ASIDE:
                     self._files.unlink(str(path))
         temporary = Path(f"{self._manifest}{TEMPORARY}")
         if temporary.exists():
@@ -465,12 +480,6 @@ def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:
     for hour in fullest[MAX_HOURS_A_PUBLISH:]:
         hours[fullest[0]].extend(hours.pop(hour))
     return hours
-
-
-def _rows(data: bytes, resting_on: int) -> Iterator[RequestRow]:
-    """The rows of one file that rest on an entry at ``resting_on`` or later."""
-    table = pq.ParquetFile(io.BytesIO(data)).read()
-    return map(request_row, table.filter(pc.greater_equal(table["last_offset"], resting_on)).to_pylist())
 
 
 def _newest(rows: Sequence[RequestRow]) -> list[RequestRow]:
