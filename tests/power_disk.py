@@ -21,7 +21,7 @@ MAX_LOOSE_NAMES = 4
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change: ``kind`` is folder, create, write, truncate, sync, failed_sync, sync_folder, rename, unlink or remove_folder."""
+    """One change. ``kind``: folder, create, write, truncate, sync, failed_sync, sync_folder, rename, unlink or remove_folder."""
 
     kind: str
     path: str

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         Console().print(table(ordered))
     say = Console(stderr=True, highlight=False)
+    say.print("lost: acknowledged spans; twice: spans or rows; torn: reads of a state that never was; wrong: rows or counts")
     say.print(
         f"{len(recorded.inside)} reads by others before every operation of the life, {len(recorded.torn_reads())} torn; "
         f"{crashes.starts} starts, each on another disk or after another acknowledgement; {time.monotonic() - began:.0f} s"
@@ -74,8 +75,9 @@ def line(name: str, tally: Tally) -> dict[str, object]:
 
 def table(tallies: dict[str, Tally]) -> Table:
     """All rows for a person, and their sum."""
-    made = Table("operation", box=None, header_style="bold", pad_edge=False)
-    for name in ("points", "crashes", "ways", "spans lost", "rows twice", "torn reads", "wrong rows or counts"):
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    made.add_column("operation", no_wrap=True)
+    for name in ("points", "crashes", "ways", "lost", "twice", "torn", "wrong"):
         made.add_column(name, justify="right")
     for name, tally in tallies.items():
         made.add_row(name, *map(str, figures(tally)))

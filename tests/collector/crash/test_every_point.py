@@ -1,8 +1,8 @@
-"""A part of ``python -m tests.crash``, and that it would see what it looks for."""
+"""A part of ``python -m tests.crash`` (which says how many points there are), and that it would see what it looks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import pytest
 from crash import faults
 from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorded, Recorder
+from handrail_collector.store.publish import Publisher
 from power_disk import Content, Disk, Operation
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    yield Recorder(tmp_path_factory.mktemp("life") / "recorded").run()
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorder(tmp_path_factory.mktemp("life") / "recorded").run()
 
 
 def test_the_life_comes_past_every_operation_and_its_readers_see_no_torn_state(recorded: Recorded) -> None:
@@ -29,7 +30,7 @@ def test_the_life_comes_past_every_operation_and_its_readers_see_no_torn_state(r
 def test_no_crash_and_no_crash_of_the_start_after_it_loses_or_doubles_anything(
     recorded: Recorded, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    crashes = Crashes(recorded, tmp_path, every=11, again=60)
+    crashes = Crashes(recorded, tmp_path, every=17, again=90)
     crashes.run()
     summed = total(crashes)
     assert summed.said == []
@@ -58,12 +59,20 @@ def test_a_sync_that_is_forgotten_is_seen(
     assert getattr(total(crashes), seen) > 0
 
 
-def test_rows_that_are_stored_twice_and_counted_twice_are_seen(recorded: Recorded, tmp_path: Path) -> None:
-    """A store that forgets what it told: the low-water mark and the evidence are those of a later life."""
-    points = [replace(point, step=max(point.step - 6, 0)) for point in recorded.points]
-    crashes = Crashes(replace(recorded, points=points), tmp_path, every=30, again=0)
+def test_a_start_that_forgets_what_it_told_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Publisher.open
+    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), evidence={}))
+    crashes = Crashes(recorded, tmp_path, every=20, again=0)
     crashes.run()
-    assert total(crashes).torn > 0
+    assert total(crashes).twice > 0
+
+
+def test_counting_again_what_is_replayed_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Publisher.open
+    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), edges={}, observed={}))
+    crashes = Crashes(recorded, tmp_path, every=20, again=0)
+    crashes.run()
+    assert total(crashes).wrong > 0
 
 
 @pytest.mark.parametrize("kind", [faults.FULL, faults.FAILED_SYNC])
