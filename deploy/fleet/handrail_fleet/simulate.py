@@ -109,7 +109,7 @@ class Simulation:
         self._wires: dict[str, _Wire] = {}
         if not self._names.collocated:
             self._wires = {
-                f"{prefill}>{decode}": _Wire(Link(scenario.link_bytes_per_s))
+                f"{prefill}>{decode}": _Wire(Link(scenario.link_bytes_per_s, in_turn=scenario.link_order == "in-turn"))
                 for prefill in self._names.prefill
                 for decode in self._names.decode
             }
@@ -117,8 +117,11 @@ class Simulation:
         self._open = len(self._flights)
         self._ends_ns = max((plan.arrival.at_ns for plan in plans), default=0) + RUN_OUT_NS
 
-    def run(self) -> list[Flight]:
-        """Raises ``ValueError`` for a request that no engine could ever hold."""
+    def run(self, progress: Callable[[int], None] | None = None) -> list[Flight]:
+        """``progress`` is told now and then how many have ended.
+
+        Raises ``ValueError`` for a request that no engine could ever hold.
+        """
         for time_ns in (0, *self._faults.edges()):
             self._at(time_ns, self._apply_faults)
         for fault in self._faults.named("prefill_queue"):
@@ -136,6 +139,8 @@ class Simulation:
             if self._now_ns > self._ends_ns:
                 break
             act()
+            if progress is not None and self._sequence % 4096 == 0:
+                progress(len(self._flights) - self._open)
         return list(self._flights.values())
 
     def _at(self, time_ns: int, act: Callable[[], None]) -> None:
@@ -289,6 +294,7 @@ class Simulation:
         here = host.cache.match(plan.arrival.blocks, plan.arrival.prompt_tokens)
         flight.kv_bytes = (plan.arrival.prompt_tokens - here) * scenario.kv_bytes_per_token
         wire = self._wires[name]
+        host.costs.post(plan.arrival.prompt_tokens - here)
         wire.link.start(flight.id, flight.kv_bytes, self._now_ns)
         self._watch(name, wire)
 
