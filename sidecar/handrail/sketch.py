@@ -98,7 +98,7 @@ class GapSketch:
         for index in sorted(self._buckets):
             seen += self._buckets[index]
             if seen >= rank:
-                middle = self.max_ns if index == _OVERFLOW else _middle_ns(index)
+                middle = self.max_ns if index == _OVERFLOW else bucket_middle_ns(index)
                 return min(max(middle, self.min_ns), self.max_ns)
         raise AssertionError("counts do not add up")
 
@@ -178,7 +178,7 @@ def _bucket(value_ns: int) -> int:
     return int(log(value_ns) * _PER_LN + _OFFSET) if value_ns < _COVERED_NS else _OVERFLOW
 
 
-def _middle_ns(index: int) -> int:
+def bucket_middle_ns(index: int) -> int:
     """The whole number of ns whose largest relative distance to the bucket's ends is smallest."""
     if index < _EXACT:
         return index
