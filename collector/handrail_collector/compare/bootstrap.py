@@ -1,10 +1,10 @@
 """Figures of an arm with their uncertainty: a block bootstrap over time, stratified by level of rate.
 
-Every figure is a function of sums per block, so a draw is a vector of weights (how often each block was drawn) and all draws are one
-matrix product. Values given by themselves are exact; within draws a quantile is read at ``RANKS`` ranks of the arm's own values, half
-of them in the upper 5 %. Intervals are the percentile bootstrap's with its levels widened for the number of blocks as a t interval's
-would be (Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile interval). Seeded: the same rows give
-the same intervals.
+Every figure is a function of sums per block, so a draw is a vector of weights (how often each block was drawn) and all draws
+are one matrix product. Values given by themselves are exact; within draws a quantile is read at ``RANKS`` ranks of the arm's
+own values, half of them in the upper 5 %. Intervals are the percentile bootstrap's with its levels widened for the number of
+blocks as a t interval's would be (Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile
+interval). Seeded: the same rows give the same intervals.
 """
 
 from __future__ import annotations
@@ -41,22 +41,9 @@ class Figure:
         return _interval(self.value, self.draws, self.df, confidence)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Of two arms drawn independently: ``to`` less ``of``."""
-
-    value: float
-    draws: Floats
-    df: int
-
-    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """(low, high), which holds the value; (nan, nan) where too few draws know one."""
-        return _interval(self.value, self.draws, self.df, confidence)
-
-
-def difference(of: Figure, to: Figure) -> Difference:
-    """``to`` less ``of``."""
-    return Difference(to.value - of.value, to.draws - of.draws, min(of.df, to.df))
+def difference(of: Figure, to: Figure) -> Figure:
+    """``to`` less ``of``, of two arms drawn independently."""
+    return Figure(to.value - of.value, to.draws - of.draws, min(of.df, to.df))
 
 
 class Bootstrap:
@@ -138,4 +125,4 @@ def t_quantile(share: float, df: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return sum(term / df**power for power, term in enumerate(terms))
+    return float(sum(term / df**power for power, term in enumerate(terms)))

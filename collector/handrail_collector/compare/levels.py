@@ -1,13 +1,13 @@
 """Stretches of steady request rate, and the blocks of time that the bootstrap draws.
 
 A goodput is a property of a rate that is held for a while, so an arm whose rate changes is cut where it changes: binary
-segmentation by the Poisson likelihood of arrivals per slice, with the likelihood divided by the dispersion that the arrivals show from
-one slice to the next, so that bursts alone are no change of rate.
+segmentation by the Poisson likelihood of arrivals per slice, with the likelihood divided by the dispersion that the arrivals
+show from one slice to the next, so that bursts alone are no change of rate.
 
-Neighbours share queues and batches: requests within a block of time depend on each other, blocks hardly do when they are several
-times as long as that memory. A block is at least ``MEMORIES`` times as long as the integrated autocorrelation time of the TTFT and of
-the streams' p99 gap, and at least as long as nine of ten requests take; of what that allows, ``MOST_BLOCKS`` are made, at least
-``FEWEST_BLOCKS``.
+Neighbours share queues and batches: requests within a block of time depend on each other, blocks hardly do when they are
+several times as long as that memory. A block is at least ``MEMORIES`` times as long as the integrated autocorrelation time of
+the TTFT and of the streams' p99 gap, and at least as long as nine of ten requests take; of what that allows, ``MOST_BLOCKS``
+are made, at least ``FEWEST_BLOCKS``.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _level(sample: Sample, at: slice, requests: int, seconds: float) -> Level:
 def _memory(within: NDArray[np.int64], values_ns: Floats, slices: int) -> float:
     """Integrated autocorrelation time, in slices, of the logarithm's mean per point; at least one point.
 
-    Points are so many slices together that they hold ``_PER_POINT`` requests. The sum of autocorrelations ends with the first pair
-    that is not positive (Geyer 1992, initial positive sequence), where noise begins.
+    Points are so many slices together that they hold ``_PER_POINT`` requests. The sum of autocorrelations ends with the first
+    pair that is not positive (Geyer 1992, initial positive sequence), where noise begins.
     """
     known = values_ns > 0
     points = int(min(slices, known.sum() / _PER_POINT))

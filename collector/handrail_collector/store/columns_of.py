@@ -56,8 +56,8 @@ def scopes(root: Path, wanted: Selection, threads: int = 2) -> list[ScopeCount]:
     question = _question(root, wanted, counted, "GROUP BY scope ORDER BY count(*) DESC, scope")
     if question is None:
         return []
-    rows = [row for batch in _answer(root, question, threads, BATCH_ROWS) for row in zip(*batch.to_pydict().values(), strict=True)]
-    return [ScopeCount(*row) for row in rows]
+    batches = [batch.to_pydict().values() for batch in _answer(root, question, threads, BATCH_ROWS)]
+    return [ScopeCount(*row) for columns in batches for row in zip(*columns, strict=True)]
 
 
 def columns(
