@@ -86,7 +86,7 @@ def parse_time(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> int:
 
 
 def parse_period(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> tuple[int, int]:
-    """Unix ns of the beginning and the end of ``14:00..14:30``. Raises ``TimeError``, also where it does not end after it begins."""
+    """Unix ns of both ends of ``14:00..14:30``. Raises ``TimeError``, also where it does not end after it begins."""
     first, separator, last = text.partition("..")
     if not separator:
         raise TimeError(f"{text!r} is not a period: write {PERIOD_RULE}")

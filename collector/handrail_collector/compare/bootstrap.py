@@ -1,17 +1,21 @@
 """Figures of an arm with their uncertainty: a block bootstrap over time, stratified by level of rate.
 
-Every figure is a function of sums per block, so a draw is a vector of weights (how often each block was drawn) and all draws
-are one matrix product. Values given by themselves are exact; within draws a quantile is read at ``RANKS`` ranks of the arm's
-own values, half of them in the upper 5 %. Intervals are the percentile bootstrap's with its levels widened for the number of
-blocks as a t interval's would be (Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile
-interval). Seeded: the same rows give the same intervals.
+A draw is a vector of weights: how often each block was drawn. Shares, means and rates are ratios of sums per block, so all
+draws of one are two matrix products. A quantile is exact; its draws are the arm's own values at the ranks that the drawn shares
+beyond the quantile point to (Woodruff's interval, 1952). Drawing the quantile itself gives intervals that are too short in a
+tail, where few waves of slow requests decide: 0.80 instead of 0.95 for the p99 of a queue at 70 % load, against 0.87; where
+fewer than ``BEYOND`` such waves lie beyond it there is no interval at all.
+
+Intervals are the percentile bootstrap's with its levels widened for the number of blocks as a t interval's would be (Hesterberg
+2015, "What teachers should know about the bootstrap", expanded percentile interval). Seeded: the same rows give the same
+intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil, isfinite, isnan, sqrt
 from statistics import NormalDist
 from typing import Final
 
@@ -21,10 +25,10 @@ from numpy.typing import NDArray
 from handrail_collector.compare.sample import Floats
 
 DRAWS: Final = 4000
-RANKS: Final = 2048
 CONFIDENCE: Final = 0.95
-_TAIL: Final = 0.95
-_CHUNK: Final = 500  # draws at once, which bounds memory
+BEYOND: Final = 10
+"""A quantile has an interval where what lies beyond it came in at least so many independent pieces, told by how draws vary."""
+
 _NORMAL: Final = NormalDist()
 
 
@@ -67,53 +71,50 @@ class Bootstrap:
 
     def quantiles(self, values: Floats, block: NDArray[np.int64], shares: Sequence[float]) -> list[Figure]:
         """Nearest-rank quantiles of ``values``, each in ``block``. Point values are exact."""
-        if not len(values):
-            return [Figure(float("nan"), np.full(len(self._weights), np.nan), self.df) for _ in shares]
         ordered = np.sort(values)
-        edges = np.unique(ordered[_ranks(len(ordered))])
-        cells = np.searchsorted(edges, values, side="left")
-        counts = np.bincount(block * len(edges) + cells, minlength=self.blocks * len(edges)).reshape(self.blocks, len(edges))
-        exact = [float(ordered[max(1, ceil(share * len(ordered) - 1e-9)) - 1]) for share in shares]
-        return [Figure(value, draws, self.df) for value, draws in zip(exact, self._read(counts, edges, shares), strict=True)]
+        found = []
+        for share in shares:
+            value = ordered[_rank(share, len(ordered)) - 1] if len(ordered) else float("nan")
+            above, total = self._per_block(block[values > value]), self._per_block(block)
+            found.append(self._figure(share, float(value), above, total, lambda rank: ordered[rank.astype(np.int64) - 1]))
+        return found
 
     def counted_quantiles(self, counts: NDArray[np.int64], middles: Floats, shares: Sequence[float]) -> list[Figure]:
         """Quantiles of what was counted in buckets (blocks x buckets), each as the middle of its bucket."""
         used = np.flatnonzero(counts.sum(axis=0))
-        if not len(used):
-            return [Figure(float("nan"), np.full(len(self._weights), np.nan), self.df) for _ in shares]
         kept, values = counts[:, used], middles[used]
         below = np.cumsum(kept.sum(axis=0))
-        points = [float(values[np.searchsorted(below, max(1, ceil(share * below[-1] - 1e-9)))]) for share in shares]
-        return [Figure(value, draws, self.df) for value, draws in zip(points, self._read(kept, values, shares), strict=True)]
-
-    def _read(self, counts: NDArray[np.int64], values: Floats, shares: Sequence[float]) -> list[Floats]:
-        found = [np.full(len(self._weights), np.nan) for _ in shares]
-        for begin in range(0, len(self._weights), _CHUNK):
-            chunk = slice(begin, begin + _CHUNK)
-            below = np.cumsum(self._weights[chunk] @ counts, axis=1)
-            total = below[:, -1]
-            for draws, share in zip(found, shares, strict=True):
-                rank = np.maximum(1, np.ceil(share * total - 1e-6))
-                read = values[np.argmax(below >= rank[:, None] - 1e-6, axis=1)]
-                draws[chunk] = np.where(total > 0, read, np.nan)
+        total = kept.sum(axis=1).astype(np.float64)
+        found = []
+        for share in shares:
+            at = int(np.searchsorted(below, _rank(share, int(below[-1])))) if len(used) else 0
+            value = float(values[at]) if len(used) else float("nan")
+            above = kept[:, at + 1 :].sum(axis=1).astype(np.float64)
+            found.append(self._figure(share, value, above, total, lambda rank: values[np.searchsorted(below, rank)]))
         return found
 
+    def _per_block(self, block: NDArray[np.int64]) -> Floats:
+        return np.bincount(block, minlength=self.blocks).astype(np.float64)
 
-def _ranks(count: int) -> NDArray[np.int64]:
-    """Ranks (from 0) at which quantiles are read in draws: all, or evenly below and above the upper 5 %, largest included."""
-    if count <= RANKS:
-        return np.arange(count)
-    body, tail = np.linspace(0, _TAIL, RANKS // 2, endpoint=False), np.linspace(_TAIL, 1, RANKS // 2)
-    return np.minimum(np.ceil(np.concatenate((body, tail)) * count).astype(np.int64), count - 1)
+    def _figure(self, share: float, value: float, above: Floats, total: Floats, read: Callable[[Floats], Floats]) -> Figure:
+        """A quantile whose draws are read at the ranks that the draws' shares beyond ``value`` point to."""
+        count, beyond = total.sum(), self.ratio(above, total)
+        if not count or (beyond.value > 0 and beyond.value**2 < BEYOND * float(np.var(beyond.draws))):
+            return Figure(value, np.full(len(self._weights), np.nan), self.df)
+        rank = np.maximum(1, np.ceil((share + beyond.value - beyond.draws) * count - 1e-6))
+        return Figure(value, np.where(rank > count, np.inf, read(np.minimum(rank, count))), self.df)
+
+
+def _rank(share: float, count: int) -> int:
+    return max(1, ceil(share * count - 1e-9))
 
 
 def _interval(value: float, draws: Floats, df: int, confidence: float) -> tuple[float, float]:
-    known = draws[~np.isnan(draws)]
-    if np.isnan(value) or len(known) < 0.99 * len(draws):
+    if isnan(value) or np.isnan(draws).any():
         return float("nan"), float("nan")
     share = _NORMAL.cdf(-sqrt((df + 1) / df) * t_quantile((1 + confidence) / 2, df))
-    low, high = np.quantile(known, (share, 1 - share))
-    return min(value, float(low)), max(value, float(high))
+    low, high = np.quantile(draws, (share, 1 - share), method="inverted_cdf")
+    return (min(value, float(low)), max(value, float(high))) if isfinite(low) and isfinite(high) else (float("nan"), float("nan"))
 
 
 def t_quantile(share: float, df: int) -> float:

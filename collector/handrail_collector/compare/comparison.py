@@ -42,7 +42,11 @@ class CompareError(Exception):
 def compare(arms: Sequence[Arm], objectives: Objectives, *, scope: str | None = None, model: str | None = None) -> Comparison:
     """Two or three arms, the first of which is the baseline. Raises ``CompareError`` and ``StoreDamagedError``."""
     scope = _common_scope(arms, scope, model)
-    samples = [read_sample(arm.stretches, scope, model) for arm in arms]
+    return side_by_side(arms, [read_sample(arm.stretches, scope, model) for arm in arms], objectives)
+
+
+def side_by_side(arms: Sequence[Arm], samples: Sequence[Sample], objectives: Objectives) -> Comparison:
+    """The comparison of what was read. Pure."""
     measured = [measure(sample, objectives, SEED + place) for place, sample in enumerate(samples)]
     reports = [arm_report(*each, objectives) for each in zip(arms, samples, measured, strict=True)]
     sides = list(zip(reports, samples, measured, strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.sketch import MAX_BUCKETS, bucket_middle_ns
-from handrail_collector.compare.bootstrap import CONFIDENCE, Bootstrap, Figure
+from handrail_collector.compare.bootstrap import BEYOND, CONFIDENCE, Bootstrap, Figure
 from handrail_collector.compare.goodput import Judged, judge, rate_levels, share
 from handrail_collector.compare.levels import Level, block_of_slice, levels_of
 from handrail_collector.compare.report import Estimate, Handoff, Objectives, RateLevel
@@ -24,9 +24,6 @@ SIMULTANEOUS: Final = len(FIGURES) + 1
 """Differences that are judged side by side: each gets this part of the 5 % that all may err together (Bonferroni)."""
 
 TOGETHER: Final = 1 - (1 - CONFIDENCE) / SIMULTANEOUS
-BEYOND: Final = 10
-"""A quantile has an interval where at least so many requests lie beyond it."""
-
 DRAWN: Final = (0.1, 0.5, 0.9, 0.99)
 """The quantiles of the picture."""
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from handrail_collector.compare.sample import Floats, Sample
 
-MOST_BLOCKS: Final = 40
+MOST_BLOCKS: Final = 64
 FEWEST_BLOCKS: Final = 10
 MEMORIES: Final = 4.0
 LEAST_CHANGE: Final = 1.25
@@ -148,9 +148,9 @@ def _memory(within: NDArray[np.int64], values_ns: Floats, slices: int) -> float:
     logs = np.log(values_ns[known])
     sums = np.bincount(point, weights=logs, minlength=points)
     series = np.where(counts > 0, sums / np.maximum(counts, 1), logs.mean()) - logs.mean()
-    spread = float((series**2).mean())
-    if spread <= 0:
+    if np.ptp(logs) == 0:  # nothing varies, so nothing lasts
         return slices / points
+    spread = float((series**2).mean())
     spectrum = np.fft.rfft(series, 2 * points)
     correlation = np.fft.irfft(np.abs(spectrum) ** 2)[:points] / (points * spread)
     pairs = correlation[1 : 1 + (points - 1) // 2 * 2].reshape(-1, 2).sum(axis=1)

@@ -50,7 +50,7 @@ def draw(title: str, strips: Sequence[Strip], objective_ns: float | None, width:
         for first, last, glyph in RANGES:
             begin, end = at(strip.quantiles_ns[first]), at(strip.quantiles_ns[last])
             cells[begin : end + 1] = [glyph] * (end + 1 - begin)
-        if objective_ns and cells[at(objective_ns)] == " ":
+        if objective_ns:
             cells[at(objective_ns)] = OBJECTIVE
         line = Text(f"{strip.name:<{names}}")
         line.append("".join(cells).rstrip(), style=_STYLES[place % len(_STYLES)])
