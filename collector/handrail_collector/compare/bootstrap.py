@@ -34,20 +34,22 @@ _NORMAL: Final = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A value and what it was in each draw. ``df``: blocks less levels."""
+    """A value, and what it was in each draw. ``df``: blocks less levels; ``error``: how far off it may be read in any draw."""
 
     value: float
     draws: Floats
     df: int
+    error: float = 0.0
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """(low, high), which holds the value; (nan, nan) where too few draws know one."""
-        return _interval(self.value, self.draws, self.df, confidence)
+        low, high = _interval(self.value, self.draws, self.df, confidence)
+        return low - self.error, high + self.error
 
 
 def difference(of: Figure, to: Figure) -> Figure:
     """``to`` less ``of``, of two arms drawn independently."""
-    return Figure(to.value - of.value, to.draws - of.draws, min(of.df, to.df))
+    return Figure(to.value - of.value, to.draws - of.draws, min(of.df, to.df), of.error + to.error)
 
 
 class Bootstrap:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import Final
 
@@ -24,6 +24,9 @@ SIMULTANEOUS: Final = len(FIGURES) + 1
 """Differences that are judged side by side: each gets this part of the 5 % that all may err together (Bonferroni)."""
 
 TOGETHER: Final = 1 - (1 - CONFIDENCE) / SIMULTANEOUS
+SKETCH_ERROR: Final = 0.01
+"""Of a quantile of gaps (handrail.sketch)."""
+
 DRAWN: Final = (0.1, 0.5, 0.9, 0.99)
 """The quantiles of the picture."""
 
@@ -91,7 +94,8 @@ def _figures(sample: Sample, block: NDArray[np.int64], of_slice: NDArray[np.int6
     enough = [_enough(figure, int(known.sum()), each) for figure, each in zip(ttft, _SHARES, strict=True)]
     gap_blocks = np.zeros((bootstrap.blocks, MAX_BUCKETS), np.int64)
     np.add.at(gap_blocks, of_slice, sample.gap_counts)
-    gaps = bootstrap.counted_quantiles(gap_blocks, _MIDDLES, (0.5, 0.99))
+    read = bootstrap.counted_quantiles(gap_blocks, _MIDDLES, (0.5, 0.99))
+    gaps = [replace(figure, error=SKETCH_ERROR * figure.value) for figure in read]
     streams = int((~np.isnan(sample.gap_p99_ns)).sum())
     timed = ~np.isnan(sample.per_token_ns)
     tokens = np.where(timed, sample.output_tokens - 1, 0.0)
@@ -105,7 +109,7 @@ def _enough(figure: Figure, requests: int, of: float) -> Figure:
     """The figure without draws, so without an interval, where too few requests lie beyond it."""
     if requests * (1 - of) >= BEYOND:
         return figure
-    return Figure(figure.value, np.full(len(figure.draws), np.nan), figure.df)
+    return replace(figure, draws=np.full(len(figure.draws), np.nan))
 
 
 def _by_block(per_slice: Floats, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> Floats:

@@ -147,7 +147,8 @@ def _memory(within: NDArray[np.int64], values_ns: Floats, slices: int) -> float:
     counts = np.bincount(point, minlength=points)
     logs = np.log(values_ns[known])
     sums = np.bincount(point, weights=logs, minlength=points)
-    series = np.where(counts > 0, sums / np.maximum(counts, 1), logs.mean()) - logs.mean()
+    series = np.where(counts > 0, sums / np.maximum(counts, 1), logs.mean())
+    series -= series.mean()
     if np.ptp(logs) == 0:  # nothing varies, so nothing lasts
         return slices / points
     spread = float((series**2).mean())
