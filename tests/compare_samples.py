@@ -83,5 +83,5 @@ def stretch() -> Stretch:
 def _bucket(gap_ns: int) -> int:
     sketch = GapSketch()
     sketch.add(gap_ns)
-    (bucket,) = sketch._buckets
+    (bucket,) = sketch.buckets()
     return bucket

@@ -102,6 +102,10 @@ class GapSketch:
                 return min(max(middle, self.min_ns), self.max_ns)
         raise AssertionError("counts do not add up")
 
+    def buckets(self) -> dict[int, int]:
+        """Weight by bucket (``bucket_middle_ns``), of those in use, in ascending order."""
+        return dict(sorted(self._buckets.items()))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GapSketch):
             return NotImplemented
@@ -179,7 +183,7 @@ def _bucket(value_ns: int) -> int:
 
 
 def bucket_middle_ns(index: int) -> int:
-    """The whole number of ns whose largest relative distance to the bucket's ends is smallest."""
+    """What stands for everything in a bucket: the whole number of ns whose largest relative distance to the bucket's ends is smallest."""
     if index < _EXACT:
         return index
     return round(2 * _EXACT * _GAMMA ** (index - _EXACT + 1) / (_GAMMA + 1))

@@ -1,4 +1,4 @@
-"""Many encoded gap sketches at once, by numpy: 8 times as fast as ``GapSketch.decode`` one by one.
+"""Many encoded gap sketches at once, by numpy: a million streams of 200 gaps take about 8 s.
 
 The format is ``GapSketch.encode``'s. Which numbers of a body are steps and which are the rest of a weight depends on what
 stands before: a number is such a rest where the one before it is a step that ends in 3. In a run of numbers that end in 3 the two
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from handrail.sketch import MAX_BUCKETS
+from handrail.sketch import MAX_BUCKETS, GapSketch
 
 _HEADER = 5  # version, buckets, min, spread, sum
 _MOST_BYTES = 9  # of a number: 63 bits
@@ -39,7 +39,10 @@ def decode(sketches: pa.Array) -> Buckets:
     if not len(filled):
         nothing = np.zeros(0, np.int64)
         return Buckets(nothing, nothing, nothing, sums, counts)
-    values, first, numbers = _numbers(data, start[filled], end[filled])
+    try:
+        values, first, numbers = _numbers(data, start[filled], end[filled])
+    except OverflowError:
+        return _one_by_one(sketches)
     if np.any(values[first] != 1) or np.any(numbers < 2):
         raise ValueError("not a gap sketch of a known version")
     buckets = values[first + 1].astype(np.int64)
@@ -58,7 +61,7 @@ def decode(sketches: pa.Array) -> Buckets:
     ends_in_3 = (body & np.uint64(3)) == 3
     more = np.zeros(len(body), np.int64)
     more[:-1] = body[1:].astype(np.int64)
-    if ends_in_3[-1] and step[-1]:
+    if int((step & ends_in_3).sum()) != int((~step).sum()):
         raise ValueError("a gap sketch is cut off")
     weight = (body & np.uint64(3)).astype(np.int64) + 1 + np.where(ends_in_3, more, 0)
     advance = (body >> np.uint64(2)).astype(np.int64) + 1
@@ -71,6 +74,14 @@ def decode(sketches: pa.Array) -> Buckets:
     of_row = filled[used][row]
     counts = np.bincount(of_row, weights=weight, minlength=rows).astype(np.int64)
     return Buckets(of_row, bucket, weight, sums, counts)
+
+
+def _one_by_one(sketches: pa.Array) -> Buckets:
+    read = [GapSketch.decode(data) if data else GapSketch() for data in sketches.to_pylist()]
+    used = [(row, bucket, weight) for row, sketch in enumerate(read) for bucket, weight in sketch.buckets().items()]
+    row, bucket, weight = np.array(used, np.int64).reshape(-1, 3).T
+    sums = np.array([sketch.sum_ns for sketch in read], np.float64)
+    return Buckets(row, bucket, weight, sums, np.array([sketch.count for sketch in read], np.int64))
 
 
 def _bytes_of(sketches: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -86,7 +97,10 @@ def _bytes_of(sketches: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64],
 def _numbers(
     data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """Every LEB128 number of the ranges, the index of each range's first one, and how many it has."""
+    """Every LEB128 number of the ranges, the index of each range's first one, and how many it has.
+
+    Raises ``OverflowError`` for one of more than 63 bits: a sum of days of gaps may be.
+    """
     if np.any(data[end - 1] >= 0x80):
         raise ValueError("a gap sketch is cut off")
     length = end - start
@@ -99,7 +113,7 @@ def _numbers(
     size = np.diff(last, prepend=-1)
     longest = int(size.max())
     if longest > _MOST_BYTES:
-        raise ValueError("a number of a gap sketch is too large")
+        raise OverflowError
     values = content[last].astype(np.uint64) << (7 * (size - 1)).astype(np.uint64)
     for place in range(longest - 1):  # the other bytes of the few numbers that have more than one
         longer = np.flatnonzero(size > place + 1)
