@@ -183,7 +183,7 @@ def _bucket(value_ns: int) -> int:
 
 
 def bucket_middle_ns(index: int) -> int:
-    """What stands for everything in a bucket: the whole number of ns whose largest relative distance to the bucket's ends is smallest."""
+    """What stands for all of a bucket: the whole number of ns whose largest relative distance to its ends is smallest."""
     if index < _EXACT:
         return index
     return round(2 * _EXACT * _GAMMA ** (index - _EXACT + 1) / (_GAMMA + 1))

@@ -101,10 +101,13 @@ class Bootstrap:
     def _figure(self, share: float, value: float, above: Floats, total: Floats, read: Callable[[Floats], Floats]) -> Figure:
         """A quantile whose draws are read at the ranks that the draws' shares beyond ``value`` point to."""
         count, beyond = total.sum(), self.ratio(above, total)
-        if not count or (beyond.value > 0 and beyond.value**2 < BEYOND * float(np.var(beyond.draws))):
+        if not count or (beyond.value > 0 and beyond.value**2 < BEYOND * float(np.nanvar(beyond.draws))):
             return Figure(value, np.full(len(self._weights), np.nan), self.df)
-        rank = np.maximum(1, np.ceil((share + beyond.value - beyond.draws) * count - 1e-6))
-        return Figure(value, np.where(rank > count, np.inf, read(np.minimum(rank, count))), self.df)
+        known = ~np.isnan(beyond.draws)  # a draw may be of empty blocks alone
+        rank = np.maximum(1, np.ceil((share + beyond.value - beyond.draws[known]) * count - 1e-6))
+        draws = np.full(len(known), np.nan)
+        draws[known] = np.where(rank > count, np.inf, read(np.minimum(rank, count)))
+        return Figure(value, draws, self.df)
 
 
 def _rank(share: float, count: int) -> int:

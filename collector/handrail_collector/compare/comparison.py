@@ -15,6 +15,7 @@ from handrail_collector.compare.arm import Arm, arm_report
 from handrail_collector.compare.bootstrap import CONFIDENCE, Figure, difference
 from handrail_collector.compare.figures import SIMULTANEOUS, TOGETHER, Measured, estimate, measure
 from handrail_collector.compare.gather import HOP_PHASES, read_sample, scope_counts
+from handrail_collector.compare.goodput import FEWEST_JUDGED
 from handrail_collector.compare.report import ArmReport, Change, Comparison, Estimate, Objectives, PairReport
 from handrail_collector.compare.sample import Sample
 from handrail_collector.compare.workload import unlike
@@ -151,7 +152,9 @@ def _failed(of: Measured, to: Measured) -> Change:
             b.value - a.value - sqrt((b.value - b.low) ** 2 + (a.high - a.value) ** 2),
             b.value - a.value + sqrt((b.high - b.value) ** 2 + (a.value - a.low) ** 2),
         )
-    return Change(figure="failed_share", of=a.value, to=b.value, difference=moved, says=_says(a.value, moved))
+    enough = min(len(side.judged.judged) for side in (of, to)) >= FEWEST_JUDGED
+    says = _says(a.value, moved) if enough else words.CANNOT_TELL
+    return Change(figure="failed_share", of=a.value, to=b.value, difference=moved, says=says)
 
 
 def _incomparable_gaps(of: ArmReport, to: ArmReport) -> Iterator[Change]:

@@ -175,7 +175,7 @@ def from_plain(kind: type[T], plain: Any) -> T:
     try:
         made: T = _made(kind, plain)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a {kind.__name__}: {error!r}") from error
+        raise ValueError(f"not understood as {kind.__name__}: {error!r}") from error
     return made
 
 
@@ -190,7 +190,7 @@ def _made(kind: Any, plain: Any) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         return kind(**{each.name: _made(hints[each.name], plain[each.name]) for each in fields(kind)})  # type: ignore[operator]
-    if kind is float:
+    if kind is float and isinstance(plain, int):
         return float(plain)
     if not isinstance(plain, kind):
         raise TypeError(f"{kind.__name__} expected, not {plain!r}")

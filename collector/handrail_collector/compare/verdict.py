@@ -74,19 +74,17 @@ def split_against(
     tail, start = _tail(gaps, goal), _first_token(first, split, goal, handoff)
     why = [f"{tail} ({changed(gaps, split.gap_unit)})", f"{start} ({changed(first)})", *_where_lost(start, split, handoff)]
     why += [f"so they were not at the same load: {each}" for each in _other_rate(base, split)]
-    word, told = _by_goodput(base, split)
-    if word == CANNOT_TELL:
-        at_rate, shares = _by_share(base, split, goal)
-        word, told = (at_rate, shares) if at_rate != CANNOT_TELL else (word, (*told, *shares))
-    return Verdict(word, (*told, *why), (tail, start))
+    told = _by_goodput(base, split)
+    if told.word == CANNOT_TELL:
+        shares = _by_share(base, split, goal)
+        reasons = shares.reasons if shares.word != CANNOT_TELL else (*told.reasons, *shares.reasons)
+        told = Verdict(shares.word, reasons, told.short or shares.short)
+    return Verdict(told.word, (*told.reasons, *why), told.short if told.word == CANNOT_TELL else (tail, start))
 
 
 def together(verdicts: Sequence[str]) -> str:
     """One word for a split arm against several others: it pays only where it pays against each."""
-    for word in (DOES_NOT_PAY, CANNOT_TELL, PAYS):
-        if word in verdicts:
-            return word
-    return verdicts[0] if len(set(verdicts)) == 1 else MIXED
+    return next(word for word in (DOES_NOT_PAY, CANNOT_TELL, PAYS) if word in verdicts)
 
 
 def _other_work(unlike: Sequence[str]) -> Iterator[str]:
@@ -105,34 +103,37 @@ def _too_few(*arms: ArmReport) -> Iterator[str]:
             yield f"too few requests of {arm.name} can be judged by the objectives: {FEWEST_JUDGED} are needed"
 
 
-def _by_goodput(base: ArmReport, split: ArmReport) -> tuple[str, tuple[str, ...]]:
+def _by_goodput(base: ArmReport, split: ArmReport) -> Verdict:
     told = (f"goodput per GPU: {base.name} {bounds(base)}, {split.name} {bounds(split)}",)
     for word, winner, loser in ((PAYS, split, base), (DOES_NOT_PAY, base, split)):
         floor, ceiling = winner.goodput.at_least, loser.goodput.below
-        apart = (
-            floor is not None and ceiling is not None and floor / winner.goodput.gpus * SAME_RATE > ceiling / loser.goodput.gpus
-        )
-        if apart and not winner.goodput.contradicts and not loser.goodput.contradicts:
-            return word, told
-    if any(arm.goodput.below is None for arm in (base, split)) and all(arm.goodput.at_least is not None for arm in (base, split)):
-        return CANNOT_TELL, (*told, "both meet the objectives at the rates seen: only a higher rate would tell them apart")
-    return CANNOT_TELL, told
+        odd = winner.goodput.contradicts or loser.goodput.contradicts
+        if floor is None or ceiling is None or odd:
+            continue
+        if floor / winner.goodput.gpus * SAME_RATE > ceiling / loser.goodput.gpus:
+            return Verdict(word, told)
+    if base.goodput.at_least is not None and split.goodput.at_least is not None:
+        short = "both meet the objectives at rates that were seen"
+        return Verdict(CANNOT_TELL, (*told, f"{short}: only higher ones would tell them apart"), (short,))
+    return Verdict(CANNOT_TELL, told)
 
 
-def _by_share(base: ArmReport, split: ArmReport, goal: Objectives) -> tuple[str, tuple[str, ...]]:
+def _by_share(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
     """At the highest rate that both had, where neither reaches the goal."""
     pair = _same_rate(base, split)
     if pair is None:
-        return CANNOT_TELL, ("no rate per GPU was seen in both arms, so their shares cannot be set side by side",)
+        short = "no rate per GPU was seen in both arms"
+        return Verdict(CANNOT_TELL, (f"{short}, so their shares cannot be set side by side",), (short,))
     ours, theirs = pair
     at = f"at {rate(ours.rate / base.gpus)} per GPU"
     told = f"both objectives met {at}: {base.name} {portion(ours.met)}, {split.name} {portion(theirs.met)}"
     a, b = _bounds_of(ours.met), _bounds_of(theirs.met)
     if max(a[1], b[1]) >= goal.attain:
-        return CANNOT_TELL, (told,)
-    word = PAYS if b[0] > a[1] else DOES_NOT_PAY if b[1] < a[0] else CANNOT_TELL
-    rest = () if word == CANNOT_TELL else ("neither reaches the goal at this rate; what each serves at a lower one was not seen",)
-    return word, (told, *rest)
+        return Verdict(CANNOT_TELL, (told,), (f"goodputs are not apart, and a share may reach the goal {at}",))
+    if a[0] <= b[1] and b[0] <= a[1]:
+        return Verdict(CANNOT_TELL, (told,), (f"neither reaches the goal {at}, and their shares are not apart",))
+    below = "neither reaches the goal at this rate; what each serves at a lower one was not seen"
+    return Verdict(PAYS if b[0] > a[1] else DOES_NOT_PAY, (told, below))
 
 
 def _bounds_of(share: Estimate) -> tuple[float, float]:

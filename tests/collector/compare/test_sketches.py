@@ -62,5 +62,5 @@ def test_what_decode_refuses_is_refused_or_read_alike(weighted: list[tuple[int, 
 )
 def test_damage_is_told(data: bytes) -> None:
     good = made([(5, 1)]).encode()
-    with pytest.raises(ValueError, match="gap sketch"):
+    with pytest.raises(ValueError, match=r"gap sketch|overlong number"):
         decode(pa.array([good, data, good], pa.binary()))
