@@ -181,7 +181,7 @@ def share(value: float, by: float = 0.02) -> Estimate:
 
 
 def about(value: float) -> Estimate:
-    return Estimate(value, 0.95 * value, 1.05 * value)
+    return Estimate(value, value - 0.05 * abs(value), value + 0.05 * abs(value))
 
 
 def made_arm(name: str, *, split: bool, ttft_ms: float, gap_ms: float, met: float, **changes: Any) -> ArmReport:
