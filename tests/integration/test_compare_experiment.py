@@ -35,7 +35,7 @@ def compared(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 def test_two_l40s_without_peer_to_peer_fix_the_tail_and_lose_the_ttft(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = [f"chunked={runs / 'l40s-chunked'}", f"split={runs / 'l40s-split'}"]
-    answer = compared(capsys, *arms, "--ttft", "1s", "--itl", "50ms")
+    answer = compared(capsys, *arms, "--ttft", "1s", "--itl", "60ms")  # published: 169 ms collocated, 25 to 52 ms split
     assert answer["headline"] == "split does not pay: ITL tail fixed, TTFT lost in the hand-off"
     assert [arm["layout"] for arm in answer["arms"]] == ["collocated", "split"]
     changes = {change["figure"]: change for change in answer["pairs"][0]["changes"]}
@@ -55,7 +55,9 @@ def test_a_ttft_objective_that_the_hand_off_fits_into_lets_the_same_split_pay(
 def test_a_70b_model_on_h100_pays_against_both_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("plain", "chunked", "split")
     answer = compared(capsys, *(f"{name}={runs / f'h100-70b-{name}'}" for name in names), "--ttft", "2s", "--itl", "50ms")
-    assert answer["headline"] == (
-        "split pays against plain and chunked: ITL tail fixed, TTFT longer but within its objective"
-    )
-    assert [(pair["of"], pair["to"]) for pair in answer["pairs"]] == [("plain", "chunked"), ("plain", "split"), ("chunked", "split")]
+    assert answer["headline"] == ("split pays against plain and chunked: ITL tail fixed, TTFT longer but within its objective")
+    assert [(pair["of"], pair["to"]) for pair in answer["pairs"]] == [
+        ("plain", "chunked"),
+        ("plain", "split"),
+        ("chunked", "split"),
+    ]

@@ -145,4 +145,5 @@ def _within(advance: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.in
     running = np.cumsum(advance)
     begins = np.concatenate(([True], row[1:] != row[:-1]))
     before = running - advance
-    return running - np.repeat(before[begins], np.diff(np.concatenate((np.flatnonzero(begins), [len(row)]))))
+    lengths = np.diff(np.concatenate((np.flatnonzero(begins), [len(row)])))
+    return np.asarray(running - np.repeat(before[begins], lengths), np.int64)

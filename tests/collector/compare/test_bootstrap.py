@@ -51,7 +51,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 
 
 def test_a_tail_of_few_waves_has_no_interval() -> None:
-    values, block = np.arange(3000.0), np.arange(3000) * 20 // 3000  # all that is slow came in the last block
+    values, block = np.arange(3000).astype(np.float64), np.arange(3000) * 20 // 3000  # all that is slow came in the last block
     middle, _, tail = blocks(20).quantiles(values, block, SHARES)
     assert not isnan(middle.interval()[0])
     assert isnan(tail.interval()[0])
@@ -71,7 +71,7 @@ def test_counted_values_give_the_quantiles_of_their_buckets() -> None:
     values, block = rng.integers(0, 50, 5000), rng.integers(0, 20, 5000)
     counts = np.zeros((20, 50), np.int64)
     np.add.at(counts, (block, values), 1)
-    one = blocks(20).counted_quantiles(counts, np.arange(50.0), SHARES)
+    one = blocks(20).counted_quantiles(counts, np.arange(50).astype(np.float64), SHARES)
     other = blocks(20).quantiles(values.astype(np.float64), block, SHARES)
     assert [figure.value for figure in one] == [figure.value for figure in other]
     assert [figure.interval() for figure in one] == [figure.interval() for figure in other]
