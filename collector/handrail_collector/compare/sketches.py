@@ -35,7 +35,8 @@ def decode(sketches: pa.Array) -> Buckets:
     rows = len(sketches)
     data, start, end = _bytes_of(sketches)
     filled = np.flatnonzero(end > start)
-    sums, counts = np.zeros(rows), np.zeros(rows, np.int64)
+    sums: NDArray[np.float64] = np.zeros(rows)
+    counts: NDArray[np.int64] = np.zeros(rows, np.int64)
     if not len(filled):
         nothing = np.zeros(0, np.int64)
         return Buckets(nothing, nothing, nothing, sums, counts)

@@ -65,7 +65,7 @@ def test_a_block_outlasts_the_memory_of_the_queue() -> None:
 
 
 def test_a_queue_that_only_grows_is_said_to_drift() -> None:
-    started = np.arange(1000) * S
+    started = np.arange(1000).astype(np.float64) * S
     (level,) = levels_of(arriving(started, np.array([S * (1 + 0.6 * at) for at in range(1000)])))
     assert level.drifts
     assert level.blocks == FEWEST_BLOCKS
