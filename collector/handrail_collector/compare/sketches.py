@@ -1,4 +1,4 @@
-"""Many encoded gap sketches at once, by numpy: a million streams of 200 gaps take about 8 s.
+"""Many encoded gap sketches at once, by numpy: 5 to 10 us of CPU for a stream of 200 gaps.
 
 The format is ``GapSketch.encode``'s. Which numbers of a body are steps and which are the rest of a weight depends on what
 stands before: a number is such a rest where the one before it is a step that ends in 3. In a run of numbers that end in 3 the two

@@ -1,6 +1,6 @@
 """Set two or three arms side by side: what differs, how sure that is, and whether splitting prefill from decode pays.
 
-An arm is a period of one source (--api or --data), a recorded run (a data folder), or a period of one (DIR@FROM..TO). Several
+An arm is a period of what --api or --data names, a recorded run (a data folder), or a period of one (DIR@FROM..TO). Several
 with commas make one arm of several runs, such as one at each request rate. The first arm is the baseline. Names are free; an arm
 whose requests show hand-offs is taken as split.
 

@@ -16,7 +16,7 @@ RANGES: Final = (("p10", "p50", "▒"), ("p50", "p90", "█"), ("p90", "p99", "�
 
 OBJECTIVE: Final = "┆"
 _STYLES: Final = ("cyan", "yellow", "green")
-_LEAST_TICK: Final = 10  # columns between two marks of the axis
+_APART: Final = 4  # columns between two marks of the axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,15 @@ def legend(objective: bool) -> Text:
 
 
 def _axis(low_ns: float, high_ns: float, columns: int, at: Callable[[float], int]) -> str:
-    """1, 2 and 5 of each decade, as far as they have room."""
-    axis, free = [" "] * columns, 0
-    for power in range(floor(log10(low_ns)), ceil(log10(high_ns)) + 1):
-        for digit in (1, 2, 5):
+    """1 of each decade, then 5, then 2, as far as they have room. A mark begins where its value lies."""
+    axis = [" "] * columns
+    for digit in (1, 5, 2):
+        for power in range(floor(log10(low_ns)), ceil(log10(high_ns)) + 1):
             value = digit * 10.0**power
-            text = f"{_plain(value)}"
-            start = at(value)
-            if low_ns <= value <= high_ns and start >= free and start + len(text) <= columns:
-                axis[start : start + len(text)] = text
-                free = start + _LEAST_TICK
+            text = _plain(value)
+            start, end = at(value), at(value) + len(text)
+            if low_ns <= value <= high_ns and end <= columns and not "".join(axis[max(0, start - _APART) : end + _APART]).strip():
+                axis[start:end] = text
     return "".join(axis).rstrip()
 
 
