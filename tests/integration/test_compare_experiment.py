@@ -17,9 +17,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for scenario, requests in (
         ("l40s-chunked", 600),
         ("l40s-split", 600),
-        ("h100-70b-plain", 700),
-        ("h100-70b-chunked", 700),
-        ("h100-70b-split", 700),
+        ("h100-70b-plain", 500),
+        ("h100-70b-chunked", 500),
+        ("h100-70b-split", 500),
     ):
         command = ["demo", "--scenario", scenario, "--requests", str(requests), "--seed", "7", "--data", str(folder / scenario)]
         assert main([*command, "--json"]) == 0

@@ -3,7 +3,7 @@
 A draw is a vector of weights: how often each block was drawn. Shares, means and rates are ratios of sums per block, so all
 draws of one are two matrix products. A quantile is exact; its draws are the arm's own values at the ranks that the drawn shares
 beyond the quantile point to (Woodruff's interval, 1952). Drawing the quantile itself gives intervals that are too short in a
-tail, where few waves of slow requests decide: 0.80 instead of 0.95 for the p99 of a queue at 70 % load, against 0.87; where
+tail, where few waves of slow requests decide: 0.80 instead of 0.95 for the p99 of a queue at 70 % load, against 0.86; where
 fewer than ``BEYOND`` such waves lie beyond it there is no interval at all.
 
 Intervals are the percentile bootstrap's with its levels widened for the number of blocks as a t interval's would be (Hesterberg
