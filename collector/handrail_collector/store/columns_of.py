@@ -5,16 +5,17 @@ The same rows as ``StoreReader.requests`` gives: of each request the highest ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
 
-from handrail_collector.rows import MERGED
+from handrail_collector.store import sql
 from handrail_collector.store.manifest import ManifestReader, StoreDamagedError, StoredFile, files_of
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.schema import Table
@@ -42,21 +43,9 @@ class ScopeCount:
     last_unix_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """``text`` reads ``files``, and ``newer``: those that may hold later versions of rows in them."""
-
-    text: str
-    parameters: dict[str, object]
-
-
 def scopes(root: Path, wanted: Selection, threads: int = 2) -> list[ScopeCount]:
     """The scopes of the selection, most requests first. Raises ``StoreDamagedError``."""
-    counted = "scope, count(*), min(started_unix_ns), max(started_unix_ns)"
-    question = _question(root, wanted, counted, "GROUP BY scope ORDER BY count(*) DESC, scope")
-    if question is None:
-        return []
-    batches = [batch.to_pydict().values() for batch in _answer(root, question, threads, BATCH_ROWS)]
+    batches = [batch.to_pydict().values() for batch in _answer(root, wanted, sql.scopes, threads, BATCH_ROWS)]
     return [ScopeCount(*row) for columns in batches for row in zip(*columns, strict=True)]
 
 
@@ -64,13 +53,17 @@ def columns(
     root: Path, wanted: Selection, names: Sequence[str], *, threads: int = 2, batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """The columns ``names`` of the selection, in no order. Raises ``StoreDamagedError``."""
-    question = _question(root, wanted, ", ".join(f't."{name}"' for name in names), "")
-    if question is not None:
-        yield from _answer(root, question, threads, batch_rows)
+    yield from _answer(root, wanted, partial(sql.columns, names), threads, batch_rows)
 
 
-def _question(root: Path, wanted: Selection, selected: str, ending: str) -> _Question | None:
-    """None where the store has nothing of that time."""
+def _answer(
+    root: Path,
+    wanted: Selection,
+    asked: Callable[[Mapping[str, sql.Parameter], int | None], sql.Query],
+    threads: int,
+    batch_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """Nothing where the store has nothing of that time."""
     every = files_of(ManifestReader(root).publishes(), Table.REQUESTS)
     files = [
         file
@@ -79,46 +72,26 @@ def _question(root: Path, wanted: Selection, selected: str, ending: str) -> _Que
         and (wanted.until_unix_ns is None or file.min_unix_ns < wanted.until_unix_ns)
     ]
     if not files:
-        return None
-    parameters: dict[str, object] = {"files": [str(root / file.path) for file in files]}
-    conditions = [f"t.scope <> '{MERGED}'"]
-    for name, condition in _CONDITIONS.items():
-        if (value := getattr(wanted, name)) is not None:
-            parameters[name] = value
-            conditions.append(condition)
-    relation, before, joined = _relation("files", files), "", ""
+        return
     base = min(file.min_version for file in every)
     first, last = min(f.min_unix_ns for f in files) - VERSION_MARGIN_NS, max(f.max_unix_ns for f in files) + VERSION_MARGIN_NS
     newer = [f for f in every if f.max_version > base and f.max_unix_ns >= first and f.min_unix_ns <= last]
-    if newer:
-        parameters |= {"newer_files": [str(root / file.path) for file in newer], "base_version": base}
-        before = (
-            f"WITH newest AS (SELECT trace_id, request_id, max(version) AS newest_version FROM {_relation('newer_files', newer)}"
-            " WHERE version > $base_version GROUP BY ALL) "
-        )
-        joined = " LEFT JOIN newest AS n ON t.trace_id = n.trace_id AND t.request_id = n.request_id"
-        conditions.append("(n.newest_version IS NULL OR t.version >= n.newest_version)")
-    text = f"{before}SELECT {selected} FROM {relation} AS t{joined} WHERE {' AND '.join(conditions)} {ending}"
-    return _Question(text, parameters)
-
-
-_CONDITIONS: Final = {
-    "since_unix_ns": "t.started_unix_ns >= $since_unix_ns",
-    "until_unix_ns": "t.started_unix_ns < $until_unix_ns",
-    "scope": "t.scope = $scope",
-    "model": "t.model = $model",
-}
+    conditions = {field.name: getattr(wanted, field.name) for field in fields(Selection)}
+    query = asked({name: value for name, value in conditions.items() if value is not None}, base if newer else None)
+    parameters: dict[str, object] = dict(query.parameters)
+    text = query.text
+    for name, part in (("table", files), ("newer", newer)):
+        if f"{{{name}}}" in text:
+            text = text.replace(f"{{{name}}}", _relation(name, part))
+            parameters[name] = [str(root / file.path) for file in part]
+    settings: dict[str, Any] = {"threads": threads, "autoinstall_known_extensions": False, "preserve_insertion_order": False}
+    with closing(duckdb.connect(":memory:", config=settings)) as connection:
+        try:
+            yield from connection.sql(text, params=parameters).to_arrow_reader(batch_rows)
+        except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid) as error:
+            raise StoreDamagedError(f"{root}: {error}") from error
 
 
 def _relation(parameter: str, files: Sequence[StoredFile]) -> str:
     by_name = str(len({file.columns_crc for file in files}) > 1).lower()
     return f"read_parquet(${parameter}, hive_partitioning = false, union_by_name = {by_name})"
-
-
-def _answer(root: Path, question: _Question, threads: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    settings: dict[str, Any] = {"threads": threads, "autoinstall_known_extensions": False, "preserve_insertion_order": False}
-    with closing(duckdb.connect(":memory:", config=settings)) as connection:
-        try:
-            yield from connection.sql(question.text, params=question.parameters).to_arrow_reader(batch_rows)
-        except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid) as error:
-            raise StoreDamagedError(f"{root}: {error}") from error
