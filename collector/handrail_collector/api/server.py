@@ -25,6 +25,7 @@ from handrail_collector.rows import RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -110,6 +111,9 @@ class ApiServer:
         return await self._answer(lambda: self._naming(any_id, live))
 
     async def _compare(self, request: web.Request) -> web.Response:
+        if not isinstance(self._reader, StoreReader):
+            what, valid = "this store gives no columns to compare", "a store of files"
+            raise ApiError(status=501, what=what, where=request.path, valid=valid)
         question = parse_compare(request.query.items(), self._reader.root, self._now_unix_ns())
         return await self._answer(lambda: answer(question))
 

@@ -31,6 +31,7 @@ from handrail_collector.compare.report import (
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from made_rows import MS, STARTED, request_row, spread
+from memory_store import Kept, MemoryReader
 
 S = 1000 * MS
 HALF = STARTED + 300 * S
@@ -171,6 +172,17 @@ async def test_another_server_is_no_collector(
     monkeypatch.setattr("handrail_collector.api.server.answer", lambda _: (200, {"word": "?"}))
     assert await asyncio.to_thread(main, ["compare", BEFORE, AFTER, "--api", api]) == 1
     assert "the collector's answer is not understood" in capsys.readouterr().err
+
+
+async def test_a_store_without_columns_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ApiServer(MemoryReader(Kept()), NoRows(), dict, "127.0.0.1", 0)
+    await server.start()
+    try:
+        api = f"{server.address[0]}:{server.address[1]}"
+        assert await asyncio.to_thread(main, ["compare", BEFORE, AFTER, "--api", api]) == 1
+    finally:
+        await server.shutdown()
+    assert "this store gives no columns to compare" in capsys.readouterr().err
 
 
 # --- what is printed ------------------------------------------------------------------------------------------------------
