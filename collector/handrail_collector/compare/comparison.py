@@ -29,6 +29,9 @@ SEED: Final = 20240701
 SMALL: Final = 0.01
 """A difference below this part of the first arm's figure is none, however sure: sketches are no finer."""
 
+ALIKE: Final = 0.2
+"""There is no difference where its bounds stay within this part of the figure; wider ones that hold zero tell nothing."""
+
 Side = tuple[ArmReport, Sample, Measured]
 
 
@@ -132,13 +135,13 @@ def _change(name: str, of: Figure, to: Figure) -> Change:
     return Change(figure=name, of=known[0], to=known[1], difference=moved, says=_says(known[0], moved))
 
 
-def _says(of: float | None, moved: Estimate) -> str:
-    """All figures are better when smaller."""
+def _says(of: float | None, moved: Estimate, least: float = 0.0) -> str:
+    """All figures are better when smaller. ``least``: a difference of the figure's unit that is small whatever ``of`` is."""
     if of is None or moved.value is None or moved.low is None or moved.high is None:
         return words.CANNOT_TELL
-    if abs(moved.value) < SMALL * abs(of) or moved.low <= 0 <= moved.high:
-        return words.NO_DIFFERENCE
-    return words.BETTER if moved.high < 0 else words.WORSE
+    if abs(moved.value) >= SMALL * abs(of) and not moved.low <= 0 <= moved.high:
+        return words.BETTER if moved.high < 0 else words.WORSE
+    return words.NO_DIFFERENCE if max(-moved.low, moved.high) <= ALIKE * abs(of) + least else words.CANNOT_TELL
 
 
 def _failed(of: Measured, to: Measured) -> Change:
@@ -153,7 +156,7 @@ def _failed(of: Measured, to: Measured) -> Change:
             b.value - a.value + sqrt((b.high - b.value) ** 2 + (a.value - a.low) ** 2),
         )
     enough = min(len(side.judged.judged) for side in (of, to)) >= FEWEST_JUDGED
-    says = _says(a.value, moved) if enough else words.CANNOT_TELL
+    says = _says(a.value, moved, SMALL) if enough else words.CANNOT_TELL
     return Change(figure="failed_share", of=a.value, to=b.value, difference=moved, says=says)
 
 
