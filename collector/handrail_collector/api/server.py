@@ -16,6 +16,7 @@ from aiohttp import web
 
 from handrail.admin import Problem, add_routes
 from handrail.selfmetrics import SelfMetrics
+from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.json import row_to_json, span_to_json
 from handrail_collector.api.live import Answer, LiveRows, listed, named
@@ -24,6 +25,7 @@ from handrail_collector.rows import RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,6 +40,7 @@ MAX_ID_CHARS = 512
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its spans, by an id in any form"),
+    ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
     ("/api/v1/status", "what the collector received, holds and lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
@@ -75,6 +78,7 @@ class ApiServer:
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
+        app.router.add_get("/api/v1/compare", self._compare)
         app.router.add_get("/api/v1/status", self._state)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -105,6 +109,13 @@ class ApiServer:
             raise ApiError(status=400, what=f"unknown parameter {name!r}", where="query string", valid="none here")
         live = self._live.rows()
         return await self._answer(lambda: self._naming(any_id, live))
+
+    async def _compare(self, request: web.Request) -> web.Response:
+        if not isinstance(self._reader, StoreReader):
+            what, valid = "this store gives no columns to compare", "a store of files"
+            raise ApiError(status=501, what=what, where=request.path, valid=valid)
+        question = parse_compare(request.query.items(), self._reader.root, self._now_unix_ns())
+        return await self._answer(lambda: answer(question))
 
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
