@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 
 from handrail_collector.store import compact
 from handrail_collector.store.compact import Fold
-from handrail_collector.store.folders import DAY_NS, hour_folder
+from handrail_collector.store.folders import DAY_NS, hour_folder, hour_of
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import Part, Publisher
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.retain import expired, over_quota
-from handrail_collector.store.schema import Table
+from handrail_collector.store.rolling import due
+from handrail_collector.store.schema import ROLLUP_COLUMNS, Table
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class UpkeepStats:
     files_folded: int = 0
     rows_folded: int = 0  # row versions that a later one replaces, withdrawn rows, spans sent again
     fold_ns: int = 0
+    rollups: int = 0  # made
+    rollup_ns: int = 0
     files_expired: int = 0
     quota_days: int = 0
     quota_bytes: int = 0
@@ -74,7 +77,13 @@ class Upkeep:
 
     def run_pass(self) -> None:
         """Everything that is due. What fails is counted, told, and due again at the next pass."""
-        steps = {"retention": self._expire, "quota": self._keep_quota, "compaction": self._fold_all, "removal": self._remove}
+        steps = {
+            "retention": self._expire,
+            "quota": self._keep_quota,
+            "compaction": self._fold_all,
+            "rollups": self._roll_up_all,
+            "removal": self._remove,
+        }
         for name, step in steps.items():
             if self._stopping.is_set():
                 return
@@ -155,6 +164,26 @@ class Upkeep:
         self.stats.files_folded += len(fold.files)
         self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
         self.stats.fold_ns += time.monotonic_ns() - began
+
+    def _roll_up_all(self) -> None:
+        wanted = due(self._publisher.publishes(), self._publisher.shard, self._now_unix_ns(), self._settings.closed_after_ns)
+        if wanted.stale:
+            self._publisher.retire(wanted.stale)
+        for first, end, file in wanted.missing:
+            if self._stopping.is_set():
+                return
+            self._guarded(f"rollup of {file.path}", lambda args=(first, end, file): self._roll_up(*args))  # type: ignore[misc]
+
+    def _roll_up(self, first_offset: int, end_offset: int, file: StoredFile) -> None:
+        from handrail_collector.store.rollup import roll_up  # brings Ibis: a collector without closed hours does not need it
+
+        began = time.monotonic_ns()
+        hour = hour_of(file.path)
+        table = roll_up(self._publisher.path(file), hour)
+        part = Part(Table.ROLLUPS, hour, table, ROLLUP_COLUMNS, file.written_unix_ns, file.path)
+        self._publisher.replace((), part, first_offset, end_offset)
+        self.stats.rollups += 1
+        self.stats.rollup_ns += time.monotonic_ns() - began
 
     def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> pa.Table:
         """Keys of the rows of the same requests in files that are not folded here."""
