@@ -35,7 +35,9 @@ def roll_up(requests: Path, hour: int, threads: int = 1) -> pa.Table:
             for measure in (Measure.TTFT, Measure.GAP)
         ]
         merged = merge_sketches(files_query.answer(connection, cells.sketches(table)))
-    return pa.concat_tables([*parts, _completed(_sketch_rows(merged), Measure.SKETCH, hour)]).combine_chunks()
+    # With nothing in it there is one empty sketch: a file that withdraws rows and has no other is covered too.
+    parts.append(_completed(_sketch_rows(merged or {("", None): GapSketch()}), Measure.SKETCH, hour))
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def merge_sketches(rows: pa.Table) -> dict[Key, GapSketch]:
@@ -48,7 +50,7 @@ def merge_sketches(rows: pa.Table) -> dict[Key, GapSketch]:
     group = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(keys))
     counts = GapCounts(len(numbers))
     counts.add(rows["gap_sketch"], group)
-    return {key: counts.merged[number] for key, number in numbers.items()}
+    return {key: counts.merged[number] for key, number in numbers.items() if counts.merged[number].count}
 
 
 def sketches_of(rollups: pa.Table) -> dict[Key, GapSketch]:
