@@ -1,4 +1,4 @@
-"""Requests counted by place, outcome, size and time, as Ibis expressions: one definition for rollups and for rows.
+"""Requests counted by place, outcome and time, as Ibis expressions: one definition for rollups and for rows.
 
 A *cell* is what the requests of one combination have in common, how many they are, and the sums of their phases. Only expressions
 are made here, over tables that are not bound to any backend; ``period.py`` compiles and runs them (docs/decisions/0006).
@@ -50,9 +50,8 @@ VALUE: Final = {Measure.TTFT: "ttft_ns", Measure.GAP: "gap_max_ns"}
 """Column of placed rows with the time."""
 
 _IDS: Final = ("trace_id", "request_id", "version")
-_READ: Final = frozenset(
-    {*_IDS, *DIMENSIONS, *PHASE_SUMS, "started_unix_ns", "prefill_instance", "decode_instance", "prompt_tokens", "cached_tokens"}
-    | {"phase_of", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id"}
+_READ: Final = (*_IDS, *DIMENSIONS, *PHASE_SUMS, "started_unix_ns", "prefill_instance", "decode_instance", "prompt_tokens") + (
+    ("cached_tokens", "phase_of", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id")
 )
 _READ_COLUMNS: Final = tuple(column for column in REQUEST_COLUMNS if column.name in _READ)
 
@@ -87,54 +86,68 @@ def exact_quantiles(values: Expression, ranks: Expression) -> Expression:  # typ
     """
 
 
-def wanted(of: Scoped, known: Collection[str], *, newer_than: int | None) -> Expression:
-    """The newest versions of the requests that count, of the table ``requests``, whose files have the columns ``known``.
+def wanted(of: Scoped, known: Mapping[str, Collection[str]], *, newer_than: int | None = None) -> Expression:
+    """The newest versions of the requests that count. ``known``: the columns of the tables that are there.
 
-    ``newer_than``: the lowest version there is, where the table ``newer`` has rows of higher ones; None where nothing has.
+    Table ``requests``: rows that nothing supersedes. Table ``touched``: rows of which some are superseded by those of table
+    ``newer`` whose version is above ``newer_than``.
     """
-    table = _unbound(_READ_COLUMNS, "requests", known)
+    parts = [_counting(_unbound(_READ_COLUMNS, name, known[name]), of) for name in ("requests", "touched") if name in known]
+    if "touched" in known:
+        assert newer_than is not None
+        newest = _newest(newer_than)
+        parts[-1] = parts[-1].anti_join(newest, _superseded_by(parts[-1], newest))
+    return parts[0] if len(parts) == 1 else ibis.union(parts[0].select(*_READ), parts[1].select(*_READ))
+
+
+def superseded(of: Scoped, newer_than: int) -> Expression:
+    """Column ``filename``: the files of table ``requests`` with rows that those of table ``newer`` supersede."""
+    table = _unbound(_READ_COLUMNS, "requests", (*_IDS, "scope", "model", "started_unix_ns"), more={"filename": "string"})
+    newest = _newest(newer_than)
+    return table.semi_join(newest, _superseded_by(table, newest)).select("filename").distinct()
+
+
+def _newest(newer_than: int) -> Expression:
+    newer = _unbound([column for column in _READ_COLUMNS if column.name in _IDS], "newer", _IDS)
+    return newer.filter(newer.version > newer_than).group_by("trace_id", "request_id").agg(newest=lambda t: t.version.max())
+
+
+def _superseded_by(table: Expression, newest: Expression) -> list[Expression]:
+    return [table.request_id == newest.request_id, table.trace_id == newest.trace_id, table.version < newest.newest]
+
+
+def _counting(table: Expression, of: Scoped) -> Expression:
     table = table.filter(table.scope != MERGED)
     if of.since_unix_ns is not None:
         table = table.filter(table.started_unix_ns >= of.since_unix_ns)
     if of.until_unix_ns is not None:
         table = table.filter(table.started_unix_ns < of.until_unix_ns)
-    table = _matching(table, of)
-    if newer_than is not None:
-        newer = _unbound([column for column in _READ_COLUMNS if column.name in _IDS], "newer", _IDS)
-        newest = newer.filter(newer.version > newer_than).group_by("trace_id", "request_id").agg(newest=lambda t: t.version.max())
-        same = [table.trace_id == newest.trace_id, table.request_id == newest.request_id, table.version < newest.newest]
-        table = table.anti_join(newest, same)
-    return table
+    return _matching(table, of)
 
 
 def placed(table: Expression) -> Expression:
     """Rows of ``requests`` with the dimensions of a cell: a host that nobody named goes by its process."""
-    prompt = table.prompt_tokens - ibis.coalesce(table.cached_tokens, 0)
-    size = ibis.greatest(prompt, 1).cast("float64").log2().floor().cast("int32")
     return table.mutate(
         ttft_ns=ibis.cases((table.phase_of == TTFT_OF, table.ttft_token_ns), else_=ibis.null("int64")),
         prefill_host=ibis.coalesce(table.prefill_host, table.prefill_instance),
         decode_host=ibis.coalesce(table.decode_host, table.decode_instance),
-        band=ibis.cases((prompt.notnull(), size), else_=ibis.null("int32")),
     )
 
 
 def cells(table: Expression, measure: Measure, cuts: Mapping[str, Cuts] | None = None) -> Expression:
-    """The cells of placed rows. ``cuts`` by scope: cells tell slow, usual and other ones exactly; else only by their bins.
+    """The cells of placed rows, by ``bin`` of their time (null: none), or with ``cuts`` of their scope by exact ``part``.
 
-    Phases are sums of requests with a bin only: the phases of others sum to something else.
+    Phases are sums of requests with a time only: the phases of others sum to something else.
     """
+    if measure is Measure.GAP:
+        table = table.filter(table.gap_max_ns.notnull())
     value = table[VALUE[measure]]
     place = (ibis.greatest(value, 1).cast("float64").ln() * BINS_PER_E).floor().cast("int32")
-    keys = {"bin": ibis.cases((value.notnull(), place), else_=ibis.null("int32"))}
-    if measure is Measure.GAP:
-        table = table.filter(value.notnull())
-    if cuts is not None:
-        keys["part"] = _part(table, value, cuts)
-    by = (*DIMENSIONS, *(("band",) if measure is Measure.TTFT else ()))
+    by_bin = ibis.cases((value.notnull(), place), else_=ibis.null("int32")).name("bin")
+    key = by_bin if cuts is None else _part(table, value, cuts).name("part")
     sums = {name: table[name].sum() for name in PHASE_SUMS} if measure is Measure.TTFT else {}
-    return table.group_by([*by, *(expression.name(name) for name, expression in keys.items())]).agg(
-        requests=table.count(), complete=table.complete.sum(), value_sum_ns=value.sum(), **sums
+    return table.group_by([*DIMENSIONS, key]).agg(
+        requests=table.count(), timed=value.count(), complete=table.complete.sum(), value_sum_ns=value.sum(), **sums
     )
 
 
@@ -142,9 +155,8 @@ def rolled(of: Scoped, measure: Measure) -> Expression:
     """The cells of the table ``rollups``, their hours added up."""
     table = _unbound(ROLLUP_COLUMNS, "rollups", [column.name for column in ROLLUP_COLUMNS])
     table = _matching(table.filter(table.measure == measure.value), of)
-    by = (*DIMENSIONS, *(("band",) if measure is Measure.TTFT else ()), "bin")
-    sums = ("requests", "complete", "value_sum_ns", *(PHASE_SUMS if measure is Measure.TTFT else ()))
-    return table.group_by(list(by)).agg(**{name: table[name].sum() for name in sums})
+    sums = ("requests", "timed", "complete", "value_sum_ns", *(PHASE_SUMS if measure is Measure.TTFT else ()))
+    return table.group_by([*DIMENSIONS, "bin"]).agg(**{name: table[name].sum() for name in sums})
 
 
 def sketches(table: Expression) -> Expression:
@@ -152,10 +164,23 @@ def sketches(table: Expression) -> Expression:
     return table.filter(table.gap_sketch.notnull()).select("scope", "model", "gap_sketch")
 
 
-def quantiles(table: Expression, measure: Measure, ranks: Sequence[float]) -> Expression:
-    """Exact quantiles by scope."""
-    value = table[VALUE[measure]]
-    return table.filter(value.notnull()).group_by("scope").agg(counted=table.count(), values=exact_quantiles(value, list(ranks)))
+def quantiles(table: Expression, ranks: Sequence[float]) -> Expression:
+    """By scope: how many have a value of each measure, and its exact quantiles (null where none has)."""
+    values = {measure: table[VALUE[measure]] for measure in VALUE}
+    counted = {f"{measure.value}_counted": value.count() for measure, value in values.items()}
+    found = {f"{measure.value}_values": exact_quantiles(value, list(ranks)) for measure, value in values.items()}
+    return table.group_by("scope").agg(**counted, **found)
+
+
+def looked_at(table: Expression, cuts: Mapping[str, Cuts], sample: int) -> Expression:
+    """The rows of requests whose first token was slow, and of one in ``sample`` of all that have one, one by one."""
+    slow = _part(table, table.ttft_ns, cuts) == SLOW
+    sampled = table.started_unix_ns.hash() % sample == 0
+    table = table.mutate(slow=slow, sampled=sampled)
+    table = table.filter(table.ttft_ns.notnull(), table.slow | table.sampled)
+    uncached = (table.prompt_tokens - ibis.coalesce(table.cached_tokens, 0)).name("uncached_tokens")
+    plain = (*DIMENSIONS, *_IDS, *PHASE_SUMS, "client_request_id", "started_unix_ns", "ttft_ns", "slow", "sampled")
+    return table.select(*plain, uncached)
 
 
 def _matching(table: Expression, of: Scoped) -> Expression:
@@ -174,11 +199,13 @@ def _part(table: Expression, value: Expression, cuts: Mapping[str, Cuts]) -> Exp
     return ibis.cases(*cases, else_=OTHER) if cases else ibis.literal(OTHER)
 
 
-def _unbound(columns: Sequence[Column], name: str, known: Collection[str]) -> Expression:
+def _unbound(
+    columns: Sequence[Column], name: str, known: Collection[str], more: Mapping[str, str] | None = None
+) -> Expression:
     """A table of some backend; null in the columns that its files are too old to have."""
-    table = ibis.table({c.name: _ibis_type(c.type) for c in columns if c.name in known}, name=name)
+    table = ibis.table({c.name: _ibis_type(c.type) for c in columns if c.name in known} | dict(more or {}), name=name)
     missing = {c.name: ibis.null(_ibis_type(c.type)) for c in columns if c.name not in known}
-    return table.mutate(**missing) if missing else table
+    return table.mutate(**missing) if missing and not more else table
 
 
 def _ibis_type(kind: pa.DataType) -> str:

@@ -23,6 +23,7 @@ class Files:
 
     paths: Sequence[Path]
     alike: bool = True
+    named: bool = False  # with the column ``filename``
 
 
 def bind(cursor: duckdb.DuckDBPyConnection, tables: Mapping[str, Files]) -> dict[str, frozenset[str]]:
@@ -31,7 +32,7 @@ def bind(cursor: duckdb.DuckDBPyConnection, tables: Mapping[str, Files]) -> dict
     for name, files in tables.items():
         listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files.paths)
         # By name costs twice the time for many files, so only where they differ.
-        options = f"hive_partitioning = false, union_by_name = {str(not files.alike).lower()}"
+        options = f"hive_partitioning = false, union_by_name = {not files.alike}, filename = {files.named}"
         cursor.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM read_parquet([{listed}], {options})")
         columns[name] = frozenset(cursor.sql(f"SELECT * FROM {name} LIMIT 0").columns)
     return columns

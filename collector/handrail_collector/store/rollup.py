@@ -28,8 +28,8 @@ Key = tuple[str, str | None]
 def roll_up(requests: Path, hour: int, threads: int = 1) -> pa.Table:
     """The rollup of a file of ``requests`` of one hour (since 1970). Raises DuckDB's errors for a file that cannot be read."""
     with duckdb.connect(":memory:", config={"threads": threads, "autoinstall_known_extensions": False}) as connection:
-        known = files_query.bind(connection, {"requests": Files([requests]), "newer": Files([requests])})
-        table = cells.placed(cells.wanted(Scoped(), known["requests"], newer_than=0))
+        known = files_query.bind(connection, {"touched": Files([requests]), "newer": Files([requests])})
+        table = cells.placed(cells.wanted(Scoped(), known, newer_than=0))
         parts = [
             _completed(files_query.answer(connection, cells.cells(table, measure)), measure, hour)
             for measure in (Measure.TTFT, Measure.GAP)

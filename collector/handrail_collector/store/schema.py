@@ -157,9 +157,9 @@ ROLLUP_COLUMNS: tuple[Column, ...] = (
     Column("decode_host", _TEXT, _D),
     Column("outcome", _TEXT, _D),
     Column("kv_outcome", _TEXT, _D),
-    Column("band", _SMALL, _D),  # of prompt tokens to compute
-    Column("bin", _SMALL, _D),  # of the measure
+    Column("bin", _SMALL, _D),  # of the time measured
     Column("requests", _INT, _D),
+    Column("timed", _INT, _D),  # with such a time
     Column("complete", _INT, _D),
     Column("value_sum_ns", _INT, _B),
     *(Column(phase_column(phase.value), _INT, _B) for phase in Phase),
