@@ -29,6 +29,7 @@ class Scenario:
 
     name: str = "scenario"
     layout: str = "split"
+    model: str = "emulated-8b"
     prefill_hosts: int = 0
     decode_hosts: int = 1  # collocated: all hosts
     # what is asked
@@ -58,6 +59,7 @@ class Scenario:
     admission_ns: int = 2_000_000
     respond_ns: int = 300_000
     # between them
+    router_traces: bool = False  # the router exports its own spans
     hop_ns: int = 200_000  # edge to router, router to engine, and back
     router_ns: int = 500_000
     kv_bytes_per_token: int = 131_072

@@ -117,8 +117,11 @@ class Simulation:
         self._open = len(self._flights)
         self._ends_ns = max((plan.arrival.at_ns for plan in plans), default=0) + RUN_OUT_NS
 
-    def run(self) -> list[Flight]:
-        """Raises ``ValueError`` for a request that no engine could ever hold."""
+    def run(self, progress: Callable[[int], None] | None = None) -> list[Flight]:
+        """``progress`` is told now and then how many have ended.
+
+        Raises ``ValueError`` for a request that no engine could ever hold.
+        """
         for time_ns in (0, *self._faults.edges()):
             self._at(time_ns, self._apply_faults)
         for fault in self._faults.named("prefill_queue"):
@@ -136,6 +139,8 @@ class Simulation:
             if self._now_ns > self._ends_ns:
                 break
             act()
+            if progress is not None and self._sequence % 4096 == 0:
+                progress(len(self._flights) - self._open)
         return list(self._flights.values())
 
     def _at(self, time_ns: int, act: Callable[[], None]) -> None:

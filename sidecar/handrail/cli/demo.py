@@ -4,6 +4,8 @@ examples:
   handrail demo                       emulated engines; stays until Ctrl-C, so that its requests can be looked at
   handrail demo --once --json         for a script: ends at once, the last line is one JSON object
   handrail demo --engine vllm         real vLLM engines on this machine's CPUs (from a source checkout)
+  handrail demo --scenario split --requests 20000 --fault 'slow_link:p0>d1:20@600-1200' --data run
+                                      virtual time: no sockets, 20,000 requests in seconds, into a folder to look at
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from handrail.cli import scenario
 from handrail.cli.children import HOST, Child, ChildError, Children, free_ports
 from handrail.cli.demo_figures import Figures, Sent, figures, is_joined, slowest_row
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CliError
@@ -52,6 +55,7 @@ _ENGINE_ENV: Final = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's 5 s wou
 # engines that export that often need not be waited for as long as others
 _SOON: Final = ("--flush-interval", "1s", "--decision-engine-wait", "3s")
 _MAX_ROWS: Final = 10_000  # the API's own limit
+_REQUESTS: Final = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES, default="emulated", help="emulated (default) or real vLLM on CPUs")
     parser.add_argument("--once", action="store_true", help="end after the result instead of staying until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line, nothing else")
-    parser.add_argument("--requests", type=_count, default=40, metavar="N", help="how many to send (default 40)")
+    parser.add_argument("--requests", type=int, metavar="N", help=f"how many to send (default {_REQUESTS}; with --scenario 2000)")
     parser.add_argument("--concurrency", type=_count, default=8, metavar="C", help="how many at the same time (default 8)")
     parser.add_argument(
         "--profile",
@@ -68,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the load and of the emulated latencies (default 0)")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="work in DIR (new or empty) and keep logs and data there")
+    scenario.add_arguments(parser)
+    parser.set_defaults(flag_defaults={action.dest: action.default for action in parser._actions})
 
 
 def _count(text: str) -> int:
@@ -79,6 +85,13 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo. 0: all requests answered, joined, none wrongly; 1 otherwise."""
+    scenario.check(arguments, arguments.flag_defaults)
+    if arguments.scenario is not None:
+        return scenario.run(arguments)
+    arguments.requests = _REQUESTS if arguments.requests is None else arguments.requests
+    if not 1 <= arguments.requests <= _MAX_ROWS:
+        what = f"--requests {arguments.requests} is not between 1 and {_MAX_ROWS}"
+        raise CliError(what=what, where="command line", valid="more of them in virtual time: --scenario", exit_code=EXIT_USAGE)
     _check_profile(arguments.profile)
     if arguments.engine == "vllm":
         _install_vllm()
