@@ -51,7 +51,7 @@ VALUE: Final = {Measure.TTFT: "ttft_ns", Measure.GAP: "gap_max_ns"}
 
 _IDS: Final = ("trace_id", "request_id", "version")
 _READ: Final = (*_IDS, *DIMENSIONS, *PHASE_SUMS, "started_unix_ns", "prefill_instance", "decode_instance", "prompt_tokens") + (
-    ("cached_tokens", "phase_of", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id")
+    ("cached_tokens", "phase_of", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id", "phase_shape")
 )
 _READ_COLUMNS: Final = tuple(column for column in REQUEST_COLUMNS if column.name in _READ)
 
@@ -179,7 +179,7 @@ def looked_at(table: Expression, cuts: Mapping[str, Cuts], sample: int) -> Expre
     table = table.mutate(slow=slow, sampled=sampled)
     table = table.filter(table.ttft_ns.notnull(), table.slow | table.sampled)
     uncached = (table.prompt_tokens - ibis.coalesce(table.cached_tokens, 0)).name("uncached_tokens")
-    plain = (*DIMENSIONS, *_IDS, *PHASE_SUMS, "client_request_id", "started_unix_ns", "ttft_ns", "slow", "sampled")
+    plain = (*DIMENSIONS, *_IDS, *PHASE_SUMS, "client_request_id", "started_unix_ns", "ttft_ns", "phase_shape", "slow", "sampled")
     return table.select(*plain, uncached)
 
 

@@ -132,6 +132,12 @@ def _phase_shape(text: str) -> PhaseShape:
     return tuple((phase, process, source, tuple(may_be)) for phase, process, source, may_be in json.loads(text))
 
 
+def may_be(shape: str, process: str) -> frozenset[str]:
+    """The phases that the ``unattributed`` time inside ``process`` may hide, by a stored ``phase_shape``."""
+    rests = (each for each in _phase_shape(shape) if each[:2] == (Phase.UNATTRIBUTED.value, process))
+    return frozenset(name for _, _, _, hidden in rests for name in hidden)
+
+
 def _phase_rows(stored: Mapping[str, object]) -> Iterator[PhaseRow]:
     shape = _phase_shape(str(stored["phase_shape"]))
     named = Counter(phase for phase, *_ in shape)
