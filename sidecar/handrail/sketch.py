@@ -136,7 +136,7 @@ class GapSketch:
 
     @classmethod
     def of_counts(cls, buckets: Mapping[int, int], *, sum_ns: int, min_ns: int, max_ns: int) -> GapSketch:
-        """The sketch with these weights a bucket, for who counts many streams at once. Raises ``ValueError`` where they do not fit."""
+        """The sketch with these weights a bucket: many streams counted at once. ``ValueError`` where they do not fit."""
         sketch = cls()
         sketch._buckets = dict(sorted(buckets.items()))
         if sketch._buckets:

@@ -92,7 +92,12 @@ def _varied(table: pa.Table, random: np.random.Generator, made: Made, hour: int)
     total = pa.array(np.zeros(rows, np.int64))
     for phase in Phase:
         total = pc.add(total, pc.fill_null(changed[phase_column(phase.value)], 0))
-    changed |= {"ttft_token_ns": total, "ttft_text_ns": total, "ttfb_ns": total, "gap_max_ns": _times(table["gap_max_ns"], factor)}
+    changed |= {
+        "ttft_token_ns": total,
+        "ttft_text_ns": total,
+        "ttfb_ns": total,
+        "gap_max_ns": _times(table["gap_max_ns"], factor),
+    }
     started = (FIRST_HOUR + hour) * HOUR_NS + random.integers(0, HOUR_NS, rows)
     changed |= {
         "duration_ns": pc.add(total, _times(table["duration_ns"], factor)),

@@ -72,7 +72,11 @@ def likelihood(asked: int, others: int, all_asked: int, all_others: int) -> floa
     if not inside or not outside or asked * outside <= left * inside:
         return 0.0
     rate = all_asked / (all_asked + all_others)
-    return _binomial(asked, inside, asked / inside) + _binomial(left, outside, left / outside) - _binomial(all_asked, inside + outside, rate)
+    return (
+        _binomial(asked, inside, asked / inside)
+        + _binomial(left, outside, left / outside)
+        - _binomial(all_asked, inside + outside, rate)
+    )
 
 
 def _standing(groups: Sequence[Group]) -> list[tuple[str, str]]:

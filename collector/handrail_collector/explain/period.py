@@ -6,7 +6,7 @@ too few requests to say, that is the answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, exp, log
@@ -24,7 +24,13 @@ from handrail_collector.store.cells import BIN_ERROR, BINS_PER_E, DIMENSIONS, OT
 
 SHOWN: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 NOT_FAILED: Final = frozenset(
-    {Outcome.OK.value, Outcome.INCOMPLETE.value, Outcome.CLIENT_DISCONNECT.value, Outcome.UNKNOWN_FINISH.value, Outcome.UNKNOWN.value}
+    {
+        Outcome.OK.value,
+        Outcome.INCOMPLETE.value,
+        Outcome.CLIENT_DISCONNECT.value,
+        Outcome.UNKNOWN_FINISH.value,
+        Outcome.UNKNOWN.value,
+    }
 )
 """Outcomes that are no failure of the server's, or not known to be one."""
 
@@ -44,8 +50,8 @@ class Verdict(str, Enum):
 class Tail:
     """The slowest 1 % of a measure against the middle half. ``longer_ns``: how much longer they took on average.
 
-    ``unattributed_share``: of that, what no evidence explains. ``phases`` and ``causes`` only for ``ttft``; ``causes`` only in the
-    exact answer.
+    ``unattributed_share``: of that, what no evidence explains. ``phases`` and ``causes`` only for ``ttft``; ``causes`` only in
+    the exact answer.
     """
 
     measure: Measure
@@ -70,7 +76,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Requests that failed, by outcome (and, where it says more, KV outcome), and what they have more of than the others."""
+    """Requests that failed, by outcome, and what they have more of than the others."""
 
     requests: int
     by_outcome: Mapping[str, int]
@@ -218,7 +224,9 @@ def _in_parts(cells: pa.Table, quantiles: Quantiles) -> pa.Table:
     """With the column ``part``, which by bins is as good as they are."""
     if "part" in cells.column_names:
         return cells
-    low, high, slow = (_bin(value) for value in (quantiles.cuts.usual_from_ns, quantiles.cuts.usual_to_ns, quantiles.cuts.slow_from_ns))
+    low, high, slow = (
+        _bin(value) for value in (quantiles.cuts.usual_from_ns, quantiles.cuts.usual_to_ns, quantiles.cuts.slow_from_ns)
+    )
     parts = [
         OTHER if place is None else SLOW if place >= slow else USUAL if low <= place <= high else OTHER
         for place in cells["bin"].to_pylist()

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from handrail.phases import Phase
-from handrail.times import format_duration, format_time
+from handrail.times import format_duration
 from handrail_collector.explain.contrast import Contrast
 from handrail_collector.explain.period import NEEDED, PeriodAnswer, ScopeAnswer, Tail, Verdict, standing
 from handrail_collector.explain.tail import Named, PhaseMore
 
 _TOLD: Final = 3  # causes, phases or places in one sentence
-_BRIEF: Final = 0.8  # of the period: causes within less say when
 _LITTLE: Final = 0.005
 
 WHERE: Final = {
@@ -26,9 +25,9 @@ WHERE: Final = {
 }
 
 
-def summary(scope: ScopeAnswer, answer: PeriodAnswer) -> list[str]:
+def summary(scope: ScopeAnswer) -> list[str]:
     """What a scope comes to, most important first."""
-    told = [*_ttft(scope, answer), *_gaps(scope), *_failed(scope)]
+    told = [*_ttft(scope), *_gaps(scope), *_failed(scope)]
     if scope.requests and scope.complete < scope.requests:
         missing = scope.requests - scope.complete
         told.append(f"{_count(missing)} ({_percent(missing / scope.requests)}) lack evidence from a process on their path.")
@@ -39,7 +38,7 @@ def to_json(answer: PeriodAnswer) -> dict[str, Any]:
     """Every field by its own name, enums by their values, and of each scope its ``summary``."""
     plain = asdict(answer)
     for scope, made in zip(plain["scopes"], answer.scopes, strict=True):
-        scope["summary"] = summary(made, answer)
+        scope["summary"] = summary(made)
         for name, tail in (("ttft", made.ttft), ("gap", made.gap)):
             if tail is not None:
                 scope[name] |= {"measure": tail.measure.value, "verdict": tail.verdict.value, "longer_ns": tail.longer_ns}
@@ -48,7 +47,7 @@ def to_json(answer: PeriodAnswer) -> dict[str, Any]:
     return plain
 
 
-def _ttft(scope: ScopeAnswer, answer: PeriodAnswer) -> list[str]:
+def _ttft(scope: ScopeAnswer) -> list[str]:
     tail = scope.ttft
     if tail is None:
         return ["No request of this scope has a time to first token."]
@@ -65,7 +64,7 @@ def _ttft(scope: ScopeAnswer, answer: PeriodAnswer) -> list[str]:
         return [f"Nothing stands out: {slow}, on the same hosts and links as the others.", *_spread(tail)]
     told = [f"{slow[0].upper()}{slow[1:]}."]
     if tail.causes is not None and tail.causes.named:
-        told.append(_named(tail, answer))
+        told.append(_named(tail))
     told += [_place(contrast) for contrast in standing(tail.contrasts)[:_TOLD]]
     if tail.causes is None or not tail.causes.named:
         told += _spread(tail)
@@ -74,25 +73,24 @@ def _ttft(scope: ScopeAnswer, answer: PeriodAnswer) -> list[str]:
     return told
 
 
-def _named(tail: Tail, answer: PeriodAnswer) -> str:
+def _named(tail: Tail) -> str:
     assert tail.causes is not None
     causes = tail.causes
-    parts = [f"{_percent(each.share)} {_cause(each, answer)}" for each in causes.named[:_TOLD]]
+    parts = [f"{_percent(each.share)} {_cause(each)}" for each in causes.named[:_TOLD]]
     more = sum(each.requests for each in causes.named[_TOLD:])
     rest = [f"{_percent(more / causes.slow)} other causes listed below"] if more else []
     if causes.alike:
         rest.append(f"{_percent(causes.alike / causes.slow)} two phases that grew alike")
     if causes.ordinary:
         rest.append(f"{_percent(causes.ordinary / causes.slow)} nothing out of the ordinary")
-    return f"Of them: {'; '.join([*parts, *rest])}."
+    told = "; ".join([*parts, *rest])
+    return f"All of them: {told.partition(' % ')[2]}." if len(parts) == 1 and not rest else f"Of them: {told}."
 
 
-def _cause(named: Named, answer: PeriodAnswer) -> str:
+def _cause(named: Named) -> str:
     where = f" at {named.place}" if named.place else ""
     hidden = f", which may hide {_either(named.may_be)}" if named.may_be and named.phase == Phase.UNATTRIBUTED.value else ""
-    brief = named.last_unix_ns - named.first_unix_ns < _BRIEF * (answer.until_unix_ns - answer.since_unix_ns)
-    when = f", {format_time(named.first_unix_ns)} to {format_time(named.last_unix_ns)}" if brief else ""
-    return f"{named.phase}{where} (+{format_duration(named.more_ns)} on average{hidden}{when})"
+    return f"{named.phase}{where} (+{format_duration(named.more_ns)} on average{hidden})"
 
 
 def _spread(tail: Tail) -> list[str]:
@@ -110,9 +108,9 @@ def _phase(phase: PhaseMore) -> str:
     return f"{phase.phase} ({phase.place})" if phase.place else phase.phase
 
 
-def _place(contrast: Contrast) -> str:
+def _place(contrast: Contrast, others: str = "middle half") -> str:
     what = WHERE[contrast.dimension].format(contrast.value)
-    return f"{_percent(contrast.asked_share)} of them have {what}, and {_percent(contrast.others_share)} of the middle half."
+    return f"{_percent(contrast.asked_share)} of them have {what}, but {_percent(contrast.others_share)} of the {others}."
 
 
 def _gaps(scope: ScopeAnswer) -> list[str]:
@@ -130,10 +128,7 @@ def _failed(scope: ScopeAnswer) -> list[str]:
         return ["No request failed."]
     kinds = ", ".join(f"{count:,} {name}" for name, count in list(failures.by_outcome.items())[:_TOLD])
     told = f"{_count(failures.requests)} failed ({_percent(failures.requests / scope.requests)}): {kinds}."
-    places = [
-        f"{_percent(c.asked_share)} of them have {WHERE[c.dimension].format(c.value)}, and {_percent(c.others_share)} of the others."
-        for c in standing(failures.contrasts)[:_TOLD]
-    ]
+    places = [_place(contrast, "others") for contrast in standing(failures.contrasts)[:_TOLD]]
     return [" ".join([told, *places])]
 
 

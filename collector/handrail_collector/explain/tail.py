@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from handrail.phases import Phase, Place
 from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Causes, Requests, Typical, causes, learn
-from handrail_collector.explain.contrast import Contrast
+from handrail_collector.explain.contrast import LEAST_TIMES, Contrast
 from handrail_collector.store.request_columns import may_be
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 
@@ -85,7 +85,9 @@ class Causing:
     examples: tuple[str, ...]  # of the ordinary ones
 
 
-def phases_more(usual: Sequence[int], usual_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]) -> list[PhaseMore]:
+def phases_more(
+    usual: Sequence[int], usual_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]
+) -> list[PhaseMore]:
     """Means from sums by column (``names``: those of ``cells.PHASE_SUMS``, then the time itself), by what grew most."""
     u, s = _parts(names, usual, usual_requests), _parts(names, slow, slow_requests)
     longer = sum(s.values()) - sum(u.values())
@@ -140,9 +142,10 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     ]
     told = sum(each.requests for each in named)
     alike = int((out_of_ordinary & ~found.clear).sum())
-    size = typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean() - typical.expected_ns(
-        _requests(_usual(sampled)).uncached_tokens
-    ).sum(axis=1).mean()
+    size = (
+        typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean()
+        - typical.expected_ns(_requests(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+    )
     return Causing(
         slow=slow.num_rows,
         named=tuple(sorted(named, key=lambda each: (-each.requests, each.phase, each.place))),
@@ -154,17 +157,29 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
 
 
 def _concentrated(slow: pa.Table, found: Causes, places: Sequence[Contrast]) -> tuple[Any, Any]:
-    """Where the leading phase of each is, and whether it is where slow requests concentrate."""
+    """Where the leading phase of each is, and whether requests that are slow by it concentrate there.
+
+    Of a host that one phase made slow, requests that are slow by another are as ordinary as elsewhere.
+    """
     hosts = {name: _texts(slow[name]) for name in ("prefill_host", "decode_host")}
     values = hosts | {"link": hosts["prefill_host"] + ">" + hosts["decode_host"]}
     place, concentrated = found.place.copy(), np.zeros(slow.num_rows, bool)
     for contrast in places:
         if contrast.dimension in values:
             here = values[contrast.dimension] == contrast.value
+            inside = np.bincount(found.leading[here & (found.leading >= 0)], minlength=len(PHASES)) / _usual_share(contrast)
+            outside = np.bincount(found.leading[~here & (found.leading >= 0)], minlength=len(PHASES)) + 0.5
+            more = inside >= LEAST_TIMES * outside / (1 - _usual_share(contrast))
+            here &= more[found.leading] & (found.leading >= 0)
             concentrated |= here
             if contrast.dimension == "link":
                 place[here & np.isin(found.leading, _ON_LINK)] = contrast.value
     return place, concentrated
+
+
+def _usual_share(contrast: Contrast) -> float:
+    """The share of the usual requests with the value, kept off 0 and 1."""
+    return min(0.99, max(0.01, contrast.others_share))
 
 
 def _usual(sampled: pa.Table) -> pa.Table:
@@ -172,9 +187,7 @@ def _usual(sampled: pa.Table) -> pa.Table:
     return sampled.filter(pc.and_(pc.greater_equal(sampled["ttft_ns"], low), pc.less_equal(sampled["ttft_ns"], high)))
 
 
-def _named(
-    phase: Phase, place: str, at: Any, slow: pa.Table, found: Causes, requests: Requests, typical: Typical
-) -> Named:
+def _named(phase: Phase, place: str, at: Any, slow: pa.Table, found: Causes, requests: Requests, typical: Typical) -> Named:
     column = PHASES.index(phase)
     started = np.sort(requests.started_unix_ns[at])
     shapes = pc.unique(slow["phase_shape"].take(pa.array(at))).to_pylist() if phase is Phase.UNATTRIBUTED else []

@@ -208,5 +208,3 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _files(reader: StoreReader, files: Sequence[StoredFile], *, named: bool = False) -> Files:
     return Files(reader.paths(files), alike=len({file.columns_crc for file in files}) <= 1, named=named)
-
-

@@ -50,8 +50,18 @@ VALUE: Final = {Measure.TTFT: "ttft_ns", Measure.GAP: "gap_max_ns"}
 """Column of placed rows with the time."""
 
 _IDS: Final = ("trace_id", "request_id", "version")
-_READ: Final = (*_IDS, *DIMENSIONS, *PHASE_SUMS, "started_unix_ns", "prefill_instance", "decode_instance", "prompt_tokens") + (
-    ("cached_tokens", "phase_of", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id", "phase_shape")
+_READ: Final = (
+    *(
+        *_IDS,
+        *DIMENSIONS,
+        *PHASE_SUMS,
+        "started_unix_ns",
+        "prefill_instance",
+        "decode_instance",
+        "prompt_tokens",
+        "cached_tokens",
+    ),
+    *("phase_of", "phase_shape", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id"),
 )
 _READ_COLUMNS: Final = tuple(column for column in REQUEST_COLUMNS if column.name in _READ)
 
@@ -78,12 +88,15 @@ class Cuts:
     slow_from_ns: int
 
 
-@ibis.udf.agg.builtin(name="quantile_disc", signature=(("int64", "array<float64>"), "array<int64>"))
-def exact_quantiles(values: Expression, ranks: Expression) -> Expression:  # type: ignore[empty-body]
-    """The values at ``ceil(rank * count)`` in ascending order; nulls are not counted. DuckDB's ``quantile_disc``.
+def _quantile_disc(values: Expression, ranks: Expression) -> Expression:
+    raise NotImplementedError("the backend's own function")
 
-    ClickHouse's ``quantile`` is an estimate, and its ``quantileExactLow`` is the same as this but for the middle of two.
-    """
+
+exact_quantiles: Final = ibis.udf.agg.builtin(
+    _quantile_disc, name="quantile_disc", signature=(("int64", "array<float64>"), "array<int64>")
+)
+"""The values at ``ceil(rank * count)`` in ascending order; nulls are not counted. DuckDB's ``quantile_disc``: exact, where
+ClickHouse's ``quantile`` is an estimate (there it is ``quantilesExact`` that has to be named)."""
 
 
 def wanted(of: Scoped, known: Mapping[str, Collection[str]], *, newer_than: int | None = None) -> Expression:
@@ -199,9 +212,7 @@ def _part(table: Expression, value: Expression, cuts: Mapping[str, Cuts]) -> Exp
     return ibis.cases(*cases, else_=OTHER) if cases else ibis.literal(OTHER)
 
 
-def _unbound(
-    columns: Sequence[Column], name: str, known: Collection[str], more: Mapping[str, str] | None = None
-) -> Expression:
+def _unbound(columns: Sequence[Column], name: str, known: Collection[str], more: Mapping[str, str] | None = None) -> Expression:
     """A table of some backend; null in the columns that its files are too old to have."""
     table = ibis.table({c.name: _ibis_type(c.type) for c in columns if c.name in known} | dict(more or {}), name=name)
     missing = {c.name: ibis.null(_ibis_type(c.type)) for c in columns if c.name not in known}
