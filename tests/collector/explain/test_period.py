@@ -224,8 +224,8 @@ def test_a_stop_at_any_operation_of_a_rollup_counts_nothing_twice(tmp_path: Path
     made = [replace(row, started_unix_ns=HOUR * HOUR_NS + index) for index, row in enumerate(rows(2))]
     counted = StoppingFiles()
     scenario(tmp_path / "counted", counted, made)
-    assert counted.steps > 20
-    for stop_at in range(1, counted.steps, 5):
+    assert counted.operations > 20
+    for stop_at in range(1, counted.operations, 4):
         root = tmp_path / str(stop_at)
         files = StoppingFiles(stop_at)
         with pytest.raises(StoppedError):
