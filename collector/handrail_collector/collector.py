@@ -200,7 +200,10 @@ async def _keep_in_order(upkeep: Upkeep, interval_s: float, ending: asyncio.Even
 def _upkeep_settings(config: CollectorConfig) -> UpkeepSettings:
     store = config.store
     return UpkeepSettings(
-        closed_after_ns=store.compact_after, grace_ns=store.grace, retention_ns=store.retention, max_bytes=store.max_bytes
+        closed_after_ns=store.compact_after,
+        grace_ns=store.grace,
+        retention_ns=store.retention,
+        max_bytes=store.max_bytes,
         rollups=True,
     )
 

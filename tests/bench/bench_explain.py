@@ -1,5 +1,7 @@
-"""Ten million requests: the first and the exact answer of ``handrail explain``, ``requests --sort ttft`` and ``trace ID``, each as
-a cold process, as a person runs it. ``HANDRAIL_BENCH_REQUESTS`` makes another number of them."""
+"""Ten million requests: the first and the exact answer of ``handrail explain``, ``requests --sort ttft`` and ``trace ID``.
+
+Each is a cold process, as a person runs it. ``HANDRAIL_BENCH_REQUESTS`` makes another number of them.
+"""
 
 from __future__ import annotations
 
