@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made store is a module of the tests
+
 from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from tests.bench.made_store import Made, fill
+from made_store import Made, fill
 
 _REQUESTS = int(os.environ.get("HANDRAIL_BENCH_REQUESTS", 10_000_000))
 _TIMES = 3
