@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say.print(f"{len(scores)} runs judged in {time.monotonic() - began:.0f} s", highlight=False)
     if not given.json:
         out = Console()
-        out.print(table(scores, chosen), no_wrap=True, width=max(out.width, 150))
+        out.print(table(scores), no_wrap=True, width=max(out.width, 130))
     wrong = missed(scores, chosen)
     for line in wrong:
         say.print(f"[yellow]{line}[/yellow]", highlight=False)
