@@ -24,6 +24,14 @@ from made_store import Made, fill
 
 _REQUESTS = int(os.environ.get("HANDRAIL_BENCH_REQUESTS", 10_000_000))
 _TIMES = 3
+_COMMAND = """
+import re, sys, time
+from handrail.cli.main import main
+assert main(sys.argv[1:]) == 0
+# the peak since exec: a child's ru_maxrss counts its parent's memory too
+peak = re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())
+print(time.process_time(), peak[1], file=sys.stderr)
+"""
 _FLAGS = ("--since", "2020-01-01T00:00:00Z", "--until", "2040-01-01T00:00:00Z")
 
 
@@ -80,14 +88,10 @@ def _judged(answer: dict[str, Any], made: Made) -> None:
 
 def _ran(command: list[str]) -> Ran:
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "handrail.cli.main", *command], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
-    assert process.returncode == 0, (command, process.returncode)
-    return Ran(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, output)
+    done = subprocess.run([sys.executable, "-c", _COMMAND, *command], capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - began
+    cpu_seconds, peak_kib = done.stderr.split()[-2:]
+    return Ran(seconds, float(cpu_seconds), int(peak_kib) * 1024, done.stdout)
 
 
 def _rolled(folder: Path, made: Made) -> list[dict[str, Any]]:

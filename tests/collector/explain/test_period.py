@@ -209,10 +209,11 @@ def test_a_file_of_withdrawn_rows_alone_is_covered_too(store: Store) -> None:
 def scenario(root: Path, files: StoppingFiles, made: Sequence[RequestRow]) -> None:
     publisher = Publisher(root, files=files, now_unix_ns=lambda: LATER)
     try:
-        if publisher.open().end_offset < 2:
+        end = publisher.open().end_offset
+        if end < 2:
             publisher.publish(0, 2, 2, [], made)
         Upkeep(publisher, SETTINGS, lambda: LATER).run_pass()
-        if len([file for publish in publisher.publishes() for file in publish.files if file.table is Table.REQUESTS]) < 2:
+        if end < 3:
             publisher.publish(2, 3, 3, [], [replace(made[0], version=2)])
         Upkeep(publisher, SETTINGS, lambda: LATER).run_pass()
     finally:
@@ -225,7 +226,7 @@ def test_a_stop_at_any_operation_of_a_rollup_counts_nothing_twice(tmp_path: Path
     counted = StoppingFiles()
     scenario(tmp_path / "counted", counted, made)
     assert counted.operations > 20
-    for stop_at in range(1, counted.operations, 4):
+    for stop_at in range(1, counted.operations, 6):
         root = tmp_path / str(stop_at)
         files = StoppingFiles(stop_at)
         with pytest.raises(StoppedError):
