@@ -22,7 +22,7 @@ PROGRAM: Final = "handrail"
 _TIME_FLAGS: Final = frozenset({"--since", "--until"})
 _AGO: Final = re.compile(r"-\d")
 _PERIOD_AGO: Final = re.compile(r"-\d[^.]*(\.\d[^.]*)?\.\.")
-_COLLECTOR_MODULES: Final = frozenset({"duckdb", "numpy", "pyarrow"})  # not in the sidecar extra
+_COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
