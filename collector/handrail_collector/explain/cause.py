@@ -3,9 +3,9 @@
 A phase has grown by what it took beyond what requests with as much prompt to compute typically spend in it. Of the phases that
 grew, one that does so on that host all the time anyway (a queue, in a burst) says little about this request: each growth is
 weighed by the share of such growths, at that place and time, that is more than ordinary (``explain/ordinary.py``), and the
-largest is named. Where a second grew as much, or one that is out of the ordinary grew by a good part of it, none is named; where
-the largest is ``unattributed``, that is the answer, with what it may be. Chosen by experiment against the emulated fleet's truth (docs/truth.md): typical is the mean over the requests whose
-time to first token lies in the middle half of those of like size.
+largest is named. Where a second grew as much, or by a good part of it and alone stands out, none is named; where the largest is
+``unattributed``, that is the answer, with what it may be. Chosen by experiment against the emulated fleet's truth
+(docs/truth.md): typical is the mean over the requests whose time to first token lies in the middle half of those of like size.
 
 One implementation on columns; ``cause_of`` is its form for one row. Pass requests of one scope, with ``phase_of`` "ttft".
 """
@@ -63,7 +63,8 @@ class Requests:
     """Requests by column, all of one length.
 
     ``ttft_ns`` and ``uncached_tokens`` (of the prompt, less those found in P's cache) are NaN where unknown; ``phases_ns`` has a
-    column for each of ``PHASES``, 0 where a request lacks it; hosts are "" where unknown; ``rest_at``: the process that most of
+    column for each of ``PHASES``, 0 where a request lacks it; hosts go by their process where nobody
+    named them, "" where that is unknown too; ``rest_at``: the process that most of
     its ``unattributed`` time lies in (a value of ``Place``), or "".
     """
 
@@ -146,8 +147,8 @@ def requests_of(rows: Sequence[RequestRow]) -> Requests:
         ttft_ns=np.array([row.ttft_token_ns for row in rows], np.float64),
         uncached_tokens=np.array(tokens, np.float64),
         phases_ns=phases,
-        prefill_host=np.array([row.prefill_host or "" for row in rows], object),
-        decode_host=np.array([row.decode_host or "" for row in rows], object),
+        prefill_host=np.array([row.prefill_host or row.prefill_instance or "" for row in rows], object),
+        decode_host=np.array([row.decode_host or row.decode_instance or "" for row in rows], object),
         rest_at=np.array([_rest_at(row) for row in rows], object),
     )
 

@@ -124,10 +124,10 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     it is at one of ``places``, hosts and links that slow requests concentrate at for the whole period.
     """
     sampled, slow = rows.filter(rows["sampled"]), rows.filter(rows["slow"])
-    typical = learn(_requests(sampled))
+    typical = learn(requests_in(sampled))
     if typical is None or slow.num_rows < LEAST_SLOW or sampled.num_rows < LEAST_REQUESTS:
         return None
-    requests = _requests(slow)
+    requests = requests_in(slow)
     found = causes(requests, typical)
     place, concentrated = _concentrated(slow, found, places)
     out_of_ordinary = (found.standing | concentrated) & (found.leading >= 0)
@@ -144,7 +144,7 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     alike = int((out_of_ordinary & ~found.clear).sum())
     size = (
         typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean()
-        - typical.expected_ns(_requests(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+        - typical.expected_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
     )
     return Causing(
         slow=slow.num_rows,
@@ -223,7 +223,8 @@ def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
     return tuple(each["client_request_id"] or each["request_id"].hex() for each in chosen)
 
 
-def _requests(rows: pa.Table) -> Requests:
+def requests_in(rows: pa.Table) -> Requests:
+    """The columns of ``rows`` (of ``cells.looked_at``, or ``store/around.py``)."""
     inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
     rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)
     places = np.array([Place.PREFILL.value, Place.DECODE.value, Place.PATH.value], object)
