@@ -259,7 +259,8 @@ def _rivalled(growth_ns: Floats, weighed_ns: Floats, standing: Bools, first: Int
     others[every, first] = -np.inf
     near = most - others < NOISE * np.hypot(noise_ns[first][:, None], noise_ns)
     stands = standing & (weighed_ns >= RIVAL * most) & ~standing[every, first][:, None]
-    return (near | stands).any(axis=1)
+    rivalled: Bools = (near | stands).any(axis=1)
+    return rivalled
 
 
 def _place(requests: Requests, typical: Typical, located: Located, first: Ints, other: Ints, grew: Bools) -> Texts:

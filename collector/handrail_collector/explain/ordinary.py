@@ -102,7 +102,8 @@ class Ordinary:
         usual, spread = self.ordinary[phase, level], self.spread[phase, level]
         chance = np.sqrt(np.maximum(usual, 1e-3) / np.maximum(counts, 1))
         rate = hits / np.maximum(counts, 1)
-        return (hits >= least_hits) & (rate >= _TIMES * usual) & (rate >= usual + sigmas * np.maximum(spread, chance))
+        standing: Bools = (hits >= least_hits) & (rate >= _TIMES * usual) & (rate >= usual + sigmas * np.maximum(spread, chance))
+        return standing
 
     def cells(self, names: NDArray[Any], started_unix_ns: Ints, phase: int, level: Ints) -> tuple[Floats, Floats]:
         """Requests, and growths of one phase that reach ``level``, in the cell of each of these places and times."""

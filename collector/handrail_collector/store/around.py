@@ -23,10 +23,10 @@ HALF_NS: Final = 1_800_000_000_000
 """As far before and after the request it is looked: an hour in all."""
 
 LEAST_HALF_NS: Final = 60_000_000_000
-MOST_READ: Final = 500_000
+MOST_READ: Final = 250_000
 """Rows; where there are more, a shorter time is read."""
 
-SAMPLE: Final = 20_000
+SAMPLE: Final = 6_000
 """About how many are kept."""
 
 _PHASES: Final = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)
