@@ -16,11 +16,13 @@ from aiohttp import web
 
 from handrail.admin import Problem, add_routes
 from handrail.selfmetrics import SelfMetrics
+from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.json import row_to_json, span_to_json
 from handrail_collector.api.live import Answer, LiveRows, listed, named
 from handrail_collector.api.query import EXPLAIN_PARAMETERS, PARAMETERS, parse_query, parse_question
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.read import StoreReader
@@ -38,7 +40,11 @@ MAX_ID_CHARS = 512
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its spans, by an id in any form"),
+<<<<<<< HEAD
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
+=======
+    ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
+>>>>>>> origin/main
     ("/api/v1/status", "what the collector received, holds and lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
@@ -54,7 +60,7 @@ class ApiServer:
 
     def __init__(
         self,
-        reader: StoreReader,
+        reader: StoreQueries,
         live: LiveRows,
         status: Callable[[], Mapping[str, Any]],
         host: str,
@@ -76,7 +82,11 @@ class ApiServer:
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
+<<<<<<< HEAD
         app.router.add_get("/api/v1/explain", self._explain)
+=======
+        app.router.add_get("/api/v1/compare", self._compare)
+>>>>>>> origin/main
         app.router.add_get("/api/v1/status", self._state)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -108,11 +118,20 @@ class ApiServer:
         live = self._live.rows()
         return await self._answer(lambda: self._naming(any_id, live))
 
+<<<<<<< HEAD
     async def _explain(self, request: web.Request) -> web.Response:
         pairs, now = list(request.query.items()), self._now_unix_ns()
         live = self._live.rows()
         pending = {"open": sum(row.version == 0 for row in live), "not_stored_yet": sum(row.version > 0 for row in live)}
         return await self._answer(lambda: (200, self._explanation(pairs, now) | {"pending": pending}))
+=======
+    async def _compare(self, request: web.Request) -> web.Response:
+        if not isinstance(self._reader, StoreReader):
+            what, valid = "this store gives no columns to compare", "a store of files"
+            raise ApiError(status=501, what=what, where=request.path, valid=valid)
+        question = parse_compare(request.query.items(), self._reader.root, self._now_unix_ns())
+        return await self._answer(lambda: answer(question))
+>>>>>>> origin/main
 
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())

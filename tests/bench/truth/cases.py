@@ -53,6 +53,8 @@ CASES = (
     Case(name="fetch_failed", fault="fetch_failed:p0>d0:0.5"),
     Case(name="fetch_recomputed", fault="fetch_recomputed:p0>d0:0.5"),
     Case(name="lease_expired", fault="lease_expired:p0:0.003"),
+    Case(name="stale_read", fault="stale_read:p0:0.003"),
+    Case(name="prefill_failed", fault="prefill_failed:p0:0.9"),
     Case(name="bad_host_p", fault="bad_host:p1:3"),
     Case(name="slow_link", fault="slow_link:p0>d1:30", revealed=False),
     Case(name="no_p2p", fault="no_p2p:p0>d1:350000000", revealed=False),

@@ -32,6 +32,7 @@ _FETCHED: dict[truth.Fetch, set[str | None]] = {
     truth.Fetch.FAILED: {"failed", "unknown"},
     truth.Fetch.RECOMPUTED: {"recomputed", "unknown"},
     truth.Fetch.EXPIRED: {"expired", "recomputed", "unknown"},
+    truth.Fetch.STALE_READ: {"stale_read", "unknown"},
     truth.Fetch.NONE: {"unknown", None},
 }
 

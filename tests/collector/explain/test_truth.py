@@ -26,9 +26,7 @@ def referee() -> Referee:
     return Referee(1200, seed=1)
 
 
-@pytest.mark.parametrize(
-    "name", ["slow_prefill", "bad_host_p", "router_slow", "lease_expired", "slow_link", "handshake_cold", "preemption_storm"]
-)
+@pytest.mark.parametrize("name", ["slow_prefill", "bad_host_p", "router_slow", "slow_link", "no_p2p", "preemption_storm"])
 def test_the_right_phase_and_host_are_named(referee: Referee, name: str) -> None:
     score = referee.score(BY_NAME[name])
     assert score.slow >= 20
