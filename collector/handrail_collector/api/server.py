@@ -40,11 +40,8 @@ MAX_ID_CHARS = 512
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its spans, by an id in any form"),
-<<<<<<< HEAD
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
-=======
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
->>>>>>> origin/main
     ("/api/v1/status", "what the collector received, holds and lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
@@ -82,11 +79,8 @@ class ApiServer:
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
-<<<<<<< HEAD
         app.router.add_get("/api/v1/explain", self._explain)
-=======
         app.router.add_get("/api/v1/compare", self._compare)
->>>>>>> origin/main
         app.router.add_get("/api/v1/status", self._state)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -118,20 +112,18 @@ class ApiServer:
         live = self._live.rows()
         return await self._answer(lambda: self._naming(any_id, live))
 
-<<<<<<< HEAD
     async def _explain(self, request: web.Request) -> web.Response:
         pairs, now = list(request.query.items()), self._now_unix_ns()
         live = self._live.rows()
         pending = {"open": sum(row.version == 0 for row in live), "not_stored_yet": sum(row.version > 0 for row in live)}
         return await self._answer(lambda: (200, self._explanation(pairs, now) | {"pending": pending}))
-=======
+
     async def _compare(self, request: web.Request) -> web.Response:
         if not isinstance(self._reader, StoreReader):
             what, valid = "this store gives no columns to compare", "a store of files"
             raise ApiError(status=501, what=what, where=request.path, valid=valid)
         question = parse_compare(request.query.items(), self._reader.root, self._now_unix_ns())
         return await self._answer(lambda: answer(question))
->>>>>>> origin/main
 
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
@@ -145,6 +137,9 @@ class ApiServer:
         question = parse_question(pairs, now_unix_ns)
         from handrail_collector.explain.answer import answered
 
+        if not isinstance(self._reader, StoreReader):
+            what, valid = "this store gives no columns to explain", "a store of files"
+            raise ApiError(status=501, what=what, where="/api/v1/explain", valid=valid)
         return answered(self._reader, question, now_unix_ns)
 
     def _naming(self, any_id: str, live: Sequence[RequestRow]) -> tuple[int, dict[str, Any]]:

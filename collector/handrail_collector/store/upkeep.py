@@ -17,21 +17,14 @@ import pyarrow.compute as pc
 
 from handrail_collector.store import compact
 from handrail_collector.store.compact import Fold
-<<<<<<< HEAD
-=======
 from handrail_collector.store.damaged import DamagedFiles
->>>>>>> origin/main
 from handrail_collector.store.folders import DAY_NS, hour_folder, hour_of
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import Part, Publisher
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.retain import expired, over_quota
-<<<<<<< HEAD
 from handrail_collector.store.rolling import due
-from handrail_collector.store.schema import ROLLUP_COLUMNS, Table
-=======
-from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table
->>>>>>> origin/main
+from handrail_collector.store.schema import REQUEST_COLUMNS, ROLLUP_COLUMNS, Column, Table
 
 log = logging.getLogger(__name__)
 
@@ -93,17 +86,11 @@ class Upkeep:
     def run_pass(self) -> None:
         """Everything that is due. What fails is counted, told, and due again at the next pass."""
         steps = {
-<<<<<<< HEAD
-            "retention": self._expire,
-            "quota": self._keep_quota,
-            "compaction": self._fold_all,
-            "rollups": self._roll_up_all,
-=======
             "damaged files": self._look_after_damaged,
             "retention": self._expire,
             "quota": self._keep_quota,
             "compaction": self._fold_all,
->>>>>>> origin/main
+            "rollups": self._roll_up_all,
             "removal": self._remove,
         }
         for name, step in steps.items():
@@ -255,7 +242,6 @@ class Upkeep:
         self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
         self.stats.fold_ns += time.monotonic_ns() - began
 
-<<<<<<< HEAD
     def _roll_up_all(self) -> None:
         if not self._settings.rollups:
             return
@@ -278,12 +264,8 @@ class Upkeep:
         self.stats.rollups += 1
         self.stats.rollup_ns += time.monotonic_ns() - began
 
-    def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> pa.Table:
-        """Keys of the rows of the same requests in files that are not folded here."""
-=======
     def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> tuple[pa.Table, bool]:
         """Keys of the rows of the same requests in files that are not folded here, and whether all of these could be read."""
->>>>>>> origin/main
         own = {file.path for file in fold.files}
         others = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in own]
         wanted = pa.chunked_array([chunk for table in tables for chunk in table["request_id"].chunks]).combine_chunks()

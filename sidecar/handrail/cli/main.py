@@ -21,12 +21,8 @@ from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PI
 PROGRAM: Final = "handrail"
 _TIME_FLAGS: Final = frozenset({"--since", "--until"})
 _AGO: Final = re.compile(r"-\d")
-<<<<<<< HEAD
-_COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra
-=======
 _PERIOD_AGO: Final = re.compile(r"-\d[^.]*(\.\d[^.]*)?\.\.")
-_COLLECTOR_MODULES: Final = frozenset({"duckdb", "numpy", "pyarrow"})  # not in the sidecar extra
->>>>>>> origin/main
+_COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,8 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
-<<<<<<< HEAD
     "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
-=======
     "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
->>>>>>> origin/main
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

@@ -101,18 +101,16 @@ class ApiSource:
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
         return Found(row=row, provisional=provisional, spans=spans, answer=answer)
 
-<<<<<<< HEAD
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
         asked = {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
         _, answer = self._get(f"/api/v1/explain?{urllib.parse.urlencode(asked)}", (200,))
         found: Mapping[str, Any] = answer
         return found
-=======
+
     def compare(self, parameters: Mapping[str, str]) -> Any:
         """The answer of ``GET /api/v1/compare`` as plain data."""
         return self._get(f"/api/v1/compare?{urllib.parse.urlencode(parameters)}", (200,))[1]
->>>>>>> origin/main
 
     def close(self) -> None:
         """There is nothing to let go of: a connection lives for one question."""
