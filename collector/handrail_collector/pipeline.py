@@ -31,7 +31,8 @@ from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.group import Closing, Group
 from handrail_collector.stitch.reading import Batch, SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
-from handrail_collector.store.publish import Publisher, Recovered
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.span import SpanPlace, SpanRow
 from handrail_collector.store.span_columns import spans_table

@@ -20,7 +20,8 @@ from handrail_collector.store.compact import Fold
 from handrail_collector.store.damaged import DamagedFiles
 from handrail_collector.store.folders import DAY_NS, hour_folder, hour_of
 from handrail_collector.store.manifest import StoredFile
-from handrail_collector.store.publish import Part, Publisher
+from handrail_collector.store.parts import Part
+from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.retain import expired, over_quota
 from handrail_collector.store.rolling import due
