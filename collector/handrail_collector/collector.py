@@ -263,13 +263,21 @@ def _rows(running: Running) -> list[Row]:
         ("publishes", "Publishes to the store", lambda: pipe.publishes),
         ("faults", "Spans, requests or rows left out because they broke us", lambda: pipe.faults),
         ("publish_failures", "Publishes that failed and are tried again", lambda: pipe.publish_failures),
-        ("ambiguous_joins", "Evidence that fitted several requests and was not joined", lambda: stitcher.stats.ambiguous),
+        (
+            "ambiguous_joins",
+            f"Evidence that fitted several requests, not joined; {KEPT}",
+            lambda: seen[Seen.AMBIGUOUS_JOINS],
+        ),
         (
             "dropped_links",
             "Foreign spans that no parent chain is followed through now",
             lambda: stitcher.stats.links_dropped,
         ),
-        ("clock_contradictions", "Host clocks that were stepped, or wrong joins", lambda: stitcher.clocks.contradictions),
+        (
+            "clock_contradictions",
+            f"Host clocks stepped, or wrong joins; {KEPT}",
+            lambda: seen[Seen.CLOCK_CONTRADICTIONS],
+        ),
         ("store_upkeep_passes", "Looks at what the store should fold, drop and remove", lambda: kept_up.passes),
         ("store_upkeep_failures", "Steps of these that failed and are tried again", lambda: kept_up.failures),
         ("store_folded_files", "Files that compaction put into one", lambda: kept_up.files_folded),

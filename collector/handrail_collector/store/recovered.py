@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from handrail_collector.rows import RequestRow
+from handrail_collector.stitch.group import AMBIGUOUS
 from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.manifest import Publish, StoredFile, observed_by
 from handrail_collector.store.request_columns import request_row
@@ -34,13 +35,15 @@ class Recovered:
     ``end_offset``: journal entries before it have their spans in the store. ``low_water_offset``: where the replay starts.
     ``evidence``: span id to the newest request row that rests on it, of those that the replay may make again: they are in the
     store and must not be published twice, though a replay may open the same request by another span. ``edges``: of these, the
-    rows of an edge, by trace_id and request_id, and whether they were complete. ``observed``: counts as of the last publish.
+    rows of an edge, by trace_id and request_id, and whether they were complete; ``ambiguous``: how much evidence each of them
+    says to be ambiguous, where it says so. ``observed``: counts as of the last publish.
     """
 
     end_offset: int
     low_water_offset: int
     evidence: Mapping[str, RowId]
     edges: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    ambiguous: Mapping[tuple[str, str], int] = field(default_factory=dict)
     observed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -62,8 +65,14 @@ def recover(every: Sequence[Publish], shard: int, read: Read) -> Recovered:
         low_water_offset=low_water,
         evidence={span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids},
         edges={(row.trace_id, row.request_id): row.complete for row in told if row.scope == "edge"},
+        ambiguous={(row.trace_id, row.request_id): count for row in told if (count := ambiguous_findings(row))},
         observed=observed_by(every, shard),
     )
+
+
+def ambiguous_findings(row: RequestRow) -> int:
+    """How much evidence it says to fit several requests."""
+    return sum(finding.split(":")[0] == AMBIGUOUS for finding in row.findings)
 
 
 def _resting_on(publish: Publish, low_water_offset: int) -> int:
