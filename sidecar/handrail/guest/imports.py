@@ -1,6 +1,7 @@
-"""Be told when the engine imports a module of its own. The plugin never imports one: an early import could change the engine
-(torch
-in a process that wanted none, ``prometheus_client`` before the engine has set its directory).
+"""Be told when the engine imports a module of its own.
+
+The plugin never imports one: an early import could change the engine (torch in a process that wanted none, ``prometheus_client``
+before the engine has set its directory).
 """
 
 from __future__ import annotations
