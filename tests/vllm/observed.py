@@ -1,7 +1,7 @@
 """A real pair with the plugin in both engines, and plugin sources in this process that keep every record.
 
-The package reaches the engine's environment by PYTHONPATH: a folder with a link to the package and the metadata that names the entry
-point of ``pyproject.toml``, as an installed wheel would have it.
+The package reaches the engine's environment by PYTHONPATH: a folder with a link to the package and the metadata that names the
+entry point of ``pyproject.toml``, as an installed wheel would have it.
 """
 
 from __future__ import annotations

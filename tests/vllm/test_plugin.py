@@ -1,7 +1,8 @@
-"""The plugin in a real pair that pulls by NIXL: every request is one record a process, every hand-off one fetch and one publish."""
+"""The plugin in a real pair that pulls by NIXL: each request one record on each side, each hand-off one fetch and one publish."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from handrail.records import (
 )
 from vllm.figures import Figures
 from vllm.observed import ObservedPair, metric, observed_pair, post
-from vllm.pair import EngineSettings, find_installation, running_pair
+from vllm.pair import MODEL_NAME, START_S, EngineSettings, find_installation, start_engine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 PROMPTS = [f"def f{n}(x): return x + {n}\n" * 12 for n in range(8)]
 
@@ -114,11 +117,13 @@ def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, 
     assert any("NIXL transfer failure" in line for _, line in observed.decode.lines)
 
 
-def test_the_answers_are_those_of_a_pair_without_it(good: list[str], tmp_path: Path) -> None:
-    """Greedy, token for token. A second pair beside the first: the machine must hold both."""
-    with running_pair(find_installation(), logs=tmp_path, prefill=EngineSettings(), decode=EngineSettings()) as pair:
-        plain = [
-            post(pair.decode.url, {"model": "tiny", "prompt": p, "max_tokens": 12, "temperature": 0}, f"plain-{n}").text
-            for n, p in enumerate(PROMPTS)
-        ]
+def test_the_answers_are_those_of_an_engine_without_it(good: list[str], tmp_path: Path) -> None:
+    """Greedy, token for token: an engine by itself, without the plugin, beside the pair."""
+    engine = start_engine(find_installation(), "decode", EngineSettings(), logs=tmp_path)
+    try:
+        engine.wait_healthy(time.monotonic() + START_S)
+        bodies = [{"model": MODEL_NAME, "prompt": p, "max_tokens": 12, "temperature": 0} for p in PROMPTS]
+        plain = [post(engine.url, body, f"plain-{n}").text for n, body in enumerate(bodies)]
+    finally:
+        engine.child.stop()
     assert plain == good
