@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from handrail.kv.fields import clipped, reason_of
-from handrail.kv.recogniser import ONCE, PEER, REQUEST, Fold, Line, Reader, Recogniser
+from handrail.kv.recogniser import ONCE, PEER, PROCESS, REQUEST, Fold, Line, Reader, Recogniser
 from handrail.records import LogKind
 
 _K = LogKind

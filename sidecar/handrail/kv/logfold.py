@@ -27,9 +27,11 @@ _MOST_INFERRED: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldSettings:
-    """``quiet_ns``: lines of one key this far apart are two facts, unless they name a request, which fails once. ``inferred_ns``:
-    how long before a request's failure a line without request id may lie to be named as its likely cause. ``update_ns``: the least time between two tellings
-    of one fact."""
+    """``quiet_ns``: lines of one key this far apart are two facts, unless they name a request, which fails once.
+
+    ``inferred_ns``: how long before a request's failure a line without request id may lie to be named as its likely cause.
+    ``update_ns``: the least time between two tellings of one fact.
+    """
 
     most_facts: int = 4096
     quiet_ns: int = 60 * 10**9
