@@ -294,6 +294,15 @@ ENGINE: Final = (
         fold=ONCE,
     ),
     _row("worker_failed", _K.ENGINE_DEAD, "WorkerProc failed to start", "0.9-0.33", fold=ONCE),
+    _row("worker_ended", _K.ENGINE_DEAD, "WorkerProc failed.", "0.9-0.33", fold=ONCE),
+    _row("worker_exception", _K.ENGINE_ERROR, "WorkerProc hit an exception.", "0.9-0.33", fold=ONCE),
+    _row("preprocessing", _K.ENGINE_ERROR, "Unexpected error pre-processing request {request_id}", "0.10-0.33"),
+    _row(
+        "rejected_unnotified",
+        _K.NOTIFICATION_FAILED,
+        "Failed to notify KV connector about rejected request {request_id}",
+        level="WARNING",
+    ),
     _row("core_key_error", _K.ENGINE_ERROR, "KeyError: '{request_id}'", "0.10-0.33"),
     _row(
         "request_failed",
@@ -398,6 +407,13 @@ MORIIO: Final = (
         level="WARNING",
         fold=EACH,
     ),
+    _row(
+        "moriio.rank_unpinned",
+        _K.BAD_HANDOFF,
+        "MoRI-IO decode notify: remote_dp_size={_} but the router did not pin remote_dp_rank for request {request_id};",
+        level="WARNING",
+    ),
+    _row("moriio.heartbeat", _K.LINK_ERROR, "MoRIIO discovery heartbeat send failed", level="WARNING", fold=ONCE),
     _row("moriio.unreleased", _K.BAD_HANDOFF, "Cannot release WRITE prefill blocks for request {request_id}:", level="WARNING"),
     _row("moriio.hybrid_layer", _K.ENGINE_ERROR, "MoRIIO hybrid READ failed before ", fold=ONCE),
     _row("moriio.reads_open", _K.ENGINE_ERROR, "MoRIIO reads did not complete before the forward", fold=ONCE),
@@ -429,4 +445,15 @@ LMCACHE: Final = (
     ),
 )
 
-ROWS: Final = (*NIXL, *SCHEDULER, *ENGINE, *MOONCAKE, *MORIIO, *LMCACHE)
+STORES: Final = (
+    _row("store.keys", _K.CACHE_SHORT, "Failed to get {blocks} Mooncake keys from sub-batch", level="WARNING", fold=ONCE),
+    _row("store.batch", _K.CACHE_SHORT, "Failed to get Mooncake sub-batch", level="WARNING", fold=ONCE),
+    _row("store.too_large", _K.CACHE_SHORT, "Skipping Mooncake load for request {request_id} because key", level="WARNING"),
+    _row("store.lookup", _K.CACHE_SHORT, "Async Mooncake lookup failed for {request_id}:"),
+    _row("store.lookup_remote", _K.LINK_ERROR, "Remote connection failed in lookup:", fold=ONCE),
+    _row("store.worker", _K.ENGINE_ERROR, "Error in {process} (req={request_id})"),
+    _row("hf3fs.load", _K.CACHE_SHORT, "Load worker error:", fold=ONCE),
+    _row("hf3fs.match", _K.CACHE_SHORT, "Error calculating matches for request {request_id}:"),
+)
+
+ROWS: Final = (*NIXL, *SCHEDULER, *ENGINE, *MOONCAKE, *MORIIO, *LMCACHE, *STORES)

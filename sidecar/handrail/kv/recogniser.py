@@ -102,15 +102,7 @@ class Recogniser:
                 numbers[name] = float(value)
             else:
                 texts[name] = clipped(value)
-        tail = message[match.end() :] or rest
         if "request_id" in texts:
             request_ids = (texts.pop("request_id"),)
-        line = Line(
-            row=self,
-            kind=self.kind,
-            texts=texts,
-            numbers=numbers,
-            request_ids=request_ids,
-            reason=reason_of(tail) if tail else None,
-        )
+        line = Line(row=self, kind=self.kind, texts=texts, numbers=numbers, request_ids=request_ids, reason=reason_of(message))
         return line if self.reader is None else self.reader(line, rest)
