@@ -9,12 +9,20 @@ from typing import Final
 
 # --- scopes (the emitting part) -------------------------------------------------------------------------------------------
 SCOPE_PROXY: Final = "handrail.proxy"
-SCOPE_EVENTS: Final = "handrail.events"
+SCOPE_PLUGIN: Final = "handrail.plugin"
+SCOPE_EVENTS: Final = "handrail.events"  # log records
 
 # --- span names -----------------------------------------------------------------------------------------------------------
 SPAN_REQUEST: Final = "handrail.request"  # SERVER, edge: the request as the client saw it
 SPAN_PREFILL: Final = "prefill"  # SERVER, in front of P
 SPAN_DECODE: Final = "decode"  # SERVER, in front of D
+SPAN_PREFILL_QUEUE: Final = "prefill.queue"  # INTERNAL, at P: queued to scheduled; carries the record
+SPAN_PREFILL_COMPUTE: Final = "prefill.compute"  # scheduled to first token; drawn
+SPAN_DECODE_QUEUE: Final = "decode.queue"  # INTERNAL, at D: queued to scheduled; carries the record
+SPAN_DECODE_FIRST_STEP: Final = "decode.first_step"  # scheduled to first token; drawn
+SPAN_DECODE_STREAM: Final = "decode.stream"  # first token to finished; drawn
+SPAN_KV_PUBLISH: Final = "kv.publish"  # PRODUCER
+SPAN_KV_FETCH: Final = "kv.fetch"  # CONSUMER, child of kv.publish
 
 # --- resource -------------------------------------------------------------------------------------------------------------
 SERVICE_NAME: Final = "service.name"
@@ -105,6 +113,23 @@ KV_FIELDS: Final = (
     "transfer_id",
     "bootstrap_room",
 )
+
+# Records of the plugin: the prefix, then the field of the dataclass in records.py (``handrail.kv.fetch.bytes_moved``).
+ENGINE_TIMES_PREFIX: Final = "handrail.engine."
+KV_FETCH_PREFIX: Final = "handrail.kv.fetch."
+KV_PUBLISH_PREFIX: Final = "handrail.kv.publish."
+ITERATION_PREFIX: Final = "handrail.iteration."
+PROCESS_EVENT_PREFIX: Final = "handrail.process."
+ENGINE_FACTS_PREFIX: Final = "handrail.facts."
+PARENT_SPAN_ID: Final = "handrail.parent_span_id"  # of a record that travels as a log record
+
+# --- log records (event names, scope handrail.events) ---------------------------------------------------------------------
+LOG_ENGINE_TIMES: Final = "handrail.engine.open"  # provisional EngineTimes
+LOG_KV_FETCH: Final = "handrail.kv.fetch.open"  # provisional KvFetch
+LOG_KV_PUBLISH: Final = "handrail.kv.publish.open"  # provisional KvPublish
+LOG_ITERATION: Final = "handrail.iteration"
+LOG_PROCESS_EVENT: Final = "handrail.process"
+LOG_ENGINE_FACTS: Final = "handrail.facts"
 
 # --- span events ----------------------------------------------------------------------------------------------------------
 EVENT_ERROR: Final = "handrail.stream_error"

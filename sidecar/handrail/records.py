@@ -221,7 +221,248 @@ class RouterCall:
     status: int | None = None
 
 
+class Direction(str, Enum):
+    """Which way KV went: D reads what P prefilled, or P reads what D still holds of an earlier turn."""
+
+    P_TO_D = "p_to_d"
+    D_TO_P = "d_to_p"
+
+
+class FetchEffect(str, Enum):
+    """What the engine's load failure policy did to the request whose load failed."""
+
+    FAILED = "failed"
+    RECOMPUTED = "recomputed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """One request inside one engine, from the plugin: EngineCore's monotonic clock, offsets from ``queued_unix_ns``.
+
+    ``provisional``: not finished yet; ``seen_ns`` is then how old it was. Later records of the same ids replace earlier ones.
+    """
+
+    process: Process
+    source: Source
+    ids: SpanIds
+    engine: str  # vllm | ...
+    request_id: str  # raw, in the engine's form
+    queued_unix_ns: int
+    engine_id: str | None = None  # the KV connector's id of this engine
+    trace_origin: str = "derived"  # inbound: the engine knew the request's traceparent; derived: from the request key
+    arrival_unix_ns: int | None = None  # arrival in the front end, on the wall clock
+    scheduled_ns: int | None = None  # first scheduled
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+    seen_ns: int | None = None
+    preemptions: int = 0
+    preempted_ns: int = 0  # preempted until scheduled again, summed
+    preempted_before_first_ns: int = 0  # the part of it before the first token
+    status: str | None = None  # the engine's word: stopped | length_capped | aborted | ignored | error | repetition
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # from the engine's own prefix cache
+    external_tokens: int | None = None  # through the connector
+    output_tokens: int | None = None
+    provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvFetch:
+    """One hand-off as the engine that receives the KV saw it, ranks merged; one record a load.
+
+    Offsets from ``known_unix_ns`` (the scheduler decided to load) on the host's monotonic clock, which all processes of an engine
+    share. ``X_bound_ns``: X happened at most this much before the offset given (a poll saw it). ``provisional``: still open at
+    ``seen_ns``.
+    """
+
+    process: Process
+    source: Source
+    ids: SpanIds
+    engine: str
+    request_id: str  # raw, of the engine that receives
+    known_unix_ns: int
+    connector: str | None = None  # class name
+    engine_id: str | None = None
+    peer_engine_id: str | None = None  # with peer_request_id: the connector key
+    peer_request_id: str | None = None
+    peer_host: str | None = None
+    peer_port: int | None = None
+    direction: Direction | None = None  # None: shared storage, no peer
+    mode: str | None = None  # pull | push; None: the connector does not say
+    trace_origin: str = "derived"
+    publish_span_id: str = ""  # of the peer's kv.publish, where the hand-off carried it; then also the parent
+    decode_span_id: str = ""  # what the engine's own trace context named, where it knew one
+    load_started_ns: int | None = None  # first rank
+    load_started_bound_ns: int = 0
+    handshake_begin_ns: int | None = None  # None: the peer was known
+    handshake_end_ns: int | None = None
+    handshake_bound_ns: int = 0
+    posted_ns: int | None = None  # first transfer handed to the transport; pushed: registration sent to P
+    posted_bound_ns: int = 0
+    done_ns: int | None = None  # last rank's last transfer
+    done_bound_ns: int = 0
+    noticed_ns: int | None = None  # the scheduler knows
+    noticed_bound_ns: int = 0
+    ended_ns: int | None = None  # noticed, or the request ended before
+    seen_ns: int | None = None
+    tokens_wanted: int | None = None  # to be loaded
+    tokens_local: int | None = None  # already here
+    blocks: int | None = None  # to be written, all KV-cache groups
+    block_bytes: int | None = None  # of one block, all layers, all ranks; None where groups differ
+    bytes_expected: int | None = None  # blocks x block bytes, groups and ranks apart
+    bytes_moved: int | None = None  # as the transport counted; None: it does not say
+    descriptors: int | None = None
+    ranks: int | None = None  # that reported a start
+    ranks_done: int | None = None
+    failure: str | None = None  # the engine's failure type: transfer_setup_failed, handshake_failed, ...
+    failure_error: str | None = None  # the transport's error name, never its text
+    policy: str | None = None  # fail | recompute
+    effect: FetchEffect | None = None
+    request_status: str | None = None  # where the request ended while the fetch was open
+    provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPublish:
+    """KV kept for a peer, from the request's end until it is read, freed or expired. Offsets from ``published_unix_ns``.
+
+    A read after expiry (``late_read_ns``) comes as a later record of the same ids.
+    """
+
+    process: Process
+    source: Source
+    ids: SpanIds
+    engine: str
+    request_id: str  # raw: what the peer will name as remote_request_id
+    published_unix_ns: int
+    connector: str | None = None
+    engine_id: str | None = None
+    direction: Direction | None = None
+    mode: str | None = None
+    trace_origin: str = "derived"
+    tokens: int | None = None
+    blocks: int | None = None
+    block_bytes: int | None = None
+    kv_bytes: int | None = None
+    lease_ns: int | None = None  # as promised at publication
+    lease_end_ns: int | None = None  # after the heartbeats seen
+    heartbeats: int = 0
+    posted_ns: int | None = None  # pushed only: P's own writes
+    done_ns: int | None = None
+    done_bound_ns: int = 0
+    bytes_moved: int | None = None
+    descriptors: int | None = None
+    read_ns: int | None = None  # the last reader's notification was seen
+    read_bound_ns: int = 0
+    readers: int = 0
+    reader: str | None = None  # the transport's name of the (last) reader; see EngineFacts.agents
+    freed_ns: int | None = None  # the scheduler had the blocks back
+    expired_ns: int | None = None
+    late_read_ns: int | None = None
+    failure: str | None = None
+    failure_error: str | None = None
+    seen_ns: int | None = None
+    provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """What the engine ran: one step (``steps`` 1, ``full``), or a rollup of the steps that ended within about a second."""
+
+    process: Process
+    source: Source
+    started_unix_ns: int  # of the (first) step
+    duration_ns: int  # first step's start to last step's end
+    steps: int
+    full: bool = False
+    engine_id: str | None = None
+    core: int | None = None  # pid of the EngineCore (several under data parallelism)
+    busy_ns: int = 0  # sum of the steps' times
+    longest_ns: int = 0
+    longest_at_ns: int = 0  # end of the longest step, from started_unix_ns
+    requests: int = 0  # most in one step
+    prefill_requests: int = 0  # request-steps that computed prompt tokens
+    prefill_tokens: int = 0
+    decode_tokens: int = 0  # scheduled, drafts included
+    preemptions: int = 0
+    running: int | None = None  # at the end
+    waiting: int | None = None
+    kv_landing_steps: int = 0  # steps in which a KV load ended
+
+
+class ProcessEventKind(str, Enum):
+    """What happened to a process of the engine."""
+
+    STARTED = "started"
+    RESTARTED = "restarted"  # another process of the same kind was there before
+    HUNG = "hung"  # silent, or steps no more while requests wait
+    RECOVERED = "recovered"
+    DEAD = "dead"
+    PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was taken off after repeated failure
+    PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEvent:
+    """One event of one engine process."""
+
+    process: Process
+    source: Source
+    at_unix_ns: int
+    kind: ProcessEventKind
+    engine: str = ""
+    engine_id: str | None = None
+    pid: int | None = None
+    process_kind: str | None = None  # api | core | worker
+    detail: str = ""  # plain words, no data of requests
+    at_bound_ns: int = 0  # happened at most this much before
+    count: int = 0  # how many were lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine is: sent at its start and again every few minutes, so that a restarted collector knows."""
+
+    process: Process
+    source: Source
+    at_unix_ns: int
+    engine: str
+    engine_version: str | None = None
+    engine_id: str | None = None
+    pid: int | None = None
+    model: str | None = None
+    model_revision: str | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None  # tokens
+    block_bytes: int | None = None  # one block, all layers of one rank; None where groups differ
+    kv_layout: str | None = None
+    kv_blocks: int | None = None
+    tp_size: int | None = None
+    pp_size: int | None = None
+    dp_rank: int | None = None
+    connector: str | None = None
+    connector_role: str | None = None
+    lease_ns: int | None = None
+    failure_policy: str | None = None
+    transport: str | None = None  # nixl 1.5.1 | ...
+    agents: tuple[str, ...] = ()  # the transport's names of this engine's ranks
+    plugin_version: str | None = None
+    capabilities: tuple[str, ...] = ()  # what the plugin could hook
+    missing: tuple[str, ...] = ()  # and what it could not
+
+
+PluginSpan = EngineTimes | KvFetch | KvPublish
+"""Records that travel as spans of scope ``handrail.plugin``; provisional ones travel as events."""
+
+PluginEvent = Iteration | ProcessEvent | EngineFacts
+"""Records that travel as log records of scope ``handrail.events``."""
+
 Record = Exchange | EngineRequest | RouterCall
+"""What a span of a proxy, an engine or a router says of one request."""
+
+Observation = Record | PluginSpan | PluginEvent
+"""Everything that a source may hand on."""
 
 
 @dataclass(frozen=True, slots=True)

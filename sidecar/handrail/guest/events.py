@@ -1,0 +1,159 @@
+"""The words that the plugin says to the sidecar, and the datagrams that carry them.
+
+An event is a tuple ``(name, t_ns, field, ...)``: ``t_ns`` is the monotonic clock of the host, the fields are those of ``FIELDS``
+in that order. A datagram is a JSON array, at most ``MAX_DATAGRAM_BYTES``::
+
+    [version, boot, pid, process kind, sequence, monotonic_ns, unix_ns, lost, [event, ...]]
+
+``boot`` is random, drawn once a process: pids repeat (1 in every container). ``sequence`` counts the datagrams of one boot from
+1; the clock pair is read when the datagram is made; ``lost`` counts events that could not be kept or sent since the boot.
+Read by ``sources/datagram.py``, which trusts nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+VERSION: Final = 1
+MAX_DATAGRAM_BYTES: Final = 32 * 1024
+MAX_TEXT_CHARS: Final = 512  # of one field; a log line may have MAX_LINE_CHARS
+MAX_LINE_CHARS: Final = 4096
+
+SOCKET_ENV: Final = "HANDRAIL_SOCKET"  # without it the plugin is inert
+TRACEPARENT_ENV: Final = "HANDRAIL_TRACEPARENT"  # 0: add nothing to kv_transfer_params
+TRACEPARENT_PARAM: Final = "handrail_traceparent"
+
+# --- process kinds --------------------------------------------------------------------------------------------------------
+API: Final = "api"
+CORE: Final = "core"
+WORKER: Final = "worker"
+UNKNOWN: Final = "unknown"  # loaded the plugin, said nothing yet
+
+# --- events ---------------------------------------------------------------------------------------------------------------
+FACTS: Final = "facts"
+ALIVE: Final = "alive"
+DEGRADED: Final = "degraded"
+LOG: Final = "log"
+HTTP: Final = "http"
+QUEUED: Final = "queued"
+SCHEDULED: Final = "scheduled"
+FIRST_TOKEN: Final = "first_token"
+PREEMPTED: Final = "preempted"
+FINISHED: Final = "finished"
+STEP: Final = "step"
+KV_KNOWN: Final = "kv_known"
+KV_LOAD: Final = "kv_load"
+KV_HANDSHAKE: Final = "kv_handshake"
+KV_POSTED: Final = "kv_posted"
+KV_DONE: Final = "kv_done"
+KV_LOADED: Final = "kv_loaded"
+KV_FAILURE: Final = "kv_failure"
+KV_NOTICED: Final = "kv_noticed"
+KV_PUBLISHED: Final = "kv_published"
+KV_LEASE: Final = "kv_lease"
+KV_READ: Final = "kv_read"
+KV_EXPIRED: Final = "kv_expired"
+KV_FREED: Final = "kv_freed"
+
+FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
+    # name -> field -> type: i whole number, s text, b flag, m mapping of text to i, s, b or list of s; a ? after it: or null
+    FACTS: {"facts": "m"},  # keys: fields of records.EngineFacts
+    ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler holds
+    DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: taken off for good
+    LOG: {"level": "s", "line": "s"},  # one line of the vllm logger, warnings and worse
+    HTTP: {"exchange": "m"},  # keys: fields of records.Exchange
+    QUEUED: {"request": "s", "arrival_unix_ns": "i?", "prompt_tokens": "i?", "traceparent": "s?"},
+    SCHEDULED: {"request": "s", "cached_tokens": "i?", "external_tokens": "i?"},  # the first time, and after a preemption
+    FIRST_TOKEN: {"request": "s"},
+    PREEMPTED: {"request": "s"},
+    FINISHED: {"request": "s", "status": "s?", "output_tokens": "i?"},
+    STEP: {
+        "begin_ns": "i",
+        "requests": "i",
+        "prefill_requests": "i",
+        "prefill_tokens": "i",
+        "decode_tokens": "i",
+        "preemptions": "i",
+        "running": "i?",
+        "waiting": "i?",
+        "landed": "b",  # a KV load ended in it
+    },
+    KV_KNOWN: {
+        "request": "s",
+        "connector": "s",
+        "engine_id": "s?",
+        "tokens_wanted": "i",
+        "tokens_local": "i?",
+        "blocks": "i?",
+        "bytes_expected": "i?",
+        "peer_engine_id": "s?",
+        "peer_request_id": "s?",
+        "peer_host": "s?",
+        "peer_port": "i?",
+        "direction": "s?",
+        "mode": "s?",
+        "traceparent": "s?",  # of the peer's kv.publish
+    },
+    KV_LOAD: {"request": "s", "rank": "i", "end_ns": "i?"},  # end_ns: the connector loads within the call
+    KV_HANDSHAKE: {"peer_engine_id": "s", "rank": "i", "end_ns": "i?", "ok": "b?"},  # at its begin, and again at its end
+    KV_POSTED: {"request": "s", "rank": "i", "writes": "b"},  # writes: this engine pushes
+    KV_DONE: {"request": "s", "rank": "i", "bytes": "i?", "descriptors": "i?", "bound_ns": "i", "writes": "b"},  # one transfer
+    KV_LOADED: {"request": "s", "rank": "i", "failed": "b", "bound_ns": "i"},  # the worker says so to the scheduler
+    KV_FAILURE: {"request": "s?", "rank": "i", "type": "s", "error": "s?", "peer_engine_id": "s?"},
+    KV_NOTICED: {"request": "s", "failed": "b"},
+    KV_PUBLISHED: {
+        "request": "s",
+        "connector": "s",
+        "engine_id": "s?",
+        "tokens": "i?",
+        "blocks": "i?",
+        "kv_bytes": "i?",
+        "lease_ns": "i?",
+        "direction": "s?",
+        "mode": "s?",
+        "traceparent": "s?",  # of this kv.publish: its own span id
+    },
+    KV_LEASE: {"request": "s", "left_ns": "i"},  # a heartbeat set it anew
+    KV_READ: {"request": "s", "rank": "i", "reader": "s?", "late": "b", "bound_ns": "i"},  # late: after the blocks were given up
+    KV_EXPIRED: {"request": "s", "rank": "i"},
+    KV_FREED: {"request": "s"},
+}
+
+Event = tuple[Any, ...]
+
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, check_circular=False).encode
+_HEAD_BYTES: Final = 256  # more than any head takes
+
+
+def datagrams(
+    events: Sequence[Event], *, boot: str, pid: int, kind: str, sequence: int, monotonic_ns: int, unix_ns: int, lost: int
+) -> Iterator[bytes]:
+    """``events`` as datagrams numbered from ``sequence``; none of more than ``MAX_DATAGRAM_BYTES``.
+
+    An event that cannot be encoded or is too large by itself is left out and counted in ``lost`` of the next datagram. Without
+    events there is one empty datagram: a sign of life.
+    """
+    held: list[str] = []
+    size = _HEAD_BYTES
+    for event in events:
+        try:
+            text = _ENCODE(event)
+        except (TypeError, ValueError):
+            lost += 1
+            continue
+        if len(text) + _HEAD_BYTES > MAX_DATAGRAM_BYTES:
+            lost += 1
+            continue
+        if size + len(text) + 1 > MAX_DATAGRAM_BYTES:
+            yield _datagram(held, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost)
+            sequence += 1
+            held, size = [], _HEAD_BYTES
+        held.append(text)
+        size += len(text) + 1
+    yield _datagram(held, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost)
+
+
+def _datagram(events: list[str], *head: object) -> bytes:
+    return f"{_ENCODE([VERSION, *head])[:-1]},[{','.join(events)}]]".encode("ascii")
