@@ -400,6 +400,10 @@ class ProcessEventKind(str, Enum):
     DEAD = "dead"
     PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was taken off after repeated failure
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
+    TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes
+    TRANSFERS_MOVING = "transfers_moving"
+    UNREACHABLE = "unreachable"  # its metrics page does not answer
+    REACHABLE = "reachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -616,30 +620,3 @@ class SchemaReport:
     at_unix_ns: int
     emitters: tuple[str, ...]  # whose families are there: vllm, nixl, sglang, ...
     notes: tuple[SchemaNote, ...] = ()
-
-
-class EngineSign(str, Enum):
-    """What metrics alone say of an engine process: evidence for a process event, not the verdict."""
-
-    RESTARTED = "restarted"
-    HUNG = "hung"  # work waits and nothing moves, while the page is still served
-    MOVING = "moving"  # after HUNG
-    TRANSFERS_STUCK = (
-        "transfers_stuck"  # fetches are open, their number and the transfers done do not change, and the queue grows
-    )
-    TRANSFERS_MOVING = "transfers_moving"
-    UNREACHABLE = "unreachable"
-    REACHABLE = "reachable"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEvidence:
-    """One sign with the figures that show it."""
-
-    process: Process
-    source: Source
-    sign: EngineSign
-    at_unix_ns: int
-    since_unix_ns: int  # when it began, as far as the scrapes show
-    engine: str = ""
-    evidence: tuple[str, ...] = ()
