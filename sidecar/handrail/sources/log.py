@@ -198,7 +198,9 @@ class LogSource:
         self._pending += self.folder.take(self._now(), all_of_them=last)
         if self._pending:
             if not await self._take(self._pending):
-                del self._pending[: -self._settings.fold.most_facts]
+                too_many = max(0, len(self._pending) - self._settings.fold.most_facts)
+                del self._pending[:too_many]
+                self.folder.stats.dropped += too_many
                 return False
             self._pending.clear()
         if last or self._monotonic_s() >= self._next_save_s:
