@@ -577,6 +577,7 @@ class EngineHistogram:
     count: int
     total: float | None
     engine: str = ""
+    label: str = ""
     start_unix_ns: int = 0
 
 
@@ -587,6 +588,7 @@ class EngineSample:
     process: Process
     source: Source
     at_unix_ns: int
+    model: str = ""  # where the page names exactly one
     values: tuple[EngineValue, ...] = ()
     histograms: tuple[EngineHistogram, ...] = ()
 
