@@ -92,7 +92,7 @@ class Progress:
         running = reading.total("requests_running", engine) or 0.0
         waiting = reading.total("requests_waiting", engine) or 0.0
         in_transfer = _in_transfer(reading, engine)
-        busy = running + waiting - in_transfer > 0 or bool(open_requests)
+        busy = max(running + waiting, open_requests or 0) - in_transfer > 0  # a load that takes long is no hang
         if all(each is None for each in moved):
             return  # a page without anything that counts work: a router's, a transport's
         if moved != state.moved or not busy:
