@@ -131,6 +131,12 @@ class SidecarConfig:
         loopback=True,
         unset="off",
     )
+    plugin_socket: Path | None = setting(
+        None,
+        help="datagram socket for the plugin inside vLLM: the path that the engine has in HANDRAIL_SOCKET",
+        example="/run/handrail/engine.sock",
+        unset="off",
+    )
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
         help="/metrics, /healthz and /readyz",
@@ -172,8 +178,11 @@ class SidecarConfig:
             yield Problem(
                 path="upstream", rule="must be given with listen: the proxy needs a process to forward to", example=_UPSTREAM
             )
-        if self.listen is None and self.otlp_grpc is None and self.otlp_http is None:
-            rule = "nothing to observe: give listen (an inline proxy), or otlp_grpc or otlp_http (a tap for the engine's spans)"
+        if self.listen is None and self.otlp_grpc is None and self.otlp_http is None and self.plugin_socket is None:
+            rule = (
+                "nothing to observe: give listen (an inline proxy), otlp_grpc or otlp_http (a tap for the engine's spans), "
+                "or plugin_socket (the plugin inside vLLM)"
+            )
             yield Problem(path="listen", rule=rule, example="listen: 0.0.0.0:8000")
         if self.upstream is None and not self.instance:
             rule = "must be given where there is no upstream to name the process by"

@@ -1,4 +1,4 @@
-"""The sidecar's process: an inline proxy, an OTLP tap, or both, and the exporter that both feed."""
+"""The sidecar's process: an inline proxy, an OTLP tap, the plugin's socket, any of them, and the exporter that they feed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
+from handrail.pluginmetrics import plugin_rows
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
@@ -21,6 +22,7 @@ from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
 from handrail.sources.otlp import OtlpTap, TapSettings
+from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,9 @@ async def _main(config: SidecarConfig) -> int:
     )
     tap = _tap(config, process, exporter)
     proxy = _proxy(config, process, exporter, tapped=tap is not None)
+    plugin = PluginSource(config.plugin_socket, process, exporter.sink) if config.plugin_socket is not None else None
     watch = SpanWatch()
-    metrics = SelfMetrics(_rows(exporter, proxy, tap, watch))
+    metrics = SelfMetrics(_rows(exporter, proxy, tap, watch) + (plugin_rows(plugin) if plugin is not None else []))
     drain_s = config.drain.seconds
     parts = Parts()
     addresses: dict[str, str] = {}
@@ -75,6 +78,9 @@ async def _main(config: SidecarConfig) -> int:
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
         addresses.update(bound(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
+    if plugin is not None:
+        await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
+        addresses["plugin"] = str(plugin.path)
     if proxy is not None:
         await parts.start("proxy", proxy.start(), lambda: proxy.shutdown(drain_s))
         addresses.update(bound(proxy=proxy.address))

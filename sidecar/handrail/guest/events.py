@@ -13,7 +13,7 @@ Read by ``sources/datagram.py``, which trusts nothing of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 VERSION: Final = 1
@@ -44,6 +44,7 @@ PREEMPTED: Final = "preempted"
 FINISHED: Final = "finished"
 STEP: Final = "step"
 KV_KNOWN: Final = "kv_known"
+KV_WANTED: Final = "kv_wanted"
 KV_LOAD: Final = "kv_load"
 KV_HANDSHAKE: Final = "kv_handshake"
 KV_POSTED: Final = "kv_posted"
@@ -60,7 +61,7 @@ KV_FREED: Final = "kv_freed"
 FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     # name -> field -> type: i whole number, s text, b flag, m mapping of text to i, s, b or list of s; a ? after it: or null
     FACTS: {"facts": "m"},  # keys: fields of records.EngineFacts
-    ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler holds
+    ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler has to do
     DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: taken off for good
     LOG: {"level": "s", "line": "s"},  # one line of the vllm logger, warnings and worse
     HTTP: {"exchange": "m"},  # keys: fields of records.Exchange
@@ -84,10 +85,6 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "request": "s",
         "connector": "s",
         "engine_id": "s?",
-        "tokens_wanted": "i",
-        "tokens_local": "i?",
-        "blocks": "i?",
-        "bytes_expected": "i?",
         "peer_engine_id": "s?",
         "peer_request_id": "s?",
         "peer_host": "s?",
@@ -96,8 +93,16 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "mode": "s?",
         "traceparent": "s?",  # of the peer's kv.publish
     },
-    KV_LOAD: {"request": "s", "rank": "i", "end_ns": "i?"},  # end_ns: the connector loads within the call
-    KV_HANDSHAKE: {"peer_engine_id": "s", "rank": "i", "end_ns": "i?", "ok": "b?"},  # at its begin, and again at its end
+    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already
+        "request": "s",
+        "tokens_wanted": "i",
+        "tokens_local": "i?",
+        "blocks": "i?",
+        "bytes_expected": "i?",
+        "asynchronous": "b",  # the scheduler goes on and is told; else the load is over when its step is
+    },
+    KV_LOAD: {"request": "s", "rank": "i"},
+    KV_HANDSHAKE: {"peer_engine_id": "s", "rank": "i", "begin_ns": "i", "ok": "b?"},  # at its begin; at its end with ok
     KV_POSTED: {"request": "s", "rank": "i", "writes": "b"},  # writes: this engine pushes
     KV_DONE: {"request": "s", "rank": "i", "bytes": "i?", "descriptors": "i?", "bound_ns": "i", "writes": "b"},  # one transfer
     KV_LOADED: {"request": "s", "rank": "i", "failed": "b", "bound_ns": "i"},  # the worker says so to the scheduler
@@ -129,12 +134,12 @@ _HEAD_BYTES: Final = 256  # more than any head takes
 
 def datagrams(
     events: Sequence[Event], *, boot: str, pid: int, kind: str, sequence: int, monotonic_ns: int, unix_ns: int, lost: int
-) -> Iterator[bytes]:
-    """``events`` as datagrams numbered from ``sequence``; none of more than ``MAX_DATAGRAM_BYTES``.
+) -> tuple[list[bytes], int]:
+    """``events`` as datagrams numbered from ``sequence``, none of more than ``MAX_DATAGRAM_BYTES``; and ``lost`` as it is now.
 
-    An event that cannot be encoded or is too large by itself is left out and counted in ``lost`` of the next datagram. Without
-    events there is one empty datagram: a sign of life.
+    An event that cannot be encoded or is too large by itself is left out and counted. Without events there is one empty datagram.
     """
+    made: list[bytes] = []
     held: list[str] = []
     size = _HEAD_BYTES
     for event in events:
@@ -147,12 +152,13 @@ def datagrams(
             lost += 1
             continue
         if size + len(text) + 1 > MAX_DATAGRAM_BYTES:
-            yield _datagram(held, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost)
+            made.append(_datagram(held, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost))
             sequence += 1
             held, size = [], _HEAD_BYTES
         held.append(text)
         size += len(text) + 1
-    yield _datagram(held, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost)
+    made.append(_datagram(held, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost))
+    return made, lost
 
 
 def _datagram(events: list[str], *head: object) -> bytes:

@@ -37,7 +37,7 @@ def heard(data: bytes) -> list[tuple[Any, ...]]:
 
 @given(st.lists(_events(), max_size=20))
 def test_what_is_said_is_heard(said: list[tuple[Any, ...]]) -> None:
-    (data,) = datagrams(said, sequence=3, lost=2, **_HEAD)  # type: ignore[arg-type]
+    ((data,), _) = datagrams(said, sequence=3, lost=2, **_HEAD)  # type: ignore[arg-type]
     packet = read_packet(data)
     assert heard(data) == said
     assert (packet.boot, packet.pid, packet.kind, packet.sequence) == ("ab12", 7, "core", 3)
@@ -46,7 +46,7 @@ def test_what_is_said_is_heard(said: list[tuple[Any, ...]]) -> None:
 
 def test_many_events_are_split_into_numbered_datagrams_in_order() -> None:
     said = [(words.LOG, at, "ERROR", "x" * 3000) for at in range(40)]
-    packets = list(datagrams(said, sequence=1, lost=0, **_HEAD))  # type: ignore[arg-type]
+    packets, _ = datagrams(said, sequence=1, lost=0, **_HEAD)  # type: ignore[arg-type]
     assert all(len(data) <= MAX_DATAGRAM_BYTES for data in packets)
     assert [read_packet(data).sequence for data in packets] == list(range(1, len(packets) + 1))
     assert [event for data in packets for event in heard(data)] == said
@@ -55,12 +55,12 @@ def test_many_events_are_split_into_numbered_datagrams_in_order() -> None:
 def test_what_fits_no_datagram_or_is_no_json_is_counted_not_sent() -> None:
     good = (words.FIRST_TOKEN, 1, "r")
     said = [(words.LOG, 1, "ERROR", "x" * MAX_DATAGRAM_BYTES), (words.FIRST_TOKEN, 1, object()), good]
-    (data,) = datagrams(said, sequence=1, lost=4, **_HEAD)  # type: ignore[arg-type]
+    ((data,), _) = datagrams(said, sequence=1, lost=4, **_HEAD)  # type: ignore[arg-type]
     assert (heard(data), read_packet(data).lost) == ([good], 6)
 
 
 def test_no_events_are_a_sign_of_life() -> None:
-    (data,) = datagrams([], sequence=9, lost=0, **_HEAD)  # type: ignore[arg-type]
+    ((data,), _) = datagrams([], sequence=9, lost=0, **_HEAD)  # type: ignore[arg-type]
     assert read_packet(data).events == ()
 
 
