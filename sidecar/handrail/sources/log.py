@@ -34,6 +34,7 @@ STDIN: Final = "-"
 _PIPE_BYTES: Final = 1 << 16
 _MOST_WAITING_BYTES: Final = 4 << 20
 _SAVE_EVERY_S: Final = 1.0
+_MOST_SAID: Final = 20_000
 
 Take = Callable[[Sequence[LogFact]], Awaitable[bool]]
 """Takes facts over; False where it cannot now, then the same ones are given again. Never raises."""
@@ -155,6 +156,7 @@ class LogSource:
         self._monotonic_s = monotonic_s
         self._tails = [FileTail(Path(path), settings.tail, self._saved(path)) for path in settings.paths if not _is_pipe(path)]
         self._pipes = [_Pipe(path) for path in settings.paths if _is_pipe(path)]
+        self._said: deque[tuple[int, str, str]] = deque(maxlen=_MOST_SAID)
         self._pending: list[LogFact] = []
         self._next_save_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -164,6 +166,10 @@ class LogSource:
     def tail_stats(self) -> list[tuple[str, TailStats]]:
         """Counts by file or pipe."""
         return [(str(tail.path), tail.stats) for tail in self._tails] + [(pipe.path, pipe.stats) for pipe in self._pipes]
+
+    def say(self, at_unix_ns: int, level: str, message: str) -> None:
+        """A message that came another way (the plugin's log handler), without a prefix. Folded with what the files say."""
+        self._said.append((at_unix_ns, level, message))
 
     async def start(self) -> None:
         """Raises ``OSError`` for a pipe that cannot be opened. A file may come later."""
@@ -210,6 +216,12 @@ class LogSource:
 
     def _read(self, piped: Sequence[str]) -> bool:
         now = self._now()
+        for _ in range(len(self._said)):
+            at, level, message = self._said.popleft()
+            try:
+                self._message(Head(message, level, at, LineClock.LINE, 1), now)
+            except Exception:
+                self._fault()
         for line in piped:
             self._line(line, now, now, live=True)
         behind = False
@@ -223,15 +235,22 @@ class LogSource:
     def _line(self, text: str, near_ns: int, now_ns: int, *, live: bool) -> None:
         try:
             head = read_head(text, near_ns, self._settings.zone)
-            line = recognise(head.message)
-            if line is None:
-                self.folder.continued(head)
-            else:
-                self.folder.add(self._believed(head, now_ns) if live else head, line, now_ns if live else near_ns)
-        except Exception:  # a line is input from outside: a fault in reading one must not end the reading
-            self.stats.faults += 1
-            if self.stats.faults == 1:
-                log.exception("a log line could not be read")
+            self._message(self._believed(head, now_ns) if live else head, now_ns if live else near_ns)
+        except Exception:
+            self._fault()
+
+    def _message(self, head: Head, receipt_ns: int) -> None:
+        line = recognise(head.message)
+        if line is None:
+            self.folder.continued(head)
+        else:
+            self.folder.add(head, line, receipt_ns)
+
+    def _fault(self) -> None:
+        """A line is input from outside: a fault in reading one must not end the reading. Called while it is handled."""
+        self.stats.faults += 1
+        if self.stats.faults == 1:
+            log.exception("a log line could not be read")
 
     def _believed(self, head: Head, now_ns: int) -> Head:
         if head.at_unix_ns is None or abs(now_ns - head.at_unix_ns) <= self._settings.most_disagreement_ns:
