@@ -193,7 +193,12 @@ class LogSource:
 
     async def _run(self) -> None:
         while not self._stop.is_set():
-            if not await self._round():
+            try:
+                behind = await self._round()
+            except Exception:
+                self._fault()
+                behind = False
+            if not behind:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), self._settings.interval_s)
 
