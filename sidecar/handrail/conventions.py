@@ -131,6 +131,19 @@ LOG_ITERATION: Final = "handrail.iteration"
 LOG_PROCESS_EVENT: Final = "handrail.process"
 LOG_ENGINE_FACTS: Final = "handrail.facts"
 
+# What logs and metrics pages of an engine say: log records of scope ``handrail.events``, metrics of scope ``handrail.samples``.
+LOG_KV_LINE: Final = "handrail.kv.log"  # records.LogFact
+LOG_SCHEMA: Final = "handrail.schema"  # records.SchemaReport
+KV_LINE_PREFIX: Final = "handrail.log."
+KV_LINE_NUMBERS: Final = "handrail.log.number."  # then the number's own name, which carries its unit
+KV_LINE_WORDS: Final = "handrail.log.word."
+SCHEMA_EMITTERS: Final = "handrail.schema.emitters"
+SCHEMA_NOTES: Final = "handrail.schema."  # then the state: an array of "quantity|seen|expected"
+SCOPE_SAMPLES: Final = "handrail.samples"
+METRIC_ENGINE: Final = "handrail_engine"  # then the quantity of families/schema.py
+ENGINE_LABEL: Final = "engine"  # on a data point: the engine's own label of that name
+MODEL_LABEL: Final = "model_name"
+
 # --- span events ----------------------------------------------------------------------------------------------------------
 EVENT_ERROR: Final = "handrail.stream_error"
 EVENT_ABORT: Final = "handrail.abort"

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from handrail.otlp.values import LARGEST, Attributes, AttributeValue
-from handrail.records import Direction, FetchEffect, ProcessEventKind
+from handrail.records import Direction, FetchEffect, LineClock, LogKind, ProcessEventKind
 
 LATEST_UNIX_NS: Final = 2**63
 """Durations, offsets and counts at or above ``LARGEST`` (104 days in ns) are absurd; a wall clock time is below this."""
@@ -105,7 +105,7 @@ _BY_TYPE: Final[Mapping[str, _Pair]] = {
     "int": (add_number, read_number),
     "bool": (add_flag, read_flag),
     "tuple[str, ...]": (add_texts, read_texts),
-    **{word.__name__: (add_word, _read_word(word)) for word in (Direction, FetchEffect, ProcessEventKind)},
+    **{word.__name__: (add_word, _read_word(word)) for word in (Direction, FetchEffect, ProcessEventKind, LogKind, LineClock)},
 }
 
 T = TypeVar("T")
