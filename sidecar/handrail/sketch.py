@@ -11,7 +11,7 @@ value seen. At most ``MAX_BUCKETS`` buckets exist, whatever is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import ceil, log
 from typing import Final
 
@@ -133,6 +133,16 @@ class GapSketch:
                     _put(out, weight - 1 - _SMALL_WEIGHTS)
                 before = index
         return bytes(out)
+
+    @classmethod
+    def of_counts(cls, buckets: Mapping[int, int], *, sum_ns: int, min_ns: int, max_ns: int) -> GapSketch:
+        """The sketch with these weights a bucket: many streams counted at once. ``ValueError`` where they do not fit."""
+        sketch = cls()
+        sketch._buckets = dict(sorted(buckets.items()))
+        if sketch._buckets:
+            sketch._book(sum(sketch._buckets.values()), sum_ns, min_ns, max_ns)
+            sketch._check(max(sketch._buckets))
+        return sketch
 
     @classmethod
     def decode(cls, data: bytes) -> GapSketch:

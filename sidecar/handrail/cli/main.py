@@ -21,7 +21,7 @@ from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PI
 PROGRAM: Final = "handrail"
 _TIME_FLAGS: Final = frozenset({"--since", "--until"})
 _AGO: Final = re.compile(r"-\d")
-_COLLECTOR_MODULES: Final = frozenset({"duckdb", "pyarrow"})  # not in the sidecar extra
+_COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

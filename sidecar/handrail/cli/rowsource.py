@@ -1,6 +1,6 @@
 """Where the rows come from: a collector's HTTP API, or a store's folder read off-line.
 
-Both answer the same two questions, so the commands do not know which one they talk to.
+Both answer the same questions, so the commands do not know which one they talk to.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
+from handrail_collector.explain.question import Question
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.filter import RequestFilter
 
@@ -42,7 +43,7 @@ class Found:
 
 
 class RowSource(Protocol):
-    """``where`` names it in messages. Both questions raise ``CliError`` when it cannot answer."""
+    """``where`` names it in messages. Every question raises ``CliError`` when it cannot answer."""
 
     @property
     def where(self) -> str: ...
@@ -50,6 +51,9 @@ class RowSource(Protocol):
     def requests(self, query: RequestFilter) -> list[RequestRow]: ...
 
     def find(self, any_id: str) -> Found: ...
+
+    def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        """As JSON, see docs/http-api.md."""
 
     def close(self) -> None:
         """Let go of what it holds. Works twice."""
@@ -96,6 +100,13 @@ class ApiSource:
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
         return Found(row=row, provisional=provisional, spans=spans, answer=answer)
+
+    def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
+        asked = {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
+        _, answer = self._get(f"/api/v1/explain?{urllib.parse.urlencode(asked)}", (200,))
+        found: Mapping[str, Any] = answer
+        return found
 
     def close(self) -> None:
         """There is nothing to let go of: a connection lives for one question."""
@@ -174,6 +185,12 @@ class StoreSource:
             spans = self._reader.spans(rows[0])
         answer = {"request": row_to_json(rows[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
         return Found(row=rows[0], spans=spans, answer=answer)
+
+    def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        from handrail_collector.explain.answer import answered
+
+        with self._damage_told():
+            return answered(self._reader, question, now_unix_ns)
 
     @contextmanager
     def _damage_told(self) -> Iterator[None]:
