@@ -46,7 +46,7 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
         version=group.version,
         scope=_scope(path),
         trace_id=trace_id,
-        other_trace_ids=tuple(dict.fromkeys(t for e in group.evidence if (t := e.record.ids.trace_id) != trace_id)),
+        other_trace_ids=tuple(dict.fromkeys(t for e in group.evidence if (t := e.trace_id) and t != trace_id)),
         client_request_id=_client_id(group, witness),
         request_key=_key(group),
         response_id=_first(x.response_id for x in exchanges),
@@ -92,13 +92,13 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
             for p in parts.phases
         ),
         joins=tuple(
-            JoinRow(evidence=e.label, how=e.how.value, span_id=e.record.ids.span_id)
+            JoinRow(evidence=e.label, how=e.how.value, span_id=e.span_id)
             for e in sorted(group.evidence, key=lambda e: (e.offset, e.span))
         ),
         findings=_findings(group, path, parts.findings, trace_id),
         hints=tuple(dict.fromkeys(h.value for x in exchanges for h in x.hints)),
         complete=_complete(path, fleet),
-        span_ids=tuple(e.record.ids.span_id for e in group.evidence),
+        span_ids=tuple(e.span_id for e in group.evidence),
         first_offset=min(e.offset for e in group.evidence),
         last_offset=max(e.offset for e in group.evidence),
     )
@@ -194,7 +194,11 @@ def _findings(group: Group, path: Path, more: Iterable[str], trace_id: str) -> t
     found.extend(more)
     if path.edge is not None:
         lost = dict.fromkeys(
-            e.role.value for e in group.evidence if e.how is not JoinKind.ANCESTOR and e.record.ids.trace_id != trace_id
+            e.role.value
+            for e in group.evidence
+            if isinstance(e.record, Exchange | EngineRequest | RouterCall)
+            and e.how is not JoinKind.ANCESTOR
+            and e.trace_id != trace_id
         )
         found.extend(f"context_lost: no trace context reached {role}" for role in lost)
     if len(path.prefills) > 1:
