@@ -206,3 +206,13 @@ def facts_of(role: Role, at_ms: float = 0, **more: Any) -> EngineFacts:
         kv_layout="HND",
     )
     return replace(base, **more)
+
+
+def altered(record: Any, **changes: Any) -> Any:
+    """A copy of any record with these fields, for tests that do not care of which kind it is."""
+    return replace(record, **changes)
+
+
+def loose(record: Any, **changes: Any) -> Any:
+    """``record`` without a parent, as where the engine knew no trace context."""
+    return replace(record, ids=replace(record.ids, parent_span_id="", **changes))

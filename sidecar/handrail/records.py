@@ -64,6 +64,7 @@ class Hint(str, Enum):
     CONTEXT_CONFLICT = "context_conflict"  # traceparent and b3 disagree; traceparent won
     LONG_REQUEST_ID = "long_request_id"
     RETRIED = "retried"
+    CACHE_PROBE = "cache_probe"  # a decode was asked first whether its cache holds enough, and it did not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,17 @@ class HostClocks:
 
     def offset(self, ours: Evidence, theirs: Evidence) -> OffsetInterval | None:
         """``theirs`` minus ``ours``: None when they share a clock, an interval open on both sides when nothing is known."""
-        a, b = ours.record.process.host, theirs.record.process.host
+        at = ours.end_unix_ns or ours.received_unix_ns
+        return self.between(ours.record.process.host, theirs.record.process.host, at)
+
+    def between(self, a: str, b: str, at_unix_ns: int) -> OffsetInterval | None:
+        """Clock of host ``b`` minus that of ``a``, as ``offset``; through a third host where these two never spoke."""
         if a and a == b:
             return None
         known = self._pairs.get((a, b))
         if known is None:
-            return OffsetInterval(None, None, ours.received_unix_ns)
-        return known.aged(max(known.at_unix_ns, ours.end_unix_ns or 0))
+            return OffsetInterval(None, None, at_unix_ns)
+        return known.aged(max(known.at_unix_ns, at_unix_ns))
 
     def related(self, ours: Evidence, theirs: Evidence) -> bool:
         """Whether times of the two can be compared at all: one clock, or an offset that evidence has bounded."""
