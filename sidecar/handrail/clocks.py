@@ -2,15 +2,15 @@
 
 Every hand-off gives two-sided constraints: a call is received after it was sent and answered before its answer arrived. The
 interval is reported, spans are never moved. Related: Cristian's algorithm; unlike NTP's filter it assumes nothing about symmetric
-delays. Drift widens an old interval (RFC 5905 section 10 uses the same 15 ppm).
+delays. Drift widens an old interval (as in RFC 5905 section 10, by more).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DRIFT_PPM = 15
-"""How fast two free-running clocks may part; RFC 5905's PHI."""
+DRIFT_PPM = 100
+"""How fast two free-running clocks may part: 50 ppm each way, which is what cheap crystals are sold with (RFC 5905: 15)."""
 
 
 @dataclass(frozen=True, slots=True)

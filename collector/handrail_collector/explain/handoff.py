@@ -41,6 +41,8 @@ def handoffs(path: Path) -> list[Handoff]:
             for fetch in run.fetches:
                 key = connector_key(fetch.peer_engine_id, fetch.peer_request_id)
                 publish, keeper = kept.get(key[0], (None, None)) if key else (None, None)
+                if keeper is None and key:
+                    keeper = next((v for v in path.prefills if any(key[0] in e.connector_out for e in v.evidence)), None)
                 loads.append(Handoff(fetch, publish, visit, keeper, run))
     loads.sort(key=lambda h: (h.fetch.known_unix_ns, h.fetch.ids.span_id) if h.fetch is not None else (0, ""))
     taken = {id(load.publish) for load in loads}

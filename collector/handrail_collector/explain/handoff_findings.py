@@ -14,6 +14,11 @@ from handrail_collector.stitch.engines import EngineBook
 NEAR_LEASE: Final = 0.8
 """Share of the lease from which on KV that lay so long before its read is a finding."""
 
+PARKED_NS: Final = 30 * 10**9
+"""So long after a failed load without a first token is no computing of the prompt any more."""
+
+_REFUSED: Final = frozenset({Outcome.HTTP_ERROR, Outcome.STREAM_ERROR, Outcome.UPSTREAM_DISCONNECT})
+
 _EVENTS: Final = {
     ProcessEventKind.DEAD: "engine_lost",
     ProcessEventKind.RESTARTED: "engine_restarted",
@@ -21,8 +26,11 @@ _EVENTS: Final = {
 }
 
 
-def handoff_findings(path: Path, handed: Handed, engines: EngineBook) -> Iterator[str]:
-    """Each as ``kind: detail``."""
+def handoff_findings(path: Path, handed: Handed, engines: EngineBook, *, prefill_likely: bool) -> Iterator[str]:
+    """Each as ``kind: detail``. ``prefill_likely``: this fleet hands KV over."""
+    if prefill_likely and _refused_bare(path):
+        yield "no_handoff_data: decode was asked without a prefill before it, and refused"
+    yield from _parked(path)
     if handed.chosen is not None:
         yield from _of_chosen(path, handed.chosen)
     if path.prefill is not None and path.decode is not None:
@@ -31,6 +39,26 @@ def handoff_findings(path: Path, handed: Handed, engines: EngineBook) -> Iterato
     yield from _struck(path, handed, engines)
     if any(one.handoff.backwards and one.verdict.outcome is not FetchOutcome.OK and not one.verdict.open for one in handed.every):
         yield "return_failed: KV of the earlier turn was not taken back from D"
+
+
+def _refused_bare(path: Path) -> bool:
+    """A decode that was told of no KV and refused: a router's mistake, no failed fetch (case A26)."""
+    seen = path.decode.exchange if path.decode is not None else None
+    if path.prefills or path.handed_off is not None or seen is None or seen.kv_in is not None:
+        return False
+    return seen.outcome in _REFUSED and seen.ttft_token_ns is None
+
+
+def _parked(path: Path) -> Iterator[str]:
+    """A request put back to wait after its load had failed, with nothing that wakes the engine (case A11)."""
+    run = path.decode.first_run if path.decode is not None else None
+    times, fetch = (run.times, run.fetch) if run is not None else (None, None)
+    if times is None or fetch is None or fetch.noticed_ns is None or (fetch.failure is None and fetch.effect is None):
+        return
+    until = next((at for at in (times.first_token_ns, times.finished_ns, times.seen_ns) if at is not None), None)
+    waited = times.queued_unix_ns + until - fetch.known_unix_ns - fetch.noticed_ns if until is not None else 0
+    if waited >= PARKED_NS:
+        yield f"waiting_after_failure: {waited / 1e9:.1f} s since its load had failed"
 
 
 def _of_chosen(path: Path, one: Judged) -> Iterator[str]:

@@ -131,7 +131,12 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
             JoinRow(evidence=e.label, how=e.how.value, span_id=e.span_id)
             for e in sorted(group.evidence, key=lambda e: (e.offset, e.span))
         ),
-        findings=_findings(group, path, (*parts.findings, *handoff_findings(path, handed, fleet.engines)), trace_id),
+        findings=_findings(
+            group,
+            path,
+            (*parts.findings, *handoff_findings(path, handed, fleet.engines, prefill_likely=fleet.has_prefill)),
+            trace_id,
+        ),
         hints=tuple(dict.fromkeys((*(h.value for x in exchanges for h in x.hints), *_probes(path)))),
         complete=_complete(path, fleet),
         span_ids=tuple(e.span_id for e in group.evidence),
