@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from handrail.clocks import contains
 from handrail.identity import JoinKind
-from handrail.records import Exchange, Finding, Hint, Role
+from handrail.records import Exchange, Finding, Hint, ProcessEvent, Role
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engine_join import EngineIndex
+from handrail_collector.stitch.engines import GONE
 from handrail_collector.stitch.evidence import Evidence, Item, clean_up, evidence_of
 from handrail_collector.stitch.group import Closing, Group, State
 from handrail_collector.stitch.index import Index
@@ -133,6 +134,17 @@ class Stitcher:
     def _edges_of(self, evidence: Evidence) -> list[Group]:
         """Requests with an edge that carry one of this evidence's request keys."""
         return [g for key in evidence.keys for g in self._named(self._by_key.spans(key)) if g.edge is not None]
+
+    def engine_gone(self, event: ProcessEvent, received_unix_ns: int) -> None:
+        """What was open in an engine that is gone will hear no more from it: it is decided soon, with what there is."""
+        if event.kind not in GONE:
+            return
+        now = self._clock(received_unix_ns)
+        for group in self._groups.values():
+            if group.state is State.OPEN and any(
+                e.provisional and e.record.process.instance == event.process.instance for e in group.evidence
+            ):
+                group.deadline_unix_ns = min(group.deadline_unix_ns, now + self.settings.settle_ns)
 
     def link(self, span: str, parent: str, received_unix_ns: int) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.damaged import ADVICE, ASIDE
+from handrail_collector.store.flat import FLAT, FlatRows
 from handrail_collector.store.folders import HOUR_NS, hour_folder
 from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile, encode_line, observed_by, parse, rewritten
 from handrail_collector.store.request_columns import request_row, requests_table
@@ -40,7 +41,12 @@ SUFFIX = ".parquet"
 MAX_HOURS_A_PUBLISH = 24
 """Hours that get files of their own; rows of others (clocks gone wild) lie with the fullest. The manifest has their times."""
 
-TIME_COLUMN = {Table.REQUESTS: "started_unix_ns", Table.SPANS: "start_unix_ns", Table.ROLLUPS: "hour_unix_ns"}
+TIME_COLUMN = {
+    Table.REQUESTS: "started_unix_ns",
+    Table.SPANS: "start_unix_ns",
+    Table.ROLLUPS: "hour_unix_ns",
+    **{table: flat.time for table, flat in FLAT.items()},
+}
 
 RowId = tuple[str, str, int]
 """trace_id, request_id, version of a request row."""
@@ -141,15 +147,17 @@ class Publisher:
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow] | pa.Table,
         observed: Mapping[str, int] | None = None,
+        flat: FlatRows | None = None,
     ) -> None:
         """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
 
         Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
         ``OSError`` when the disk does; after an error this publish is not in the store, and may be tried again as it is.
         ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
+        ``flat``: rows of other tables.
         """
         with self._guard:
-            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {})
+            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {}, flat or {})
 
     def publishes(self) -> tuple[Publish, ...]:
         """Everything published by now."""
@@ -227,6 +235,7 @@ class Publisher:
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow] | pa.Table,
         observed: Mapping[str, int],
+        flat: FlatRows,
     ) -> None:
         self._require_open()
         if not self._end_offset <= first_offset <= end_offset or not self._low_water_offset <= low_water_offset <= end_offset:
@@ -241,7 +250,7 @@ class Publisher:
             again = first_offset == end_offset  # only an empty range comes twice
             self._stem, self._stem_files = stem, max(self._next_index(table, f"{stem}-") for table in Table) if again else 0
         stored = []
-        for index, part in enumerate(_parts(spans, requests, self._now_unix_ns()), start=self._stem_files):
+        for index, part in enumerate(_parts(spans, requests, flat, self._now_unix_ns()), start=self._stem_files):
             self._make_folders(part)
             stored.append(self._write(part, f"{stem}-{index:03d}"))
         for folder in sorted({(self._root / file.path).parent for file in stored}):
@@ -466,7 +475,9 @@ def _stem(shard: int, first_offset: int, end_offset: int) -> str:
     return f"{shard:03d}-{first_offset:020d}-{end_offset:020d}"
 
 
-def _parts(spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table, now_unix_ns: int) -> Iterator[Part]:
+def _parts(
+    spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table, flat: FlatRows, now_unix_ns: int
+) -> Iterator[Part]:
     for hour, places in by_hour([span.start_unix_ns for span in spans]).items():
         table, columns = spans_table([spans[at] for at in places])
         yield Part(Table.SPANS, hour, table, columns, now_unix_ns)
@@ -474,6 +485,10 @@ def _parts(spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table, 
     for hour, places in by_hour(table[TIME_COLUMN[Table.REQUESTS]].to_pylist()).items():
         rows = table.take(places) if len(places) < len(table) else table
         yield Part(Table.REQUESTS, hour, rows, REQUEST_COLUMNS, now_unix_ns)
+    for name, of_table in flat.items():
+        kind = FLAT[name]
+        for hour, places in by_hour([getattr(row, kind.time) for row in of_table]).items():
+            yield Part(name, hour, kind.encode([of_table[at] for at in places]), kind.columns, now_unix_ns)
 
 
 def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:
