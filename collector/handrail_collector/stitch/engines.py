@@ -13,6 +13,7 @@ from typing import Final
 from handrail.records import EngineFacts, LogFact, LogKind, ProcessEvent, ProcessEventKind, Source
 
 SECOND: Final = 10**9
+MAX_RANKS: Final = 256
 LINK_QUIET_NS: Final = 60 * SECOND
 """A link that has said nothing of an error for so long is taken to be well again."""
 
@@ -41,7 +42,7 @@ class LinkFault:
 
 @dataclass(slots=True)
 class _Engine:
-    facts: EngineFacts | None = None
+    facts: dict[int | None, EngineFacts] = field(default_factory=dict)  # by data-parallel rank
     events: deque[ProcessEvent] = field(default_factory=lambda: deque(maxlen=64))
     faults: deque[LinkFault] = field(default_factory=lambda: deque(maxlen=16))
 
@@ -65,11 +66,12 @@ class EngineBook:
         if isinstance(record, LogFact):
             _take_fact(engine, record)
             return None
-        before, engine.facts = engine.facts, record
-        if before is None or not before.engine_id or not record.engine_id or before.engine_id == record.engine_id:
+        before = engine.facts.get(record.dp_rank)
+        if before is not None and before.at_unix_ns > record.at_unix_ns:
             return None
-        if before.at_unix_ns > record.at_unix_ns:
-            engine.facts = before
+        if len(engine.facts) < MAX_RANKS or before is not None:
+            engine.facts[record.dp_rank] = record
+        if before is None or not before.engine_id or not record.engine_id or before.engine_id == record.engine_id:
             return None
         event = ProcessEvent(
             process=record.process,
@@ -121,7 +123,7 @@ class EngineBook:
 
     def _facts(self, instance: str) -> EngineFacts | None:
         engine = self._engines.get(instance)
-        return engine.facts if engine is not None else None
+        return next(iter(engine.facts.values()), None) if engine is not None else None
 
     def lease_ns(self, instance: str) -> int | None:
         """How long this engine keeps KV for a peer."""
