@@ -45,10 +45,12 @@ def plugin_batch(records: Sequence[Any], seq: int) -> bytes:
 def log_batch(records: Sequence[Any], seq: int) -> bytes:
     """Log records of one sidecar."""
     request = ExportLogsServiceRequest()
-    scoped = request.resource_logs.add(resource=resource_of(replace(records[0].process, sender="plugin"))).scope_logs.add()
-    scoped.scope.name = SCOPE_EVENTS
-    scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
-    scoped.log_records.extend(fact_log(r) if isinstance(r, LogFact) else plugin_log(r) for r in records)
+    for index, record in enumerate(records):
+        resource = resource_of(replace(record.process, sender=f"plugin-{index}"))
+        scoped = request.resource_logs.add(resource=resource).scope_logs.add()
+        scoped.scope.name = SCOPE_EVENTS
+        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
+        scoped.log_records.append(fact_log(record) if isinstance(record, LogFact) else plugin_log(record))
     return request.SerializeToString()
 
 

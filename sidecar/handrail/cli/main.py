@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "fetches": Command("handrail.cli.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
     "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }

@@ -17,9 +17,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from handrail.cli import words
+from handrail.cli.handoff import handoff_lines
 from handrail.phases import ORDER, Phase
 from handrail.times import format_duration, format_time
-from handrail_collector.rows import PhaseRow, RequestRow
+from handrail_collector.rows import FetchRow, PhaseRow, RequestRow
 
 MIN_WIDTH: Final = 60
 _NAMES: Final = {phase.value: phase for phase in Phase}
@@ -80,6 +81,7 @@ def render_waterfall(
     *,
     provisional: bool = False,
     zone: tzinfo | None = None,
+    fetches: Sequence[FetchRow] = (),
 ) -> RenderableType:
     """The request drawn ``width`` columns wide (at least 60).
 
@@ -92,6 +94,7 @@ def render_waterfall(
         ("Findings", _findings(row, provisional, width)),
         ("", _phases(row, width)),
         ("Unattributed", _unattributed(row, width)),
+        ("KV hand-off", handoff_lines(fetches, width)),
         ("Stream", _stream(row, width)),
         ("How the evidence was joined", _joins(row, width)),
         ("Spans (each by the wall clock of its own host)", _spans(row, spans, width)),
