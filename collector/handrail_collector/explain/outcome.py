@@ -135,6 +135,13 @@ def _expired(case: Case) -> list[str]:
     return found
 
 
+def _expired_first(case: Case) -> bool:
+    """P had given the blocks up before the read began, whatever the two clocks may differ by: not because it had failed."""
+    publish, least = case.handoff.publish, case.wait_ns[0]
+    ended = publish.expired_ns if publish is not None else case.lease_ns if case.said(LogKind.EXPIRED) else None
+    return ended is not None and least is not None and least >= ended
+
+
 def _loaded(fetch: KvFetch | None) -> bool:
     return fetch is not None and fetch.failure is None and fetch.effect is None and fetch.noticed_ns is not None
 
@@ -154,7 +161,7 @@ def _failed(case: Case) -> Verdict | None:
     recomputed = (fetch is not None and fetch.effect is FetchEffect.RECOMPUTED) or any(
         fact.kind is LogKind.RECOMPUTED for fact in lines
     )
-    if declined or (_expired(case) and not recomputed):
+    if declined or (_expired_first(case) and not recomputed):
         return Verdict(FetchOutcome.EXPIRED, reason or "lease_ended", evidence, lost_ns=_lost(case))
     if recomputed or (case.answered and fetch is not None and fetch.policy == "recompute"):
         return Verdict(FetchOutcome.RECOMPUTED, reason, evidence, lost_ns=_lost(case))

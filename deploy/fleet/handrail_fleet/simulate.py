@@ -47,6 +47,7 @@ class Flight:
     load_started_ns: int | None = None
     contact_ns: int | None = None
     loaded_ns: int | None = None
+    expired_ns: int | None = None  # P gave up what nobody had read
     seen_ns: int | None = None
     decode_scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -256,6 +257,7 @@ class Simulation:
 
     def _free(self, host: _Host, flight: Flight) -> None:
         if flight.contact_ns is None and host.core.release(flight.id):
+            flight.expired_ns = self._now_ns
             self._kick(host)
 
     # --- the hand-off ---------------------------------------------------------------------------------------------------
@@ -307,6 +309,7 @@ class Simulation:
 
         def give_up() -> None:
             if prefill.core.release(flight.id):
+                flight.expired_ns = self._now_ns
                 self._kick(prefill)
 
         self._at(self._now_ns + FAILS_AFTER_NS, report)

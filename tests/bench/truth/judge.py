@@ -32,7 +32,7 @@ _FETCHED: dict[truth.Fetch, set[str | None]] = {
     truth.Fetch.FAILED: {"failed", "unknown"},
     truth.Fetch.RECOMPUTED: {"recomputed", "unknown"},
     truth.Fetch.EXPIRED: {"expired", "recomputed", "unknown"},
-    truth.Fetch.NONE: {"unknown", None},
+    truth.Fetch.NONE: {"unknown", None, "hung", "aborted"},
 }
 
 
