@@ -216,6 +216,7 @@ def _pipeline_settings(config: CollectorConfig) -> PipelineSettings:
     decision = config.decision
     return PipelineSettings(
         flush_interval_ns=config.flush_interval,
+        hung_ns=decision.hung_after,
         stitch=StitchSettings(
             settle_ns=decision.settle,
             engine_wait_ns=decision.engine_wait,

@@ -132,6 +132,7 @@ class FetchRow:
     transfer_bound_ns: int | None = None
     notice_ns: int | None = None
     held_ns: int | None = None  # at least so long KV lay before its read began
+    clock_bound_ns: int | None = None  # so wide is what the two hosts' clocks may differ by; None: one clock, or no bound
     lease_ns: int | None = None
     late_ns: int | None = None  # read so long after the lease had ended
     lost_ns: int | None = None

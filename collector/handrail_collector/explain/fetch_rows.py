@@ -115,6 +115,7 @@ def _row(
         transfer_bound_ns=bound,
         notice_ns=_between(fetch.done_ns, fetch.noticed_ns) if fetch is not None else None,
         held_ns=max(0, judged.held_ns[0]) if judged.held_ns[0] is not None else None,
+        clock_bound_ns=_width(judged.held_ns),
         lease_ns=judged.lease_ns,
         late_ns=verdict.late_ns,
         lost_ns=verdict.lost_ns,
@@ -187,6 +188,11 @@ def _held(handoff: Handoff, clocks: HostClocks) -> tuple[int | None, int | None]
         None if offset.high_ns is None else apart - offset.high_ns,
         None if offset.low_ns is None else apart - offset.low_ns,
     )
+
+
+def _width(held_ns: tuple[int | None, int | None]) -> int | None:
+    least, most = held_ns
+    return most - least if least is not None and most is not None and most != least else None
 
 
 def _lease(handoff: Handoff, facts: Sequence[LogFact], engines: EngineBook) -> int | None:

@@ -30,7 +30,7 @@ def handoff_lines(fetches: Sequence[FetchRow], width: int) -> Iterator[Text]:
         yield line
         meaning = words.plain(fetch.outcome, words.KV_OUTCOME)
         yield from _wrapped(f"{meaning}{'; the answer cannot be trusted' if fetch.tainted else ''}", width, "")
-        for told in (_amount(fetch), _times(fetch), _lease(fetch)):
+        for told in (_amount(fetch), _times(fetch), _lease(fetch), _clocks(fetch)):
             if told:
                 yield from _wrapped(told, width, "")
         for said in fetch.evidence:
@@ -103,6 +103,12 @@ def _lease(fetch: FetchRow) -> str:
     if fetch.held_ns is not None and fetch.lease_ns and 2 * fetch.held_ns >= fetch.lease_ns:
         return f"lay at least {format_duration(fetch.held_ns)} before its read, of a lease of {format_duration(fetch.lease_ns)}"
     return ""
+
+
+def _clocks(fetch: FetchRow) -> str:
+    if fetch.clock_bound_ns is None:
+        return ""
+    return f"the two hosts' clocks are related to within {format_duration(fetch.clock_bound_ns)}; no time here compares them"
 
 
 def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:

@@ -10,6 +10,7 @@ from bench.truth import baseline
 from bench.truth.cases import TRACES, Case
 from bench.truth.judge import Known, Score, by_request, found_share, judge
 from handrail.cli.simulated import arrivals
+from handrail.records import EngineRequest
 from handrail_collector.offline import newest, rows_of
 from handrail_collector.rows import RequestRow
 from handrail_fleet.faults import Fault
@@ -85,4 +86,4 @@ class Referee:
         """Rows, and what vLLM alone would name."""
         made = arrivals(scenario, flights, faults, seed=self._seed, started_unix_ns=STARTED_UNIX_NS, plugin=self._plugin)
         rows = newest(rows_of((one.received_unix_ns, one.record) for one in made))
-        return rows, baseline.named(one.record for one in made)
+        return rows, baseline.named(one.record for one in made if isinstance(one.record, EngineRequest))
