@@ -26,6 +26,7 @@ from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.observed import Seen
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
+from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.group import Closing
 from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.publish import Publisher, StoreLockedError
@@ -237,6 +238,15 @@ def _warn_of_open_ports(config: CollectorConfig) -> None:
             )
 
 
+CLOCK_PAIRS = 50
+
+
+def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:
+    """Seconds by (host, peer host)."""
+    widths = {pair: interval.width_ns / 1e9 for pair, interval in clocks.intervals().items() if interval.width_ns is not None}
+    return dict(sorted(widths.items(), key=lambda each: -each[1])[:CLOCK_PAIRS])
+
+
 def _rows(running: Running) -> list[Row]:
     """What the collector says of its own work."""
     prefix = names.METRIC_COLLECTOR
@@ -298,6 +308,13 @@ def _rows(running: Running) -> list[Row]:
             ("closing",),
         ),
         Row(f"{prefix}_held_requests", "gauge", "Requests held in memory, decided ones included", lambda: len(stitcher)),
+        Row(
+            names.METRIC_CLOCK_BOUND,
+            "gauge",
+            f"How far apart the bounds of two hosts' clock offset lie; the {CLOCK_PAIRS} widest pairs that are bounded at all",
+            lambda: clock_bounds(stitcher.clocks),
+            ("host", "peer_host"),
+        ),
         Row(f"{prefix}_journal_lag_bytes", "gauge", "Journalled and not taken yet", lambda: running.journal.lag_bytes),
         Row(f"{prefix}_store_bytes", "gauge", "Files of the store, as of the last upkeep pass", lambda: kept_up.bytes),
         Row(f"{prefix}_store_files", "gauge", "Number of these files", lambda: kept_up.files),
