@@ -51,15 +51,6 @@ class OffsetInterval:
         return OffsetInterval(max(lows, default=None), min(highs, default=None), at)
 
 
-def from_call(sent_ns: int, answered_ns: int, received_ns: int, responded_ns: int) -> OffsetInterval:
-    """What one synchronous call says of the callee's clock minus the caller's.
-
-    ``sent_ns`` and ``answered_ns``: caller's wall clock; ``received_ns`` and ``responded_ns``: callee's. The callee received
-    after the caller sent (offset <= received - sent) and responded before the answer came (offset >= responded - answered).
-    """
-    return OffsetInterval(responded_ns - answered_ns, received_ns - sent_ns, answered_ns)
-
-
 def contains(outer: tuple[int, int], inner: tuple[int, int], offset: OffsetInterval | None) -> bool:
     """Whether ``inner`` (start, end; peer's clock) can lie within ``outer`` (ours). Without an offset the two share a clock.
 

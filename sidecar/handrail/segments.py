@@ -289,19 +289,19 @@ class SegmentLog:
 
     def _roll(self) -> None:
         full_fd = self._fd
-        self._start_segment()
+        try:
+            self._start_segment()
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise Full(str(error)) from error
+            raise
         if self._synced < self._end:
             self._unsynced_fds.append(full_fd)
         else:
             self._files.close(full_fd)
 
     def _start_segment(self) -> None:
-        try:
-            self._fd = self._files.open_append(self._path(self._end))
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise Full(str(error)) from error
-            raise
+        self._fd = self._files.open_append(self._path(self._end))
         self._names_unsynced = True
         self._sizes[self._end] = 0
         self._firsts = (*self._firsts, self._end)

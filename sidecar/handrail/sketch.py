@@ -98,9 +98,13 @@ class GapSketch:
         for index in sorted(self._buckets):
             seen += self._buckets[index]
             if seen >= rank:
-                middle = self.max_ns if index == _OVERFLOW else _middle_ns(index)
+                middle = self.max_ns if index == _OVERFLOW else bucket_middle_ns(index)
                 return min(max(middle, self.min_ns), self.max_ns)
         raise AssertionError("counts do not add up")
+
+    def buckets(self) -> dict[int, int]:
+        """Weight by bucket (``bucket_middle_ns``), of those in use, in ascending order."""
+        return dict(sorted(self._buckets.items()))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GapSketch):
@@ -188,8 +192,8 @@ def _bucket(value_ns: int) -> int:
     return int(log(value_ns) * _PER_LN + _OFFSET) if value_ns < _COVERED_NS else _OVERFLOW
 
 
-def _middle_ns(index: int) -> int:
-    """The whole number of ns whose largest relative distance to the bucket's ends is smallest."""
+def bucket_middle_ns(index: int) -> int:
+    """What stands for all of a bucket: the whole number of ns whose largest relative distance to its ends is smallest."""
     if index < _EXACT:
         return index
     return round(2 * _EXACT * _GAMMA ** (index - _EXACT + 1) / (_GAMMA + 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -127,9 +127,11 @@ class FaultyLife:
             return await act()
 
 
-def run(recorded: Recorded, crashes: Crashes, folder: Path, every: int) -> dict[str, Tally]:
-    """Each ``every``-th operation, of both kinds of fault; the power goes after each."""
-    tallies = {FULL: Tally(), FAILED_SYNC: Tally()}
+def run(
+    recorded: Recorded, crashes: Crashes, folder: Path, every: int, kinds: Sequence[str] = (FULL, FAILED_SYNC)
+) -> dict[str, Tally]:
+    """Each ``every``-th operation that a fault of a kind can strike; the power goes after each life."""
+    tallies = {kind: Tally() for kind in kinds}
     end = recorded.points[-1]
     for kind, tally in tallies.items():
         at, struck = 0, True

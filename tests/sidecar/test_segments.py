@@ -335,6 +335,14 @@ def test_no_room_for_a_new_segment_is_full() -> None:
     assert len(list(log.read(0))) == 2
 
 
+def test_no_room_for_the_first_segment_is_a_disk_that_fails_for_nothing_can_be_refused_yet() -> None:
+    files = CrashFiles()
+    files.refuse["open_append"] = OSError(errno.ENOSPC, "no inode")
+    with pytest.raises(OSError, match="no inode"):
+        SegmentLog("log", SMALL, files=files)
+    SegmentLog("log", SMALL, files=files).close()
+
+
 @pytest.mark.parametrize("keep", [0, 1], ids=["loses-all-it-may", "keeps-all-it-may"])
 def test_power_may_fail_before_any_operation_even_of_the_recovery(keep: int) -> None:
     def choose(most: int) -> int:

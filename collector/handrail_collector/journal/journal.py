@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -144,8 +145,11 @@ class Journal:
         return not self._broken
 
     async def start(self) -> None:
-        """Make what an earlier process left durable, so that nothing followed can vanish. Raises ``OSError``, ``Full``."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._log.sync)
+        """Make what an earlier process left durable, so that nothing followed can vanish. Raises ``OSError``."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._log.sync)
+        except Full as full:  # there is nobody yet who could be refused
+            raise OSError(errno.ENOSPC, str(full)) from full
 
     async def consume(self, signal: Signal, payload: bytes) -> None:
         """Returns once ``payload`` is on disk. Raises ``Retryable`` when full or stopping, ``Rejected`` when it can never fit."""

@@ -50,7 +50,8 @@ class HostClocks:
         found = self._direct(a, b, at_unix_ns)
         for through in islice((h for h in self._spoke.get(a, ()) if h in self._spoke.get(b, ())), MAX_THROUGH):
             one, two = self._direct(a, through, at_unix_ns), self._direct(through, b, at_unix_ns)
-            found = _both(found, OffsetInterval(_sum(one.low_ns, two.low_ns), _sum(one.high_ns, two.high_ns), at_unix_ns))
+            both = found.narrowed(OffsetInterval(_sum(one.low_ns, two.low_ns), _sum(one.high_ns, two.high_ns), at_unix_ns))
+            found = found if both.contradictory else both
         return found
 
     def related(self, ours: Evidence, theirs: Evidence) -> bool:
@@ -130,14 +131,6 @@ def _causes(evidence: list[Evidence]) -> Iterator[tuple[tuple[str, int], tuple[s
                 if load.done_ns is not None and kept.read_ns is not None and kept.readers == 1:
                     done = load.known_unix_ns + load.done_ns - load.done_bound_ns
                     yield (at_d, done), (at_p, kept.published_unix_ns + kept.read_ns)
-
-
-def _both(one: OffsetInterval, two: OffsetInterval) -> OffsetInterval:
-    """Both pieces of evidence of one time; where they contradict each other, the first."""
-    lows = [x for x in (one.low_ns, two.low_ns) if x is not None]
-    highs = [x for x in (one.high_ns, two.high_ns) if x is not None]
-    both = OffsetInterval(max(lows, default=None), min(highs, default=None), one.at_unix_ns)
-    return one if both.contradictory else both
 
 
 def _sum(one: int | None, two: int | None) -> int | None:

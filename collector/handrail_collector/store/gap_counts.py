@@ -102,7 +102,7 @@ class _Numbers:
         ends = np.flatnonzero(data < 0x80)
         starts = np.concatenate(([0], ends[:-1] + 1))
         length = ends - starts + 1
-        value = np.zeros(len(ends), np.int64)
+        value: Integers = np.zeros(len(ends), np.int64)
         for place in range(min(_LONGEST, int(length.max(initial=0)))):
             has = np.flatnonzero(length > place)
             value[has] |= (data[starts[has] + place].astype(np.int64) & 0x7F) << (7 * place)

@@ -19,7 +19,7 @@ from pathlib import Path
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 3
-"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1: no heads, 2: no counts, no rollups."""
+"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no rollups."""
 
 MANIFEST = "manifest.jsonl"
 

@@ -315,7 +315,8 @@ class Publisher:
     def _rows(self, file: StoredFile, resting_on: int) -> list[RequestRow]:
         """The rows of one file that rest on an entry at ``resting_on`` or later; a replay makes those of a damaged one again."""
         try:
-            table = pq.ParquetFile(io.BytesIO(self._read(str(self.path(file))))).read()
+            data = io.BytesIO(self._read(str(self.path(file))))
+            table = pq.ParquetFile(data, page_checksum_verification=True).read()
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise

@@ -54,6 +54,11 @@ class StoreReader:
         self._threads = threads
         self._connection: duckdb.DuckDBPyConnection | None = None
 
+    @property
+    def root(self) -> Path:
+        """The store's folder."""
+        return self._root
+
     def close(self) -> None:
         """Let go of DuckDB. Works twice."""
         with self._guard:

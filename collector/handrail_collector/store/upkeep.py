@@ -35,12 +35,16 @@ _KEY_TYPES = {column.name: column.type for column in REQUEST_COLUMNS if column.n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepSettings:
-    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything."""
+    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything.
+
+    ``rollups``: whether folded hours get one.
+    """
 
     closed_after_ns: int = 15 * MINUTE_NS
     grace_ns: int = 10 * MINUTE_NS
     retention_ns: int | None = None
     max_bytes: int | None = None
+    rollups: bool = False
 
 
 @dataclass(slots=True)
@@ -242,6 +246,8 @@ class Upkeep:
         self.stats.fold_ns += time.monotonic_ns() - began
 
     def _roll_up_all(self) -> None:
+        if not self._settings.rollups:
+            return
         wanted = due(self._publisher.publishes(), self._publisher.shard, self._now_unix_ns(), self._settings.closed_after_ns)
         if wanted.stale:
             self._publisher.retire(wanted.stale)

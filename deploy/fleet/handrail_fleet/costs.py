@@ -8,14 +8,34 @@ keeps the engine's thread busy while the GPU computes (vLLM does it once the ste
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from handrail_fleet.model import Batch
 from handrail_fleet.noise import normal
 from handrail_fleet.scenario import Scenario
 
 
+class StepCosts(Protocol):
+    """What an engine's work costs, whatever it is drawn from. Faults set the two factors, which else are 1."""
+
+    prefill_factor: float
+    step_factor: float
+
+    def step_ns(self, batch: Batch) -> int:
+        """One forward pass."""
+
+    def prefill_ns(self, tokens: int) -> int:
+        """A prompt alone, in one step."""
+
+    def kv_bytes(self, tokens: int) -> int:
+        """What moving the KV of so many tokens takes of a link."""
+
+    def post(self, tokens: int) -> None:
+        """The engine posts a transfer of so many tokens' KV now; what that takes of its thread delays the next step."""
+
+
 class Costs:
-    """One engine's. ``prefill_factor`` and ``step_factor`` are 1 without a fault."""
+    """One engine's, from a scenario."""
 
     def __init__(self, scenario: Scenario, seed: int, clock: Callable[[], int]) -> None:
         self._scenario = scenario
@@ -44,3 +64,6 @@ class Costs:
         costs = self._scenario
         pairs = tokens * tokens / 2
         return round(costs.step_ns + tokens * costs.prefill_token_ns + pairs * costs.prefill_pair_ps / 1000)
+
+    def kv_bytes(self, tokens: int) -> int:
+        return tokens * self._scenario.kv_bytes_per_token

@@ -21,6 +21,11 @@ class Link:
         self._move(now_ns)
         self._left[transfer] = float(size_bytes)
 
+    def drop(self, transfer: str, now_ns: int) -> None:
+        """Nobody waits for it any more. An unknown one does nothing."""
+        self._move(now_ns)
+        self._left.pop(transfer, None)
+
     def finished(self, now_ns: int) -> list[str]:
         """Remove and return what has arrived."""
         self._move(now_ns)

@@ -8,11 +8,11 @@ others may hear of it; no host's clock shows it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from handrail_fleet.faults import Fault, Place
 from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight
+from handrail_fleet.simulate import Attempt, Flight
 
 STARTED_UNIX_NS = 1_700_000_000_000_000_000  # wall time at which a run begins, on a right clock
 UPTIME_NS = 86_400_000_000_000  # of every machine when a run begins
@@ -118,6 +118,7 @@ def observe(
     here = clocks(scenario, faults) if by_host is None else by_host
     plan = flight.plan
     said: list[Observation] = [_edge(flight, here["edge"])]
+    said += [_abandoned(attempt, flight.id, here[attempt.host]) for attempt in flight.abandoned]
     if plan.prefill_host != plan.decode_host:
         said += _prefill(flight, here[plan.prefill_host])
     said += _decode(flight, here[plan.decode_host])
@@ -129,12 +130,15 @@ def observe(
 def _router(scenario: Scenario, flight: Flight, here: Clock) -> list[Observation]:
     """Its own request, and one call an engine; each once it has ended."""
     hop, plan = scenario.hop_ns, flight.plan
-    arrival = plan.arrival.at_ns + hop
+    arrival = flight.plan.arrival.at_ns + hop
+    sent = flight.abandoned[-1].end_ns + hop if flight.abandoned else arrival + flight.router_ns
     legs = [("server", "", arrival, flight.engine_end_ns)]
-    if plan.prefill_host != plan.decode_host:
-        legs.append(("prefill", plan.prefill_host, arrival + flight.router_ns, flight.prefill_done_ns))
-    called = arrival + flight.router_ns if len(legs) == 1 else (flight.prefill_done_ns or 0) + hop
-    legs.append(("decode", plan.decode_host, called, flight.engine_end_ns))
+    if plan.prefill_host == plan.decode_host:
+        legs.append(("decode", plan.decode_host, sent, flight.engine_end_ns))
+    elif flight.prefill_arrival_ns is not None:  # calls that were answered with an error are not told apart
+        called = (flight.prefill_done_ns or 0) + hop
+        legs.append(("prefill", plan.prefill_host, sent, flight.prefill_done_ns))
+        legs.append(("decode", plan.decode_host, called, flight.engine_end_ns))
     return [
         RouterObservation(
             host="router",
@@ -152,7 +156,27 @@ def _router(scenario: Scenario, flight: Flight, here: Clock) -> list[Observation
 
 def _edge(flight: Flight, here: Clock) -> ProxyObservation:
     arrival = flight.plan.arrival.at_ns
-    return _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
+    said = _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
+    refused = flight.failed and flight.prefill_arrival_ns is None  # by every P that was tried: the router passes the error on
+    return replace(said, status=500, error=False) if refused else said
+
+
+def _abandoned(attempt: Attempt, request_id: str, here: Clock) -> ProxyObservation:
+    """A prompt that P answered with an error."""
+    return ProxyObservation(
+        host=attempt.host,
+        request_id=request_id,
+        arrival_unix_ns=here.unix_ns(attempt.arrival_ns),
+        first_token_ns=None,
+        end_ns=here.elapsed_ns(attempt.end_ns - attempt.arrival_ns),
+        gaps_ns=(),
+        status=500,
+        error=False,
+        prompt_tokens=None,
+        completion_tokens=None,
+        cached_tokens=None,
+        said_ns=attempt.end_ns,
+    )
 
 
 def _prefill(flight: Flight, here: Clock) -> list[Observation]:

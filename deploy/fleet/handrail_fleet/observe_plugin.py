@@ -69,6 +69,7 @@ class KeptObservation:
     published_unix_ns: int
     read_ns: int | None
     expired_ns: int | None
+    late_read_ns: int | None
     seen_ns: int | None
     tokens: int
     kv_bytes: int
@@ -124,7 +125,7 @@ def _times(
 def _load(flight: Flight, here: Clock, known: int, over_ns: int) -> LoadObservation:
     failure, effect = FAILURES.get(flight.fetch, (None, None))
     started, contact = flight.load_started_ns, flight.contact_ns
-    went_well = flight.fetch is Fetch.OK
+    went_well = flight.fetch in (Fetch.OK, Fetch.STALE_READ)  # D cannot tell the two apart
     met = started is not None and contact is not None and contact > started
     return LoadObservation(
         host=flight.plan.decode_host,
@@ -148,13 +149,15 @@ def _load(flight: Flight, here: Clock, known: int, over_ns: int) -> LoadObservat
 def _kept(scenario: Scenario, flight: Flight, here: Clock, published: int, over_ns: int) -> KeptObservation:
     tokens = flight.plan.arrival.prompt_tokens
     read = flight.loaded_ns if flight.fetch is Fetch.OK else None
-    ended = read if read is not None else flight.expired_ns
+    late = flight.loaded_ns if flight.fetch is Fetch.STALE_READ else None
+    ended = read if read is not None else late if late is not None else flight.expired_ns
     return KeptObservation(
         host=flight.plan.prefill_host,
         request_id=flight.id,
         published_unix_ns=here.unix_ns(published),
         read_ns=_since(here, published, read),
         expired_ns=_since(here, published, flight.expired_ns) if read is None else None,
+        late_read_ns=_since(here, published, late),
         seen_ns=_since(here, published, over_ns) if ended is None else None,
         tokens=tokens,
         kv_bytes=tokens * scenario.kv_bytes_per_token,

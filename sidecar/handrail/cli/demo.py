@@ -3,6 +3,8 @@
 examples:
   handrail demo                       emulated engines; stays until Ctrl-C, so that its requests can be looked at
   handrail demo --once --json         for a script: ends at once, the last line is one JSON object
+  handrail demo --fault 'slow_link:p0>d0:8'
+                                      with a fault, and beside what Handrail says of it what truly happened
   handrail demo --engine vllm         real vLLM engines on this machine's CPUs (from a source checkout)
   handrail demo --scenario split --requests 20000 --fault 'slow_link:p0>d1:20@600-1200' --data run
                                       virtual time: no sockets, 20,000 requests in seconds, into a folder to look at
@@ -32,12 +34,14 @@ from uuid import uuid4
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from handrail.cli import scenario
+from handrail.cli import demo_faults, scenario
 from handrail.cli.children import HOST, Child, ChildError, Children, free_ports
 from handrail.cli.demo_figures import Figures, Sent, figures, is_joined, slowest_row
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CliError
 from handrail_collector.rows import RequestRow
+from handrail_fleet.faults import Fault
 
 ENGINES: Final = ("emulated", "vllm")
 _HANDRAIL: Final = (sys.executable, "-m", "handrail.cli.main")
@@ -65,10 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line, nothing else")
     parser.add_argument("--requests", type=int, metavar="N", help=f"how many to send (default {_REQUESTS}; with --scenario 2000)")
     parser.add_argument("--concurrency", type=_count, default=8, metavar="C", help="how many at the same time (default 8)")
+    parser.add_argument("--profile", help="llm-d latencies for the emulated engines: a bundled name or a file")
     parser.add_argument(
-        "--profile",
-        default="8b-h100-balanced-per-token",
-        help="latencies of the emulated engines: a bundled name or a file (default 8b-h100-balanced-per-token)",
+        "--fault",
+        metavar="NAME:PLACE:SIZE[@FROM-TO]",
+        action="append",
+        default=[],
+        help="such as slow_link:p0>d0:8, seconds of the fleet or the run after @; may come again (docs/fleet.md); "
+        "without --scenario the hosts are p0, p1, d0, d1",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the load and of the emulated latencies (default 0)")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="work in DIR (new or empty) and keep logs and data there")
@@ -92,12 +100,18 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.requests <= _MAX_ROWS:
         what = f"--requests {arguments.requests} is not between 1 and {_MAX_ROWS}"
         raise CliError(what=what, where="command line", valid="more of them in virtual time: --scenario", exit_code=EXIT_USAGE)
-    _check_profile(arguments.profile)
+    if arguments.profile is not None:
+        _check_profile(arguments.profile)
+    faults = demo_faults.checked(arguments.fault)
+    if faults and arguments.engine == "vllm":
+        raise CliError(
+            what="--fault is for emulated engines", where="command line", valid="--engine emulated", exit_code=EXIT_USAGE
+        )
     if arguments.engine == "vllm":
         _install_vllm()
     progress = Console(stderr=True)
     with _work_folder(arguments.keep) as work, _ended_by_sigterm():
-        stage = _Demo(arguments, Children(work.path), progress)
+        stage = _Demo(arguments, faults, Children(work.path), progress)
         try:
             code = stage.run()
             if code == EXIT_FAILED:
@@ -180,6 +194,7 @@ class _Place:
     role: str
     name: str
     port: int
+    host: str  # in the fleet's scenario
 
     @property
     def instance(self) -> str:
@@ -189,8 +204,13 @@ class _Place:
 class _Demo:
     """One run, from the first child to the last."""
 
-    def __init__(self, arguments: argparse.Namespace, children: Children, console: Console) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, faults: Sequence[tuple[str, Fault]], children: Children, console: Console
+    ) -> None:
         self._arguments = arguments
+        self._faults = faults
+        self._began_unix_ns = time.time_ns()
+        self._load_after_ns = 0
         self._children = children
         self._console = console
         self._tag = f"demo-{uuid4().hex[:6]}"
@@ -208,7 +228,7 @@ class _Demo:
             rows = self._joined(progress, sent)
         result = figures(sent, rows)
         self._report(result, rows)
-        if not result.good:
+        if not (result.good or (self._faults and result.joined == result.requests and not result.wrong)):
             self._complain(result, sent)
             return EXIT_FAILED
         if not self._arguments.once:
@@ -232,8 +252,11 @@ class _Demo:
         self._collector = self._handrail("collector", "collector", *ports, "--data", data, *_SOON)
         self._children.wait_ready([self._collector], _START_S)
         progress.update(task, description="starting sidecars")
-        names = [(role, f"{role}-{number}") for role in ("prefill", "decode") for number in range(1, each + 1)]
-        places = [_Place(role, name, port) for (role, name), port in zip(names, free_ports(len(names)), strict=True)]
+        names = [(role, number) for role in ("prefill", "decode") for number in range(each)]
+        places = [
+            _Place(role, f"{role}-{number + 1}", port, f"{role[0]}{number}")
+            for (role, number), port in zip(names, free_ports(len(names)), strict=True)
+        ]
         beside = {place.name: self._sidecar(place.role, place.name, place.instance) for place in places}
         self._sidecars += beside.values()
         self._children.wait_ready(self._sidecars, _START_S)
@@ -242,7 +265,8 @@ class _Demo:
         prefill, decode = (
             [_http(beside[place.name], "proxy") for place in places if place.role == role] for role in ("prefill", "decode")
         )
-        router = self._fleet("router", "router", "--listen", _ANY_PORT, "--prefill", *prefill, "--decode", *decode)
+        relay = ("--listen", _ANY_PORT, "--prefill", *prefill, "--decode", *decode, *self._shared("router"))
+        router = self._fleet("router", "router", *relay)
         self._routers.append(router)
         self._children.wait_ready([router], _START_S)
         edge = self._sidecar("edge", "edge", router.addresses["http"])
@@ -263,9 +287,17 @@ class _Demo:
             self._engines.append(self._children.start("vllm", command))
             return
         for number, place in enumerate(places):
-            arguments = ["--role", place.role, "--listen", place.instance, "--profile", self._arguments.profile]
+            arguments = ["--role", place.role, "--host", place.host, "--listen", place.instance, *self._shared(place.host)]
+            arguments += ["--profile", self._arguments.profile] if self._arguments.profile is not None else []
             arguments += ["--seed", str(self._arguments.seed * len(places) + number), "--otlp-endpoint", taps[place.name]]
             self._engines.append(self._fleet(f"engine-{place.name}", "engine", *arguments, env=_ENGINE_ENV))
+
+    def _shared(self, name: str) -> list[str]:
+        """What every process of the emulated fleet is told."""
+        told = ["--scenario", demo_faults.SCENARIO, "--began-unix-ns", str(self._began_unix_ns)]
+        for text, _ in self._faults:
+            told += ["--fault", text]
+        return [*told, "--truth", str(self._children.folder / f"{name}.truth")] if self._faults else told
 
     def _sidecar(self, role: str, name: str, instance: str) -> Child:
         assert self._collector is not None, "the collector is started first"
@@ -292,6 +324,7 @@ class _Demo:
         command += ["--requests", str(arguments.requests), "--concurrency", str(arguments.concurrency)]
         if arguments.engine == "vllm":
             command += ["--prompt-words", "20", "120"]  # the tiny model takes 2048 tokens, and its words are many
+        self._load_after_ns = time.time_ns() - self._began_unix_ns
         load = self._children.start("load", command, may_end=True)
         self._loads.append(load)
 
@@ -354,8 +387,11 @@ class _Demo:
 
     def _report(self, result: Figures, rows: Sequence[RequestRow]) -> None:
         self.shown = True
+        struck = self._struck(rows)
         if self._arguments.json:
             told = {**asdict(result), "engine": self._arguments.engine, "api": self._api}
+            if self._faults:
+                told |= {"load_after_s": self._load_after_ns / 1e9, "faults": [demo_faults.plain(one) for one in struck]}
             print(json.dumps(told), flush=True)
             return
         from handrail.cli.waterfall import main_id, render_waterfall
@@ -367,6 +403,11 @@ class _Demo:
             console.print(render_waterfall(slowest, self._spans(slowest), console.width))
         console.print()
         console.print(_summary(result))
+        for one in struck:
+            console.print()
+            console.print(demo_faults.render(one))
+        if struck:
+            console.print(Text(demo_faults.caption(self._load_after_ns), style="dim"))
         example = main_id(slowest) if slowest is not None else "ID"
         if not self._arguments.once:
             console.print(f"\nThe collector's API: {self._api}   Try, in another terminal:", highlight=False)
@@ -377,6 +418,12 @@ class _Demo:
         elif self._arguments.keep is not None:
             data = self._children.folder / "data"
             console.print(f"\nKept; look at it with: handrail requests --data {data}", highlight=False, soft_wrap=True)
+
+    def _struck(self, rows: Sequence[RequestRow]) -> list[demo_faults.Struck]:
+        if not self._faults:
+            return []
+        truths = demo_faults.read_truths(self._children.folder, self._loads[0].log, self._began_unix_ns)
+        return [demo_faults.struck(text, fault, truths, rows) for text, fault in self._faults]
 
     def _spans(self, row: RequestRow) -> Sequence[Any]:
         from handrail.cli.rowsource import ApiSource

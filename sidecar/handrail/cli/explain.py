@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(source.explain(question, now_unix_ns), ensure_ascii=False))
             return EXIT_OK
-        from handrail.cli.explained import render, source_flags
+        from handrail.cli.explained import next_commands, render, source_flags
         from handrail.cli.terminal import answer_console, waiting
 
         both = not arguments.fast and not arguments.exact and sys.stdout.isatty()
@@ -63,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
             with waiting(f"asking {source.where}"):
                 answer = source.explain(question, now_unix_ns)
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    console.print(render(answer, console.width, now_unix_ns, flags=source_flags(arguments.data, arguments.api)))
+    console.print(render(answer, console.width, now_unix_ns))
+    if answer["scopes"]:
+        # not through the console: a command is to be copied, so it is never wrapped or cut
+        print("\nLook further", *next_commands(answer, source_flags(arguments.data, arguments.api)), sep="\n  ")
     return EXIT_OK
 
 

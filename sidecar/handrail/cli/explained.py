@@ -6,7 +6,7 @@ A pure function of the answer's JSON, which is the same from a collector and fro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, tzinfo
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ _CONTRASTS: Final = 8
 _PHASES: Final = 7
 _SHARE_OF_NOTE: Final = 0.005
 _BAR: Final = 20
+_TRACES: Final = 3
+_SECOND: Final = 10**9
 _IN_DOUBT: Final = "?"
 _WHERE: Final = {
     "prefill_host": "P host",
@@ -38,16 +40,13 @@ _WHERE: Final = {
 }
 
 
-def render(
-    answer: Plain, width: int, now_unix_ns: int, *, flags: Sequence[str] = (), zone: tzinfo | None = None
-) -> RenderableType:
-    """The whole answer. ``flags``: what the next commands need to ask the same source."""
+def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
+    """The whole answer; what to type next is ``next_commands``."""
     parts: list[RenderableType] = [_period(answer, now_unix_ns, zone)]
     if not answer["scopes"]:
         parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
     for scope in answer["scopes"]:
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
-    parts += [Text(), *_next(answer, flags)] if answer["scopes"] else []
     return Group(*parts)
 
 
@@ -199,33 +198,26 @@ def _lift(contrast: Plain) -> str:
     return f"{contrast['lift']:.2g} ({contrast['low']:.2g}–{contrast['high']:.2g})"
 
 
-def _next(answer: Plain, flags: Sequence[str]) -> Iterator[RenderableType]:
-    """Commands that look further: typical requests of each cause, and lists."""
+def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
+    """Commands that look further: a typical request of each cause, and lists. ``flags`` name the source."""
     source = "".join(f" {flag}" for flag in flags)
-    yield Text("Look further", style="bold")
+    told = []
     for scope in answer["scopes"]:
-        causes = (scope["ttft"] or {}).get("causes")
-        for named in (causes or {}).get("named", ())[:3]:
-            yield _command(
-                f"trace {named['examples'][0]}{source}    # {named['phase']} at {named['place'] or 'a place not known'}"
-            )
-        if causes and not causes["named"] and causes["examples"]:
-            yield _command(f"trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")
-    times = f" --since {_iso(answer['since_unix_ns'])} --until {_iso(answer['until_unix_ns'], up=True)}"
-    yield _command(f"requests --sort ttft{times}{source}")
+        causes = (scope["ttft"] or {}).get("causes") or {"named": (), "examples": ()}
+        for named in causes["named"][:_TRACES]:
+            where = named["place"] or "a place not known"
+            told.append(f"handrail trace {named['examples'][0]}{source}    # {named['phase']} at {where}")
+        if not causes["named"] and causes["examples"]:
+            told.append(f"handrail trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")
+    until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND
+    times = f" --since {_utc(answer['since_unix_ns'])} --until {_utc(until)}"
+    told.append(f"handrail requests --sort ttft{times}{source}")
     failed = next((name for scope in answer["scopes"] for name in scope["failures"]["by_outcome"]), None)
-    if failed:
-        yield _command(f"requests --outcome {failed}{times}{source}")
+    return told + ([f"handrail requests --outcome {failed}{times}{source}"] if failed else [])
 
 
-def _command(text: str) -> Text:
-    """Never wrapped, so that it can be copied."""
-    return Text(f"  handrail {text}", no_wrap=True, overflow="ignore")
-
-
-def _iso(unix_ns: int, *, up: bool = False) -> str:
-    seconds = -(-unix_ns // 10**9) if up else unix_ns // 10**9
-    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%dT%H:%M:%S%z}"
+def _utc(unix_ns: int) -> str:
+    return f"{datetime.fromtimestamp(unix_ns // _SECOND, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _when(unix_ns: int, now_unix_ns: int, zone: tzinfo | None) -> str:

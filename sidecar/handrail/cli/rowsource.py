@@ -119,6 +119,10 @@ class ApiSource:
         found: Mapping[str, Any] = answer
         return found
 
+    def compare(self, parameters: Mapping[str, str]) -> Any:
+        """The answer of ``GET /api/v1/compare`` as plain data."""
+        return self._get(f"/api/v1/compare?{urllib.parse.urlencode(parameters)}", (200,))[1]
+
     def close(self) -> None:
         """There is nothing to let go of: a connection lives for one question."""
 
@@ -162,15 +166,10 @@ class StoreSource:
 
     def __init__(self, folder: Path) -> None:
         # Only here: the store brings pyarrow and DuckDB, which asking an API does not need.
-        from handrail_collector.store.manifest import MANIFEST
         from handrail_collector.store.read import StoreReader
 
-        inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
-        if not inside:
-            what = "no store here (yet)" if folder.is_dir() else "no such folder"
-            raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
         self._folder = folder
-        self._reader = StoreReader(inside[0])
+        self._reader = StoreReader(store_root(folder))
 
     def close(self) -> None:
         self._reader.close()
@@ -221,6 +220,17 @@ class StoreSource:
             yield
         except StoreDamagedError as error:
             raise CliError(what=str(error), where=self.where) from None
+
+
+def store_root(folder: Path) -> Path:
+    """The store in a collector's data folder, or the folder itself where it is one. Raises ``CliError``."""
+    from handrail_collector.store.manifest import MANIFEST
+
+    inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
+    if not inside:
+        what = "no store here (yet)" if folder.is_dir() else "no such folder"
+        raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
+    return inside[0]
 
 
 def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:

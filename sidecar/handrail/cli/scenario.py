@@ -42,13 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--scenario", metavar="NAME", help=f"a file or one of: {', '.join(scenario.bundled())}; needs --data")
     group.add_argument("--data", metavar="DIR", type=Path, help="new or empty folder, for --data of the other commands")
-    group.add_argument(
-        "--fault",
-        metavar="NAME:PLACE:SIZE[@FROM-TO]",
-        action="append",
-        default=[],
-        help="seconds of the run after @, may come again; such as slow_link:p0>d1:20@60-120 (docs/fleet.md)",
-    )
     group.add_argument("--trace", metavar="FILE", type=Path, help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     group.add_argument("--rate", metavar="X", type=_positive, help="2: the trace twice as fast")
     group.add_argument("--start", metavar="TIME", help=f"when the run began (default: so that it ended just now): {TIME_RULE}")
@@ -65,7 +58,6 @@ def check(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
     """Flags that do not go together. Raises ``CliError``."""
     virtually = ("data", "trace", "rate", "start")
     given = [f"--{name}" for name in virtually if getattr(arguments, name) is not None]
-    given += ["--fault"] if arguments.fault else []
     if arguments.scenario is None and given:
         raise _usage(f"{given[0]} needs --scenario", f"--scenario NAME, one of {', '.join(scenario.bundled())}")
     if arguments.scenario is not None and arguments.data is None:

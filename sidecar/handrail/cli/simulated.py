@@ -148,6 +148,7 @@ class _Fleet:
     def _exchange(self, flight: Flight, said: ProxyObservation, request: _Request) -> Exchange:
         process = self._processes[said.host]
         prefills, decodes = process.role is Role.PREFILL, process.role is Role.DECODE
+        failed = said.error or said.status >= 400
         if process.role is Role.EDGE:
             span, parent = request.edge, ""
         else:
@@ -163,12 +164,12 @@ class _Fleet:
             arrival_unix_ns=said.arrival_unix_ns,
             duration_ns=duration_ns,
             outcome=_outcome(said),
-            error_type="InternalServerError" if said.error else None,
+            error_type="InternalServerError" if failed else None,
             path=_PATH,
             operation="text_completion",
             trace_origin="derived" if process.role is Role.EDGE else "inbound",
             request_id=said.request_id,
-            response_id=f"cmpl-{said.request_id}" if said.end_ns is not None and not said.error else None,
+            response_id=f"cmpl-{said.request_id}" if said.end_ns is not None and not failed else None,
             model=self._scenario.model,
             choices=1,
             stream=not prefills,
@@ -181,9 +182,9 @@ class _Fleet:
             prompt_tokens=said.prompt_tokens,
             output_tokens=said.completion_tokens,
             cached_tokens=said.cached_tokens,
-            finish_reasons=("length",) if said.end_ns is not None and not said.error else (),
+            finish_reasons=("length",) if said.end_ns is not None and not failed else (),
             kv_in=request.kv if decodes else None,
-            kv_out=request.kv if prefills and said.end_ns is not None else None,
+            kv_out=request.kv if prefills and said.end_ns is not None and not failed else None,
         )
 
     def _gaps(self, said: ProxyObservation, duration_ns: int) -> Gaps | None:
@@ -255,6 +256,8 @@ class _Fleet:
 
 
 def _outcome(said: ProxyObservation) -> Outcome:
+    if said.status >= 400:
+        return Outcome.HTTP_ERROR
     if said.error:
         return Outcome.STREAM_ERROR
     return Outcome.OK if said.end_ns is not None else Outcome.CLIENT_DISCONNECT

@@ -121,6 +121,7 @@ class PluginRecords:
             readers=0 if said.read_ns is None else 1,
             freed_ns=said.read_ns if said.read_ns is not None else said.expired_ns,
             expired_ns=said.expired_ns,
+            late_read_ns=said.late_read_ns,
             seen_ns=said.seen_ns,
             provisional=said.read_ns is None and said.expired_ns is None,
         )

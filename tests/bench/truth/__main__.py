@@ -22,6 +22,8 @@ from handrail.process import spare_the_heap
 
 FULL_TRACES = Path(__file__).parents[4] / "shared" / "cases" / "data" / "request_traces"
 
+WIDTH = 140
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where every goal is met, else 1."""
@@ -50,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scores = _judge(Referee(given.requests, seed, given.traces, plugin=given.plugin), chosen, say, as_json=given.json)
     say.print(f"{len(scores)} runs judged in {time.monotonic() - began:.0f} s", highlight=False)
     if not given.json:
-        out = Console()
-        out.print(table(scores, chosen), no_wrap=True, width=max(out.width, 150))
+        wide = max(Console().width, WIDTH)
+        Console(width=wide).print(table(scores))
     wrong = missed(scores, chosen)
     for line in wrong:
         say.print(f"[yellow]{line}[/yellow]", highlight=False)

@@ -32,6 +32,7 @@ _FETCHED: dict[truth.Fetch, set[str | None]] = {
     truth.Fetch.FAILED: {"failed", "unknown"},
     truth.Fetch.RECOMPUTED: {"recomputed", "unknown"},
     truth.Fetch.EXPIRED: {"expired", "recomputed", "unknown"},
+    truth.Fetch.STALE_READ: {"stale_read", "unknown"},
     truth.Fetch.NONE: {"unknown", None, "hung", "aborted"},
 }
 
@@ -184,7 +185,11 @@ def _may_be(row: RequestRow | None) -> set[str]:
 
 
 def _outcome_right(known: Known) -> bool:
-    return known.row is not None and known.row.outcome in _TOLD[known.truth.outcome]
+    """An answer from blocks that were given up is no good one, whatever the client saw, for who can know it."""
+    if known.row is None:
+        return False
+    tainted = known.row.outcome == "tainted" and known.truth.fetch is truth.Fetch.STALE_READ
+    return tainted or known.row.outcome in _TOLD[known.truth.outcome]
 
 
 def _kv_outcome_wrong(known: Known) -> bool:

@@ -30,7 +30,7 @@ def test_the_life_comes_past_every_operation_and_its_readers_see_no_torn_state(r
 def test_no_crash_and_no_crash_of_the_start_after_it_loses_or_doubles_anything(
     recorded: Recorded, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    crashes = Crashes(recorded, tmp_path, every=17, again=90)
+    crashes = Crashes(recorded, tmp_path, every=17, again=25)
     crashes.run()
     summed = total(crashes)
     assert summed.said == []
@@ -54,7 +54,7 @@ def test_a_sync_that_is_forgotten_is_seen(
     recorded: Recorded, tmp_path: Path, forgotten: Callable[[Operation], bool], seen: str
 ) -> None:
     points = [point for point in recorded.points if point.coming is None or not forgotten(point.coming)]
-    crashes = Crashes(replace(recorded, points=points), tmp_path, every=14, again=0)
+    crashes = Crashes(replace(recorded, points=points), tmp_path, every=25, again=0)
     crashes.run()
     assert getattr(total(crashes), seen) > 0
 
@@ -77,7 +77,7 @@ def test_counting_again_what_is_replayed_is_seen(recorded: Recorded, tmp_path: P
 
 @pytest.mark.parametrize("kind", [faults.FULL, faults.FAILED_SYNC])
 def test_a_disk_that_fails_once_loses_nothing(recorded: Recorded, tmp_path: Path, kind: str) -> None:
-    tally = faults.run(recorded, Crashes(recorded, tmp_path, again=0), tmp_path, every=45)[kind]
+    tally = faults.run(recorded, Crashes(recorded, tmp_path, again=0), tmp_path, 40 if kind == faults.FULL else 25, (kind,))[kind]
     assert tally.said == []
     assert tally.points >= 2
     assert (tally.lost, tally.twice, tally.torn, tally.wrong) == (0, 0, 0, 0)

@@ -157,6 +157,14 @@ async def test_a_disk_that_ends_at_the_sync_refuses_the_group_and_goes_on_when_t
     await journal.shutdown()
 
 
+async def test_a_disk_that_is_full_at_the_start_fails_it(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    disk.refuse["fsync_dir"] = OSError(errno.ENOSPC, "no space")
+    with pytest.raises(OSError, match="no space"):
+        await journal.start()
+    await journal.shutdown()
+
+
 async def test_a_follower_waits_for_what_comes(disk: CrashFiles) -> None:
     journal = open_journal(disk)
     reading = asyncio.create_task(entries(journal, 30))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,12 +27,24 @@ def spoilt(data: bytes) -> bytes:
     return data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :]
 
 
+def one_bit(data: bytes) -> bytes:
+    """The first that is read without a complaint, as another value."""
+    rows = pq.ParquetFile(io.BytesIO(data)).read()
+    for at in range(4, len(data)):
+        turned = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        with contextlib.suppress(pa.ArrowException, OSError):
+            if not pq.ParquetFile(io.BytesIO(turned)).read().equals(rows):
+                return turned
+    raise AssertionError("every bit is looked after")
+
+
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "other_bytes": lambda data: b"PAR1 no more",
     "cut": lambda data: data[:-300],
     "empty": lambda data: b"",
     "missing": lambda data: None,
     "spoilt_pages": spoilt,
+    "one_bit": one_bit,
 }
 
 
@@ -120,7 +134,7 @@ def test_a_failing_machine_is_no_damaged_file(store: Kept, monkeypatch: pytest.M
     publish_all(store.publisher)
     upkeep = store.upkeep()
 
-    def fails(path: Path) -> pa.Table:
+    def fails(path: Path, **options: bool) -> pa.Table:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:

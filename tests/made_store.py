@@ -6,11 +6,8 @@ shorter by one random factor. In one hour one prefill host lets a part of its re
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made rows are a module of the tests
 
 import numpy as np
 import pyarrow as pa
