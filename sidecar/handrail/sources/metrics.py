@@ -98,6 +98,7 @@ class MetricsSource:
         self._now = now_unix_ns
         self._monotonic_s = monotonic_s
         self._types = -1
+        self._untold = False
         self._warned_invalid = False
         self._session: aiohttp.ClientSession | None = None
         self._task: asyncio.Task[None] | None = None
@@ -105,11 +106,6 @@ class MetricsSource:
 
     async def start(self) -> None:
         """Begin to scrape. An endpoint that is not there yet is a state, not an error."""
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
-            headers={**self._settings.headers, "Accept": ACCEPT},
-            trust_env=False,
-        )
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self, drain_seconds: float) -> None:
@@ -123,7 +119,7 @@ class MetricsSource:
             await session.close()
 
     async def scrape(self) -> None:
-        """One scrape, whatever comes of it. Needs ``start``; not while the source scrapes on its own."""
+        """One scrape, whatever comes of it; not while the source scrapes on its own."""
         began = self._monotonic_s()
         at = self._now()
         self.stats.scrapes += 1
@@ -158,10 +154,15 @@ class MetricsSource:
                 await asyncio.wait_for(self._stop.wait(), max(0.0, due - self._monotonic_s()))
 
     async def _fetch(self) -> bytes:
-        if self._session is None:
-            raise NoPageError("stopped", "the source is not started")
+        session = self._session
+        if session is None:
+            session = self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
+                headers={**self._settings.headers, "Accept": ACCEPT},
+                trust_env=False,
+            )
         try:
-            async with self._session.get(self._settings.url, allow_redirects=False) as response:
+            async with session.get(self._settings.url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise NoPageError("status", f"HTTP {response.status}")
                 parts, size = [], 0
@@ -203,15 +204,15 @@ class MetricsSource:
         if types == self._types:
             return
         emitters, notes = schema_notes(families_of(page))
-        before = self.report
         report = SchemaReport(process=self._process, source=Source.METRICS, at_unix_ns=at, emitters=emitters, notes=notes)
-        self.report = report
-        if before is None or (before.emitters, before.notes) != (emitters, notes):
+        if self.report is None or (self.report.emitters, self.report.notes) != (emitters, notes):
             log_report(report)
-            if not await self._take(report):
-                self.stats.dropped += 1
-                return  # told again at the next scrape
-        self._types = types
+            self.report = report
+            self._untold = True
+        if self._untold and not await self._take(report):
+            self.stats.dropped += 1
+            return  # told again at the next scrape
+        self._types, self._untold = types, False
 
     def _count_invalid(self, reading: Reading) -> None:
         for reason, count in reading.invalid.items():
