@@ -39,6 +39,9 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "metrics": Command(
+        "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
+    ),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

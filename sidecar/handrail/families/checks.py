@@ -48,7 +48,8 @@ def page_notes(sample: EngineSample, reading: Reading, expected: Expected) -> It
     if reading.invalid.get("poisoned_sum"):
         yield PageNote(
             "poisoned_sum",
-            "the sum of a time is negative: a failed KV load books minus the machine's uptime; means of these are not known",
+            "the sum of a time is negative: a failed KV load books minus the machine's uptime; its mean and high quantiles are "
+            "not known",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,28 +155,9 @@ class MetricsSource:
                 await asyncio.wait_for(self._stop.wait(), max(0.0, due - self._monotonic_s()))
 
     async def _fetch(self) -> bytes:
-        session = self._session
-        if session is None:
-            session = self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
-                headers={**self._settings.headers, "Accept": ACCEPT},
-                trust_env=False,
-            )
-        try:
-            async with session.get(self._settings.url, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise NoPageError("status", f"HTTP {response.status}")
-                parts, size = [], 0
-                async for part in response.content.iter_any():
-                    size += len(part)
-                    if size > self._settings.most_bytes:
-                        raise NoPageError("too_large", f"the page is larger than {self._settings.most_bytes >> 20} MiB")
-                    parts.append(part)
-                return b"".join(parts)
-        except asyncio.TimeoutError:
-            raise NoPageError("timeout", f"no answer within {self._settings.timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoPageError("unreachable", f"{type(error).__name__}: {error}"[:200]) from None
+        if self._session is None:
+            self._session = _open(self._settings)
+        return await _get(self._session, self._settings)
 
     async def _look(self, page: bytes, at: int) -> None:
         large = len(page) > _OFF_LOOP_BYTES
@@ -223,6 +205,41 @@ class MetricsSource:
                 "the engine's metrics hold numbers that make no sense (%s); they are left out and counted",
                 ", ".join(f"{count} {reason}" for reason, count in sorted(reading.invalid.items())),
             )
+
+
+async def fetch_once(settings: MetricsSettings) -> bytes:
+    """One page. Raises ``NoPageError``."""
+    async with _open(settings) as session:
+        return await _get(session, settings)
+
+
+def _open(settings: MetricsSettings) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
+        headers={**settings.headers, "Accept": ACCEPT},
+        trust_env=False,
+    )
+
+
+async def _get(session: aiohttp.ClientSession, settings: MetricsSettings) -> bytes:
+    try:
+        async with session.get(settings.url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise NoPageError("status", f"HTTP {response.status}")
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                size += len(part)
+                if size > settings.most_bytes:
+                    raise NoPageError("too_large", f"the page is larger than {settings.most_bytes >> 20} MiB")
+                parts.append(part)
+            return b"".join(parts)
+    except asyncio.TimeoutError:
+        raise NoPageError("timeout", f"no answer within {settings.timeout_s:g} s") from None
+    except aiohttp.ClientConnectorError as error:
+        reason = os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
+        raise NoPageError("unreachable", f"cannot connect: {reason}"[:200]) from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise NoPageError("unreachable", f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def sample_of(reading: Reading, process: Process, at: int, tracks: CounterTracks) -> EngineSample:
