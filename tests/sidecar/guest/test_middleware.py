@@ -12,7 +12,7 @@ import pytest
 from exchanges import PROCESS
 from handrail.guest import plugin as plugin_module
 from handrail.guest.events import SOCKET_ENV, datagrams
-from handrail.guest.middleware import HEAD_BYTES, Handrail
+from handrail.guest.middleware import HEAD_BYTES, Handrail, Message
 from handrail.guest.recorder import Recorder
 from handrail.records import Exchange, Outcome, Source
 from handrail.sources.datagram import read_packet
@@ -61,11 +61,11 @@ async def run(app: App, request: dict[str, Any], bodies: list[bytes]) -> list[di
     left = [{"type": "http.request", "body": body, "more_body": n + 1 < len(bodies)} for n, body in enumerate(bodies)]
     sent: list[dict[str, Any]] = []
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         return left.pop(0) if left else {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
+    async def send(message: Message) -> None:
+        sent.append(dict(message))
 
     await Handrail(app)(request, receive, send)
     return sent
