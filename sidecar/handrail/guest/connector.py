@@ -82,7 +82,20 @@ class SchedulerSide:
         if external_tokens <= 0:
             sizes = ()
         expected = self._layout.engine_bytes(sizes)
-        self._record((KV_WANTED, now, request_id, external_tokens, local, sum(sizes), expected, asynchronous))
+        self._record(
+            (
+                KV_WANTED,
+                now,
+                request_id,
+                self._name,
+                self._engine_id,
+                external_tokens,
+                local,
+                sum(sizes),
+                expected,
+                asynchronous,
+            )
+        )
         if external_tokens > 0:
             self._loads.append((request_id, asynchronous))
 

@@ -124,8 +124,10 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "mode": "s?",
         "traceparent": "s?",  # of the peer's kv.publish
     },
-    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already
+    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already, or another child of a composite loads
         "request": "s",
+        "connector": "s",
+        "engine_id": "s?",
         "tokens_wanted": "i",
         "tokens_local": "i?",
         "blocks": "i?",

@@ -228,7 +228,7 @@ def test_all_of_it_was_here() -> None:
     engine = Engine()
     engine.say(0, "queued", request="r")
     engine.say(0, "kv_known", request="r", connector="Pull", direction="p_to_d")
-    engine.say(MS, "kv_wanted", request="r", tokens_wanted=0, blocks=0, bytes_expected=0, asynchronous=True)
+    engine.say(MS, "kv_wanted", request="r", connector="Pull", tokens_wanted=0, blocks=0, bytes_expected=0, asynchronous=True)
     engine.tick(2 * S)
     f = engine.only(KvFetch)
     assert (f.tokens_wanted, f.bytes_expected, f.bytes_moved, f.ended_ns, f.failure) == (0, 0, None, MS, None)
@@ -274,6 +274,24 @@ def test_the_hand_offs_own_trace_yields_to_the_requests() -> None:
     f = engine.only(KvFetch)
     assert (f.ids.trace_id, f.ids.parent_span_id) == ("a" * 32, "b" * 16)
     assert (f.publish_span_id, f.decode_span_id) == ("d" * 16, "b" * 16)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_child_of_a_composite_that_loads_is_the_one(order: tuple[int, int]) -> None:
+    engine = Engine()
+    engine.say(0, "queued", request="r")
+    children = [("Pull", 96), ("Other", 0)]
+    for name, _ in (children[n] for n in order):
+        engine.say(0, "kv_known", request="r", connector=name, peer_engine_id="P")
+    for name, tokens in (children[n] for n in order):
+        engine.say(MS, "kv_wanted", request="r", connector=name, tokens_wanted=tokens, blocks=tokens // 32, asynchronous=True)
+    engine.tick(3 * S)
+    assert [f for f in engine.of(KvFetch) if not f.provisional] == []
+    for _ in children:
+        engine.say(4 * S, "kv_noticed", request="r")
+    engine.tick(6 * S)
+    f = engine.only(KvFetch)
+    assert (f.connector, f.tokens_wanted, f.blocks, f.ended_ns) == ("Pull", 96, 3, 4 * S)
 
 
 # --- publishes ----------------------------------------------------------------------------------------------------------------

@@ -85,8 +85,10 @@ class Fetches:
     def known(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
         """``context``: the engine's own trace context of the request, where it has one."""
         fetch = self._fetch(said["request"], at_ns)
+        if fetch.known_ns is not None:  # another child of a composite has said so
+            return
         fetch.known_ns, fetch.known_unix_ns, fetch.boot = at_ns, unix_ns, boot
-        fetch.said.update(said)
+        fetch.said = {**said, **fetch.said}
         publish = read_context(said["traceparent"])
         fetch.publish_span_id = publish.span_id if publish else ""
         fetch.decode_span_id = context.span_id if context else ""
@@ -96,9 +98,13 @@ class Fetches:
             fetch.ids, fetch.origin = ids_of(fetch.request_id, context)
 
     def wanted(self, at_ns: int, said: Mapping[str, Any]) -> None:
+        """Every child of a composite says this; the one that loads has tokens."""
         fetch = self._fetch(said["request"], at_ns)
-        fetch.said.update(said)
-        if said["tokens_wanted"] == 0:  # all of it was here
+        if said["tokens_wanted"] > 0:
+            fetch.said.update(said)
+            fetch.ended_ns = fetch.close_at_ns = None
+        elif not fetch.said.get("tokens_wanted"):  # all of it was here, unless another child says otherwise
+            fetch.said.update(said)
             self._end(fetch, at_ns)
 
     def noticed(self, request_id: str, at_ns: int, failed: bool) -> None:
