@@ -204,6 +204,14 @@ def test_an_offer_that_lacks_everything_is_still_a_fetch(plugin: Plugin, params:
 
 
 # --- the worker's side --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("received", [{"r": object()}, {"P": {"r": object()}}], ids=["nixl", "mooncake"])
+def test_requests_to_load_by_id_or_by_peer(plugin: Plugin, received: dict[str, Any]) -> None:
+    side = connector(plugin, Role.WORKER)
+    side._connector_metadata = SimpleNamespace(reqs_to_recv=received)
+    side.start_load_kv(None)
+    assert [e["request"] for e in said(plugin)] == ["r"]
+
+
 def test_a_worker_says_when_it_loads_and_when_that_is_over(plugin: Plugin) -> None:
     side = connector(plugin, Role.WORKER)
     side._connector_metadata = SimpleNamespace(reqs_to_recv={"r": object()})
