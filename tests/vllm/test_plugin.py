@@ -76,11 +76,7 @@ def test_every_hand_off_is_one_fetch_and_one_publish_with_nixls_bytes(
 def test_a_local_hit_moves_only_the_rest(observed: ObservedPair, good: list[str]) -> None:
     before = metric(observed.pair.decode.url, "vllm:nixl_bytes_transferred_sum")
     observed.two_step(PROMPTS[0] + "and then some more of it, so that a block is new" * 3, "longer-0")
-    fetch = next(
-        f
-        for f in observed.decode.wait(KvFetch, lambda found: any("longer-0" in f.request_id for f in found))
-        if "longer-0" in f.request_id
-    )
+    fetch = observed.decode.fetch_of("longer-0")
     assert fetch.tokens_local
     assert fetch.bytes_moved == fetch.bytes_expected
     assert fetch.bytes_moved == metric(observed.pair.decode.url, "vllm:nixl_bytes_transferred_sum") - before
@@ -102,11 +98,7 @@ def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, 
         params["remote_block_ids"] = [[900_001 + n for n, _ in enumerate(group)] for group in blocks]
 
     answer = observed.two_step("a prompt of its own, whose blocks nobody has " * 6, "bad-0", change=spoil)
-    fetch = next(
-        f
-        for f in observed.decode.wait(KvFetch, lambda found: any("bad-0" in f.request_id for f in found))
-        if "bad-0" in f.request_id
-    )
+    fetch = observed.decode.fetch_of("bad-0")
     assert answer.status == 500
     assert (fetch.failure, fetch.failure_error, fetch.effect) == (
         "transfer_setup_failed",
