@@ -1,7 +1,8 @@
-"""The plugin in a real pair that pulls by NIXL: every request is one record a process, every hand-off one fetch and one publish."""
+"""The plugin in a real pair that pulls by NIXL: each request one record on each side, each hand-off one fetch and one publish."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from handrail.records import (
 )
 from vllm.figures import Figures
 from vllm.observed import ObservedPair, metric, observed_pair, post
-from vllm.pair import EngineSettings, find_installation, running_pair
+from vllm.pair import MODEL_NAME, START_S, EngineSettings, find_installation, start_engine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 PROMPTS = [f"def f{n}(x): return x + {n}\n" * 12 for n in range(8)]
 
@@ -73,11 +76,7 @@ def test_every_hand_off_is_one_fetch_and_one_publish_with_nixls_bytes(
 def test_a_local_hit_moves_only_the_rest(observed: ObservedPair, good: list[str]) -> None:
     before = metric(observed.pair.decode.url, "vllm:nixl_bytes_transferred_sum")
     observed.two_step(PROMPTS[0] + "and then some more of it, so that a block is new" * 3, "longer-0")
-    fetch = next(
-        f
-        for f in observed.decode.wait(KvFetch, lambda found: any("longer-0" in f.request_id for f in found))
-        if "longer-0" in f.request_id
-    )
+    fetch = observed.decode.fetch_of("longer-0")
     assert fetch.tokens_local
     assert fetch.bytes_moved == fetch.bytes_expected
     assert fetch.bytes_moved == metric(observed.pair.decode.url, "vllm:nixl_bytes_transferred_sum") - before
@@ -99,11 +98,7 @@ def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, 
         params["remote_block_ids"] = [[900_001 + n for n, _ in enumerate(group)] for group in blocks]
 
     answer = observed.two_step("a prompt of its own, whose blocks nobody has " * 6, "bad-0", change=spoil)
-    fetch = next(
-        f
-        for f in observed.decode.wait(KvFetch, lambda found: any("bad-0" in f.request_id for f in found))
-        if "bad-0" in f.request_id
-    )
+    fetch = observed.decode.fetch_of("bad-0")
     assert answer.status == 500
     assert (fetch.failure, fetch.failure_error, fetch.effect) == (
         "transfer_setup_failed",
@@ -114,11 +109,13 @@ def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, 
     assert any("NIXL transfer failure" in line for _, line in observed.decode.lines)
 
 
-def test_the_answers_are_those_of_a_pair_without_it(good: list[str], tmp_path: Path) -> None:
-    """Greedy, token for token. A second pair beside the first: the machine must hold both."""
-    with running_pair(find_installation(), logs=tmp_path, prefill=EngineSettings(), decode=EngineSettings()) as pair:
-        plain = [
-            post(pair.decode.url, {"model": "tiny", "prompt": p, "max_tokens": 12, "temperature": 0}, f"plain-{n}").text
-            for n, p in enumerate(PROMPTS)
-        ]
+def test_the_answers_are_those_of_an_engine_without_it(good: list[str], tmp_path: Path) -> None:
+    """Greedy, token for token: an engine by itself, without the plugin, beside the pair."""
+    engine = start_engine(find_installation(), "decode", EngineSettings(), logs=tmp_path)
+    try:
+        engine.wait_healthy(time.monotonic() + START_S)
+        bodies = [{"model": MODEL_NAME, "prompt": p, "max_tokens": 12, "temperature": 0} for p in PROMPTS]
+        plain = [post(engine.url, body, f"plain-{n}").text for n, body in enumerate(bodies)]
+    finally:
+        engine.child.stop()
     assert plain == good

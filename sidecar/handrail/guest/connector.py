@@ -82,7 +82,20 @@ class SchedulerSide:
         if external_tokens <= 0:
             sizes = ()
         expected = self._layout.engine_bytes(sizes)
-        self._record((KV_WANTED, now, request_id, external_tokens, local, sum(sizes), expected, asynchronous))
+        self._record(
+            (
+                KV_WANTED,
+                now,
+                request_id,
+                self._name,
+                self._engine_id,
+                external_tokens,
+                local,
+                sum(sizes),
+                expected,
+                asynchronous,
+            )
+        )
         if external_tokens > 0:
             self._loads.append((request_id, asynchronous))
 
@@ -172,8 +185,9 @@ class WorkerSide:
         """The connector is about to be told to load."""
         meta = getattr(self._connector, "_connector_metadata", None)
         if received := getattr(meta, "reqs_to_recv", None):
-            for request_id in received:
-                self._record((KV_LOAD, begin_ns, request_id, self._rank))
+            for key, value in received.items():
+                for request_id in value if isinstance(value, dict) else (key,):  # Mooncake groups them by peer
+                    self._record((KV_LOAD, begin_ns, request_id, self._rank))
         elif loads := getattr(meta, LOADS, None):
             for request_id, asynchronous in loads:
                 self._record((KV_LOAD, begin_ns, request_id, self._rank))

@@ -20,6 +20,22 @@ VERSION: Final = 1
 MAX_DATAGRAM_BYTES: Final = 32 * 1024
 MAX_TEXT_CHARS: Final = 512  # of one field; a log line may have MAX_LINE_CHARS
 MAX_LINE_CHARS: Final = 4096
+MAX_PART_CHARS: Final = 4096  # of a body; in JSON each may take six bytes
+LONG: Final = frozenset({"line", "part"})  # fields that may be longer than MAX_TEXT_CHARS
+
+REQUEST_HEADERS: Final = frozenset(
+    {
+        b"traceparent",
+        b"b3",
+        b"x-b3-traceid",
+        b"x-b3-spanid",
+        b"x-b3-sampled",
+        b"x-b3-flags",
+        b"x-request-id",
+        b"content-type",
+        b"content-encoding",
+    }
+)
 
 SOCKET_ENV: Final = "HANDRAIL_SOCKET"  # without it the plugin is inert
 TRACEPARENT_ENV: Final = "HANDRAIL_TRACEPARENT"  # 0: add nothing to kv_transfer_params
@@ -36,7 +52,11 @@ FACTS: Final = "facts"
 ALIVE: Final = "alive"
 DEGRADED: Final = "degraded"
 LOG: Final = "log"
-HTTP: Final = "http"
+HTTP_REQUEST: Final = "http_request"
+HTTP_PART: Final = "http_part"
+HTTP_HEAD: Final = "http_head"
+HTTP_BODY: Final = "http_body"
+HTTP_END: Final = "http_end"
 QUEUED: Final = "queued"
 SCHEDULED: Final = "scheduled"
 FIRST_TOKEN: Final = "first_token"
@@ -64,7 +84,18 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler has to do
     DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: taken off for good
     LOG: {"level": "s", "line": "s"},  # one line of the vllm logger, warnings and worse
-    HTTP: {"exchange": "m"},  # keys: fields of records.Exchange
+    HTTP_REQUEST: {  # a request has been read; b: bytes, each as one character of latin-1
+        "exchange": "i",  # counts within the boot
+        "arrival_ns": "i",
+        "method": "s",
+        "path": "s",
+        "headers": "m",  # those of REQUEST_HEADERS, lower case, each a list of values
+        "body_bytes": "i",
+    },
+    HTTP_PART: {"exchange": "i", "part": "s", "tail": "b"},  # of the request's body: its beginning, then its end
+    HTTP_HEAD: {"exchange": "i", "status": "i", "content_type": "s?", "content_encoding": "s?"},
+    HTTP_BODY: {"exchange": "i", "part": "s"},  # of the response's body; t_ns: when the engine handed it over
+    HTTP_END: {"exchange": "i", "ending": "s"},  # clean | client_gone | failed
     QUEUED: {"request": "s", "arrival_unix_ns": "i?", "prompt_tokens": "i?", "traceparent": "s?"},
     SCHEDULED: {"request": "s", "cached_tokens": "i?", "external_tokens": "i?"},  # the first time, and after a preemption
     FIRST_TOKEN: {"request": "s"},
@@ -93,8 +124,10 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "mode": "s?",
         "traceparent": "s?",  # of the peer's kv.publish
     },
-    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already
+    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already, or another child of a composite loads
         "request": "s",
+        "connector": "s",
+        "engine_id": "s?",
         "tokens_wanted": "i",
         "tokens_local": "i?",
         "blocks": "i?",

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail.guest.events import FIELDS, LOG, MAX_DATAGRAM_BYTES, MAX_LINE_CHARS, MAX_TEXT_CHARS, VERSION
+from handrail.guest.events import FIELDS, LONG, MAX_DATAGRAM_BYTES, MAX_LINE_CHARS, MAX_PART_CHARS, MAX_TEXT_CHARS, VERSION
 
 _MOST_NS: Final = 2**63
 _MOST_ITEMS: Final = 256
+_LONGEST: Final = max(MAX_LINE_CHARS, MAX_PART_CHARS)
 _HEAD_FIELDS: Final = 8
 
 
@@ -67,8 +68,7 @@ def _read_event(event: object) -> Heard | None:
         return None
     values += [None] * (len(wanted) - len(values))
     fields = dict(zip(wanted, values, strict=False))  # a later version may add fields at the end
-    limit = MAX_LINE_CHARS if name == LOG else MAX_TEXT_CHARS
-    if not all(_fits(fields[field], kind, limit) for field, kind in wanted.items()):
+    if not all(_fits(fields[field], kind, _LONGEST if field in LONG else MAX_TEXT_CHARS) for field, kind in wanted.items()):
         return None
     return Heard(name, at_ns, fields)
 

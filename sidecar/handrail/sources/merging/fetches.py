@@ -19,6 +19,7 @@ from handrail.sources.merging.requests import since, status_word
 
 _DIRECTIONS: Final = {direction.value: direction for direction in Direction}
 RECOMPUTE: Final = "recompute"
+ERROR: Final = "error"  # the status of a request that the engine failed
 MAX_HANDSHAKES: Final = 64
 
 
@@ -66,7 +67,6 @@ class Fetch:
     failed: bool = False
     failure: str | None = None
     failure_error: str | None = None
-    effect: FetchEffect | None = None
     status: str | None = None
     told_ns: int | None = None
 
@@ -85,8 +85,10 @@ class Fetches:
     def known(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
         """``context``: the engine's own trace context of the request, where it has one."""
         fetch = self._fetch(said["request"], at_ns)
+        if fetch.known_ns is not None:  # another child of a composite has said so
+            return
         fetch.known_ns, fetch.known_unix_ns, fetch.boot = at_ns, unix_ns, boot
-        fetch.said.update(said)
+        fetch.said = {**said, **fetch.said}
         publish = read_context(said["traceparent"])
         fetch.publish_span_id = publish.span_id if publish else ""
         fetch.decode_span_id = context.span_id if context else ""
@@ -96,9 +98,13 @@ class Fetches:
             fetch.ids, fetch.origin = ids_of(fetch.request_id, context)
 
     def wanted(self, at_ns: int, said: Mapping[str, Any]) -> None:
+        """Every child of a composite says this; the one that loads has tokens."""
         fetch = self._fetch(said["request"], at_ns)
-        fetch.said.update(said)
-        if said["tokens_wanted"] == 0:  # all of it was here
+        if said["tokens_wanted"] > 0:
+            fetch.said.update(said)
+            fetch.ended_ns = fetch.close_at_ns = None
+        elif not fetch.said.get("tokens_wanted"):  # all of it was here, unless another child says otherwise
+            fetch.said.update(said)
             self._end(fetch, at_ns)
 
     def noticed(self, request_id: str, at_ns: int, failed: bool) -> None:
@@ -106,19 +112,16 @@ class Fetches:
             return
         fetch.noticed_ns = at_ns
         fetch.failed = fetch.failed or failed
-        if fetch.failed and self._engine.policy == RECOMPUTE:
-            fetch.effect = FetchEffect.RECOMPUTED
         self._end(fetch, at_ns)
 
     def request_finished(self, request_id: str, at_ns: int, status: str | None) -> None:
         """The request is over; a fetch of it that is still open is over with it."""
         if (fetch := self.open.get(request_id)) is None:
             return
-        if status_word(status) == "error" and fetch.failed:
-            fetch.effect = FetchEffect.FAILED
-        if fetch.ended_ns is None:
-            fetch.status = status_word(status) or "finished"
-            self._end(fetch, at_ns)
+        word = status_word(status) or "finished"
+        if fetch.ended_ns is None or word == ERROR:  # policy "fail" ends the request before the connector is told
+            fetch.status = word
+        self._end(fetch, at_ns)
 
     def first_token(self, request_id: str, at_ns: int) -> None:
         """A load within the call is over when its step is, whatever the workers said."""
@@ -236,7 +239,6 @@ class Fetches:
         posted = min((r.posted_ns for r in ranks if r.posted_ns is not None), default=None)
         begun, met = self._contact(said.get("peer_engine_id"), fetch, started, posted)
         done_ns, done_bound_ns = _last_done(ranks)
-        failed = fetch.failed or fetch.effect is not None
         return KvFetch(
             process=self._engine.process,
             source=Source.PLUGIN,
@@ -273,13 +275,21 @@ class Fetches:
             descriptors=_total(r.descriptors for r in ranks),
             ranks=len(loads),
             ranks_done=sum(1 for r in ranks if r.loaded_ns is not None and not r.failed),
-            failure=(fetch.failure or "load_failed") if failed else fetch.failure,
+            failure=fetch.failure or ("load_failed" if fetch.failed else None),
             failure_error=fetch.failure_error,
             policy=self._engine.policy,
-            effect=fetch.effect,
+            effect=self._effect(fetch),
             request_status=fetch.status,
             provisional=seen_at_ns is not None,
         )
+
+    def _effect(self, fetch: Fetch) -> FetchEffect | None:
+        """What became of the request of a failed load; None where that is not known (an abort came first)."""
+        if not fetch.failed:
+            return None
+        if fetch.status == ERROR:
+            return FetchEffect.FAILED
+        return FetchEffect.RECOMPUTED if self._engine.policy == RECOMPUTE and fetch.noticed_ns is not None else None
 
     def _contact(self, peer: str | None, fetch: Fetch, started: int | None, posted: int | None) -> tuple[int | None, int | None]:
         """Begin and end of the first contact with ``peer``, where this load waited for one."""

@@ -18,9 +18,11 @@ from handrail.sources.merging.processes import Exists, GuestProcess, Processes
 from handrail.sources.merging.publishes import Publishes
 from handrail.sources.merging.requests import Requests
 from handrail.sources.merging.steps import Steps
+from handrail.sources.middleware import MiddlewareExchanges
 
 FACTS_EVERY_NS: Final = 300 * 10**9
 ENGINE_LOST: Final = "engine_lost"
+HTTP_WORDS: Final = (words.HTTP_REQUEST, words.HTTP_PART, words.HTTP_HEAD, words.HTTP_BODY, words.HTTP_END)
 MAX_CONTEXTS: Final = 50_000
 
 Line = Callable[[int, str, str], None]
@@ -74,6 +76,7 @@ class Merge:
         self.fetches = Fetches(self.engine, limits)
         self.publishes = Publishes(self.engine, limits)
         self.steps = Steps(self.engine, limits)
+        self.exchanges = MiddlewareExchanges(process)
         self.processes = Processes(self.engine, limits, exists, self._gone)
         self._line = line
         self._contexts: Bounded[TraceContext] = Bounded(MAX_CONTEXTS)  # of requests that carry one, until they are over
@@ -127,6 +130,7 @@ class Merge:
             words.FACTS: self._learn,
             words.LOG: self._log,
             words.DEGRADED: self._degraded,
+            **{name: self._http(name) for name in HTTP_WORDS},
             words.KV_KNOWN: lambda s: fetches.known(s.boot, s.at, s.unix_ns, s.v, self._contexts.get(s.request)),
             words.KV_WANTED: lambda s: fetches.wanted(s.at, s.v),
             words.KV_LOAD: lambda s: fetches.load(s.request, s.rank, s.at),
@@ -142,6 +146,14 @@ class Merge:
             words.KV_EXPIRED: lambda s: publishes.expired(s.request, s.at),
             words.KV_FREED: lambda s: publishes.freed(s.request, s.at),
         }
+
+    def _http(self, name: str) -> Callable[[Said], None]:
+        def hear(s: Said) -> None:
+            exchange = self.exchanges.hear(s.boot, name, s.at, s.offset_ns, s.v)
+            if exchange is not None:
+                self._out.append(exchange)
+
+        return hear
 
     def _step(self, s: Said) -> None:
         self.processes.stepped(s.boot, s.at)
@@ -224,3 +236,4 @@ class Merge:
         self._out += self.fetches.close_boot(process.boot, at_ns, ENGINE_LOST)
         self._out += self.publishes.close_boot(process.boot, at_ns)
         self._out += self.steps.close_boot(process.boot)
+        self._out += self.exchanges.close_boot(process.boot, at_ns)
