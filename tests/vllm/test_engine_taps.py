@@ -225,6 +225,9 @@ async def test_a_peer_that_is_not_there_is_a_failed_handshake(bed: Bed) -> None:
     assert await bed.d("nobody", params) == {"status": 500}
     fact = await bed.decode.fact("nobody", LogKind.HANDSHAKE_FAILED)
     assert (fact.failure, fact.peer_engine_id) == ("handshake_failed", "11111111-2222-3333-4444-555555555555")
+    # vLLM's own clean-up request meets the same nobody: told, and no third failed fetch.
+    await bed.decode.until(lambda: LogKind.NOTIFICATION_FAILED in {each.kind for each in bed.decode.facts.values()})
+    assert bed.decode.logs.folder.stats.fetches_failed == 2
 
 
 async def test_blocks_that_are_read_after_their_lease_are_one_stale_read(bed: Bed) -> None:
@@ -235,6 +238,7 @@ async def test_blocks_that_are_read_after_their_lease_are_one_stale_read(bed: Be
     await bed.prefill.counted("kv_expired_requests", 1, "nixl")
     answer = await bed.d("late", params)
     assert answer.get("status", 200) == 200, "the client sees nothing of it"
+    await bed.p("next")  # an idle P looks for notifications at its next step only
     stale = await bed.prefill.fact("late", LogKind.STALE_READ)
     assert stale.request_id == expired.request_id
     assert dict(stale.numbers)["since_expiry_s"] >= 0

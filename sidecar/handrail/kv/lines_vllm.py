@@ -7,6 +7,7 @@ the versions it was seen in. Standard library only.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -35,8 +36,15 @@ _KIND_OF_FAILURE: Final = (
 )
 
 
+_CLEAN_UP_ID: Final = re.compile(r"[0-9a-f]{16}")
+
+
 def _nixl_failure(line: Line, rest: str) -> Line:
-    """``NIXL transfer failure: TYPE[. advice] | Context: {dict}``: the context's known keys, parsed without ``eval``."""
+    """``NIXL transfer failure: TYPE[. advice] | Context: {dict}``: the context's known keys, parsed without ``eval``.
+
+    After a failed load vLLM sends a request of its own, with a bare id and no block, that tells P to free the blocks (MEASURED
+    section 4c). Where that one fails too, P was not told; it is not another failed fetch.
+    """
     failure = line.texts["failure"]
     kind = next((kind for part, kind in _KIND_OF_FAILURE if part in failure), LogKind.FETCH_FAILED)
     try:
@@ -47,6 +55,8 @@ def _nixl_failure(line: Line, rest: str) -> Line:
     numbers = {to: float(value) for key, to in _CONTEXT_NUMBERS.items() if isinstance(value := context.get(key), int)}
     request = context.get("request_id")
     ids = (clipped(request),) if isinstance(request, str) and request else ()
+    if ids and numbers.get("blocks") == 0 and _CLEAN_UP_ID.fullmatch(ids[0]):
+        kind = LogKind.NOTIFICATION_FAILED
     state = context.get("xfer_state")
     reason = reason_of(state) if isinstance(state, str) else None
     return replace(line, kind=kind, texts=texts, numbers=numbers, request_ids=ids, reason=reason)
