@@ -78,8 +78,14 @@ def table(figures: Sequence[dict[str, Any]]) -> Table:
         made.add_column(column, justify=justify)  # type: ignore[arg-type]
     for row in figures:
         met = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}[row["met"]]
-        made.add_row(row["name"], number(row["value"]), row["unit"], number(row["budget"]), number(row["ratio"]), met)
+        made.add_row(row["name"], number(row["value"]), row["unit"], budget(row), number(row["ratio"]), met)
     return made
+
+
+def budget(row: dict[str, Any]) -> str:
+    """A number, or the range that ``published`` gives."""
+    least, most = row.get("published", (row["budget"], row["budget"]))
+    return number(least) if least == most else f"{number(least)}–{number(most)}"
 
 
 def number(value: float | None) -> str:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from handrail_fleet import router
+from handrail_fleet import router, witness
 from handrail_fleet.engine import Engine, Settings
+from handrail_fleet.faults import parse
 from handrail_fleet.http_api import HttpApi
+from handrail_fleet.load import Sent
 from handrail_fleet.profile import Profile
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.truth import RequestTruth
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
@@ -32,11 +37,26 @@ FAST = Profile(
     transfer_per_token_ns=20_000,
     handshake_ns=1_000_000,
 )
+# A host of each kind that costs about as little by the scenario's own model.
+SMALL = Scenario(
+    name="small",
+    prefill_hosts=2,
+    decode_hosts=1,
+    step_ns=2_000_000,
+    prefill_token_ns=10_000,
+    prefill_pair_ps=0,
+    noise_share=0.0,
+    admission_ns=1_000_000,
+    handshake_ns=2_000_000,
+    prompt_tokens_min=100,
+    prompt_tokens_max=400,
+)
 DEADLINE_S = 20.0
 
 
 def settings(role: str, **changes: Any) -> Settings:
-    base = Settings(role=role, listen=(HOST, 0), profile=FAST, model=MODEL, handshake_timeout_s=0.2)
+    host = "d0" if role == "decode" else "p0"
+    base = Settings(role=role, listen=(HOST, 0), scenario=SMALL, host=host, profile=FAST, model=MODEL, handshake_timeout_s=0.2)
     return replace(base, **changes)
 
 
@@ -70,6 +90,41 @@ async def routed(prefill: str, decode: str, **changes: Any) -> AsyncIterator[str
     chosen = router.Settings(listen=(HOST, 0), prefill=(prefill,), decode=(decode,), **changes)
     async with serving(router.Router(chosen).app()) as url:
         yield url
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Two P and one D of ``SMALL`` behind a router, all by the scenario's own model."""
+
+    url: str
+    engines: dict[str, Engine]
+    began_unix_ns: int
+    folder: Path
+
+    def truths(self, sent: Sequence[Sent]) -> list[RequestTruth]:
+        """After the fleet has ended."""
+        lines = [line for path in sorted(self.folder.glob("*.truth")) for line in witness.read(path)]
+        return witness.truths(lines, sent, self.began_unix_ns)
+
+
+@asynccontextmanager
+async def fleet(folder: Path, *faults: str, scenario: Scenario = SMALL, **routing: Any) -> AsyncIterator[Fleet]:
+    began = time.time_ns()
+    shared: dict[str, Any] = {"faults": tuple(parse(text, scenario.hosts()) for text in faults), "began_unix_ns": began}
+
+    def own(host: str) -> dict[str, Any]:
+        return {**shared, "scenario": scenario, "profile": None, "host": host, "truth": folder / f"{host}.truth"}
+
+    async with (
+        engine("prefill", **own("p0")) as (p0, first),
+        engine("prefill", **own("p1")) as (p1, second),
+        engine("decode", **own("d0")) as (d0, decode),
+    ):
+        chosen = router.Settings(
+            listen=(HOST, 0), prefill=(first, second), decode=(decode,), truth=folder / "router.truth", **shared, **routing
+        )
+        async with serving(router.Router(chosen).app()) as url:
+            yield Fleet(url, {"p0": p0, "p1": p1, "d0": d0}, began, folder)
 
 
 class Received:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from handrail_fleet.__main__ import main
+from handrail_fleet.scenario import load
+from handrail_fleet.workload import generate
 
 FLEET = (sys.executable, "-m", "handrail_fleet")
 DEADLINE_S = 30.0
@@ -55,6 +57,47 @@ def test_a_fleet_of_processes(tmp_path: Path) -> None:
     assert 'vllm:nixl_xfer_time_seconds_count{engine="0",model_name="m"} 6.0' in metrics
 
 
+def test_processes_share_a_scenario_its_faults_and_a_beginning_and_tell_the_truth(tmp_path: Path) -> None:
+    began = str(time.time_ns())
+    shared = ("--scenario", "split", "--began-unix-ns", began, "--fault", "slow_link:p0>d0:40", "--fault", "fetch_failed:p1>d0:1")
+
+    def own(name: str) -> tuple[str, ...]:
+        return (*shared, "--truth", str(tmp_path / f"{name}.truth"))
+
+    def engine(host: str, role: str) -> tuple[str, ...]:
+        return ("engine", "--role", role, "--host", host, "--speed", "10", *own(host))
+
+    with (
+        process(tmp_path / "p0.json", *engine("p0", "prefill")) as first,
+        process(tmp_path / "p1.json", *engine("p1", "prefill")) as second,
+        process(tmp_path / "d0.json", *engine("d0", "decode")) as decode,
+        process(tmp_path / "r.json", "router", "--prefill", first, second, "--decode", decode, *own("r")) as router,
+    ):
+        asked = ("--requests", "6", "--seed", "3", "--scenario", "split", "--streaming-share", "1")
+        sent = subprocess.run([*FLEET, "load", "--url", router, *asked], check=True, capture_output=True, timeout=DEADLINE_S)
+    (tmp_path / "load.jsonl").write_bytes(sent.stdout)
+    files = [str(path) for path in tmp_path.glob("*.truth")]
+    command = [*FLEET, "truth", *files, "--load", str(tmp_path / "load.jsonl"), "--began-unix-ns", began]
+    told = subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S).stdout.splitlines()
+    truths = [json.loads(line) for line in told]
+    virtual = generate(load("split"), 6, 3)
+    assert [(truth["prompt_tokens"]) for truth in truths] == [arrival.prompt_tokens for arrival in virtual]
+    assert [truth["prefill_host"] for truth in truths] == ["p0", "p1"] * 3
+    assert [truth["outcome"] for truth in truths] == ["ok", "failed"] * 3
+    for truth, arrival in zip(truths, virtual, strict=True):
+        assert truth["arrival_ns"] >= arrival.at_ns
+        if truth["outcome"] == "ok":
+            assert truth["answer_tokens"] == arrival.answer_tokens
+            assert truth["phases"]["kv_transfer"] >= arrival.prompt_tokens * 131_072 / (12.5e10 / 40) * 1e9
+
+
+def test_what_is_no_truth_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p0.truth"
+    path.write_text('{"saw": "Nobody"}\n')
+    assert main(["truth", str(path), "--load", str(path), "--began-unix-ns", "0"]) == 1
+    assert "p0.truth line 1" in capsys.readouterr().err
+
+
 def test_nothing_of_handrail_is_imported() -> None:
     """The fleet is the referee: it must not share code with what it judges."""
     code = (
@@ -69,8 +112,12 @@ def test_nothing_of_handrail_is_imported() -> None:
     [
         (["engine", "--profile", "nothing"], "8b-h100-balanced-per-token"),
         (["engine", "--listen", "203.0.113.1:0"], "handrail_fleet engine:"),
+        (["engine", "--role", "prefill", "--host", "d0"], "valid: p0, p1"),
+        (["engine", "--scenario", "nowhere"], "neither a file nor one of"),
+        (["engine", "--fault", "slow_link:p0>d9:4"], "valid: *, p0>d0"),
+        (["router", "--prefill", "http://x", "--decode", "http://x", "--fault", "slow:x:1"], "unknown; valid: slow_prefill"),
     ],
-    ids=["profile", "address"],
+    ids=["profile", "address", "host", "scenario", "place", "fault"],
 )
 def test_what_cannot_start_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.running import MODEL, Received, attributes, engine, serving, until
+from fleet.running import MODEL, SMALL, Received, attributes, engine, serving, until
+from handrail_fleet.faults import parse
 from handrail_fleet.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 RECORDINGS = Path(__file__).parents[1] / "data/recordings"
@@ -352,12 +354,12 @@ def recorded_request() -> tuple[Any, Any, Any]:
     return resource_spans.resource, resource_spans.scope_spans[0].scope, resource_spans.scope_spans[0].spans[0]
 
 
-async def spans_of(**more: Any) -> tuple[Received, Any, Any]:
+async def spans_of(engines: dict[str, Any] | None = None, **more: Any) -> tuple[Received, Any, Any]:
     """What P and D export for one handed-over request: the receiver, P's span, D's span."""
     received = Received()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     async with serving(received.app()) as collector:
-        otlp = {"otlp_endpoint": collector + "/v1/traces", "otlp_protocol": "http"}
+        otlp = {"otlp_endpoint": collector + "/v1/traces", "otlp_protocol": "http", **(engines or {})}
         async with engine("prefill", **otlp) as (_, prefill), engine("decode", **otlp) as (_, decode):
             kept = await ask(prefill, chat=False, headers=headers, max_tokens=1, kv_transfer_params=KEEP)
             kv = json.loads(kept[1])["kv_transfer_params"] | more
@@ -384,6 +386,13 @@ async def test_spans_have_the_recorded_attributes_and_resource() -> None:
         assert not span.links
 
 
+async def test_a_clock_that_runs_too_fast_shows_longer_durations() -> None:
+    drifting = {"faults": (parse("clock_drift:*:100000", SMALL.hosts()),)}  # 10 %
+    _, _, d = await spans_of(engines=drifting)
+    named = {key.rpartition(".")[2]: value for key, value in attributes(d).items()}
+    assert named["time_in_model_decode"] >= 1.1 * 11 * 0.001  # eleven steps of a millisecond
+
+
 async def test_decode_queue_time_holds_the_whole_kv_wait() -> None:
     _, p, d = await spans_of()
     # a handshake of 1 ms before the transfer
@@ -401,6 +410,19 @@ async def test_a_failed_request_has_an_empty_span_without_a_status() -> None:
     assert d.status.code == 0
     assert (named["completion_tokens"], named["time_in_queue"], named["time_in_model_prefill"]) == (0, 0.0, 0.0)
     assert named["time_to_first_token"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "ahead_s"), [("clock_offset:d0:-2", -2.0), ("clock_drift:d0:100000", 0.1 * 3600)], ids=["offset", "drift"]
+)
+async def test_a_wrong_clock_stamps_the_spans_of_its_host_alone(fault: str, ahead_s: float) -> None:
+    wrong = {"faults": (parse(fault, SMALL.hosts()),), "began_unix_ns": (before_ns := time.time_ns()) - 3_600_000_000_000}
+    _, p, d = await spans_of(engines=wrong)
+    after_ns = time.time_ns()
+    by_host = {attributes(span)["gen_ai.usage.completion_tokens"]: span for span in (p, d)}  # one at P, twelve at D
+    assert before_ns <= by_host[1].start_time_unix_nano <= by_host[1].end_time_unix_nano <= after_ns
+    ahead_ns, grown_ns = round(ahead_s * 1e9), (after_ns - before_ns) // 10  # the drift's part of this test's own time
+    assert before_ns + ahead_ns <= by_host[12].start_time_unix_nano <= after_ns + ahead_ns + grown_ns
 
 
 async def test_an_unsampled_request_makes_no_span() -> None:

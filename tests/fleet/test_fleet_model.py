@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from handrail_fleet.model import Batch, LatencyModel
 from handrail_fleet.profile import load
-from handrail_fleet.text import TokenStream, count_tokens, plan, seed_of
+from handrail_fleet.text import TokenStream, plan, prefix_blocks, seed_of, tokenize
 
 PER_TOKEN = load("8b-h100-balanced-per-token")
 CONSTANT = load("8b-h100-balanced-constant")
@@ -89,7 +89,19 @@ def test_plans_end_where_they_must() -> None:
 
 
 def test_prompts_are_counted_and_seeded() -> None:
-    assert count_tokens("") == 0
-    assert count_tokens("the first prompt") == 3
-    assert count_tokens("prefilling, mostly!") == 5
+    assert tokenize("") == (0, ())
+    assert tokenize("the first prompt") == (3, ())
+    assert tokenize("prefilling, mostly!") == (5, ())
     assert seed_of("a", 0) == seed_of("a", 0) != seed_of("a", 1)
+
+
+def test_equal_beginnings_have_equal_blocks() -> None:
+    words = [f"w{index}" for index in range(2000)]
+    tokens, blocks = tokenize(" ".join(words))
+    assert len(blocks) == tokens // 512
+    changed = tokenize(" ".join([*words[:700], "other", *words[701:]]))[1]
+    assert (blocks[0] == changed[0], blocks[-1] == changed[-1]) == (True, False)
+    ids = list(range(1100))
+    assert len(prefix_blocks(ids)) == 2
+    assert prefix_blocks(ids)[:1] == prefix_blocks(ids[:512]) != prefix_blocks(ids[1:513])
+    assert prefix_blocks(ids[:511]) == ()

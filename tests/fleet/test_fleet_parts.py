@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -44,6 +45,14 @@ def test_transfers_at_once_share_the_link() -> None:
     assert drain(link) == [("a", 3 * S // 2), ("b", 4 * S)]
 
 
+def test_transfers_in_turn_have_the_link_to_themselves() -> None:
+    link = Link(100.0, in_turn=True)
+    link.start("a", 100, 0)
+    link.start("b", 300, S // 2)
+    link.start("c", 0, S // 2)
+    assert drain(link) == [("a", S), ("b", 4 * S), ("c", 4 * S)]
+
+
 def test_a_rate_holds_from_when_it_is_set() -> None:
     link = Link(100.0)
     link.start("a", 100, 0)
@@ -54,9 +63,12 @@ def test_a_rate_holds_from_when_it_is_set() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 3 * S)), min_size=1, max_size=8),
     st.floats(1e6, 1e11),
+    st.booleans(),
 )
-def test_all_that_is_sent_arrives_once_and_no_faster_than_the_link_can(sends: list[tuple[int, int]], rate: float) -> None:
-    link = Link(rate)
+def test_all_that_is_sent_arrives_once_and_no_faster_than_the_link_can(
+    sends: list[tuple[int, int]], rate: float, in_turn: bool
+) -> None:
+    link = Link(rate, in_turn=in_turn)
     arrived: list[tuple[str, int]] = []
     for index, (size, at_ns) in enumerate(sorted(sends, key=lambda send: send[1])):
         while (next_ns := link.next_ns()) is not None and next_ns <= at_ns:
@@ -99,6 +111,19 @@ def test_a_step_costs_what_it_does() -> None:
     assert again == 3 * (alone + 2 * (both - alone))
 
 
+def test_a_step_waits_for_what_is_still_being_posted() -> None:
+    now_ns = 0
+    scenario = Scenario(noise_share=0.0, prefill_hosts=1, load_post_token_ns=1000, decode_request_ns=0)
+    costs = Costs(scenario, seed=0, clock=lambda: now_ns)
+    step = Batch(decoding=1, prefill_tokens=0, running=1)
+    costs.post(8000)  # 8 ms, behind the step that has begun
+    costs.post(4000)  # 4 ms more, when the first is posted
+    now_ns = 9_000_000
+    assert costs.step_ns(step) == scenario.step_ns + 3_000_000
+    now_ns = 12_000_000
+    assert costs.step_ns(step) == scenario.step_ns
+
+
 @pytest.mark.parametrize("name", scenarios.bundled())
 def test_bundled_scenarios_load(name: str) -> None:
     assert scenarios.load(name).name == name
@@ -122,6 +147,9 @@ def test_bundled_scenarios_load(name: str) -> None:
         ({"layout": "collocated", "turns": 0}, "turns is 1 or more"),
         ({"layout": "collocated", "turns": 2, "prefix-groups": 3}, "1 where there are prefix-groups"),
         ({"layout": "collocated", "turn-gap-s": 0}, "turn-gap-s"),
+        ({"layout": "collocated", "routing": "least-load"}, "valid: random, round-robin"),
+        ({"layout": "split", "prefill-hosts": 1, "link-order": "fair"}, "valid: shared, in-turn"),
+        ({"layout": "split", "prefill-hosts": 1, "load-post-token-ns": -1}, "load-post-token-ns is 0 or more"),
     ],
 )
 def test_a_wrong_scenario_is_refused_with_what_is_valid(content: dict[str, object], says: str) -> None:
@@ -152,6 +180,17 @@ def test_requests_spread_over_all_pairs_of_hosts() -> None:
     scenario = scenarios.load("split")
     pairs = [(plan.prefill_host, plan.decode_host) for plan in plans(scenario, generate(scenario, 400, 0), 0)]
     assert all(pairs.count(pair) > 60 for pair in [("p0", "d0"), ("p0", "d1"), ("p1", "d0"), ("p1", "d1")])
+
+
+@pytest.mark.parametrize("layout", ["split", "collocated"])
+def test_round_robin_gives_every_pair_of_hosts_the_same(layout: str) -> None:
+    hosts = {"prefill_hosts": 2, "decode_hosts": 3} if layout == "split" else {"decode_hosts": 3}
+    scenario = Scenario(layout=layout, routing="round-robin", **hosts)  # type: ignore[arg-type]
+    asked = plans(scenario, generate(scenario, 600, 0), 0)
+    counts = Counter((plan.prefill_host, plan.decode_host) for plan in asked)
+    assert set(counts.values()) == ({100} if layout == "split" else {200})
+    assert len(counts) == (6 if layout == "split" else 3)
+    assert len({plan.prefill_host for plan in asked[: len(scenario.hosts().prefill)]}) == len(scenario.hosts().prefill)
 
 
 def test_turns_of_a_conversation_grow_and_stay_on_their_hosts() -> None:

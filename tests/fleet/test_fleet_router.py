@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fleet.running import MODEL, engine, routed, serving
+from fleet.running import MODEL, SMALL, Received, attributes, engine, routed, serving
 from handrail_fleet import load, router
+from handrail_fleet.faults import parse
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -150,3 +155,77 @@ async def test_an_open_loop_sends_everything() -> None:
 def test_plans_repeat_and_differ_by_seed() -> None:
     one, same, other = (load.plans(load.Settings(url="", requests=9, seed=seed)) for seed in (1, 1, 2))
     assert one == same != other
+
+
+class Refusing(Worker):
+    """A worker that answers with an error."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(None)
+        self.status = status
+
+    async def _take(self, request: web.Request) -> web.Response:
+        await super()._take(request)
+        return web.json_response({"error": {"message": "no"}}, status=self.status)
+
+
+@pytest.mark.parametrize(
+    ("status", "retries", "seen", "answered"), [(500, 1, 1, 200), (503, 3, 1, 200), (500, 0, 0, 500), (400, 1, 0, 400)]
+)
+async def test_a_failed_prefill_is_tried_elsewhere(status: int, retries: int, seen: int, answered: int) -> None:
+    bad, good, d = Refusing(status), Worker({"remote_request_id": "r"}), Worker(None)
+    async with serving(bad.app()) as one, serving(good.app()) as two, serving(d.app()) as decode:
+        chosen = router.Settings(listen=("127.0.0.1", 0), prefill=(one, two), decode=(decode,), retries=retries, replace_ids=True)
+        async with serving(router.Router(chosen).app()) as url:
+            got, _, _ = await post(url)
+    assert (got, len(bad.seen), len(good.seen), len(d.seen)) == (answered, 1, seen, seen)
+    if seen:  # an id of vllm-router's names the worker it goes to
+        first, second = bad.seen[0][0]["x-request-id"], good.seen[0][0]["x-request-id"]
+        assert first != second == d.seen[0][0]["x-request-id"]
+
+
+async def test_the_router_s_own_spans_are_the_parents_of_the_workers() -> None:
+    received = Received()
+    async with serving(received.app()) as collector:
+        otlp = {"otlp_endpoint": collector + "/v1/traces", "otlp_protocol": "http"}
+        faults = (parse("clock_offset:router:5", SMALL.hosts()),)
+        before_ns = time.time_ns()
+        async with between_workers(**otlp, faults=faults) as (url, p, d):
+            await post(url)
+    after_ns = time.time_ns()
+    server = next(span for span in received.spans() if span.kind == Span.SPAN_KIND_SERVER)
+    legs = {attributes(span)["vllm.request_phase"]: span for span in received.spans() if span.kind == Span.SPAN_KIND_CLIENT}
+    assert (server.trace_id.hex(), server.parent_span_id.hex()) == (CONTEXT.split("-")[1], CONTEXT.split("-")[2])
+    assert attributes(server)["request_id"] == "mine"
+    for phase, worker in (("prefill", p), ("decode", d)):
+        span = legs[phase]
+        assert span.parent_span_id == server.span_id
+        sent = worker.seen[0][0]["traceparent"].split("-")
+        assert (sent[1], sent[2]) == (span.trace_id.hex(), span.span_id.hex())
+        assert before_ns + 5 * 10**9 <= server.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= server.end_time_unix_nano <= after_ns + 5 * 10**9
+
+
+async def test_the_router_s_spans_have_what_recorded_ones_say() -> None:
+    raw = (Path(__file__).parents[1] / "data/recordings/otlp_raw/router_traced.pb").read_bytes()
+    recorded = ExportTraceServiceRequest.FromString(raw)
+    real = {
+        span.kind: attributes(span)
+        for resource in recorded.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+        if scope.scope.name == "vllm-router"
+    }
+    received = Received()
+    async with (
+        serving(received.app()) as collector,
+        between_workers(otlp_endpoint=collector + "/v1/traces", otlp_protocol="http") as (url, _, _),
+    ):
+        await post(url)
+    for span in received.spans():
+        mine, theirs = attributes(span), real[span.kind]
+        assert set(mine) <= set(theirs)
+        assert {name: type(value) for name, value in mine.items()} == {name: type(theirs[name]) for name in mine}
+    assert {scope.scope.name for each in received.requests for rs in each.resource_spans for scope in rs.scope_spans} == {
+        "vllm-router"
+    }

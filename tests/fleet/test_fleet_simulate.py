@@ -14,7 +14,7 @@ import handrail_fleet
 from handrail_fleet import scenario as scenarios
 from handrail_fleet.__main__ import main
 from handrail_fleet.faults import FAULTS, parse
-from handrail_fleet.observe import STARTED_UNIX_NS, EngineObservation, ProxyObservation, clock, observe
+from handrail_fleet.observe import STARTED_UNIX_NS, EngineObservation, ProxyObservation, RouterObservation, clock, observe
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.truth import Fetch, Outcome, Phase, RequestTruth, excess
 from handrail_fleet.virtual import Settings, SimulationError, Told, simulate
@@ -57,6 +57,8 @@ EVERY_FAULT = [
     "fetch_failed:p0>d0:0.5",
     "fetch_recomputed:p0>d0:0.5",
     "lease_expired:p0:0.003",
+    "stale_read:p0:0.003",
+    "prefill_failed:p0:0.5",
     "bad_host:p1:2",
     "clock_offset:d0:2",
     "clock_drift:p1:200",
@@ -147,6 +149,51 @@ def test_an_expired_lease_is_recomputed() -> None:
     assert len(expired) > 50
     assert all(one.truth.outcome is Outcome.OK and one.truth.prefill_host == "p0" for one in expired)
     assert all(one.excess is not None and one.excess.outcome_changed for one in expired)
+
+
+def test_a_stale_read_looks_like_any_other() -> None:
+    run = told("stale_read:p0:0.003")
+    stale = [one for one in run if one.truth.fetch is Fetch.STALE_READ]
+    assert len(stale) > 50
+    assert all(one.truth.outcome is Outcome.OK and one.truth.prefill_host == "p0" for one in stale)
+    assert all(Phase.KV_TRANSFER in one.truth.phases and one.truth.kv_bytes for one in stale)
+
+
+def test_a_refused_prompt_is_computed_by_the_next_host() -> None:
+    run = told("prefill_failed:p0:0.5")
+    retried = [one for one in run if one.truth.abandoned]
+    assert len(retried) > 50
+    for one in retried:
+        assert (one.truth.abandoned, one.truth.prefill_host, one.truth.outcome) == (("p0",), "p1", Outcome.OK)
+        assert one.truth.place(Phase.PREFILL_ABANDONED) == "p0"
+        assert one.truth.phases[Phase.PREFILL_ABANDONED] > SPLIT.respond_ns
+    assert all(one.truth.fetch is Fetch.OK for one in run)
+
+
+def test_a_prompt_that_every_host_refuses_fails() -> None:
+    failed = truths(told("prefill_failed:*:1", requests=20))
+    assert {truth.outcome for truth in failed} == {Outcome.FAILED}
+    assert {truth.abandoned for truth in failed} == {("p0", "p1"), ("p1", "p0")}
+    for truth in failed:
+        assert sum(truth.phases.values()) == truth.total_ns
+
+
+def test_hosts_that_refuse_say_so_and_the_edge_where_all_do() -> None:
+    tried = replace(SPLIT, router_traces=True)
+    for one in told("prefill_failed:p0:1", scenario=tried, requests=30):
+        said = observe(tried, one.flight, ())
+        refused = [each for each in said if isinstance(each, ProxyObservation) and each.status == 500]
+        assert [each.host for each in refused] == list(one.truth.abandoned)
+        calls = [each for each in said if isinstance(each, RouterObservation)]
+        assert [(each.leg, each.peer) for each in calls] == [("server", ""), ("prefill", "p1"), ("decode", one.truth.decode_host)]
+        assert calls[0].start_unix_ns <= calls[1].start_unix_ns < calls[2].start_unix_ns
+        if refused:
+            assert calls[1].start_unix_ns - STARTED_UNIX_NS >= one.flight.abandoned[0].end_ns
+    for one in told("prefill_failed:*:1", scenario=tried, requests=5):
+        said = observe(tried, one.flight, ())
+        proxies = [each for each in said if isinstance(each, ProxyObservation)]
+        assert [(each.host, each.status) for each in proxies] == [("edge", 500), *((host, 500) for host in one.truth.abandoned)]
+        assert [each.leg for each in said if isinstance(each, RouterObservation)] == ["server"]
 
 
 def test_a_preemption_storm_breaks_streams_at_its_host_alone() -> None:

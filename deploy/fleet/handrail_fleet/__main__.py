@@ -1,18 +1,28 @@
-"""``python -m handrail_fleet engine | router | load | simulate``."""
+"""``python -m handrail_fleet engine | router | load | truth | simulate``."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from handrail_fleet import faults, load, ready, router, scenario, virtual
+from handrail_fleet import faults, load, ready, router, scenario, virtual, witness, workload
 from handrail_fleet.profile import ProfileError, bundled
 from handrail_fleet.profile import load as load_profile
+
+_OURS = (
+    ProfileError,
+    scenario.ScenarioError,
+    faults.FaultError,
+    virtual.SimulationError,
+    witness.WitnessError,
+    workload.TraceError,
+)
 
 
 def _share(text: str) -> float:
@@ -36,6 +46,24 @@ def _count(text: str) -> int:
     return value
 
 
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """What a process shares with all others of its fleet."""
+    parser.add_argument("--scenario", default="split", help=f"a file or one of: {', '.join(scenario.bundled())}")
+    _add_fault(parser, "of the fleet, given to every process")
+    parser.add_argument("--began-unix-ns", type=int, metavar="NS", help="when the fleet began; default: now")
+    parser.add_argument("--truth", type=Path, metavar="FILE", help="append what truly happened to it, a line of JSON a request")
+
+
+def _add_fault(parser: argparse.ArgumentParser, more: str) -> None:
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME:PLACE:SIZE[@FROM-TO]",
+        help=f"{more}; seconds of the run after @; any of: {', '.join(faults.FAULTS)}",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="handrail_fleet", description="An emulated vLLM prefill/decode fleet over real sockets.")
     commands = top.add_subparsers(dest="command", required=True)
@@ -43,15 +71,20 @@ def parser() -> argparse.ArgumentParser:
     engine = commands.add_parser("engine", help="one vLLM engine")
     engine.add_argument("--role", choices=("prefill", "decode", "both"), default="both")
     engine.add_argument("--listen", type=ready.address, default=("127.0.0.1", 0), metavar="HOST:PORT")
-    engine.add_argument("--profile", default="8b-h100-balanced-per-token", help=f"a file or one of: {', '.join(bundled())}")
+    _add_run(engine)
+    engine.add_argument("--host", help="which of the scenario's hosts it is; default: the first of its role")
+    engine.add_argument("--profile", help=f"llm-d latencies instead of the scenario's: a file or one of: {', '.join(bundled())}")
     engine.add_argument("--seed", type=int, default=0)
     engine.add_argument("--speed", type=_positive, default=1.0, help="2: everything takes half as long")
-    engine.add_argument("--model", help="served name; default: the profile's")
+    engine.add_argument("--model", help="served name; default: the profile's, or the scenario's")
     engine.add_argument("--otlp-endpoint", metavar="URL", help="where to export spans; with /v1/traces for http")
     engine.add_argument("--otlp-protocol", choices=("grpc", "http"), default="grpc")
     engine.add_argument("--ready-file", type=Path)
     engine.add_argument("--request-id-headers", action="store_true", help="echo X-Request-Id (vLLM: --enable-request-id-headers)")
-    engine.add_argument("--num-gpu-blocks", type=_count, default=16_384, help="KV blocks of 16 tokens")
+    engine.add_argument("--num-gpu-blocks", type=_count, help="KV blocks of 16 tokens; default: the scenario's")
+    engine.add_argument(
+        "--kv-load-failure-policy", choices=("fail", "recompute"), default="fail", help="for failures that no fault ordered"
+    )
     engine.add_argument("--max-model-len", type=_count, default=32_768)
     engine.add_argument("--kv-lease-duration", type=_positive, default=30.0, metavar="SECONDS")
 
@@ -62,6 +95,10 @@ def parser() -> argparse.ArgumentParser:
     relay.add_argument("--policy", choices=router.POLICIES, default="round_robin")
     relay.add_argument("--drop-traceparent", choices=router.DROPS)
     relay.add_argument("--replace-ids", action="store_true", help="send both workers an id of our own, as vllm-router does")
+    _add_run(relay)
+    relay.add_argument("--retries", type=int, help="other hosts to try when a prefill fails; default: the scenario's")
+    relay.add_argument("--otlp-endpoint", metavar="URL", help="where to export spans as vllm-router does; default: none")
+    relay.add_argument("--otlp-protocol", choices=("grpc", "http"), default="grpc")
     relay.add_argument("--think-ms", type=float, default=0.0, help="time spent before forwarding")
     relay.add_argument("--ready-file", type=Path)
 
@@ -70,7 +107,10 @@ def parser() -> argparse.ArgumentParser:
     sender.add_argument("--requests", type=_count, required=True)
     pace = sender.add_mutually_exclusive_group()
     pace.add_argument("--concurrency", type=_count, default=8)
-    pace.add_argument("--rate", type=_positive, help="requests per second, Poisson")
+    pace.add_argument("--rate", type=_positive, help="requests per second, Poisson; of a trace: 2 is twice as fast")
+    asked = sender.add_argument_group("what simulate would ask, at its times, instead of a pace, kinds and lengths of its own")
+    asked.add_argument("--scenario", help=f"a file or one of: {', '.join(scenario.bundled())}")
+    asked.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     sender.add_argument("--streaming-share", type=_share, default=0.8)
     sender.add_argument("--chat-share", type=_share, default=0.5)
     sender.add_argument("--seed", type=int, default=0)
@@ -80,48 +120,73 @@ def parser() -> argparse.ArgumentParser:
     sender.add_argument("--prompt-words", type=_count, nargs=2, default=(50, 400), metavar=("MIN", "MAX"))
     sender.add_argument("--answer-tokens", type=_count, nargs=2, default=(8, 40), metavar=("MIN", "MAX"))
 
+    told = commands.add_parser(
+        "truth", help="what the processes' --truth files and the load's lines make together, a line a request"
+    )
+    told.add_argument("files", type=Path, nargs="+", metavar="FILE", help="as written by --truth")
+    told.add_argument("--load", type=Path, required=True, metavar="FILE", help="what load printed")
+    told.add_argument("--began-unix-ns", type=int, required=True, metavar="NS", help="as the processes were told")
+
     virtually = commands.add_parser(
         "simulate", help="a fleet in virtual time: the truth of each request, and what hosts say of it"
     )
     virtually.add_argument("--scenario", default="split", help=f"a file or one of: {', '.join(scenario.bundled())}")
     virtually.add_argument("--requests", type=_count, default=1000)
     virtually.add_argument("--seed", type=int, default=0)
-    virtually.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="NAME:PLACE:SIZE[@FROM-TO]",
-        help=f"seconds of the run after @; any of: {', '.join(faults.FAULTS)}",
-    )
+    _add_fault(virtually, "of the run")
     virtually.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     virtually.add_argument("--rate", type=_positive, default=1.0, help="2: the trace twice as fast")
     virtually.add_argument("--json", action="store_true", help="one object a request; without it, the run's figures")
     return top
 
 
+def _host(args: argparse.Namespace, chosen: scenario.Scenario) -> str:
+    hosts = chosen.hosts()
+    valid = {"prefill": hosts.prefill, "decode": hosts.decode}.get(args.role, (*hosts.decode, *hosts.prefill))
+    if args.host is not None and args.host not in valid:
+        raise scenario.ScenarioError(
+            f"--host {args.host!r}: scenario {chosen.name} has no such {args.role} host; valid: {', '.join(valid)}"
+        )
+    host: str = args.host or valid[0]
+    return host
+
+
 def _engine(args: argparse.Namespace) -> None:
     from handrail_fleet import engine, http_api  # the SDK and the Prometheus client: a router or a client need neither
 
-    profile = load_profile(args.profile)
+    chosen = scenario.load(args.scenario)
+    profile = load_profile(args.profile) if args.profile is not None else None
+    if args.num_gpu_blocks is not None:
+        chosen = dataclasses.replace(chosen, kv_blocks=args.num_gpu_blocks)
     settings = engine.Settings(
         role=args.role,
         listen=args.listen,
+        scenario=chosen,
+        host=_host(args, chosen),
         profile=profile,
-        model=args.model or profile.model,
+        model=args.model or (profile.model if profile is not None else chosen.model),
+        faults=_faults(args, chosen),
+        began_unix_ns=args.began_unix_ns,
+        truth=args.truth,
         seed=args.seed,
         speed=args.speed,
         otlp_endpoint=args.otlp_endpoint,
         otlp_protocol=args.otlp_protocol,
         ready_file=args.ready_file,
         echo_request_id=args.request_id_headers,
-        blocks=args.num_gpu_blocks,
         max_model_len=args.max_model_len,
         lease_s=args.kv_lease_duration,
+        recompute=args.kv_load_failure_policy == "recompute",
     )
     asyncio.run(http_api.run(settings))
 
 
+def _faults(args: argparse.Namespace, chosen: scenario.Scenario) -> tuple[faults.Fault, ...]:
+    return tuple(faults.parse(text, chosen.hosts()) for text in args.fault)
+
+
 def _router(args: argparse.Namespace) -> None:
+    chosen = scenario.load(args.scenario)
     settings = router.Settings(
         listen=args.listen,
         prefill=tuple(url.rstrip("/") for url in args.prefill),
@@ -130,12 +195,23 @@ def _router(args: argparse.Namespace) -> None:
         drop_traceparent=args.drop_traceparent,
         replace_ids=args.replace_ids,
         think_s=args.think_ms / 1e3,
+        retries=chosen.prefill_retries if args.retries is None else args.retries,
+        faults=_faults(args, chosen),
+        began_unix_ns=args.began_unix_ns,
+        truth=args.truth,
+        otlp_endpoint=args.otlp_endpoint,
+        otlp_protocol=args.otlp_protocol,
         ready_file=args.ready_file,
     )
     asyncio.run(router.run(settings))
 
 
 def _load(args: argparse.Namespace) -> None:
+    arrivals: list[workload.Arrival] = []
+    if args.trace is not None:
+        arrivals = workload.repeat(virtual.read_trace(args.trace), args.requests, args.rate or 1.0)
+    elif args.scenario is not None:
+        arrivals = workload.generate(scenario.load(args.scenario), args.requests, args.seed)
     settings = load.Settings(
         url=args.url.rstrip("/"),
         requests=args.requests,
@@ -149,8 +225,15 @@ def _load(args: argparse.Namespace) -> None:
         traceparent=not args.no_traceparent,
         prompt_words=tuple(args.prompt_words),
         answer_tokens=tuple(args.answer_tokens),
+        arrivals=tuple(arrivals),
     )
     asyncio.run(load.run(settings, load.print_line))
+
+
+def _truth(args: argparse.Namespace) -> None:
+    lines = [line for path in args.files for line in witness.read(path)]
+    for truth in witness.truths(lines, witness.read_load(args.load), args.began_unix_ns):
+        print(json.dumps(dataclasses.asdict(truth)))
 
 
 def _simulate(args: argparse.Namespace) -> None:
@@ -159,7 +242,7 @@ def _simulate(args: argparse.Namespace) -> None:
         scenario=chosen,
         requests=args.requests,
         seed=args.seed,
-        faults=tuple(faults.parse(text, chosen.hosts()) for text in args.fault),
+        faults=_faults(args, chosen),
         trace=args.trace,
         rate=args.rate,
     )
@@ -175,8 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        {"engine": _engine, "router": _router, "load": _load, "simulate": _simulate}[args.command](args)
-    except (ProfileError, scenario.ScenarioError, faults.FaultError, virtual.SimulationError, OSError) as error:
+        commands = {"engine": _engine, "router": _router, "load": _load, "truth": _truth, "simulate": _simulate}
+        commands[args.command](args)
+    except (*_OURS, OSError) as error:
         print(f"handrail_fleet {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

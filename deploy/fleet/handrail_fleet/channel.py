@@ -78,9 +78,10 @@ class Address:
 
 
 class Peer:
-    """One connection to a producer. Messages are answered in order."""
+    """One connection to a producer. Messages are answered in order. ``host``: its name in the fleet, known after ``hello``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.host = ""
         self._reader = reader
         self._writer = writer
         self._turn = asyncio.Lock()  # one message on the connection at a time
@@ -101,15 +102,14 @@ class Peer:
 
 
 class Peers:
-    """The producers this engine has shaken hands with."""
+    """The producers this engine is connected to. What a first contact takes beyond that is the wire's model."""
 
-    def __init__(self, handshake_s: Callable[[], float], timeout_s: float) -> None:
-        self._handshake_s = handshake_s
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._known: dict[Address, asyncio.Task[Peer]] = {}
 
     async def get(self, address: Address) -> Peer:
-        """The peer, after a first contact if need be; requests that come meanwhile share it.
+        """The peer, connected to if need be; requests that come meanwhile share it.
 
         Raises ``TransferError``: ``handshake_failed``, after the whole timeout where nobody listens (as NIXL's does).
         """
@@ -155,5 +155,5 @@ class Peers:
         if answer.get("engine_id") != address.engine_id:
             peer.close()
             raise TransferError("handshake_failed", f"remote engine is {answer.get('engine_id')}, expected {address.engine_id}")
-        await asyncio.sleep(self._handshake_s())
+        peer.host = str(answer.get("host"))
         return peer

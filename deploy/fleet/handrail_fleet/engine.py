@@ -1,4 +1,4 @@
-"""The emulated engine but for HTTP: the core driven by the real clock, the KV side channel, metrics and spans."""
+"""The emulated engine but for HTTP: a host driven by the real clock, the KV side channel, metrics, spans and the truth."""
 
 from __future__ import annotations
 
@@ -6,90 +6,60 @@ import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handrail_fleet.channel import Address, ChannelServer, Peer, Peers, TransferError
-from handrail_fleet.core import Effect, Ended, EngineCore, Job, LeaseExpired, LoadStarts, Reason, StepEnded, TokenMade
+from handrail_fleet.channel import ChannelServer
+from handrail_fleet.core import Effect, Ended, Job, LeaseExpired, LoadStarts, Preempted, Reason, StepEnded, TokenMade
+from handrail_fleet.costs import Costs, StepCosts
+from handrail_fleet.faults import Fault
+from handrail_fleet.fetching import Fetcher, Pull
+from handrail_fleet.generation import Arrived, Call, Generation, figures, refused, saw
+from handrail_fleet.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, Host
 from handrail_fleet.kv import Publication
 from handrail_fleet.metrics import EngineMetrics
-from handrail_fleet.model import LatencyModel
-from handrail_fleet.openai import Ask, BadRequestError
+from handrail_fleet.model import LatencyModel, with_profile
+from handrail_fleet.noise import uniform
+from handrail_fleet.openai import Ask, BadRequestError, Prompt
 from handrail_fleet.profile import Profile
-from handrail_fleet.spans import RequestFigures, RequestSpans, exporter
+from handrail_fleet.publishing import Publisher
+from handrail_fleet.runclock import RunClock
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.spans import RequestSpans, exporter
 from handrail_fleet.text import Plan, TokenStream, plan, seed_of
+from handrail_fleet.witness import TruthFile
 
 log = logging.getLogger(__name__)
-
-_LOAD_KEYS = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One engine process."""
+    """One engine process: ``host`` of the scenario. ``profile`` replaces the scenario's latencies by llm-d's.
+
+    ``began_unix_ns``: when the fleet began, which the times of faults and of the truth are relative to; None is now.
+    """
 
     role: str  # prefill | decode | both
     listen: tuple[str, int]
-    profile: Profile
+    scenario: Scenario
+    host: str
     model: str
+    profile: Profile | None = None
+    faults: tuple[Fault, ...] = ()
+    began_unix_ns: int | None = None
+    truth: Path | None = None
     seed: int = 0
     speed: float = 1.0
     otlp_endpoint: str | None = None
     otlp_protocol: str = "grpc"
     ready_file: Path | None = None
     echo_request_id: bool = False
-    blocks: int = 16_384
     max_model_len: int = 32_768
     lease_s: float = 30.0  # vLLM's kv_lease_duration
+    recompute: bool = False  # vLLM's kv_load_failure_policy, for failures that no fault ordered
     handshake_timeout_s: float = 5.0
-
-
-class Outbox:
-    """Tokens on their way to one response. Like vLLM's output collector it merges what the response has not taken yet, so its
-    size is bounded by the number of choices, and a slow response gets several tokens in one event."""
-
-    def __init__(self) -> None:
-        self._pending: dict[int, tuple[int, Reason | None]] = {}
-        self._some = asyncio.Event()
-
-    def put(self, choice: int, tokens: int, reason: Reason | None) -> None:
-        before = self._pending.get(choice, (0, None))
-        self._pending[choice] = (before[0] + tokens, reason)
-        self._some.set()
-
-    async def take(self) -> list[tuple[int, int, Reason | None]]:
-        """(choice, new tokens, why it ended or None); waits for at least one."""
-        await self._some.wait()
-        self._some.clear()
-        taken = [(choice, tokens, reason) for choice, (tokens, reason) in self._pending.items()]
-        self._pending.clear()
-        return taken
-
-
-@dataclass(slots=True)
-class _Call:
-    """One choice of one HTTP request, while the core has it."""
-
-    job: Job
-    span_id: str  # gen_ai.request.id: without the engine's own suffix
-    choice: int
-    ask: Ask
-    headers: dict[str, str]
-    outbox: Outbox
-    arrival_unix_ns: int
-    arrival_ns: int
-    first_ns: int | None = None
-
-
-@dataclass(slots=True)
-class Generation:
-    """What a handler holds of its request."""
-
-    outbox: Outbox
-    calls: list[_Call]
-    texts: list[TokenStream]
-    made: list[int] = field(default_factory=list)
 
 
 class Engine:
@@ -98,87 +68,140 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.id = str(uuid.uuid4())
-        self._model = LatencyModel(settings.profile, settings.seed, settings.speed)
-        self._core = EngineCore(
-            self._model, max_running=settings.profile.max_num_seqs, blocks=settings.blocks, lease_ns=round(settings.lease_s * 1e9)
-        )
+        self.clock = RunClock.of(settings.host, settings.faults, settings.began_unix_ns)
+        self._faults = self.clock.active(settings.faults)
+        self._scenario = settings.scenario
+        if settings.profile is not None:
+            self._scenario = with_profile(settings.scenario, settings.profile)
+        self._scenario = self._scenario.faster(settings.speed)
+        lease_ns = round(settings.lease_s * 1e9)
+        self._host = Host(settings.host, self._scenario, self._costs(), self._faults, self, lease_ns=lease_ns)
+        self._core = self._host.core
         self.metrics = EngineMetrics(settings.model, reads_kv=settings.role != "prefill", monotonic_s=time.monotonic)
         self._spans: RequestSpans | None = None
         if settings.otlp_endpoint is not None:
             self._spans = RequestSpans(exporter(settings.otlp_endpoint, settings.otlp_protocol), f"vllm-{settings.role}")
-        self._channel = ChannelServer(self._on_channel)
+        self._truth = TruthFile(settings.truth) if settings.truth is not None else None
+        self._publisher = Publisher(self.id, self._host, self.metrics, self)
+        self._channel = ChannelServer(self._publisher.answer)
         self._channel_port = 0
-        self._peers = Peers(lambda: self._model.handshake_ns() / 1e9, settings.handshake_timeout_s)
-        self._calls: dict[str, _Call] = {}
+        self._fetcher = Fetcher(
+            *(settings.host, self.id, self._scenario, self._faults, self.metrics),
+            handshake_timeout_s=settings.handshake_timeout_s,
+            recompute=settings.recompute,
+        )
+        self._calls: dict[str, Call] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, Publication] = {}
         self._timer: asyncio.Handle | None = None
+        self._events: set[asyncio.TimerHandle] = set()
         self._heart: asyncio.Task[None] | None = None
+
+    def _costs(self) -> StepCosts:
+        settings = self.settings
+        if settings.profile is not None:
+            return LatencyModel(settings.profile, settings.seed, settings.speed)
+        return Costs(self._scenario, settings.seed, self.now_ns)
 
     async def start(self) -> None:
         self._channel_port = await self._channel.start(self.settings.listen[0])
         self._heart = asyncio.create_task(self._heartbeats())
+        self._apply_faults()
+        now_ns = self.now_ns()
+        for time_ns in self._faults.edges():
+            if time_ns > now_ns:
+                self.at(time_ns, self._apply_faults)
+        self._host.begin_faults()
 
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        for event in self._events:
+            event.cancel()
         tasks = [*self._fetches.values(), *([self._heart] if self._heart else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._peers.close()
+        await self._fetcher.close()
         await self._channel.close()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
+        if self._truth is not None:
+            self._truth.close()
 
     # --- requests -------------------------------------------------------------------------------------------------------
 
-    def begin(self, ask: Ask, stem: str, headers: dict[str, str]) -> Generation:
+    def arrive(self, stem: str, given: str, headers: dict[str, str]) -> Arrived:
+        return Arrived(stem, given, headers, time.time_ns(), time.monotonic_ns(), seed_of(given or stem, 0))
+
+    async def admit(self, ask: Ask, arrived: Arrived) -> bool:
+        """Spend what admission takes; False when a fault has this request answered with an error."""
+        loads = bool((ask.kv or {}).get("do_remote_prefill"))
+        takes_ns = self._host.admission_ns(self._drawn(arrived, ADMISSION_D if loads else ADMISSION_P))
+        if takes_ns:
+            await asyncio.sleep(max(0, arrived.monotonic_ns + takes_ns - time.monotonic_ns()) / 1e9)
+        if loads or not self._host.refuses(self._drawn(arrived, REFUSED)):
+            return True
+        if self._truth is not None:
+            tokens = sum(each.tokens for each in ask.prompts)
+            self._truth.write(refused(self.settings.host, self.clock, arrived, time.monotonic_ns(), tokens))
+        return False
+
+    def begin(self, ask: Ask, arrived: Arrived) -> Generation:
         """Hand every choice to the core. Raises ``BadRequestError`` for what can never fit."""
-        outbox = Outbox()
-        generation = Generation(outbox, [], [])
-        kv = ask.kv or {}
-        now_ns, now_unix_ns = time.monotonic_ns(), time.time_ns()
+        generation = Generation(arrived)
         for index, prompt in enumerate(ask.prompts):
-            span_id = stem if ask.chat else f"{stem}-{index}"  # completions carry the prompt's index
+            span_id = arrived.stem if ask.chat else f"{arrived.stem}-{index}"  # completions carry the prompt's index
             for sample in range(ask.n):
-                choice = index * ask.n + sample
-                seed = seed_of(prompt.text, choice)
-                answer: Plan = plan(seed, max_tokens=ask.max_tokens, min_tokens=ask.min_tokens, ignore_eos=ask.ignore_eos)
-                prefix = f"{sample}_" if ask.n > 1 else ""
-                job = Job(
-                    id=f"{prefix}{span_id}-{uuid.uuid4().hex[:8]}",
-                    prompt_tokens=prompt.tokens,
-                    answer_tokens=answer.tokens,
-                    reason=Reason(answer.finish_reason),
-                    load=bool(kv.get("do_remote_prefill")),
-                    publish=bool(kv.get("do_remote_decode")),
-                )
-                try:
-                    self._core.submit(job, now_ns)
-                except ValueError as error:
-                    self.give_up(generation)
-                    raise BadRequestError(str(error)) from None
-                call = _Call(job, span_id, choice, ask, headers, outbox, now_unix_ns, now_ns)
-                self._calls[job.id] = call
-                generation.calls.append(call)
-                generation.texts.append(TokenStream(seed))
-                generation.made.append(0)
-                if job.load:
-                    self.metrics.matched(prompt.tokens)
+                self._begin_choice(generation, ask, prompt, span_id, index * ask.n + sample, f"{sample}_" if ask.n > 1 else "")
         self._kick()
         return generation
 
+    def _begin_choice(self, generation: Generation, ask: Ask, prompt: Prompt, span_id: str, choice: int, prefix: str) -> None:
+        kv = ask.kv or {}
+        seed = seed_of(prompt.text, choice)
+        answer: Plan = plan(seed, max_tokens=ask.max_tokens, min_tokens=ask.min_tokens, ignore_eos=ask.ignore_eos)
+        load = bool(kv.get("do_remote_prefill"))
+        job = Job(
+            id=f"{prefix}{span_id}-{uuid.uuid4().hex[:8]}",
+            prompt_tokens=prompt.tokens,
+            answer_tokens=answer.tokens,
+            reason=Reason(answer.finish_reason),
+            load=load,
+            publish=bool(kv.get("do_remote_decode")),
+            cached_tokens=0 if load else self._host.cache.match(prompt.blocks, prompt.tokens),
+        )
+        now_ns, now_unix_ns = time.monotonic_ns(), time.time_ns()
+        try:
+            self._core.submit(job, now_ns)
+        except ValueError as error:
+            self.give_up(generation)
+            raise BadRequestError(str(error)) from None
+        call = Call(
+            *(job, span_id, choice, ask, generation.arrived, generation.outbox, prompt.blocks, now_unix_ns, now_ns),
+            gaps_ns=[] if self._truth is not None else None,
+        )
+        self._calls[job.id] = call
+        generation.calls.append(call)
+        generation.texts.append(TokenStream(seed))
+        generation.made.append(0)
+        if job.load:
+            self.metrics.matched(prompt.tokens)
+
     def give_up(self, generation: Generation) -> None:
-        """The client went away: whatever still runs is aborted. Leaves no span, as in vLLM."""
+        """The response is over, or its client went away: whatever still runs is aborted. Leaves no span then, as in vLLM."""
         for call in generation.calls:
             self._kept.pop(call.job.id, None)
             if self._calls.pop(call.job.id, None) is not None:
-                fetch = self._fetches.get(call.job.id)
+                fetch = self._fetches.pop(call.job.id, None)
                 if fetch is not None:
                     fetch.cancel()
-                self._core.abort(call.job.id)
+                for effect in self._core.abort(call.job.id):
+                    call.ended = effect if isinstance(effect, Ended) else None
         self._kick()
+        if self._truth is not None:
+            for call in generation.calls:
+                self._truth.write(saw(self.settings.host, self.clock, generation, call, time.monotonic_ns()))
 
     def kv_params(self, generation: Generation) -> dict[str, Any] | None:
         """``kv_transfer_params`` of the response: only where P keeps blocks for D."""
@@ -201,8 +224,31 @@ class Engine:
             "remote_num_tokens": publication.tokens,
             "remote_blocks_expiry_time": None,
             "transfer_mode": "pull",
-            "remote_prefill_cached_tokens": 0,
+            "remote_prefill_cached_tokens": generation.calls[0].job.cached_tokens,
         }
+
+    # --- what a driver is -----------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def at(self, time_ns: int, act: Callable[[], None]) -> None:
+        def happen() -> None:
+            self._events.discard(handle)
+            act()
+
+        handle = asyncio.get_running_loop().call_at(time_ns / 1e9, happen)
+        self._events.add(handle)
+
+    def kick(self, host: Host) -> None:
+        self._kick()
+
+    def carry_out(self, host: Host, effects: list[Effect]) -> None:
+        self._carry_out(effects)
+
+    def _apply_faults(self) -> None:
+        self._host.apply_faults()
+        self._fetcher.apply_faults()
 
     # --- driving the core -----------------------------------------------------------------------------------------------
 
@@ -228,11 +274,12 @@ class Engine:
             elif isinstance(effect, StepEnded):
                 self.metrics.step(effect.tokens)
             elif isinstance(effect, LeaseExpired):
-                self.metrics.lease_expired()
-                log.warning(
-                    "Releasing expired KV blocks for request %s which were retrieved by 0 remote worker(s) before lease expired.",
-                    effect.publication.request_id,
-                )
+                self._publisher.expired(effect.publication)
+            elif isinstance(effect, Preempted):
+                self.metrics.preempted()
+                call = self._calls.get(effect.id)
+                if call is not None:
+                    call.preemptions += 1
 
     def _on_token(self, token: TokenMade) -> None:
         call = self._calls.get(token.id)
@@ -241,9 +288,13 @@ class Engine:
         self.metrics.tokens(1)
         if token.gap_ns is None:
             call.first_ns = time.monotonic_ns()
-            self.metrics.first_token((call.first_ns - call.arrival_ns) / 1e9, call.job.prompt_tokens, call.job.load)
+            ttft_s = (call.first_ns - call.queued_ns) / 1e9
+            loaded = call.pull is not None and call.pull.ok
+            self.metrics.first_token(ttft_s, call.job.prompt_tokens, loaded, call.job.cached_tokens)
         else:
             self.metrics.gap(token.gap_ns / 1e9)
+            if call.gaps_ns is not None:
+                call.gaps_ns.append(token.gap_ns)
         if token.generated < call.job.answer_tokens:  # the last one goes out together with the reason, by _on_end
             call.outbox.put(call.choice, 1, None)
 
@@ -251,130 +302,56 @@ class Engine:
         call = self._calls.pop(ended.id, None)
         if call is None:
             return
+        call.ended = ended
         if ended.published is not None:
             self._kept[ended.id] = ended.published
+            self._publisher.hold(ended.id)
         failed = ended.reason is Reason.ERROR
+        if not failed:
+            self._host.cache.keep(call.blocks)
         now_ns = time.monotonic_ns()
-        e2e_s = (now_ns - call.arrival_ns) / 1e9
+        e2e_s = (now_ns - call.queued_ns) / 1e9
         first_ns = call.first_ns or now_ns  # vLLM takes a failing output for a first token
         if failed:
             self.metrics.first_token(e2e_s, 0, call.job.load)
         self.metrics.ended(ended, e2e_s=e2e_s, prompt_tokens=call.job.prompt_tokens, max_tokens=call.ask.max_tokens, n=call.ask.n)
         if self._spans is not None:
-            self._spans.emit(call.headers, _figures(call, ended, (first_ns - call.arrival_ns) / 1e9, e2e_s))
+            said = figures(self.clock, call, ended, first_ns - call.queued_ns, now_ns - call.queued_ns)
+            self._spans.emit(call.arrived.headers, said)
         call.outbox.put(call.choice, 0 if failed else 1, ended.reason)
 
     # --- KV -------------------------------------------------------------------------------------------------------------
 
     async def _fetch(self, load: LoadStarts) -> None:
         """Pull one request's KV and tell the core how it went."""
-        call = self._calls.get(load.id)
-        kv = (call.ask.kv if call else None) or {}
+        call = self._calls[load.id]
+        tokens = load.tokens - self._host.cache.match(call.blocks, load.tokens)
+        pull = call.pull = Pull(
+            load.id,
+            call.ask.kv or {},
+            kv_bytes=tokens * self._scenario.kv_bytes_per_token,
+            link_bytes=self._host.costs.kv_bytes(tokens),
+            blocks=load.blocks,
+            drawn=self._drawn(call.arrived, FETCH),
+            started_ns=time.monotonic_ns(),
+        )
+        self._host.costs.post(tokens)
         try:
-            if any(kv.get(key) is None for key in _LOAD_KEYS):
-                log.warning("Got invalid KVTransferParams: %s. This request will not utilize KVTransfer", sorted(kv))
-                await asyncio.Event().wait()  # vLLM 0.32 never finishes such a request; only its client's leaving ends it
-            ok = await self._pull(load, kv)
+            await self._fetcher.fetch(pull)
         finally:
             self._fetches.pop(load.id, None)
-        self._carry_out(self._core.load_done(load.id, ok))
+        now_ns = time.monotonic_ns()
+        pull.seen_ns = max(now_ns, self._core.step_ends_ns or now_ns)
+        self._carry_out(self._core.load_done(load.id, pull.ok, recompute=pull.recompute))
         self._kick()
-
-    async def _pull(self, load: LoadStarts, kv: dict[str, Any]) -> bool:
-        remote = str(kv["remote_request_id"])
-        try:
-            address = Address(str(kv["remote_host"]), int(kv["remote_port"]), str(kv["remote_engine_id"]))
-        except ValueError:
-            address = Address("", 0, "")
-        peer: Peer | None = None
-        try:
-            peer = await self._peers.get(address)
-            posted_ns = time.monotonic_ns()
-            answer = await peer.ask({"op": "read", "request_id": remote, "blocks": kv.get("remote_block_ids")})
-            if not answer.get("ok"):
-                raise TransferError("transfer_setup_failed", str(answer.get("error")))
-            post_s = (time.monotonic_ns() - posted_ns) / 1e9
-            await asyncio.sleep(self._model.transfer_ns(load.tokens) / 1e9)
-            size = load.tokens * self.settings.profile.kv_bytes_per_token
-            self.metrics.transferred((time.monotonic_ns() - posted_ns) / 1e9, post_s, size)
-            await peer.ask({"op": "done", "request_id": remote})
-        except (TransferError, OSError) as error:
-            failure = (
-                error
-                if isinstance(error, TransferError)
-                else TransferError("transfer_setup_failed", "NIXL_ERR_REMOTE_DISCONNECT")
-            )
-            if peer is not None and isinstance(error, OSError):
-                self._peers.forget(address)
-            self.metrics.transfer_failed()
-            log.error(
-                "NIXL transfer failure: %s | Context: {'failure_type': '%s', 'request_id': '%s', 'engine_id': '%s', "
-                "'remote_engine_id': '%s', 'remote_request_id': '%s', 'remote_host': '%s', 'remote_port': %s, "
-                "'num_local_blocks': %d}",
-                *(failure, failure.kind, load.id, self.id, address.engine_id, remote, address.host, address.port, load.blocks),
-            )
-            return False
-        return True
-
-    def _on_channel(self, message: dict[str, Any]) -> dict[str, Any]:
-        operation, request_id = message.get("op"), str(message.get("request_id"))
-        if operation == "hello":
-            return {"ok": True, "engine_id": self.id}
-        if operation == "heartbeat":
-            return {"ok": self._core.renew_lease(request_id, time.monotonic_ns())}
-        if operation == "read":
-            publication = self._core.published(request_id)
-            if publication is None:
-                return {"ok": False, "error": f"nothing is held for {request_id}"}
-            if message.get("blocks") != [list(publication.blocks)]:
-                return {"ok": False, "error": "NIXL_ERR_INVALID_PARAM"}
-            return {"ok": True}
-        if operation == "done":
-            held = self._core.release(request_id)
-            if held:
-                self._kick()  # the freed blocks may let a waiting request in
-            else:
-                self.metrics.notified_late()
-            return {"ok": held}
-        return {"ok": False, "error": f"unknown operation {operation!r}"}
 
     async def _heartbeats(self) -> None:
         """Renew the leases of all that is yet to be read, every sixth of a lease (as vLLM's decode engine does)."""
         while True:
             await asyncio.sleep(self.settings.lease_s / 6)
             for call in [call for call in self._calls.values() if call.job.load and call.first_ns is None]:
-                kv = call.ask.kv or {}
-                if any(kv.get(key) is None for key in _LOAD_KEYS):
-                    continue
-                try:
-                    peer = await self._peers.get(
-                        Address(str(kv["remote_host"]), int(kv["remote_port"]), str(kv["remote_engine_id"]))
-                    )
-                    await peer.ask({"op": "heartbeat", "request_id": str(kv["remote_request_id"])})
-                except (TransferError, OSError, ValueError) as error:
-                    log.debug("heartbeat: %s", error)  # the load itself will fail and is counted then
+                await self._fetcher.heartbeat(call.ask.kv or {})
 
-
-def _figures(call: _Call, ended: Ended, ttft_s: float, e2e_s: float) -> RequestFigures:
-    times = ended.times
-    scheduled, first, last = times.scheduled_ns, times.first_token_ns, times.last_token_ns
-    queue_ns = scheduled - times.queued_ns if scheduled is not None else 0
-    prefill_ns = first - scheduled if first is not None and scheduled is not None else 0
-    decode_ns = last - first if last is not None and first is not None else 0
-    return RequestFigures(
-        request_id=call.span_id,
-        arrival_unix_ns=call.arrival_unix_ns,
-        end_unix_ns=time.time_ns(),
-        ttft_s=ttft_s,
-        e2e_s=e2e_s,
-        queue_s=queue_ns / 1e9,
-        prefill_s=prefill_ns / 1e9,
-        decode_s=decode_ns / 1e9,
-        inference_s=(prefill_ns + decode_ns) / 1e9,
-        prompt_tokens=call.job.prompt_tokens,
-        completion_tokens=ended.generated,
-        max_tokens=call.ask.max_tokens,
-        n=call.ask.n,
-        temperature=call.ask.temperature,
-        top_p=call.ask.top_p,
-    )
+    def _drawn(self, arrived: Arrived, what: int) -> float:
+        """The request's own number, 0 up to 1: the same in every run of a seed that names the request the same."""
+        return uniform(self.settings.seed, arrived.drawn_from, what)

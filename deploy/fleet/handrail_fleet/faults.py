@@ -1,7 +1,7 @@
 """Faults of the emulated fleet by name, each with a place, a size and a time: ``slow_link:p0>d1:4@60-120``.
 
 A place is a host (``p0``, ``d1``, ``router``), a link (``p0>d1``) or ``*`` for all of the fault's kind. Without a time the fault
-lasts for the whole run. What a fault does is in ``FAULTS``; ``simulate`` carries it out.
+lasts for the whole run. What a fault does is in ``FAULTS``; ``host`` and ``wire`` carry it out, for every driver.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ FAULTS: dict[str, Kind] = {
         Place.LINK, "share", "this share of fetches fails; policy recompute: D computes the prompt", 0.0, 1.0
     ),
     "lease_expired": Kind(Place.PREFILL, "seconds", "KV is freed after this time, since no heartbeat comes; policy recompute"),
+    "stale_read": Kind(
+        Place.PREFILL, "seconds", "KV is freed after this time, and D reads what lies there by then: nobody sees an error"
+    ),
+    "prefill_failed": Kind(
+        Place.PREFILL, "share", "this share of prompts is answered with an error; the router tries another host", 0.0, 1.0
+    ),
     "bad_host": Kind(
         Place.ENGINE, "factor", "all steps on it take this many times as long, and its links have this part of theirs", 1.0
     ),

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from handrail_fleet import openai, ready
 from handrail_fleet.core import Reason
-from handrail_fleet.engine import Engine, Generation, Settings
+from handrail_fleet.engine import Engine, Settings
+from handrail_fleet.generation import Generation
 from handrail_fleet.openai import Answer, Ask, BadRequestError
 
 log = logging.getLogger(__name__)
@@ -75,11 +76,15 @@ class HttpApi:
         given = request.headers.get("X-Request-Id")
         extra = {"X-Request-Id": given} if given and self._settings.echo_request_id else {}
         stem = ("chatcmpl-" if chat else "cmpl-") + (given or uuid.uuid4().hex)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        arrived = self._engine.arrive(stem, given or "", headers)
         try:
             ask = openai.parse(
                 chat, await _body(request), served=self._settings.model, max_model_len=self._settings.max_model_len
             )
-            generation = self._engine.begin(ask, stem, {name.lower(): value for name, value in request.headers.items()})
+            if not await self._engine.admit(ask, arrived):
+                return _json(openai.INTERNAL_ERROR, 500, extra)
+            generation = self._engine.begin(ask, arrived)
         except BadRequestError as error:
             body = openai.error_body(str(error), error.kind, error.status, error.param)
             return _json(body, error.status, extra)
@@ -119,6 +124,8 @@ class HttpApi:
         try:
             while open_choices:
                 for choice, tokens, reason in await generation.outbox.take():
+                    if generation.sent_ns is None:
+                        generation.sent_ns = time.monotonic_ns()
                     if reason is Reason.ERROR:
                         log.error("Request %s failed with an internal error during generation", answer.id)
                         await response.write(openai.ERROR_EVENT + openai.DONE)

@@ -9,19 +9,27 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from random import Random
 from typing import Any
 
 import aiohttp
 
+from handrail_fleet.prefix import PREFIX_TOKENS
 from handrail_fleet.text import WORDS
+from handrail_fleet.workload import Arrival
+
+_TOKEN_IDS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """``rate`` (requests/s, Poisson) is open loop; without it ``concurrency`` requests are always under way."""
+    """``rate`` (requests/s, Poisson) is open loop; without it ``concurrency`` requests are always under way.
+
+    ``arrivals``: instead of all that, these at their times, as completions of made-up token ids with the same beginnings.
+    """
 
     url: str
     requests: int
@@ -36,11 +44,12 @@ class Settings:
     prompt_words: tuple[int, int] = (50, 400)
     answer_tokens: tuple[int, int] = (8, 40)
     timeout_s: float = 120.0
+    arrivals: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One request to send."""
+    """One request to send; ``due_ns`` after the start, in an open loop."""
 
     index: int
     request_id: str
@@ -48,6 +57,7 @@ class Plan:
     stream: bool
     traceparent: str | None
     body: dict[str, Any]
+    due_ns: int | None = None
 
     @property
     def path(self) -> str:
@@ -80,21 +90,51 @@ class Sent:
 def plans(settings: Settings) -> list[Plan]:
     """All requests of a run; equal seeds give equal runs."""
     random = Random(settings.seed)
+    if settings.arrivals:
+        return [_replayed(settings, index, arrival, random) for index, arrival in enumerate(settings.arrivals)]
     made = []
     for index in range(settings.requests):
         chat, stream = random.random() < settings.chat_share, random.random() < settings.streaming_share
         words = " ".join(random.choice(WORDS) for _ in range(random.randint(*settings.prompt_words)))
-        body: dict[str, Any] = {"max_tokens": random.randint(*settings.answer_tokens), "ignore_eos": True, "stream": stream}
-        if settings.model is not None:
-            body["model"] = settings.model
-        if stream:
-            body["stream_options"] = {"include_usage": True}
-        body |= {"messages": [{"role": "user", "content": words}]} if chat else {"prompt": words}
-        context = (
-            f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-01" if settings.traceparent else None
-        )
-        made.append(Plan(index, f"{settings.id_prefix}-{index:05d}", chat, stream, context, body))
+        asked = {"messages": [{"role": "user", "content": words}]} if chat else {"prompt": words}
+        body = _body(settings, random.randint(*settings.answer_tokens), stream, asked)
+        made.append(Plan(index, _id(settings, index), chat, stream, _context(settings, random), body))
+    if settings.rate is None:
+        return made
+    pace = Random(settings.seed + 1)
+    due_s = 0.0
+    for index, plan in enumerate(made):
+        made[index] = replace(plan, due_ns=round(due_s * 1e9))
+        due_s += pace.expovariate(settings.rate)
     return made
+
+
+def _replayed(settings: Settings, index: int, arrival: Arrival, random: Random) -> Plan:
+    stream = random.random() < settings.streaming_share
+    shared = (block * PREFIX_TOKENS + place for block in arrival.blocks for place in range(PREFIX_TOKENS))
+    own = (index * 1_000_003 + place for place in range(arrival.prompt_tokens))
+    tokens = [token % _TOKEN_IDS for token in islice(chain(shared, own), arrival.prompt_tokens)]
+    body = _body(settings, arrival.answer_tokens, stream, {"prompt": tokens})
+    return Plan(index, _id(settings, index), False, stream, _context(settings, random), body, arrival.at_ns)
+
+
+def _body(settings: Settings, answer_tokens: int, stream: bool, asked: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"max_tokens": answer_tokens, "ignore_eos": True, "stream": stream}
+    if settings.model is not None:
+        body["model"] = settings.model
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    return body | asked
+
+
+def _id(settings: Settings, index: int) -> str:
+    return f"{settings.id_prefix}-{index:05d}"
+
+
+def _context(settings: Settings, random: Random) -> str | None:
+    if not settings.traceparent:
+        return None
+    return f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-01"
 
 
 class Watch:
@@ -190,10 +230,11 @@ async def run(settings: Settings, report: Callable[[Sent], None]) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        todo = iter(plans(settings))
-        if settings.rate is not None:
-            await _open_loop(session, settings, todo, report)
+        planned = plans(settings)
+        if settings.arrivals or settings.rate is not None:
+            await _open_loop(session, settings, planned, report)
         else:
+            todo = iter(planned)
 
             async def worker() -> None:
                 for plan in todo:  # shared: each worker takes the next one
@@ -202,20 +243,19 @@ async def run(settings: Settings, report: Callable[[Sent], None]) -> None:
             await asyncio.gather(*(worker() for _ in range(min(settings.concurrency, settings.requests))))
 
 
-async def _open_loop(session: aiohttp.ClientSession, settings: Settings, todo: Any, report: Callable[[Sent], None]) -> None:
-    random = Random(settings.seed + 1)
-    assert settings.rate is not None
+async def _open_loop(
+    session: aiohttp.ClientSession, settings: Settings, planned: Sequence[Plan], report: Callable[[Sent], None]
+) -> None:
     loop = asyncio.get_running_loop()
-    due = loop.time()
+    started_s = loop.time()
 
     async def one(plan: Plan) -> None:
         report(await send(session, settings.url, plan))
 
     tasks = []
-    for plan in todo:
-        await asyncio.sleep(max(0.0, due - loop.time()))
+    for plan in planned:
+        await asyncio.sleep(max(0.0, started_s + (plan.due_ns or 0) / 1e9 - loop.time()))
         tasks.append(asyncio.create_task(one(plan)))
-        due += random.expovariate(settings.rate)
     await asyncio.gather(*tasks)
 
 

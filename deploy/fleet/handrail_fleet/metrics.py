@@ -1,6 +1,6 @@
 """vLLM's /metrics, as far as the emulated engine can fill it honestly: names, labels and buckets of vLLM 0.32 (MEASURED 4a).
 
-Left out: flops and memory estimates, prefix and multi-modal caches, sleep state, preemption, NIXL descriptors. What vLLM gets
+Left out: flops and memory estimates, prefix and multi-modal caches, sleep state, NIXL descriptors. What vLLM gets
 wrong after a failed load (a queue time of minus the machine's uptime) is wrong here too: readers have to cope with it.
 """
 
@@ -55,6 +55,7 @@ COUNTERS: Final[dict[str, str]] = {
     "vllm:nixl_num_notifications_after_expiry": "Number of notifications that came after the blocks had expired.",
     "vllm:external_prefix_cache_queries": "External prefix cache queries, in tokens.",
     "vllm:external_prefix_cache_hits": "External prefix cache hits, in tokens.",
+    "vllm:num_preemptions": "Cumulative number of preemption from the engine.",
     "vllm:prompt_tokens": "Number of prefill tokens processed.",
     "vllm:generation_tokens": "Number of generation tokens processed.",
 }
@@ -135,11 +136,15 @@ class EngineMetrics:
     def tokens(self, count: int) -> None:
         self._counters["vllm:generation_tokens"].inc(count)
 
-    def first_token(self, ttft_s: float, prompt_tokens: int, loaded: bool) -> None:
+    def preempted(self) -> None:
+        self._counters["vllm:num_preemptions"].inc()
+
+    def first_token(self, ttft_s: float, prompt_tokens: int, loaded: bool, cached_tokens: int = 0) -> None:
         """vLLM counts the prompt's tokens when the first output appears."""
         self._histograms["vllm:time_to_first_token_seconds"].observe(ttft_s)
         self._counters["vllm:prompt_tokens"].inc(prompt_tokens)
-        self._sources["external_kv_transfer" if loaded else "local_compute"].inc(prompt_tokens)
+        self._sources["external_kv_transfer" if loaded else "local_compute"].inc(prompt_tokens - cached_tokens)
+        self._sources["local_cache_hit"].inc(cached_tokens)
 
     def matched(self, tokens: int) -> None:
         """Prompt tokens found at another engine, counted before they are loaded."""

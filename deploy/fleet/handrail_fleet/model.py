@@ -6,10 +6,11 @@ linearly from 1 with one running request to ``time-factor-under-load`` with a fu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from handrail_fleet.profile import Profile
+from handrail_fleet.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +24,21 @@ class Batch:
     prefill_pairs: int = 0  # prompt tokens times the tokens before them: what attention in the prefill costs grows with it
 
 
+def with_profile(scenario: Scenario, profile: Profile) -> Scenario:
+    """The scenario with the profile's batch, hand-off and first contact; a profile knows no admission. Its steps are a
+    ``LatencyModel``'s."""
+    return replace(
+        scenario,
+        max_running=profile.max_num_seqs,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        handshake_ns=profile.handshake_ns,
+        link_bytes_per_s=profile.link_bytes_per_s or scenario.link_bytes_per_s,
+        admission_ns=0,
+    )
+
+
 class LatencyModel:
-    """Durations in ns, divided by ``speed`` (2.0: twice as fast)."""
+    """Durations in ns, divided by ``speed`` (2.0: twice as fast). A ``StepCosts``."""
 
     def __init__(self, profile: Profile, seed: int, speed: float = 1.0) -> None:
         if speed <= 0:
@@ -32,6 +46,8 @@ class LatencyModel:
         self._profile = profile
         self._speed = speed
         self._random = Random(seed)
+        self.prefill_factor = 1.0
+        self.step_factor = 1.0
 
     def step_ns(self, batch: Batch) -> int:
         """One forward pass. Prefill and decode share it, so it takes as long as the slower of the two: a prefill in a decode
@@ -48,18 +64,28 @@ class LatencyModel:
                 prefill = self._draw(
                     profile.prefill_overhead_ns + batch.prefill_tokens * profile.prefill_per_token_ns, profile.prefill_sd_ns
                 )
-            longest = max(longest, prefill)
-        return max(1, round(longest * self._factor(batch.running) / self._speed))
+            longest = max(longest, prefill * self.prefill_factor)
+        return max(1, round(longest * self.step_factor * self._factor(batch.running) / self._speed))
+
+    def prefill_ns(self, tokens: int) -> int:
+        """The mean for a prompt alone."""
+        profile = self._profile
+        if profile.calculator == "constant":
+            return round(profile.first_token_ns / self._speed)
+        return round((profile.prefill_overhead_ns + tokens * profile.prefill_per_token_ns) / self._speed)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """As many as the profile's link moves in the time drawn for this transfer."""
+        return round(self.transfer_ns(tokens) * self._speed * self._profile.link_bytes_per_s / 1e9)
+
+    def post(self, tokens: int) -> None:
+        """A profile does not say what it takes: nothing."""
 
     def transfer_ns(self, tokens: int) -> int:
         """Moving the KV of ``tokens`` prompt tokens from P to D."""
         profile = self._profile
         mean = profile.transfer_ns if profile.calculator == "constant" else tokens * profile.transfer_per_token_ns
         return round(self._draw(mean, profile.transfer_sd_ns) / self._speed)
-
-    def handshake_ns(self) -> int:
-        """First contact of D with one P, on top of what the sockets take."""
-        return round(self._profile.handshake_ns / self._speed)
 
     def _factor(self, running: int) -> float:
         most = self._profile.max_num_seqs

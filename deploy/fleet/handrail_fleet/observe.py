@@ -1,17 +1,18 @@
-"""What the processes of a virtual fleet would have said of a request: proxies at edge, P and D, and vLLM's spans.
+"""What the processes of a virtual fleet would have said of a request: proxies at edge, P and D, vLLM's spans, a router's.
 
 All by their own hosts' clocks. Nothing else that is true leaks into it: no phases, no faults, no fetch. A router says nothing, as
-vllm-router by default.
+vllm-router by default, unless the scenario's ``router_traces``. ``said_ns`` is the true time at which it was said, which is when
+others may hear of it; no host's clock shows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from handrail_fleet.faults import Fault
+from handrail_fleet.faults import Fault, Place
 from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight
+from handrail_fleet.simulate import Attempt, Flight
 
 STARTED_UNIX_NS = 1_700_000_000_000_000_000  # wall time at which a run begins, on a right clock
 UPTIME_NS = 86_400_000_000_000  # of every machine when a run begins
@@ -23,22 +24,29 @@ class Clock:
 
     offset_ns: int = 0
     drift_ppm: float = 0.0
+    started_unix_ns: int = STARTED_UNIX_NS
 
     def elapsed_ns(self, true_ns: int) -> int:
         """What it shows for a duration; also its monotonic clock since the run began."""
         return true_ns + round(true_ns * self.drift_ppm / 1e6)
 
     def unix_ns(self, true_ns: int) -> int:
-        return STARTED_UNIX_NS + self.offset_ns + self.elapsed_ns(true_ns)
+        return self.started_unix_ns + self.offset_ns + self.elapsed_ns(true_ns)
 
 
-def clock(host: str, faults: Sequence[Fault]) -> Clock:
+def clock(host: str, faults: Sequence[Fault], started_unix_ns: int = STARTED_UNIX_NS) -> Clock:
     """A clock's faults hold for the whole run, whatever time they name: a clock has one line."""
     mine = [fault for fault in faults if fault.place in ("*", host)]
     return Clock(
         round(sum(fault.size for fault in mine if fault.name == "clock_offset") * 1e9),
         sum(fault.size for fault in mine if fault.name == "clock_drift"),
+        started_unix_ns,
     )
+
+
+def clocks(scenario: Scenario, faults: Sequence[Fault], started_unix_ns: int = STARTED_UNIX_NS) -> dict[str, Clock]:
+    """Every host's, by its name."""
+    return {host: clock(host, faults, started_unix_ns) for host in scenario.hosts().of(Place.HOST)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,8 @@ class ProxyObservation:
     """An inline proxy in front of ``host``. Wall times of the host's clock; durations in ns of its monotonic clock.
 
     ``first_token_ns``: from arrival to the first chunk with a token; None where the response is not streamed (P), or has none.
+    ``end_ns`` is None where the request was still open when the run was over. Tokens are the response's usage; only P says how
+    many it found in its cache.
     """
 
     host: str
@@ -56,6 +66,10 @@ class ProxyObservation:
     gaps_ns: tuple[int, ...]
     status: int  # HTTP
     error: bool  # an error event in the stream
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    said_ns: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,43 +89,116 @@ class EngineObservation:
     decode_ns: int
     prompt_tokens: int
     completion_tokens: int
+    said_ns: int
 
 
-def observe(scenario: Scenario, flight: Flight, faults: Sequence[Fault]) -> list[ProxyObservation | EngineObservation]:
-    """All that was said of one request; a request that hangs is not said of by what had not finished it."""
-    said: list[ProxyObservation | EngineObservation] = [_edge(flight, clock("edge", faults))]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterObservation:
+    """One span of a router: ``leg`` is ``server``, or the engine that it called: ``prefill``, ``decode`` at host ``peer``."""
+
+    host: str
+    request_id: str
+    leg: str
+    peer: str
+    start_unix_ns: int
+    end_unix_ns: int
+    said_ns: int
+
+
+Observation = ProxyObservation | EngineObservation | RouterObservation
+
+
+def observe(
+    scenario: Scenario, flight: Flight, faults: Sequence[Fault], by_host: Mapping[str, Clock] | None = None
+) -> list[Observation]:
+    """All that was said of one request; a request that hangs is not said of by engines and routers that had not finished it.
+
+    ``by_host``: the ``clocks`` of the run, where many requests are asked about.
+    """
+    here = clocks(scenario, faults) if by_host is None else by_host
     plan = flight.plan
+    said: list[Observation] = [_edge(flight, here["edge"])]
+    said += [_abandoned(attempt, flight.id, here[attempt.host]) for attempt in flight.abandoned]
     if plan.prefill_host != plan.decode_host:
-        said += _prefill(flight, clock(plan.prefill_host, faults))
-    said += _decode(flight, clock(plan.decode_host, faults))
+        said += _prefill(flight, here[plan.prefill_host])
+    said += _decode(flight, here[plan.decode_host])
+    if scenario.router_traces:
+        said += _router(scenario, flight, here["router"])
     return said
+
+
+def _router(scenario: Scenario, flight: Flight, here: Clock) -> list[Observation]:
+    """Its own request, and one call an engine; each once it has ended."""
+    hop, plan = scenario.hop_ns, flight.plan
+    arrival = flight.plan.arrival.at_ns + hop
+    sent = flight.abandoned[-1].end_ns + hop if flight.abandoned else arrival + flight.router_ns
+    legs = [("server", "", arrival, flight.engine_end_ns)]
+    if plan.prefill_host == plan.decode_host:
+        legs.append(("decode", plan.decode_host, sent, flight.engine_end_ns))
+    elif flight.prefill_arrival_ns is not None:  # calls that were answered with an error are not told apart
+        called = (flight.prefill_done_ns or 0) + hop
+        legs.append(("prefill", plan.prefill_host, sent, flight.prefill_done_ns))
+        legs.append(("decode", plan.decode_host, called, flight.engine_end_ns))
+    return [
+        RouterObservation(
+            host="router",
+            request_id=flight.id,
+            leg=leg,
+            peer=peer,
+            start_unix_ns=here.unix_ns(start),
+            end_unix_ns=here.unix_ns(end + hop),
+            said_ns=end + hop,
+        )
+        for leg, peer, start, end in legs
+        if end is not None
+    ]
 
 
 def _edge(flight: Flight, here: Clock) -> ProxyObservation:
     arrival = flight.plan.arrival.at_ns
-    return _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
+    said = _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
+    refused = flight.failed and flight.prefill_arrival_ns is None  # by every P that was tried: the router passes the error on
+    return replace(said, status=500, error=False) if refused else said
 
 
-def _prefill(flight: Flight, here: Clock) -> list[ProxyObservation | EngineObservation]:
+def _abandoned(attempt: Attempt, request_id: str, here: Clock) -> ProxyObservation:
+    """A prompt that P answered with an error."""
+    return ProxyObservation(
+        host=attempt.host,
+        request_id=request_id,
+        arrival_unix_ns=here.unix_ns(attempt.arrival_ns),
+        first_token_ns=None,
+        end_ns=here.elapsed_ns(attempt.end_ns - attempt.arrival_ns),
+        gaps_ns=(),
+        status=500,
+        error=False,
+        prompt_tokens=None,
+        completion_tokens=None,
+        cached_tokens=None,
+        said_ns=attempt.end_ns,
+    )
+
+
+def _prefill(flight: Flight, here: Clock) -> list[Observation]:
     arrival, queued, done = flight.prefill_arrival_ns, flight.prefill_queued_ns, flight.prefill_done_ns
     host = flight.plan.prefill_host
     if arrival is None:
         return []
-    said: list[ProxyObservation | EngineObservation] = [_proxy(host, flight, here, arrival, None, done, answers=False)]
+    said: list[Observation] = [_proxy(host, flight, here, arrival, None, done, answers=False)]
     scheduled, first = flight.prefill_scheduled_ns, flight.prefill_first_ns
     if queued is not None and scheduled is not None and first is not None:
         said.append(_engine(host, flight, here, (queued, scheduled, first, first), 1))
     return said
 
 
-def _decode(flight: Flight, here: Clock) -> list[ProxyObservation | EngineObservation]:
+def _decode(flight: Flight, here: Clock) -> list[Observation]:
     split = flight.plan.prefill_host != flight.plan.decode_host
     arrival = flight.decode_arrival_ns if split else flight.prefill_arrival_ns
     queued = flight.decode_queued_ns if split else flight.prefill_queued_ns
     host = flight.plan.decode_host
     if arrival is None:
         return []
-    said: list[ProxyObservation | EngineObservation] = [
+    said: list[Observation] = [
         _proxy(host, flight, here, arrival, flight.sent_ns if not flight.failed else None, flight.engine_end_ns, answers=True)
     ]
     scheduled, first, last = flight.decode_scheduled_ns, flight.first_token_ns, flight.last_token_ns
@@ -133,10 +220,22 @@ def _proxy(
         arrival_unix_ns=here.unix_ns(arrival_ns),
         first_token_ns=here.elapsed_ns(first_ns - arrival_ns) if first_ns is not None else None,
         end_ns=here.elapsed_ns(end_ns - arrival_ns) if end_ns is not None else None,
-        gaps_ns=tuple(here.elapsed_ns(gap_ns) for gap_ns in flight.gaps_ns) if answers else (),
+        gaps_ns=_gaps(flight, here) if answers else (),
         status=200,
         error=answers and flight.failed,
+        prompt_tokens=flight.plan.arrival.prompt_tokens if end_ns is not None and not flight.failed else None,
+        completion_tokens=_made(flight, answers=answers) if end_ns is not None and not flight.failed else None,
+        cached_tokens=flight.cached_tokens if host == flight.plan.prefill_host and end_ns is not None else None,
+        said_ns=end_ns,
     )
+
+
+def _gaps(flight: Flight, here: Clock) -> tuple[int, ...]:
+    return tuple(map(here.elapsed_ns, flight.gaps_ns)) if here.drift_ppm else tuple(flight.gaps_ns)
+
+
+def _made(flight: Flight, *, answers: bool) -> int:
+    return len(flight.gaps_ns) + 1 if answers else 1
 
 
 def _engine(host: str, flight: Flight, here: Clock, times: tuple[int, int, int, int], made: int) -> EngineObservation:
@@ -152,6 +251,7 @@ def _engine(host: str, flight: Flight, here: Clock, times: tuple[int, int, int, 
         decode_ns=here.elapsed_ns(last - first),
         prompt_tokens=flight.plan.arrival.prompt_tokens,
         completion_tokens=made,
+        said_ns=last,
     )
 
 
@@ -167,4 +267,5 @@ def _never_scheduled(host: str, flight: Flight, here: Clock, queued: int, ended:
         decode_ns=0,
         prompt_tokens=flight.plan.arrival.prompt_tokens,
         completion_tokens=0,
+        said_ns=ended,
     )

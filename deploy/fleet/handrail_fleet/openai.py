@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handrail_fleet.text import count_tokens
+from handrail_fleet.text import prefix_blocks, tokenize
 
 Json = dict[str, Any]
 
@@ -34,6 +34,7 @@ class Prompt:
 
     text: str
     tokens: int
+    blocks: tuple[int, ...]  # ids of its leading blocks, for prefix caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +141,9 @@ def _prompt(item: object) -> Prompt:
     if isinstance(item, str):
         if not item:
             raise BadRequestError("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
-        return Prompt(item, count_tokens(item))
+        return Prompt(item, *tokenize(item))
     if isinstance(item, list) and item and all(isinstance(token, int) for token in item):
-        return Prompt(" ".join(map(str, item)), len(item))
+        return Prompt(" ".join(map(str, item)), len(item), prefix_blocks(item))
     raise BadRequestError("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
 
 
@@ -159,7 +160,8 @@ def _chat_prompt(body: Mapping[str, object]) -> tuple[Prompt, ...]:
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         parts.append(f"{message['role']}: {content}")
     text = "\n".join(parts)
-    return (Prompt(text, count_tokens(text) + _TEMPLATE_TOKENS * len(messages)),)
+    tokens, blocks = tokenize(text)
+    return (Prompt(text, tokens + _TEMPLATE_TOKENS * len(messages), blocks),)
 
 
 def usage(prompt_tokens: int, made: int) -> Json:

@@ -47,6 +47,13 @@ class Profile:
     handshake_ns: int = 27_000_000  # first contact of a pair: measured on vLLM 0.32 with NIXL over loopback
     kv_bytes_per_token: int = 131_072  # an 8B Llama in bf16: 32 layers x 8 KV heads x 128 x 2 (K, V) x 2 bytes
 
+    @property
+    def link_bytes_per_s(self) -> float:
+        """What its hand-off times come to; a fixed time is taken as that of 1,000 tokens. 0 where a hand-off takes no time."""
+        if self.calculator == "constant":
+            return 1000 * self.kv_bytes_per_token / self.transfer_ns * 1e9 if self.transfer_ns else 0.0
+        return self.kv_bytes_per_token / self.transfer_per_token_ns * 1e9 if self.transfer_per_token_ns else 0.0
+
 
 def duration_ns(text: str) -> int:
     """``12ms``, ``250us``, ``1m30s`` (Go's notation) in nanoseconds; ``0`` needs no unit. Raises ``ValueError``."""

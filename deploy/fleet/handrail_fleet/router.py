@@ -1,7 +1,8 @@
 """A two-step prefill/decode router: the prompt to P for one token and the keys of its KV, then the request to D with those keys.
 
 Behaviour of vLLM's toy proxy and, with ``replace_ids``, of vllm-router 0.1.17 (MEASURED section 3): workers are addressed in the
-request id, the client's own id lives on in the response header only. It exports no telemetry, as both do by default.
+request id, the client's own id lives on in the response header only. It exports no telemetry, as both do by default, unless told
+where to. A prefill that ends in an error is tried again at the next host.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
 
 from handrail_fleet import openai, ready
+from handrail_fleet.faults import Fault
+from handrail_fleet.runclock import RunClock
+from handrail_fleet.witness import RouterSaw, TruthFile
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from handrail_fleet.router_spans import RouterSpans
 
 _PASSED = ("traceparent", "tracestate", "authorization")
 _ASK_FOR_KV = {
@@ -33,9 +44,15 @@ DROPS = ("prefill", "decode", "both")
 POLICIES = ("round_robin",)
 
 
+HOST = "router"  # its name as a place of faults
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """``prefill`` and ``decode`` are base URLs, taken in turn."""
+    """``prefill`` and ``decode`` are base URLs, taken in turn; a failed prefill is tried ``retries`` times elsewhere.
+
+    ``began_unix_ns``: when the fleet began, which the times of faults and of the truth are relative to; None is now.
+    """
 
     listen: tuple[str, int]
     prefill: tuple[str, ...]
@@ -44,7 +61,29 @@ class Settings:
     drop_traceparent: str | None = None
     replace_ids: bool = False
     think_s: float = 0.0  # spent on deciding, before anything is forwarded
+    retries: int = 0
+    faults: tuple[Fault, ...] = ()
+    began_unix_ns: int | None = None
+    truth: Path | None = None
+    otlp_endpoint: str | None = None
+    otlp_protocol: str = "grpc"
     ready_file: Path | None = None
+
+
+@dataclass(slots=True)
+class _Relay:
+    """One request on its way through."""
+
+    request: web.Request
+    body: dict[str, Any]
+    client_id: str
+    decode: str
+    span: Span | None
+    sent_ids: list[str] = field(default_factory=list)
+
+    @property
+    def echo(self) -> dict[str, str]:
+        return {"X-Request-Id": self.client_id}
 
 
 def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,9 +106,13 @@ class Router:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._prefill = itertools.cycle(settings.prefill)
+        self._clock = RunClock.of(HOST, settings.faults, settings.began_unix_ns)
+        self._faults = self._clock.active(settings.faults)
+        self._turns = itertools.cycle(range(len(settings.prefill)))
         self._decode = itertools.cycle(settings.decode)
         self._session: aiohttp.ClientSession | None = None
+        self._spans: RouterSpans | None = None
+        self._truth: TruthFile | None = None
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20)
@@ -77,16 +120,31 @@ class Router:
         app.router.add_post("/v1/chat/completions", self._relay)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
-        app.cleanup_ctx.append(self._sessions)
+        app.cleanup_ctx.extend((self._sessions, self._outputs))
         return app
 
-    async def _sessions(self, app: web.Application) -> Any:
+    async def _sessions(self, app: web.Application) -> AsyncIterator[None]:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
         ) as session:
             self._session = session
             yield
+
+    async def _outputs(self, app: web.Application) -> AsyncIterator[None]:
+        settings = self._settings
+        if settings.otlp_endpoint is not None:
+            from handrail_fleet import router_spans, spans  # the SDK, which a router without a trace does not need
+
+            exporter = spans.exporter(settings.otlp_endpoint, settings.otlp_protocol)
+            self._spans = router_spans.RouterSpans(exporter, lambda: self._clock.unix_ns(time.time_ns()))
+        if settings.truth is not None:
+            self._truth = TruthFile(settings.truth)
+        yield
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
+        if self._truth is not None:
+            self._truth.close()
 
     @property
     def _http(self) -> aiohttp.ClientSession:
@@ -104,45 +162,106 @@ class Router:
             return _unreachable("decode", error, {})
 
     async def _relay(self, request: web.Request) -> web.StreamResponse:
-        settings = self._settings
+        arrival_ns = time.monotonic_ns()
         try:
             body = json.loads(await request.read())
         except ValueError:
             body = None
         if not isinstance(body, dict):
             return web.json_response(openai.error_body("The body is not a JSON object", "BadRequestError", 400), status=400)
-        prefill, decode = next(self._prefill), next(self._decode)
         client_id = request.headers.get("X-Request-Id") or str(uuid.uuid4())
-        sent_id = worker_id(prefill, decode, uuid.uuid4().hex) if settings.replace_ids else client_id
-        if settings.think_s:
-            await asyncio.sleep(settings.think_s)
-        echo = {"X-Request-Id": client_id}
+        span = None
+        if self._spans is not None:
+            lower = {name.lower(): value for name, value in request.headers.items()}
+            span = self._spans.request(lower, request.path, client_id)
+        relay = _Relay(request, body, client_id, next(self._decode), span)
+        response: web.StreamResponse | None = None
+        thought_ns = arrival_ns
         try:
-            async with self._http.post(
-                prefill + request.path, json=prefill_body(body), headers=self._headers(request, sent_id, "prefill")
-            ) as answer:
+            await self._think(arrival_ns)
+            thought_ns = time.monotonic_ns()
+            response = await self._both_legs(relay)
+            return response
+        finally:
+            status = response.status if response is not None else None
+            if self._spans is not None and span is not None:
+                self._spans.end(span, status)
+            if self._truth is not None:
+                self._truth.write(self._saw(relay, arrival_ns, thought_ns, status))
+
+    async def _think(self, arrival_ns: int) -> None:
+        slower_s = sum(fault.size for fault in self._faults.named("router_slow") if fault.at(HOST, arrival_ns))
+        thinks_s = self._settings.think_s + slower_s
+        if thinks_s:
+            await asyncio.sleep(thinks_s)
+
+    def _saw(self, relay: _Relay, arrival_ns: int, thought_ns: int, status: int | None) -> RouterSaw:
+        return RouterSaw(
+            request_id=relay.client_id,
+            sent_ids=tuple(relay.sent_ids),
+            arrival_ns=self._clock.run_ns(arrival_ns),
+            thought_ns=self._clock.run_ns(thought_ns),
+            end_ns=self._clock.run_ns(time.monotonic_ns()),
+            status=status,
+        )
+
+    async def _both_legs(self, relay: _Relay) -> web.StreamResponse:
+        hosts = self._settings.prefill
+        place = next(self._turns)
+        for tried in range(1 + min(self._settings.retries, len(hosts) - 1)):
+            answer = await self._prefilled(relay, hosts[(place + tried) % len(hosts)])
+            if not isinstance(answer, web.Response):
+                return await self._decoded(relay, answer)
+            refusal = answer
+            if refusal.status < 500:
+                break
+        return refusal
+
+    async def _prefilled(self, relay: _Relay, worker: str) -> dict[str, Any] | web.Response | None:
+        """The keys of P's KV, or what the client is to be told."""
+        settings = self._settings
+        sent_id = worker_id(worker, relay.decode, uuid.uuid4().hex) if settings.replace_ids else relay.client_id
+        relay.sent_ids.append(sent_id)
+        try:
+            async with self._leg(relay, worker, sent_id, "prefill", prefill_body(relay.body)) as answer:
                 content = await answer.read()
                 if answer.status != 200:
-                    return web.Response(body=content, status=answer.status, content_type=answer.content_type, headers=echo)
-                kv = json.loads(content).get("kv_transfer_params")
+                    return web.Response(body=content, status=answer.status, content_type=answer.content_type, headers=relay.echo)
+                kv: dict[str, Any] | None = json.loads(content).get("kv_transfer_params")
+                return kv
         except (aiohttp.ClientError, ValueError) as error:
-            return _unreachable("prefill", error, echo)
-        asked = {**body, "kv_transfer_params": kv}
-        try:
-            async with self._http.post(
-                decode + request.path, json=asked, headers=self._headers(request, sent_id, "decode")
-            ) as answer:
-                return await _pass_on(request, answer, echo)
-        except aiohttp.ClientConnectorError as error:
-            return _unreachable("decode", error, echo)
+            return _unreachable("prefill", error, relay.echo)
 
-    def _headers(self, request: web.Request, request_id: str, leg: str) -> dict[str, str]:
-        dropped = self._settings.drop_traceparent in (leg, "both")
+    async def _decoded(self, relay: _Relay, kv: dict[str, Any] | None) -> web.StreamResponse:
+        asked = {**relay.body, "kv_transfer_params": kv}
+        try:
+            async with self._leg(relay, relay.decode, relay.sent_ids[-1], "decode", asked) as answer:
+                return await _pass_on(relay.request, answer, relay.echo)
+        except aiohttp.ClientConnectorError as error:
+            return _unreachable("decode", error, relay.echo)
+
+    @asynccontextmanager
+    async def _leg(
+        self, relay: _Relay, worker: str, request_id: str, leg: str, body: dict[str, Any]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        request = relay.request
         passed = {name: request.headers[name] for name in _PASSED if name in request.headers}
-        if dropped:
+        span, status = None, None
+        if self._spans is not None and relay.span is not None:
+            span, carried = self._spans.leg(relay.span, leg, worker, request.path)
+            passed |= carried
+        if self._settings.drop_traceparent in (leg, "both"):
             passed.pop("traceparent", None)
             passed.pop("tracestate", None)
-        return {"X-Request-Id": request_id, **passed}
+        try:
+            async with self._http.post(
+                worker + request.path, json=body, headers={"X-Request-Id": request_id, **passed}
+            ) as answer:
+                status = answer.status
+                yield answer
+        finally:
+            if self._spans is not None and span is not None:
+                self._spans.end(span, status)
 
 
 async def _pass_on(request: web.Request, answer: aiohttp.ClientResponse, echo: dict[str, str]) -> web.StreamResponse:

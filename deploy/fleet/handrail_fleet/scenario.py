@@ -17,6 +17,8 @@ from handrail_fleet.faults import Hosts
 
 FOLDER = Path(__file__).parent / "scenarios"
 LAYOUTS = ("split", "collocated")
+ROUTINGS = ("random", "round-robin")
+LINK_ORDERS = ("shared", "in-turn")
 
 
 class ScenarioError(ValueError):
@@ -29,6 +31,7 @@ class Scenario:
 
     name: str = "scenario"
     layout: str = "split"
+    model: str = "emulated-8b"
     prefill_hosts: int = 0
     decode_hosts: int = 1  # collocated: all hosts
     # what is asked
@@ -57,12 +60,32 @@ class Scenario:
     noise_share: float = 0.03  # standard deviation of a step, of its length
     admission_ns: int = 2_000_000
     respond_ns: int = 300_000
+    load_post_token_ns: int = (
+        0  # what posting a fetch keeps D's thread busy, per token to fetch; a longer one delays its next step
+    )
     # between them
+    router_traces: bool = False  # the router exports its own spans
     hop_ns: int = 200_000  # edge to router, router to engine, and back
     router_ns: int = 500_000
+    routing: str = "random"  # or round-robin: each host in turn
+    prefill_retries: int = 1  # other hosts that the router tries when P answers with an error
     kv_bytes_per_token: int = 131_072
     link_bytes_per_s: float = 12.5e9
+    link_order: str = "shared"  # transfers share the bandwidth evenly; or in-turn: one after the other
     handshake_ns: int = 27_000_000
+
+    def faster(self, speed: float) -> Scenario:
+        """Steps, hand-offs and links ``speed`` times as fast; what is asked stays as it is."""
+        if speed == 1:
+            return self
+        changed: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith(("_ns", "_ps")):
+                changed[field.name] = max(1, round(value / speed)) if value else 0
+            elif field.name.endswith("_bytes_per_s"):
+                changed[field.name] = value * speed
+        return dataclasses.replace(self, **changed)
 
     def hosts(self) -> Hosts:
         if self.layout == "collocated":
@@ -92,6 +115,9 @@ def parse(name: str, content: Mapping[str, object]) -> Scenario:
     scenario = Scenario(**values)
     for problem, wrong in (
         (f"layout is {scenario.layout!r}; valid: {', '.join(LAYOUTS)}", scenario.layout not in LAYOUTS),
+        (f"routing is {scenario.routing!r}; valid: {', '.join(ROUTINGS)}", scenario.routing not in ROUTINGS),
+        (f"link-order is {scenario.link_order!r}; valid: {', '.join(LINK_ORDERS)}", scenario.link_order not in LINK_ORDERS),
+        ("load-post-token-ns is 0 or more", scenario.load_post_token_ns < 0),
         ("decode-hosts is 1 or more", scenario.decode_hosts < 1),
         ("prefill-hosts is 1 or more when split, and not given when collocated", _prefill_hosts_wrong(scenario)),
         (
@@ -109,6 +135,7 @@ def parse(name: str, content: Mapping[str, object]) -> Scenario:
         ),
         ("turn-gap-s is above 0 and turn-tokens 1 or more", scenario.turn_gap_s <= 0 or scenario.turn_tokens < 1),
         ("max-running, batch-tokens, kv-blocks and step-ns are 1 or more", _least(scenario) < 1),
+        ("prefill-retries is 0 or more", scenario.prefill_retries < 0),
         ("noise-share is 0 to 0.2", not 0 <= scenario.noise_share <= 0.2),
         (
             "prefix-tokens is a multiple of 512 below prompt-tokens-max",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from random import Random
+
+from handrail_fleet.prefix import PREFIX_TOKENS
 
 _PIECE = re.compile(r"\s*[^\W_]{1,6}|\s*[^\w\s]|\s*_|\s+")
 # fmt: off
@@ -21,9 +25,26 @@ _BEYOND_ASCII = (" é", " ü", " ñ", " ß", " 中", " 文", " –")
 _SPLIT_SHARE = 0.03  # tokens that are the first half of a character: their text is empty until the next token completes it
 
 
-def count_tokens(text: str) -> int:
-    """How many tokens the made-up tokenizer makes of ``text``: pieces of at most six letters, punctuation apart."""
-    return sum(1 for _ in _PIECE.finditer(text))
+def tokenize(text: str) -> tuple[int, tuple[int, ...]]:
+    """How many tokens ``text`` has, and ids of its leading ``PREFIX_TOKENS``-token blocks: equal where all before it is equal."""
+    ends = [piece.end() for piece in _PIECE.finditer(text)]
+    cuts = [0, *ends[PREFIX_TOKENS - 1 :: PREFIX_TOKENS]]
+    return len(ends), _chained(text[begin:end] for begin, end in pairwise(cuts))
+
+
+def prefix_blocks(tokens: Sequence[int]) -> tuple[int, ...]:
+    """The same for a prompt of token ids."""
+    cuts = range(0, len(tokens) + 1, PREFIX_TOKENS)
+    return _chained(repr(tokens[begin:end]) for begin, end in pairwise(cuts))
+
+
+def _chained(parts: Iterable[str]) -> tuple[int, ...]:
+    digest = b""
+    ids = []
+    for part in parts:
+        digest = blake2b(part.encode("utf-8", "surrogatepass"), digest_size=8, key=digest).digest()
+        ids.append(int.from_bytes(digest, "big"))
+    return tuple(ids)
 
 
 def seed_of(text: str, choice: int) -> int:

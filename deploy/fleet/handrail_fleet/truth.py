@@ -13,6 +13,7 @@ from enum import Enum
 class Phase(str, Enum):
     """Parts of the time to first token. Inside one process each; the rest is ``router`` and ``hops``."""
 
+    PREFILL_ABANDONED = "prefill_abandoned"  # attempts at hosts that answered with an error, and the way back from there
     PREFILL_ADMISSION = "prefill_admission"
     PREFILL_QUEUE = "prefill_queue"
     PREFILL_COMPUTE = "prefill_compute"  # with the time it stood preempted
@@ -45,6 +46,7 @@ class Fetch(str, Enum):
     FAILED = "failed"
     RECOMPUTED = "recomputed"
     EXPIRED = "expired"
+    STALE_READ = "stale_read"  # KV of somebody else was read; the answer is wrong and looks right
 
 
 _AT_PREFILL = {Phase.PREFILL_ADMISSION, Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE, Phase.PREFILL_RESPOND}
@@ -57,6 +59,7 @@ class RequestTruth:
 
     ``phases`` sum to ``ttft_ns``, or to ``total_ns`` where there was no token and the request is not hung. ``gaps_ns``: between
     its tokens, as they leave the engine. ``cached_tokens``: found at P. ``kv_bytes``: asked over the link.
+    ``prefill_host`` is the one that served it; ``abandoned``: those that were tried before, in order.
     """
 
     index: int
@@ -75,6 +78,7 @@ class RequestTruth:
     phases: Mapping[Phase, int]
     gaps_ns: tuple[int, ...]
     preemptions: int
+    abandoned: tuple[str, ...] = ()
 
     def place(self, phase: Phase) -> str:
         """The host or link that ``phase`` belongs to."""
@@ -82,6 +86,8 @@ class RequestTruth:
             return "router"
         if phase is Phase.HOPS:
             return "network"
+        if phase is Phase.PREFILL_ABANDONED:
+            return self.abandoned[0]
         if phase in _AT_PREFILL:
             return self.prefill_host
         return f"{self.prefill_host}>{self.decode_host}" if phase in _ON_LINK else self.decode_host
@@ -108,8 +114,8 @@ class Excess:
 
 
 def excess(healthy: RequestTruth, faulted: RequestTruth) -> Excess:
-    """Both are the same request of one seed. Raises ``ValueError`` when they are not."""
-    same = ("index", "arrival_ns", "prompt_tokens", "answer_tokens", "prefill_host", "decode_host")
+    """Both are the same request of one seed; a retry may have led one of them elsewhere. Raises ``ValueError`` otherwise."""
+    same = ("index", "arrival_ns", "prompt_tokens", "answer_tokens")
     if any(getattr(healthy, name) != getattr(faulted, name) for name in same):
         raise ValueError(f"request {healthy.index} and request {faulted.index} are not the same request")
     grown = {phase: faulted.phases.get(phase, 0) - healthy.phases.get(phase, 0) for phase in Phase}

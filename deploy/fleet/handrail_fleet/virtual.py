@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from handrail_fleet.faults import Fault
-from handrail_fleet.observe import observe
+from handrail_fleet.observe import clocks, observe
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.simulate import Flight, Simulation, record
 from handrail_fleet.truth import Excess, Outcome, Phase, RequestTruth, excess
-from handrail_fleet.workload import Arrival, TraceError, generate, plans, read_azure, read_mooncake, repeat
+from handrail_fleet.workload import Arrival, Plan, TraceError, generate, plans, read_azure, read_mooncake, repeat
 
 
 class SimulationError(ValueError):
@@ -62,13 +62,28 @@ def simulate(settings: Settings) -> list[Told]:
         raise SimulationError(str(error)) from None
 
 
-def _simulate(settings: Settings) -> list[Told]:
-    scenario, seed = settings.scenario, settings.seed
+def fly(settings: Settings, progress: Callable[[int], None] | None = None) -> list[Flight]:
+    """The run alone, without its twin. ``progress``: told now and then how many have ended.
+
+    Raises ``SimulationError``, ``OSError``.
+    """
+    try:
+        return Simulation(settings.scenario, _asked(settings), settings.seed, settings.faults).run(progress)
+    except ValueError as error:
+        raise SimulationError(str(error)) from None
+
+
+def _asked(settings: Settings) -> list[Plan]:
     if settings.trace is None:
-        arrivals = generate(scenario, settings.requests, seed)
+        arrivals = generate(settings.scenario, settings.requests, settings.seed)
     else:
         arrivals = repeat(read_trace(settings.trace), settings.requests, settings.rate)
-    asked = plans(scenario, arrivals, seed)
+    return plans(settings.scenario, arrivals, settings.seed)
+
+
+def _simulate(settings: Settings) -> list[Told]:
+    scenario, seed = settings.scenario, settings.seed
+    asked = _asked(settings)
     flights = Simulation(scenario, asked, seed, settings.faults).run()
     truths = [record(scenario, flight) for flight in flights]
     if not settings.faults:
@@ -79,8 +94,9 @@ def _simulate(settings: Settings) -> list[Told]:
 
 def lines(settings: Settings, told: Sequence[Told]) -> Iterator[str]:
     """JSON, one object a request: ``truth``, ``excess`` and ``observed``."""
+    by_host = clocks(settings.scenario, settings.faults)
     for one in told:
-        said = observe(settings.scenario, one.flight, settings.faults)
+        said = observe(settings.scenario, one.flight, settings.faults, by_host)
         yield json.dumps(
             {
                 "truth": dataclasses.asdict(one.truth),

@@ -139,12 +139,17 @@ def repeat(rows: Sequence[Arrival], requests: int, rate: float) -> list[Arrival]
 
 
 def plans(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> list[Plan]:
-    """Each request with its hosts, drawn evenly."""
+    """Each request with its hosts: drawn evenly, or each host in turn, which goes through all pairs (``routing``)."""
     hosts = scenario.hosts()
+    prefills, decodes = len(hosts.prefill), len(hosts.decode)
     made = []
     for index, arrival in enumerate(arrivals):
         number = index if arrival.conversation is None else arrival.conversation
-        decode = hosts.decode[int(uniform(seed, number, _DECODE) * len(hosts.decode))]
-        prefill = decode if hosts.collocated else hosts.prefill[int(uniform(seed, number, _PREFILL) * len(hosts.prefill))]
-        made.append(Plan(index, arrival, prefill, decode))
+        if scenario.routing == "round-robin":
+            first = number % prefills
+            second = first if hosts.collocated else number // prefills % decodes
+        else:
+            second = int(uniform(seed, number, _DECODE) * decodes)
+            first = second if hosts.collocated else int(uniform(seed, number, _PREFILL) * prefills)
+        made.append(Plan(index, arrival, hosts.prefill[first], hosts.decode[second]))
     return made

@@ -3,7 +3,11 @@
 examples:
   handrail demo                       emulated engines; stays until Ctrl-C, so that its requests can be looked at
   handrail demo --once --json         for a script: ends at once, the last line is one JSON object
+  handrail demo --fault 'slow_link:p0>d0:8'
+                                      with a fault, and beside what Handrail says of it what truly happened
   handrail demo --engine vllm         real vLLM engines on this machine's CPUs (from a source checkout)
+  handrail demo --scenario split --requests 20000 --fault 'slow_link:p0>d1:20@600-1200' --data run
+                                      virtual time: no sockets, 20,000 requests in seconds, into a folder to look at
 """
 
 from __future__ import annotations
@@ -30,11 +34,14 @@ from uuid import uuid4
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from handrail.cli import demo_faults, scenario
 from handrail.cli.children import HOST, Child, ChildError, Children, free_ports
 from handrail.cli.demo_figures import Figures, Sent, figures, is_joined, slowest_row
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CliError
 from handrail_collector.rows import RequestRow
+from handrail_fleet.faults import Fault
 
 ENGINES: Final = ("emulated", "vllm")
 _HANDRAIL: Final = (sys.executable, "-m", "handrail.cli.main")
@@ -52,6 +59,7 @@ _ENGINE_ENV: Final = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's 5 s wou
 # engines that export that often need not be waited for as long as others
 _SOON: Final = ("--flush-interval", "1s", "--decision-engine-wait", "3s")
 _MAX_ROWS: Final = 10_000  # the API's own limit
+_REQUESTS: Final = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,15 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES, default="emulated", help="emulated (default) or real vLLM on CPUs")
     parser.add_argument("--once", action="store_true", help="end after the result instead of staying until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line, nothing else")
-    parser.add_argument("--requests", type=_count, default=40, metavar="N", help="how many to send (default 40)")
+    parser.add_argument("--requests", type=int, metavar="N", help=f"how many to send (default {_REQUESTS}; with --scenario 2000)")
     parser.add_argument("--concurrency", type=_count, default=8, metavar="C", help="how many at the same time (default 8)")
+    parser.add_argument("--profile", help="llm-d latencies for the emulated engines: a bundled name or a file")
     parser.add_argument(
-        "--profile",
-        default="8b-h100-balanced-per-token",
-        help="latencies of the emulated engines: a bundled name or a file (default 8b-h100-balanced-per-token)",
+        "--fault",
+        metavar="NAME:PLACE:SIZE[@FROM-TO]",
+        action="append",
+        default=[],
+        help="hosts are p0, p1, d0, d1; seconds of the fleet after @; may come again; such as slow_link:p0>d0:8 (docs/fleet.md)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the load and of the emulated latencies (default 0)")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="work in DIR (new or empty) and keep logs and data there")
+    scenario.add_arguments(parser)
+    parser.set_defaults(flag_defaults={action.dest: action.default for action in parser._actions})
 
 
 def _count(text: str) -> int:
@@ -79,12 +92,25 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo. 0: all requests answered, joined, none wrongly; 1 otherwise."""
-    _check_profile(arguments.profile)
+    scenario.check(arguments, arguments.flag_defaults)
+    if arguments.scenario is not None:
+        return scenario.run(arguments)
+    arguments.requests = _REQUESTS if arguments.requests is None else arguments.requests
+    if not 1 <= arguments.requests <= _MAX_ROWS:
+        what = f"--requests {arguments.requests} is not between 1 and {_MAX_ROWS}"
+        raise CliError(what=what, where="command line", valid="more of them in virtual time: --scenario", exit_code=EXIT_USAGE)
+    if arguments.profile is not None:
+        _check_profile(arguments.profile)
+    faults = demo_faults.checked(arguments.fault)
+    if faults and arguments.engine == "vllm":
+        raise CliError(
+            what="--fault is for emulated engines", where="command line", valid="--engine emulated", exit_code=EXIT_USAGE
+        )
     if arguments.engine == "vllm":
         _install_vllm()
     progress = Console(stderr=True)
     with _work_folder(arguments.keep) as work, _ended_by_sigterm():
-        stage = _Demo(arguments, Children(work.path), progress)
+        stage = _Demo(arguments, faults, Children(work.path), progress)
         try:
             code = stage.run()
             if code == EXIT_FAILED:
@@ -167,6 +193,7 @@ class _Place:
     role: str
     name: str
     port: int
+    host: str  # in the fleet's scenario
 
     @property
     def instance(self) -> str:
@@ -176,8 +203,13 @@ class _Place:
 class _Demo:
     """One run, from the first child to the last."""
 
-    def __init__(self, arguments: argparse.Namespace, children: Children, console: Console) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, faults: Sequence[tuple[str, Fault]], children: Children, console: Console
+    ) -> None:
         self._arguments = arguments
+        self._faults = faults
+        self._began_unix_ns = time.time_ns()
+        self._load_after_ns = 0
         self._children = children
         self._console = console
         self._tag = f"demo-{uuid4().hex[:6]}"
@@ -195,7 +227,7 @@ class _Demo:
             rows = self._joined(progress, sent)
         result = figures(sent, rows)
         self._report(result, rows)
-        if not result.good:
+        if not (result.good or (self._faults and result.joined == result.requests and not result.wrong)):
             self._complain(result, sent)
             return EXIT_FAILED
         if not self._arguments.once:
@@ -219,8 +251,11 @@ class _Demo:
         self._collector = self._handrail("collector", "collector", *ports, "--data", data, *_SOON)
         self._children.wait_ready([self._collector], _START_S)
         progress.update(task, description="starting sidecars")
-        names = [(role, f"{role}-{number}") for role in ("prefill", "decode") for number in range(1, each + 1)]
-        places = [_Place(role, name, port) for (role, name), port in zip(names, free_ports(len(names)), strict=True)]
+        names = [(role, number) for role in ("prefill", "decode") for number in range(each)]
+        places = [
+            _Place(role, f"{role}-{number + 1}", port, f"{role[0]}{number}")
+            for (role, number), port in zip(names, free_ports(len(names)), strict=True)
+        ]
         beside = {place.name: self._sidecar(place.role, place.name, place.instance) for place in places}
         self._sidecars += beside.values()
         self._children.wait_ready(self._sidecars, _START_S)
@@ -229,7 +264,8 @@ class _Demo:
         prefill, decode = (
             [_http(beside[place.name], "proxy") for place in places if place.role == role] for role in ("prefill", "decode")
         )
-        router = self._fleet("router", "router", "--listen", _ANY_PORT, "--prefill", *prefill, "--decode", *decode)
+        relay = ("--listen", _ANY_PORT, "--prefill", *prefill, "--decode", *decode, *self._shared("router"))
+        router = self._fleet("router", "router", *relay)
         self._routers.append(router)
         self._children.wait_ready([router], _START_S)
         edge = self._sidecar("edge", "edge", router.addresses["http"])
@@ -250,9 +286,17 @@ class _Demo:
             self._engines.append(self._children.start("vllm", command))
             return
         for number, place in enumerate(places):
-            arguments = ["--role", place.role, "--listen", place.instance, "--profile", self._arguments.profile]
+            arguments = ["--role", place.role, "--host", place.host, "--listen", place.instance, *self._shared(place.host)]
+            arguments += ["--profile", self._arguments.profile] if self._arguments.profile is not None else []
             arguments += ["--seed", str(self._arguments.seed * len(places) + number), "--otlp-endpoint", taps[place.name]]
             self._engines.append(self._fleet(f"engine-{place.name}", "engine", *arguments, env=_ENGINE_ENV))
+
+    def _shared(self, name: str) -> list[str]:
+        """What every process of the emulated fleet is told."""
+        told = ["--scenario", demo_faults.SCENARIO, "--began-unix-ns", str(self._began_unix_ns)]
+        for text, _ in self._faults:
+            told += ["--fault", text]
+        return [*told, "--truth", str(self._children.folder / f"{name}.truth")] if self._faults else told
 
     def _sidecar(self, role: str, name: str, instance: str) -> Child:
         assert self._collector is not None, "the collector is started first"
@@ -279,6 +323,7 @@ class _Demo:
         command += ["--requests", str(arguments.requests), "--concurrency", str(arguments.concurrency)]
         if arguments.engine == "vllm":
             command += ["--prompt-words", "20", "120"]  # the tiny model takes 2048 tokens, and its words are many
+        self._load_after_ns = time.time_ns() - self._began_unix_ns
         load = self._children.start("load", command, may_end=True)
         self._loads.append(load)
 
@@ -341,8 +386,11 @@ class _Demo:
 
     def _report(self, result: Figures, rows: Sequence[RequestRow]) -> None:
         self.shown = True
+        struck = self._struck(rows)
         if self._arguments.json:
             told = {**asdict(result), "engine": self._arguments.engine, "api": self._api}
+            if self._faults:
+                told |= {"load_after_s": self._load_after_ns / 1e9, "faults": [demo_faults.plain(one) for one in struck]}
             print(json.dumps(told), flush=True)
             return
         from handrail.cli.waterfall import main_id, render_waterfall
@@ -354,6 +402,11 @@ class _Demo:
             console.print(render_waterfall(slowest, self._spans(slowest), console.width))
         console.print()
         console.print(_summary(result))
+        for one in struck:
+            console.print()
+            console.print(demo_faults.render(one))
+        if struck:
+            console.print(Text(demo_faults.caption(self._load_after_ns), style="dim"))
         example = main_id(slowest) if slowest is not None else "ID"
         if not self._arguments.once:
             console.print(f"\nThe collector's API: {self._api}   Try, in another terminal:", highlight=False)
@@ -364,6 +417,12 @@ class _Demo:
         elif self._arguments.keep is not None:
             data = self._children.folder / "data"
             console.print(f"\nKept; look at it with: handrail requests --data {data}", highlight=False, soft_wrap=True)
+
+    def _struck(self, rows: Sequence[RequestRow]) -> list[demo_faults.Struck]:
+        if not self._faults:
+            return []
+        truths = demo_faults.read_truths(self._children.folder, self._loads[0].log, self._began_unix_ns)
+        return [demo_faults.struck(text, fault, truths, rows) for text, fault in self._faults]
 
     def _spans(self, row: RequestRow) -> Sequence[Any]:
         from handrail.cli.rowsource import ApiSource

@@ -93,7 +93,7 @@ def figures(sent: Sequence[Sent], rows: Iterable[RequestRow]) -> Figures:
         client_ttft_p50_ms=_ms(quantile(sorted(client), 0.5)),
         ttft_difference_p50_ms=_ms(statistics.median(differences)) if differences else None,
         unattributed_share=_unattributed(streams),
-        phases_p50_ms=_phases(streams),
+        phases_p50_ms=phases_p50(streams),
     )
 
 
@@ -125,7 +125,7 @@ def _unattributed(rows: Sequence[RequestRow]) -> float | None:
     return sum(phase.duration_ns for row in rows for phase in row.phases if phase.phase == Phase.UNATTRIBUTED.value) / whole
 
 
-def _phases(rows: Sequence[RequestRow]) -> dict[str, float]:
+def phases_p50(rows: Sequence[RequestRow]) -> dict[str, float]:
     """Median of each phase in path order; a request that lacks one counts as 0 there."""
     order = {phase.value: position for phase, position in ORDER.items()}
     totals: list[Counter[str]] = []

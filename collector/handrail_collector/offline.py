@@ -1,0 +1,94 @@
+"""Records straight to rows and to a store, by the clock at which they came: the collector's stitching without its journal.
+
+For runs in virtual time, and for whatever else has records and not OTLP. The stitcher, the explanation and the store are the
+collector's; times are the records' own, so a day takes seconds and two runs of the same records give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from handrail.records import Record
+from handrail_collector.explain.request import Fleet, explain
+from handrail_collector.pipeline import withdrawn
+from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
+from handrail_collector.store.publish import Publisher
+
+ROWS_A_PUBLISH = 20_000
+
+
+def rows_of(records: Iterable[tuple[int, Record]], settings: StitchSettings | None = None) -> Iterator[RequestRow]:
+    """Rows in the order in which they are decided, later versions and withdrawals included.
+
+    ``records``: each with the wall time at which it was received, in that order. A record's place among them is its offset.
+    """
+    stitcher = Stitcher(settings)
+    swept = 0
+    for offset, (received_unix_ns, record) in enumerate(records):
+        for second in range(swept + SECOND, received_unix_ns + 1, SECOND) if swept else ():
+            yield from _rows(stitcher, stitcher.sweep(second), second)
+            swept = second
+        swept = swept or received_unix_ns
+        yield from _rows(stitcher, stitcher.advance(received_unix_ns), received_unix_ns)
+        stitcher.add(record, offset, received_unix_ns)
+    yield from _end(stitcher, swept)
+
+
+def _end(stitcher: Stitcher, swept: int) -> Iterator[RequestRow]:
+    """What is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain."""
+    settings = stitcher.settings
+    soon = swept + settings.engine_wait_ns + settings.settle_ns + 2 * SECOND
+    for now in (*range(swept + SECOND, soon, SECOND), soon + settings.max_open_ns, soon + settings.max_open_ns + 2 * SECOND):
+        yield from _rows(stitcher, stitcher.sweep(now), now)
+
+
+def _rows(stitcher: Stitcher, decisions: Iterable[Decision], now: int) -> Iterator[RequestRow]:
+    for decision in decisions:
+        group = decision.group
+        row = explain(group, Fleet(frozenset(stitcher.reporting(min(now, group.deadline_unix_ns or now)))))
+        told = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
+        group.superseded.clear()
+        told.pop((row.trace_id, row.request_id), None)
+        yield row
+        yield from (withdrawn(row, *earlier, version) for earlier, version in sorted(told.items()))
+
+
+def newest(rows: Iterable[RequestRow]) -> list[RequestRow]:
+    """The last version of each request, without those that were withdrawn."""
+    last: dict[tuple[str, str], RequestRow] = {}
+    for row in rows:
+        key = row.trace_id, row.request_id
+        if key not in last or last[key].version < row.version:
+            last[key] = row
+    return [row for row in last.values() if row.version and row.scope != MERGED]
+
+
+def publish(folder: Path, rows: Iterable[RequestRow]) -> int:
+    """Store them as the collector of the data folder ``folder`` would; the number of rows, versions included.
+
+    The store is a new one, or one of which nothing is replayed any more. Raises what ``Publisher`` raises.
+    """
+    publisher = Publisher(folder / "store")
+    at = publisher.open().end_offset
+    published = 0
+    try:
+        for batch in _batches(rows):
+            end = at + len(batch)
+            publisher.publish(at, end, end, (), batch)
+            at, published = end, published + len(batch)
+    finally:
+        publisher.close()
+    return published
+
+
+def _batches(rows: Iterable[RequestRow]) -> Iterator[list[RequestRow]]:
+    batch: list[RequestRow] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == ROWS_A_PUBLISH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,222 @@
+"""``handrail demo --scenario``: a fleet in virtual time, its records stitched, explained and stored; no sockets, no waiting."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
+from handrail.cli.simulated import Arrived, arrivals, over_ns
+from handrail.cli.waterfall import main_id
+from handrail.process import spare_the_heap
+from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
+from handrail_collector.offline import publish, rows_of
+from handrail_collector.rows import RequestRow
+from handrail_fleet import faults, scenario, virtual
+from handrail_fleet.faults import Fault, FaultError
+from handrail_fleet.scenario import Scenario, ScenarioError
+from handrail_fleet.virtual import Settings, SimulationError
+
+_REQUESTS: Final = 2000
+_MOST: Final = 1_000_000
+_TOLD_EVERY: Final = 500  # records, of those that are stitched
+_NO_ADDRESS: Final = ("keep", "once", "concurrency", "profile")  # what only a fleet over sockets has
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of a run in virtual time."""
+    group = parser.add_argument_group(
+        "in virtual time", "a fleet without sockets: thousands of requests in seconds, into a store"
+    )
+    group.add_argument("--scenario", metavar="NAME", help=f"a file or one of: {', '.join(scenario.bundled())}; needs --data")
+    group.add_argument("--data", metavar="DIR", type=Path, help="new or empty folder, for --data of the other commands")
+    group.add_argument("--trace", metavar="FILE", type=Path, help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
+    group.add_argument("--rate", metavar="X", type=_positive, help="2: the trace twice as fast")
+    group.add_argument("--start", metavar="TIME", help=f"when the run began (default: so that it ended just now): {TIME_RULE}")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def check(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
+    """Flags that do not go together. Raises ``CliError``."""
+    virtually = ("data", "trace", "rate", "start")
+    given = [f"--{name}" for name in virtually if getattr(arguments, name) is not None]
+    if arguments.scenario is None and given:
+        raise _usage(f"{given[0]} needs --scenario", f"--scenario NAME, one of {', '.join(scenario.bundled())}")
+    if arguments.scenario is not None and arguments.data is None:
+        raise _usage("--scenario needs --data DIR, where its requests are stored", "--data DIR, a new or an empty folder")
+    odd = [f"--{name}" for name in _NO_ADDRESS if getattr(arguments, name) != defaults[name]]
+    odd += ["--engine vllm"] if arguments.engine == "vllm" else []
+    if arguments.scenario is not None and odd:
+        raise _usage(f"{odd[0]} is for a fleet over sockets, not for --scenario", "leave one of the two out")
+
+
+def _usage(what: str, valid: str, nearest: Iterable[str] = ()) -> CliError:
+    return CliError(what=what, where="command line", valid=valid, nearest=tuple(nearest), exit_code=EXIT_USAGE)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate, stitch, store, and say what to type next."""
+    began = time.monotonic()
+    settings = _settings(arguments)
+    now_unix_ns = time.time_ns()
+    start_unix_ns = _start(arguments.start, now_unix_ns)
+    _claim(arguments.data)
+    spare_the_heap(young=50_000)
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        done = _store(settings, arguments.data, start_unix_ns, now_unix_ns, progress)
+    if arguments.json:
+        print(json.dumps(_plain(arguments, settings, done, time.monotonic() - began)))
+    else:
+        _report(arguments, settings, done, now_unix_ns, time.monotonic() - began)
+    return EXIT_OK
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    requests = _REQUESTS if arguments.requests is None else arguments.requests
+    if not 1 <= requests <= _MOST:
+        raise _usage(f"--requests {requests} is not between 1 and {_MOST}", "such as --requests 20000")
+    try:
+        chosen = scenario.load(arguments.scenario)
+    except ScenarioError as error:
+        raise _usage(str(error), "a file or a bundled name", get_close_matches(arguments.scenario, scenario.bundled())) from None
+    return Settings(
+        scenario=chosen,
+        requests=requests,
+        seed=arguments.seed,
+        faults=tuple(_fault(text, chosen) for text in arguments.fault),
+        trace=arguments.trace,
+        rate=1.0 if arguments.rate is None else arguments.rate,
+    )
+
+
+def _fault(text: str, chosen: Scenario) -> Fault:
+    try:
+        return faults.parse(text, chosen.hosts())
+    except FaultError as error:
+        near = get_close_matches(text.partition(":")[0], faults.FAULTS)
+        raise _usage(str(error), "--fault NAME:PLACE:SIZE[@FROM-TO] (docs/fleet.md)", near) from None
+
+
+def _start(text: str | None, now_unix_ns: int) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_time(text, now_unix_ns)
+    except TimeError as error:
+        raise _usage(f"--start: {error}", TIME_RULE) from None
+
+
+def _claim(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise CliError(what=f"--data: {error.strerror}", where=str(folder), valid="a new or an empty folder") from None
+    if used:
+        raise CliError(
+            what="--data: the folder is not empty", where=str(folder), valid="a new or an empty folder", exit_code=EXIT_USAGE
+        )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What went by on its way to the store."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+    slowest: RequestRow | None = None
+
+    def watch(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
+        for row in rows:
+            if row.version == 1:
+                self.outcomes[row.outcome] = self.outcomes.get(row.outcome, 0) + 1
+            if self.slowest is None or (row.ttft_token_ns or 0) > (self.slowest.ttft_token_ns or 0):
+                self.slowest = row
+            yield row
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    started_unix_ns: int
+    virtual_ns: int
+    rows: int
+    seen: _Seen
+
+
+def _store(settings: Settings, folder: Path, start_unix_ns: int | None, now_unix_ns: int, progress: Progress) -> _Done:
+    task = progress.add_task("simulating", total=settings.requests)
+    try:
+        flights = virtual.fly(settings, lambda ended: progress.update(task, completed=ended))
+    except (SimulationError, OSError) as error:
+        raise CliError(what=str(error), where=str(settings.trace or settings.scenario.name)) from None
+    virtual_ns = over_ns(flights)
+    started = now_unix_ns - virtual_ns if start_unix_ns is None else start_unix_ns
+    progress.update(task, description="writing down what each host saw", completed=settings.requests)
+    made = arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started)
+    progress.update(task, description="stitching and explaining", total=len(made), completed=0)
+    seen = _Seen()
+    rows = publish(folder, seen.watch(rows_of(_taken(made, progress))))
+    return _Done(started, virtual_ns, rows, seen)
+
+
+def _taken(made: list[Arrived], progress: Progress) -> Iterator[tuple[int, Any]]:
+    (task,) = progress.task_ids
+    for number, one in enumerate(made):
+        if number % _TOLD_EVERY == 0:
+            progress.update(task, completed=number)
+        yield one.received_unix_ns, one.record
+
+
+def _plain(arguments: argparse.Namespace, settings: Settings, done: _Done, took_s: float) -> dict[str, Any]:
+    return {
+        "scenario": settings.scenario.name,
+        "faults": arguments.fault,
+        "seed": settings.seed,
+        "requests": settings.requests,
+        "rows": done.rows,
+        "outcomes": done.seen.outcomes,
+        "started_unix_ns": done.started_unix_ns,
+        "ended_unix_ns": done.started_unix_ns + done.virtual_ns,
+        "data": str(arguments.data),
+        "took_s": round(took_s, 3),
+    }
+
+
+def _report(arguments: argparse.Namespace, settings: Settings, done: _Done, now_unix_ns: int, took_s: float) -> None:
+    from handrail.cli.main import COMMANDS  # it imports this module
+
+    console = Console(highlight=False)
+    counts = sorted(done.seen.outcomes.items(), key=lambda item: -item[1])
+    outcomes = ", ".join(f"{count} {name}" for name, count in counts)
+    began, lasted = format_time(done.started_unix_ns, now_unix_ns), format_duration(done.virtual_ns)
+    with_faults = f" with {', '.join(arguments.fault)}" if arguments.fault else ", healthy"
+    console.print(f"[bold]{settings.scenario.name}[/bold]{with_faults}: {settings.requests} requests, seed {settings.seed}")
+    console.print(f"{lasted} from {began} on, made in {took_s:.1f} s: {outcomes}.")
+    console.print("\nLook at it with:")
+    program = "handrail" if shutil.which("handrail") else sys.argv[0]
+    data, slowest = shlex.quote(str(arguments.data)), done.seen.slowest
+    commands = [f"explain --data {data}", f"requests --data {data} --sort ttft"]
+    commands += [f"trace {main_id(slowest)} --data {data}"] if slowest is not None else []
+    commands.append(f"compare {data} OTHER")
+    for command in commands:
+        if command.partition(" ")[0] in COMMANDS:
+            console.print(f"  {program} {command}", soft_wrap=True)

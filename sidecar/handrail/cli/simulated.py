@@ -1,0 +1,244 @@
+"""What the hosts of a virtual fleet said, as the records that real sidecars would have made of it, with when they would arrive.
+
+Ids, parents and connector keys are those of a real fleet, so that the joins are made by the real rules: the client sends an
+``X-Request-Id`` and no ``traceparent``, every proxy continues the trace, vLLM's span is below the proxy in front of it, and D is
+told to read what P published. Exporters send as theirs do: a sidecar twice a second, vLLM's batch processor every five.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from handrail.identity import derive_trace_id
+from handrail.records import EngineRequest, Exchange, Gaps, KvParams, Outcome, Process, Record, Role, RouterCall, Source, SpanIds
+from handrail.sketch import GapSketch
+from handrail_fleet.faults import Fault
+from handrail_fleet.observe import EngineObservation, Observation, ProxyObservation, RouterObservation, clocks, observe
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.simulate import Flight
+
+PROXY_EVERY_NS: Final = 500_000_000
+ENGINE_EVERY_NS: Final = 5_000_000_000
+_PATH: Final = "/v1/completions"
+_NEVER_SCHEDULED: Final = ("gen_ai.latency.time_in_queue", "gen_ai.latency.time_in_model_prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """``received_unix_ns``: when the collector has it, by its own right clock."""
+
+    received_unix_ns: int
+    record: Record
+
+
+def arrivals(
+    scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault], *, seed: int, started_unix_ns: int
+) -> list[Arrived]:
+    """All that a collector receives of a run, in that order.
+
+    Who is still waiting when the run is over gives up then: their proxies see a client that disconnects.
+    """
+    fleet = _Fleet(scenario, seed, started_unix_ns, over_ns(flights))
+    by_host = clocks(scenario, faults, started_unix_ns)
+    made = [one for flight in flights for one in fleet.records(flight, observe(scenario, flight, faults, by_host), by_host)]
+    made.sort(key=lambda one: one.received_unix_ns)
+    return made
+
+
+def over_ns(flights: Sequence[Flight]) -> int:
+    """When the run is over: its last request has ended, or, where some hang, everything else that happens has happened."""
+    last = max((flight.end_ns for flight in flights if flight.end_ns is not None), default=0)
+    last = max([last, *(flight.plan.arrival.at_ns for flight in flights)])
+    return last + (_PATIENCE_NS if any(flight.end_ns is None for flight in flights) else 0)
+
+
+_PATIENCE_NS: Final = 60_000_000_000
+
+
+@dataclass(slots=True)
+class _Request:
+    """The ids of one request, shared by what is said of it."""
+
+    trace_id: str
+    edge: str
+    prefill_parent: str
+    decode_parent: str
+    kv: KvParams | None
+    at: dict[str, str] = field(default_factory=dict)  # host: span id of the proxy in front of it
+
+
+class _Fleet:
+    """Who speaks, and by which ids."""
+
+    def __init__(self, scenario: Scenario, seed: int, started_unix_ns: int, over_ns: int) -> None:
+        self._scenario = scenario
+        self._random = Random(f"ids-{seed}")
+        self._started_unix_ns = started_unix_ns
+        self._over_ns = over_ns
+        names = scenario.hosts()
+        roles = dict.fromkeys(names.prefill, Role.COLLOCATED if names.collocated else Role.PREFILL)
+        roles |= {} if names.collocated else dict.fromkeys(names.decode, Role.DECODE)
+        roles |= {"edge": Role.EDGE, "router": Role.ROUTER}
+        self._processes: Mapping[str, Process] = {
+            host: Process(role=role, instance=f"{host}:8000", host=host, host_name=host, service=f"handrail-{role.value}")
+            for host, role in roles.items()
+        }
+        self._engine_ids = {host: f"{self._random.getrandbits(128):032x}" for host in names.prefill}
+        self._last_gaps: tuple[tuple[int, ...], Gaps | None] = ((), None)
+
+    def records(self, flight: Flight, said: Sequence[Observation], by_host: Mapping[str, object]) -> Iterator[Arrived]:
+        request = self._request(flight)
+        for one in said:
+            if isinstance(one, ProxyObservation):
+                yield self._arrives(one.said_ns, PROXY_EVERY_NS, self._exchange(flight, one, request))
+            elif isinstance(one, EngineObservation):
+                yield self._arrives(one.said_ns, ENGINE_EVERY_NS, self._engine(one, request))
+            else:
+                yield self._arrives(one.said_ns, ENGINE_EVERY_NS, self._call(one, request))
+
+    def _arrives(self, said_ns: int | None, every_ns: int, record: Record) -> Arrived:
+        """With the next batch of whoever says it."""
+        said = self._over_ns if said_ns is None else said_ns
+        return Arrived(self._started_unix_ns + (said // every_ns + 1) * every_ns, record)
+
+    def _span_id(self) -> str:
+        return f"{self._random.getrandbits(64) or 1:016x}"
+
+    def _request(self, flight: Flight) -> _Request:
+        edge, split = self._span_id(), flight.plan.prefill_host != flight.plan.decode_host
+        calls = [self._span_id() for _ in range(3)] if self._scenario.router_traces else []
+        published = None
+        if split:
+            published = KvParams(
+                do_remote_prefill=True,
+                do_remote_decode=False,
+                remote_engine_id=self._engine_ids[flight.plan.prefill_host],
+                remote_request_id=f"cmpl-{flight.id}-0-{self._random.getrandbits(32):08x}",
+                remote_num_tokens=flight.plan.arrival.prompt_tokens,
+                transfer_mode="pull",
+            )
+        prefill, decode = calls[1:] or (edge, edge)
+        request = _Request(derive_trace_id(flight.id), edge, prefill, decode, published)
+        if calls:
+            request.at |= {"server": calls[0], "prefill": calls[1], "decode": calls[2]}
+        return request
+
+    def _exchange(self, flight: Flight, said: ProxyObservation, request: _Request) -> Exchange:
+        process = self._processes[said.host]
+        prefills, decodes = process.role is Role.PREFILL, process.role is Role.DECODE
+        failed = said.error or said.status >= 400
+        if process.role is Role.EDGE:
+            span, parent = request.edge, ""
+        else:
+            span, parent = self._span_id(), request.prefill_parent if prefills else request.decode_parent
+            request.at[said.host] = span
+        duration_ns = said.end_ns
+        if duration_ns is None:
+            duration_ns = max(said.first_token_ns or 0, self._over_ns + self._started_unix_ns - said.arrival_unix_ns, 0)
+        return Exchange(
+            process=process,
+            source=Source.PROXY,
+            ids=SpanIds(trace_id=request.trace_id, span_id=span, parent_span_id=parent, flags=1),
+            arrival_unix_ns=said.arrival_unix_ns,
+            duration_ns=duration_ns,
+            outcome=_outcome(said),
+            error_type="InternalServerError" if failed else None,
+            path=_PATH,
+            operation="text_completion",
+            trace_origin="derived" if process.role is Role.EDGE else "inbound",
+            request_id=said.request_id,
+            response_id=f"cmpl-{said.request_id}" if said.end_ns is not None and not failed else None,
+            model=self._scenario.model,
+            choices=1,
+            stream=not prefills,
+            stream_asked=not prefills,
+            status=said.status,
+            ttfb_ns=said.end_ns if prefills else said.first_token_ns,
+            ttft_token_ns=said.first_token_ns if not said.error else None,
+            ttft_text_ns=said.first_token_ns if not said.error else None,
+            gaps=self._gaps(said, duration_ns) if not prefills else None,
+            prompt_tokens=said.prompt_tokens,
+            output_tokens=said.completion_tokens,
+            cached_tokens=said.cached_tokens,
+            finish_reasons=("length",) if said.end_ns is not None and not failed else (),
+            kv_in=request.kv if decodes else None,
+            kv_out=request.kv if prefills and said.end_ns is not None and not failed else None,
+        )
+
+    def _gaps(self, said: ProxyObservation, duration_ns: int) -> Gaps | None:
+        """The edge and D see the same gaps unless their clocks drift: sketched once."""
+        gaps = said.gaps_ns
+        if not gaps:
+            return None
+        known, made = self._last_gaps
+        if known != gaps or made is None:
+            sketch = GapSketch()
+            sketch.extend(list(gaps))
+            largest, ended_ns = max(gaps), said.first_token_ns or 0
+            ended_ns += sum(gaps[: gaps.index(largest) + 1])
+            made = Gaps(
+                unit="chunk",
+                count=len(gaps),
+                sum_ns=sketch.sum_ns,
+                max_ns=largest,
+                max_at_ns=min(ended_ns, duration_ns),
+                sketch=sketch.encode(),
+            )
+            self._last_gaps = gaps, made
+        return made
+
+    def _engine(self, said: EngineObservation, request: _Request) -> EngineRequest:
+        """As the reader of vLLM's spans would have it: nothing that a request without a token says is a figure."""
+        scheduled = said.queue_ns >= 0
+        made = scheduled and said.completion_tokens > 0
+        return EngineRequest(
+            process=self._processes[said.host],
+            source=Source.OTLP,
+            ids=SpanIds(trace_id=request.trace_id, span_id=self._span_id(), parent_span_id=request.at[said.host], flags=1),
+            engine="vllm",
+            request_id=f"cmpl-{said.request_id}-0",
+            start_unix_ns=said.arrival_unix_ns,
+            end_unix_ns=said.end_unix_ns,
+            ttft_ns=said.ttft_ns if made else None,
+            e2e_ns=said.end_unix_ns - said.arrival_unix_ns,
+            queue_ns=said.queue_ns if made else None,
+            prefill_ns=said.prefill_ns if made else None,
+            decode_ns=said.decode_ns if made else None,
+            prompt_tokens=said.prompt_tokens,
+            output_tokens=said.completion_tokens,
+            outcome=(Outcome.OK if said.completion_tokens else Outcome.UNKNOWN) if scheduled else Outcome.ABORTED,
+            dropped_attributes=() if scheduled else _NEVER_SCHEDULED,
+        )
+
+    def _call(self, said: RouterObservation, request: _Request) -> RouterCall:
+        server = said.leg == "server"
+        return RouterCall(
+            process=self._processes[said.host],
+            source=Source.OTLP,
+            ids=SpanIds(
+                trace_id=request.trace_id,
+                span_id=request.at[said.leg],
+                parent_span_id=request.edge if server else request.at["server"],
+                flags=1,
+            ),
+            router="vllm-router",
+            kind="server" if server else "client",
+            start_unix_ns=said.start_unix_ns,
+            end_unix_ns=said.end_unix_ns if server else None,  # as it is read: the ends of its calls are wrong
+            phase=None if server else Role(said.leg),
+            request_id=said.request_id,
+            peer=self._processes[said.peer].instance if said.peer else None,
+            path=_PATH,
+            status=200,
+        )
+
+
+def _outcome(said: ProxyObservation) -> Outcome:
+    if said.status >= 400:
+        return Outcome.HTTP_ERROR
+    if said.error:
+        return Outcome.STREAM_ERROR
+    return Outcome.OK if said.end_ns is not None else Outcome.CLIENT_DISCONNECT
