@@ -17,6 +17,7 @@ from typing import Any
 
 from handrail.guest.events import CORE, FIRST_TOKEN
 from handrail.guest.guard import Guard
+from handrail.guest.middleware import _Seen
 from handrail.guest.mixin import Mixer
 from handrail.guest.recorder import Recorder
 from handrail.guest.scheduler import watch_scheduler
@@ -77,7 +78,7 @@ class _Connector:
     def update_connector_output(self, connector_output: Any) -> None: ...
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any]]:
-        return True, {"remote_block_ids": block_ids, "remote_num_tokens": 96}
+        return block_ids is not None, {"remote_block_ids": block_ids, "remote_num_tokens": 96}
 
     def start_load_kv(self, forward_context: Any) -> None: ...
 
@@ -89,6 +90,7 @@ _NOTHING_DONE = SimpleNamespace(finished_sending=set(), finished_recving=set(), 
 _NO_KV = SimpleNamespace(finished_sending=None, finished_recving=None, failed_recving=set())
 _MODEL_OUTPUT = SimpleNamespace(kv_connector_output=None)
 _BLOCKS = SimpleNamespace(get_unhashed_block_ids_all_groups=lambda: ([1, 2, 3],))
+_P_ASKS = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
 _D_ASKS = {
     "do_remote_prefill": True,
     "remote_engine_id": "8c5d927a-6da6-818b-6846-3d98b36c7567",
@@ -118,7 +120,9 @@ def run() -> list[dict[str, Any]]:
             _figure("guest_decode_step_per_token", token, "ns", 1000.0),
             _figure(f"guest_decode_step_of_{_BATCH}", token * _BATCH / 1000, "us", None),
             _figure("guest_idle_engine_step", _idle_step_us(path), "us", None),
-            _figure("guest_request_with_kv_load_and_publish", _request_us(path), "us", 30.0),
+            _figure("guest_request_on_p_that_publishes", _request_us(path, _p_request), "us", 30.0),
+            _figure("guest_request_on_d_that_loads", _request_us(path, _d_request), "us", 30.0),
+            _figure("guest_middleware_per_chunk", _chunk_us(path) * 1000, "ns", 1000.0),
             _figure("guest_thread_encode_and_send_event", _sent_us(path), "us", None),
         ]
 
@@ -189,13 +193,13 @@ def _idle_step_us(path: str) -> float:
     return _cpu_us(steps(watched, *pair), _STEPS, recorder) - _cpu_us(steps(_Scheduler(), *bare), _STEPS, recorder)
 
 
-def _request_us(path: str) -> float:
-    """Everything that is said of one request on D: queued, known, wanted, loaded, noticed, scheduled, first token, finished."""
+def _request_us(path: str, one: Callable[[str, _Scheduler, Any, Any], None]) -> float:
+    """Everything that is said of one request from its queue to its end, steps included."""
 
     def requests(scheduler: _Scheduler, ours: Any, theirs: Any) -> Callable[[], None]:
         def loop() -> None:
             for n in range(_REQUESTS):
-                _one_request(f"cmpl-lab-{n:04d}-0-9c60a41c", scheduler, ours, theirs)
+                one(f"cmpl-lab-{n:04d}-0-9c60a41c", scheduler, ours, theirs)
 
         return loop
 
@@ -206,19 +210,18 @@ def _request_us(path: str) -> float:
     return _cpu_us(requests(watched, *pair), _REQUESTS, recorder) - _cpu_us(requests(_Scheduler(), *bare), _REQUESTS, recorder)
 
 
-def _one_request(name: str, scheduler: _Scheduler, ours: Any, theirs: Any) -> None:
-    request = SimpleNamespace(
-        request_id=name,
-        trace_headers=None,
-        arrival_time=1.8e9,
-        num_prompt_tokens=96,
-        num_output_tokens=0,
-        num_computed_tokens=0,
-        kv_transfer_params=dict(_D_ASKS),
-        prefill_stats=None,
-        status=SimpleNamespace(name="FINISHED_STOPPED"),
-        abort_immediately=False,
-    )
+def _p_request(name: str, scheduler: _Scheduler, ours: Any, theirs: Any) -> None:
+    request = _request(name, _P_ASKS)
+    scheduler.add_request(request)
+    ours.on_new_request(request)
+    _step(name, scheduler, request, new=True)
+    scheduler._free_request(request)
+    ours.request_finished_all_groups(request, ([1, 2, 3],))
+    ours.update_connector_output(SimpleNamespace(finished_sending={name}, finished_recving=None, failed_recving=set()))
+
+
+def _d_request(name: str, scheduler: _Scheduler, ours: Any, theirs: Any) -> None:
+    request = _request(name, _D_ASKS)
     scheduler.add_request(request)
     ours.on_new_request(request)
     ours.get_num_new_matched_tokens(request, 0)
@@ -227,19 +230,53 @@ def _one_request(name: str, scheduler: _Scheduler, ours: Any, theirs: Any) -> No
     theirs.start_load_kv(None)
     theirs._connector_metadata.reqs_to_recv = {}
     ours.update_connector_output(SimpleNamespace(finished_sending=None, finished_recving={name}, failed_recving=set()))
-    for new in (True, False):
-        scheduler.next = SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=name)] if new else [],
-            num_scheduled_tokens={name: 1},
-            total_num_scheduled_tokens=1,
-            preempted_req_ids=None,
-            finished_req_ids=set(),
-        )
-        step = scheduler.schedule()
-        request.num_output_tokens += 1
-        scheduler.update_from_output(step, _MODEL_OUTPUT)
+    _step(name, scheduler, request, new=True)
     scheduler._free_request(request)
-    ours.request_finished_all_groups(request, ([1, 2, 3],))
+    ours.request_finished_all_groups(request, None)
+
+
+def _request(name: str, params: dict[str, Any]) -> Any:
+    return SimpleNamespace(
+        request_id=name,
+        trace_headers=None,
+        arrival_time=1.8e9,
+        num_prompt_tokens=96,
+        num_output_tokens=0,
+        num_computed_tokens=0,
+        kv_transfer_params=dict(params),
+        prefill_stats=None,
+        status=SimpleNamespace(name="FINISHED_STOPPED"),
+        abort_immediately=False,
+    )
+
+
+def _step(name: str, scheduler: _Scheduler, request: Any, *, new: bool) -> None:
+    scheduler.next = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=name)] if new else [],
+        num_scheduled_tokens={name: 1},
+        total_num_scheduled_tokens=1,
+        preempted_req_ids=None,
+        finished_req_ids=set(),
+    )
+    step = scheduler.schedule()
+    request.num_output_tokens += 1
+    scheduler.update_from_output(step, _MODEL_OUTPUT)
+
+
+def _chunk_us(path: str) -> float:
+    """A chunk of a stream through the middleware's observer."""
+    recorder = Quiet(path)
+    seen = _Seen(recorder, {"headers": [], "method": "POST", "path": "/v1/completions"})
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+    seen.sent(start, 0)
+    message = {"type": "http.response.body", "body": b"data: " + b"x" * 260 + b"\n\n", "more_body": True}
+    clock, sent, guard = time.monotonic_ns, seen.sent, Guard(recorder)
+
+    def loop() -> None:
+        for _ in range(_STEPS):
+            guard("middleware", sent, message, clock())
+
+    return _cpu_us(loop, _STEPS, recorder)
 
 
 def _connectors(recorder: Recorder) -> tuple[Any, Any]:

@@ -84,6 +84,13 @@ class Heard:
         (publish,) = [p for p in mine if f"-{request_id}-" in p.request_id]
         return publish
 
+    def wait_published(self, request_id: str, timeout_s: float = RECORDS_S) -> None:
+        """Return once the source has heard that ``request_id`` is published: a process that is killed takes its last 0.1 s along."""
+        deadline_s = time.monotonic() + timeout_s
+        while not any(f"-{request_id}-" in each for each in tuple(self.source.merge.publishes.open)):
+            assert time.monotonic() < deadline_s, f"{request_id} was not published"
+            time.sleep(0.02)
+
     def wait_records(self, kind: type[R], count: int, timeout_s: float = RECORDS_S) -> list[R]:
         """All records of ``kind``, as soon as there are ``count``."""
         deadline_s = time.monotonic() + timeout_s

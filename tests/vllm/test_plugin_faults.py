@@ -151,6 +151,7 @@ def test_a_stopped_engine_is_hung_behind_a_200(observed: ObservedPair) -> None:
 def test_p_killed_between_the_steps(observed: ObservedPair) -> None:
     heard = observed.listeners.listen("decode", observed.decode.source.path)
     params = observed.prefill_step(prompt("killed"), "killed")
+    observed.prefill.wait_published("killed")
     pid = core_pid(observed.prefill)
     os.kill(pid, signal.SIGKILL)
     for process in list(observed.prefill.source.merge.processes.alive.values()):

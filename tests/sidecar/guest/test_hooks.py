@@ -147,6 +147,21 @@ def test_the_engines_own_trace_is_carried_on(plugin: Plugin) -> None:
     assert params["handrail_traceparent"][-2:] == "01"
 
 
+def test_d_keeps_blocks_by_another_lease_than_p(plugin: Plugin) -> None:
+    config = Config()
+    config.kv_transfer_config.kv_connector = "NixlConnector"
+    config.kv_transfer_config.kv_connector_extra_config = {"kv_lease_duration": 6}
+    side = plugin.mixer(Pull)(config, Role.SCHEDULER, cache_config(2))
+    for name, params in (("p", P_ASKS), ("d", D_ASKS)):
+        request = Request(name, dict(params))
+        side.on_new_request(request)
+        side.request_finished_all_groups(request, ([4],))
+    assert [(e["direction"], e["lease_ns"]) for e in said(plugin, words.KV_PUBLISHED)] == [
+        ("p_to_d", 6 * 10**9),
+        ("d_to_p", 480 * 10**9),
+    ]
+
+
 def test_the_traceparent_can_be_turned_off(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANDRAIL_TRACEPARENT", "0")
     side = connector(plugin, Role.SCHEDULER)
@@ -362,6 +377,18 @@ def test_the_engines_own_errors_pass_unchanged(plugin: Plugin, scheduler: Schedu
     run(scheduler, output(), model_output())
     with pytest.raises(KeyError):
         scheduler.update_from_output(output(gone=1), model_output())
+
+
+def test_a_version_that_was_not_tried_is_warned_of_once(
+    plugin: Plugin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, module = modules()
+    plugin._watch_schedulers(module)
+    with caplog.at_level("WARNING"):
+        for version in ("0.32.1", "0.33.0"):
+            monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+            module.Scheduler(Config())
+    assert ["this is 0.33.0" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("broken", ["KVConnectorFactory", "Scheduler"])

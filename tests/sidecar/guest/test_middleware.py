@@ -176,6 +176,20 @@ async def test_a_client_that_goes_is_told(recorder: Quiet) -> None:
     assert (seen.outcome, seen.events) == (Outcome.CLIENT_DISCONNECT, 1)
 
 
+async def test_an_answer_to_a_client_that_has_gone_is_none(recorder: Quiet) -> None:
+    """vLLM's own handlers do so: they return, and the framework sends an empty 200."""
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b"null", "more_body": False})
+
+    await run(app, scope(), [b"{}"])
+    (seen,) = exchanges(recorder)
+    assert (seen.outcome, seen.status) == (Outcome.CLIENT_DISCONNECT, None)
+
+
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
 async def test_other_paths_are_not_looked_at(recorder: Quiet, path: str) -> None:
     await run(answering(200, "application/json", [b"{}"]), scope(path), [b"{}"])
