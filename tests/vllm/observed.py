@@ -85,7 +85,7 @@ class Heard:
         return publish
 
     def wait_published(self, request_id: str, timeout_s: float = RECORDS_S) -> None:
-        """Return once the source has heard that ``request_id`` is published: a process that is killed takes its last 0.1 s along."""
+        """Return once its publish was heard: a process that is killed takes its last 0.1 s along."""
         deadline_s = time.monotonic() + timeout_s
         while not any(f"-{request_id}-" in each for each in tuple(self.source.merge.publishes.open)):
             assert time.monotonic() < deadline_s, f"{request_id} was not published"
