@@ -178,7 +178,7 @@ class Merge:
             self._out.append(record)
 
     def _handshake(self, s: Said) -> None:
-        self.fetches.handshake(s.v["peer_engine_id"], s.rank, s.v["begin_ns"], None if s.v["ok"] is None else s.at)
+        self.fetches.handshakes.note(s.v["peer_engine_id"], s.rank, s.v["begin_ns"], None if s.v["ok"] is None else s.at)
 
     def _posted(self, s: Said) -> None:
         if s.v["writes"]:
