@@ -17,7 +17,7 @@ from handrail.sources.merging.engine import ENGINE, Engine
 from handrail.sources.merging.handshakes import Handshakes
 from handrail.sources.merging.identity import ids_of, read_context
 from handrail.sources.merging.ranks import Rank, added, last_done, least, total
-from handrail.sources.merging.requests import since, status_word
+from handrail.sources.merging.requests import LOST, since, status_word
 
 _DIRECTIONS: Final = {direction.value: direction for direction in Direction}
 RECOMPUTE: Final = "recompute"
@@ -160,6 +160,14 @@ class Fetches:
             if fetch.told_ns is None or now_ns - fetch.told_ns >= limits.provisional_every_ns:
                 fetch.told_ns = now_ns
                 yield self._record(fetch, now_ns)
+
+    def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[KvFetch]:
+        """As for requests: the scheduler has nothing left to do."""
+        for fetch in [f for f in self.open.values() if f.boot == boot and f.ended_ns is None]:
+            if fetch.known_ns is not None and fetch.known_ns < before_ns:
+                del self.open[fetch.request_id]
+                fetch.status, fetch.ended_ns = LOST, at_ns
+                yield self._record(fetch, None)
 
     def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[KvFetch]:
         """The scheduler that wanted them is gone."""
