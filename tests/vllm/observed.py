@@ -98,10 +98,12 @@ class Heard:
             time.sleep(0.05)
         return found
 
-    def wait_event(self, kind: ProcessEventKind, timeout_s: float = RECORDS_S) -> list[ProcessEvent]:
-        """Process events of ``kind``, as soon as there is one."""
+    def wait_event(self, kind: ProcessEventKind, pid: int, timeout_s: float = RECORDS_S) -> list[ProcessEvent]:
+        """Events of ``kind`` of the process ``pid``, as soon as there is one."""
         deadline_s = time.monotonic() + timeout_s
-        while not (found := [e for e in self.of(ProcessEvent) if e.kind is kind]) and time.monotonic() < deadline_s:
+        while (
+            not (found := [e for e in self.of(ProcessEvent) if e.kind is kind and e.pid == pid]) and time.monotonic() < deadline_s
+        ):
             time.sleep(0.05)
         return found
 
