@@ -37,6 +37,13 @@ class Clock:
     def __call__(self) -> int:
         return self.now
 
+    @classmethod
+    def at(cls, unix_ns: int) -> Clock:
+        """One that shows this time."""
+        clock = cls()
+        clock.now = unix_ns
+        return clock
+
 
 @asynccontextmanager
 async def running(root: Path, clock: Clock, **settings: Any) -> Any:

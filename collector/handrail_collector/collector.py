@@ -12,6 +12,7 @@ from typing import Any
 
 from handrail import conventions as names
 from handrail.config import plain
+from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.server import OtlpServer, is_loopback
 from handrail.otlp.settings import ClientSettings
@@ -22,14 +23,21 @@ from handrail.settings import bound, write_ready
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
 from handrail_collector.journal.journal import Journal, JournalSettings
+from handrail_collector.observed import Seen
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
+from handrail_collector.stitch.group import Closing
 from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.publish import Publisher, StoreLockedError
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger(__name__)
+
+KEPT = "as of the last publish, over restarts"
+"""Help of what is counted in the store itself: a replay counts nothing of it again."""
+
+HOWS = tuple(kind.value for kind in JoinKind if kind is not JoinKind.OPENED)
 
 JOURNAL_FULL_S = 15.0
 """How long after a refusal the collector counts as full."""
@@ -232,7 +240,7 @@ def _rows(running: Running) -> list[Row]:
     """What the collector says of its own work."""
     prefix = names.METRIC_COLLECTOR
     taken, kept, pipe = running.receiver.stats, running.journal.stats, running.pipeline.stats
-    stitcher, duplicates = running.pipeline.stitcher, running.pipeline.duplicates
+    stitcher, seen = running.pipeline.stitcher, running.pipeline.observed
     forwards, kept_up = running.forwards, running.upkeep.stats
     counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
         ("refused_requests", "Export requests told to retry", lambda: taken.requests_refused),
@@ -242,16 +250,21 @@ def _rows(running: Running) -> list[Row]:
         ("journal_syncs", "Group syncs of the journal", lambda: kept.syncs),
         ("journal_sync_seconds", "Time spent writing and syncing", lambda: kept.sync_ns / 1e9),
         ("journal_damaged_bytes", "Journal bytes that hold no record", lambda: running.journal.damaged_bytes),
-        ("spans", "Spans taken from the journal, duplicates not counted", lambda: pipe.spans),
-        ("spans_stored", "Spans published to the store", lambda: pipe.spans_stored),
-        ("duplicate_batches", "Batches delivered again", lambda: duplicates.batches),
-        ("duplicate_spans", "Spans delivered again", lambda: duplicates.spans),
-        ("unreadable_spans", "Proxy spans that could not be read", lambda: running.pipeline.reader.unreadable),
-        ("rows", "Request rows decided", lambda: pipe.rows),
+        ("spans", f"Spans taken from the journal, duplicates not counted; {KEPT}", lambda: seen[Seen.SPANS]),
+        ("spans_stored", f"Spans published to the store; {KEPT}", lambda: seen[Seen.SPANS_STORED]),
+        ("duplicate_batches", f"Batches delivered again; {KEPT}", lambda: seen[Seen.DUPLICATE_BATCHES]),
+        ("duplicate_spans", f"Spans delivered again; {KEPT}", lambda: seen[Seen.DUPLICATE_SPANS]),
+        ("unreadable_spans", f"Proxy spans that could not be read; {KEPT}", lambda: seen[Seen.UNREADABLE_SPANS]),
+        ("rows", f"Request rows published, each version one; {KEPT}", lambda: seen[Seen.ROWS]),
         ("publishes", "Publishes to the store", lambda: pipe.publishes),
         ("faults", "Spans, requests or rows left out because they broke us", lambda: pipe.faults),
         ("publish_failures", "Publishes that failed and are tried again", lambda: pipe.publish_failures),
         ("ambiguous_joins", "Evidence that fitted several requests and was not joined", lambda: stitcher.stats.ambiguous),
+        (
+            "dropped_links",
+            "Foreign spans that no parent chain is followed through now",
+            lambda: stitcher.stats.links_dropped,
+        ),
         ("clock_contradictions", "Host clocks that were stepped, or wrong joins", lambda: stitcher.clocks.contradictions),
         ("store_upkeep_passes", "Looks at what the store should fold, drop and remove", lambda: kept_up.passes),
         ("store_upkeep_failures", "Steps of these that failed and are tried again", lambda: kept_up.failures),
@@ -265,24 +278,43 @@ def _rows(running: Running) -> list[Row]:
         ("store_expired_files", "Files that left the store by retention", lambda: kept_up.files_expired),
         ("store_quota_days", "Days that left the store early because it was over its bound", lambda: kept_up.quota_days),
         ("store_quota_bytes", "Bytes of these days", lambda: kept_up.quota_bytes),
+        ("store_set_aside_files", "Files that left the store because they were put aside", lambda: kept_up.files_set_aside),
         ("store_removed_files", "Files removed from disk after their grace time", lambda: kept_up.files_removed),
         ("cpu_seconds", "Processor time of this process", time.process_time),
     )
     rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
     rows += [
         Row(f"{prefix}_items", "counter", "Items acknowledged", lambda: by_label(taken.items), ("signal",)),
-        Row(f"{prefix}_joins", "counter", "Joins by how", lambda: by_label(stitcher.stats.joins), ("how",)),
-        Row(f"{prefix}_decisions", "counter", "Requests decided by why", lambda: by_label(stitcher.stats.decided), ("closing",)),
+        Row(
+            f"{prefix}_joins",
+            "counter",
+            f"Evidence joined to a request, by how; {KEPT}",
+            lambda: by_label(
+                dict.fromkeys((k.value for k in JoinKind if k is not JoinKind.OPENED), 0) | seen.by_word(Seen.JOINS)
+            ),
+            ("how",),
+        ),
+        Row(
+            f"{prefix}_decisions",
+            "counter",
+            f"Rows published, by why they were decided then; {KEPT}",
+            lambda: by_label(dict.fromkeys((closing.value for closing in Closing), 0) | seen.by_word(Seen.DECISIONS)),
+            ("closing",),
+        ),
         Row(f"{prefix}_held_requests", "gauge", "Requests held in memory, decided ones included", lambda: len(stitcher)),
         Row(f"{prefix}_journal_lag_bytes", "gauge", "Journalled and not taken yet", lambda: running.journal.lag_bytes),
         Row(f"{prefix}_store_bytes", "gauge", "Files of the store, as of the last upkeep pass", lambda: kept_up.bytes),
         Row(f"{prefix}_store_files", "gauge", "Number of these files", lambda: kept_up.files),
+        Row(f"{prefix}_store_damaged_files", "gauge", "Listed files that cannot be read", lambda: kept_up.files_damaged),
         Row(f"{prefix}_journal_size_bytes", "gauge", "The journal on disk", lambda: running.journal.size_bytes),
         Row(
             f"{prefix}_edge_requests",
             "gauge",  # what is joined late moves from one to the other
-            "Requests of an edge since start, by whether every process on their path was heard",
-            lambda: {("true",): float(pipe.edge_complete), ("false",): float(pipe.edge_rows - pipe.edge_complete)},
+            f"Requests of an edge, by whether every process on their path was heard; {KEPT}",
+            lambda: {
+                ("true",): float(seen[Seen.EDGE_JOINED]),
+                ("false",): float(seen[Seen.EDGE_REQUESTS] - seen[Seen.EDGE_JOINED]),
+            },
             ("joined",),
         ),
     ]

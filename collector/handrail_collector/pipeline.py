@@ -19,14 +19,16 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
 from handrail.records import Role
 from handrail_collector.explain.request import Fleet, explain
 from handrail_collector.journal.journal import Entry, Journal
+from handrail_collector.observed import Observed, Seen
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
-from handrail_collector.stitch.group import Group
+from handrail_collector.stitch.group import Closing, Group
 from handrail_collector.stitch.reading import Batch, SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import Publisher, Recovered
@@ -42,6 +44,9 @@ STEP_NS = 5 * SECOND
 
 PRESSED_WINDOW_NS = 10 * SECOND
 """What is left of the deduplication window while the journal is nearly full: accepting new data matters more then."""
+
+BY_ENTRY = (Seen.SPANS, Seen.DUPLICATE_BATCHES, Seen.DUPLICATE_SPANS, Seen.UNREADABLE_SPANS)
+"""Counted when an entry is taken; the rest of ``Seen`` when a row is decided, or at the publish."""
 
 SPANS_A_SLICE = 128
 """Spans worked on before the loop may do something else: about 3 ms, so that senders are acknowledged between slices."""
@@ -112,10 +117,13 @@ class Pipeline:
         self.stitcher = Stitcher(self.settings.stitch)
         self.duplicates = Duplicates(2 * self.settings.dedup_window_ns)
         self.reader = SpanReader()
+        self.observed = Observed(recovered.observed)
+        self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
         self._journal = journal
         self._journal_max_bytes = journal_max_bytes
         self._publisher = publisher
         self._told = recovered.evidence
+        self._told_edges = recovered.edges
         self._replayed_to = recovered.end_offset
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
@@ -184,9 +192,18 @@ class Pipeline:
             await self._take_spans(entry, now)
         if self._forward is not None and entry.offset >= self._stored_offset:
             self._forward(entry.signal, entry.payload)
+        self._observe(entry)
         self._recent.append((now, entry.offset))
         self._position = entry.next_offset
         self._taken_offset = max(self._taken_offset, entry.next_offset)
+
+    def _observe(self, entry: Entry) -> None:
+        """Count what ``entry`` brought, whole; unless the publish that ended beyond it has done so."""
+        raw = (self.stats.spans, self.duplicates.batches, self.duplicates.spans, self.reader.unreadable)
+        if entry.offset >= self._replayed_to:
+            for seen, now, before in zip(BY_ENTRY, raw, self._raw, strict=True):
+                self.observed.add(seen, now - before)
+        self._raw = raw
 
     async def _take_spans(self, entry: Entry, now: int) -> None:
         try:
@@ -265,16 +282,25 @@ class Pipeline:
                 self.stats.rows_skipped += 1
                 continue
             self.stats.rows += 1
-            self._count_coverage(group, row)
+            self._count(group, row, decision.closing)
             self._rows.append(row)
             earlier.pop((row.trace_id, row.request_id), None)
             self._rows.extend(withdrawn(row, *told, version) for told, version in sorted(earlier.items()))
 
-    def _count_coverage(self, group: Group, row: RequestRow) -> None:
-        """Each request of an edge once, by what is known of it last."""
+    def _count(self, group: Group, row: RequestRow, closing: Closing) -> None:
+        """A row that goes into the next publish. Each request of an edge counts once, by what is known of it last."""
+        self.observed.add(Seen.ROWS)
+        self.observed.add(Seen.DECISIONS, word=closing.value)
+        for join in row.joins:
+            if join.how != JoinKind.OPENED.value and join.span_id not in group.counted_joins:
+                self.observed.add(Seen.JOINS, word=join.how)
+        group.counted_joins |= {join.span_id for join in row.joins}
         if row.scope == "edge":
-            self.stats.edge_rows += group.counted is None
-            self.stats.edge_complete += row.complete - bool(group.counted)
+            first, joined = group.counted is None, row.complete - bool(group.counted)
+            self.stats.edge_rows += first
+            self.stats.edge_complete += joined
+            self.observed.add(Seen.EDGE_REQUESTS, int(first))
+            self.observed.add(Seen.EDGE_JOINED, joined)
             group.counted = row.complete
 
     def _unless_told(self, group: Group, row: RequestRow) -> tuple[RequestRow | None, dict[tuple[str, str], int]]:
@@ -288,6 +314,9 @@ class Pipeline:
         known = {(trace_id, request_id): version for trace_id, request_id, version in filter(None, told)}
         if not known:
             return row, {}
+        group.counted_joins |= {span_id for span_id in row.span_ids if span_id in self._told}
+        if group.counted is None:  # it may be in the store by its edge; two edges are never one request
+            group.counted = next((self._told_edges[key] for key in known if key in self._told_edges), None)
         if len(told) == 1 and len(known) == 1:
             ((group.row_id, group.version),) = known.items()
             return None, {}
@@ -324,30 +353,38 @@ class Pipeline:
             spans, self._spans = self._spans, []
             rows, self._rows = self._rows, []
             self._flushing, self._stored_offset = rows, end
+            counted = self.observed.take()
             try:
-                stored = await asyncio.to_thread(self._publish, first, end, low, spans, rows)
+                totals = await asyncio.to_thread(self._publish, first, end, low, spans, rows, self.observed.with_added(counted))
             except Exception as error:
                 self.stats.publish_failures += 1
                 self.stats.failing += 1
                 log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
                 self._spans, self._rows = spans + self._spans, rows + self._rows
                 self._stored_offset = first
+                self.observed.put_back(counted)
                 return
             finally:
                 self._flushing = []
             self._low_water = low
             if low >= self._replayed_to:
-                self._told = {}  # nothing is held any more of what a replay could say twice
+                self._told, self._told_edges = {}, {}  # nothing is held any more of what a replay could say twice
             self.stats.failing = 0
             self.stats.publishes += 1
-            self.stats.spans_stored += stored
+            self.stats.spans_stored += totals[Seen.SPANS_STORED.value] - self.observed[Seen.SPANS_STORED]
+            self.observed.published = totals
             self.stats.published_offset = end
             self._journal.release(low)
 
-    def _publish(self, first: int, end: int, low: int, spans: list[SpanRow], rows: list[RequestRow]) -> int:
-        """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The spans stored."""
+    def _publish(
+        self, first: int, end: int, low: int, spans: list[SpanRow], rows: list[RequestRow], counted: dict[str, int]
+    ) -> dict[str, int]:
+        """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The totals stored."""
+        stored = Seen.SPANS_STORED.value
+        before = counted.get(stored, 0)
         try:
-            self._publisher.publish(first, end, low, spans, rows)
+            counted[stored] = before + len(spans)
+            self._publisher.publish(first, end, low, spans, rows, counted)
         except OSError:
             raise
         except Exception:
@@ -355,9 +392,9 @@ class Pipeline:
             telling = [row for row in rows if self._storable(lambda row=row: requests_table([row]))]  # type: ignore[misc]
             if len(fitting) == len(spans) and len(telling) == len(rows):
                 raise
-            self._publisher.publish(first, end, low, fitting, telling)
-            return len(fitting)
-        return len(spans)
+            counted[stored] = before + len(fitting)
+            self._publisher.publish(first, end, low, fitting, telling, counted)
+        return counted
 
     def _storable(self, encode: Callable[[], object]) -> bool:
         try:

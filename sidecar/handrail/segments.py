@@ -91,6 +91,7 @@ class SegmentLog:
         self._files: Files = files or OsFiles()
         self._on_damage = on_damage
         self._failed: OSError | None = None
+        self._unsure: OSError | None = None  # a sync that failed: no later one says anything of what was written before it
         self._unsynced_fds: list[int] = []  # of segments that were rolled over before a sync
         self._names_unsynced = True
         self._sizes: dict[int, int] = {}  # bytes by first offset, oldest first
@@ -105,6 +106,7 @@ class SegmentLog:
             raise BlockingIOError(error.errno, "another process has this log open", self._folder) from None
         try:
             self.recovery = self._open(floor)
+            self._found_end = self._end  # what lies before it may have been acknowledged by an earlier process
         except BaseException:
             self._files.close(self._lock_fd)
             raise
@@ -155,8 +157,13 @@ class SegmentLog:
     def sync(self) -> int:
         """Make everything appended so far durable; returns the offset below which all is.
 
-        Raises ``OSError``; the records since the last sync are then of unknown fate, and the log takes no more.
+        Raises ``Full`` where the disk is at its end: the records since the last sync are then taken back. Raises ``OSError``
+        where it fails otherwise, or at the first sync after opening, which may be of records that were acknowledged: those since
+        the last sync are of unknown fate, the log takes no more, and every later sync fails as well, since the kernel drops what
+        it could not write and reports that once.
         """
+        if self._unsure is not None:
+            raise self._unsure
         end = self._end
         if end == self._synced and not self._names_unsynced:
             return end
@@ -169,10 +176,34 @@ class SegmentLog:
                 self._files.fsync_dir(self._folder)
                 self._names_unsynced = False
         except OSError as error:
-            self._failed = error
+            self._failed = self._unsure = error
+            if error.errno in _NO_SPACE and self._synced >= self._found_end:
+                self._take_back()
+                raise Full(str(error)) from error
             raise
         self._synced = end
         return end
+
+    def _take_back(self) -> None:
+        """Cut off what was not synced, which nobody was told is safe, so that the log goes on when there is space again.
+
+        What comes then is written, and synced, anew. Raises ``OSError``: then the log takes no more.
+        """
+        for fd in (*self._unsynced_fds, self._fd):
+            self._files.close(fd)
+        self._unsynced_fds.clear()
+        self._fd = -1
+        while len(self._firsts) > 1 and self._firsts[-1] >= self._synced:
+            self._files.unlink(self._path(self._firsts[-1]))
+            self._bytes -= self._sizes.pop(self._firsts[-1])
+            self._firsts = self._firsts[:-1]
+        last = self._firsts[-1]
+        self._fd = self._files.open_append(self._path(last))
+        self._files.truncate(self._fd, self._synced - last)
+        self._bytes += self._synced - last - self._sizes[last]
+        self._sizes[last] = self._synced - last
+        self._end, self._names_unsynced = self._synced, True
+        self._failed = self._unsure = None
 
     def read(self, from_offset: int, until: int | None = None) -> Generator[Stored, None, None]:
         """The records from ``from_offset`` (a record's offset, or a ``next_offset``) up to ``until`` (default: all appended).
@@ -213,7 +244,8 @@ class SegmentLog:
         if self._lock_fd < 0:
             return
         for fd in (*self._unsynced_fds, self._fd, self._lock_fd):
-            self._files.close(fd)
+            if fd >= 0:
+                self._files.close(fd)
         self._unsynced_fds.clear()
         self._lock_fd = -1
         self._failed = OSError(errno.EBADF, "the log is closed")
@@ -257,19 +289,19 @@ class SegmentLog:
 
     def _roll(self) -> None:
         full_fd = self._fd
-        self._start_segment()
+        try:
+            self._start_segment()
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise Full(str(error)) from error
+            raise
         if self._synced < self._end:
             self._unsynced_fds.append(full_fd)
         else:
             self._files.close(full_fd)
 
     def _start_segment(self) -> None:
-        try:
-            self._fd = self._files.open_append(self._path(self._end))
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise Full(str(error)) from error
-            raise
+        self._fd = self._files.open_append(self._path(self._end))
         self._names_unsynced = True
         self._sizes[self._end] = 0
         self._firsts = (*self._firsts, self._end)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -18,9 +19,14 @@ from builders import split_request
 from handrail.otlp.contract import Retryable, Signal
 from handrail.records import Exchange, Role, SpanIds
 from handrail_collector.journal.journal import Journal, JournalSettings
+from handrail_collector.observed import Seen
 from handrail_collector.pipeline import Pipeline, PipelineSettings, SteadyClock
+from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
+from handrail_collector.store.manifest import ManifestReader, files_of
 from handrail_collector.store.publish import Publisher
+from handrail_collector.store.request_columns import request_row
+from handrail_collector.store.schema import Table
 from pipelines import START, Clock, batch, send, stored, taken
 
 REQUESTS = 20
@@ -105,6 +111,7 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
     clock = Clock()
     life = await Life.begin(tmp_path, clock)
     everything = sorted(events(rng), key=lambda event: event[0])
+    scraped: dict[str, int] = {}
     for number, (at, what) in enumerate(everything, 1):
         while clock.now + SECOND < START + at * SECOND:
             clock.now += SECOND
@@ -118,8 +125,10 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
         if rng.random() < 0.15:
             await life.pipeline.flush()
         if rng.random() < 0.12:
+            scraped = dict(life.pipeline.observed.published)
             await life.kill()
             life = await Life.begin(tmp_path, clock)
+            assert life.pipeline.observed.published == scraped
     for _ in range(90):
         clock.now += SECOND
         life.pipeline._sweep(clock.now)
@@ -132,6 +141,25 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
     assert set(resting.values()) == {1}
     assert {row.scope for row in rows} == {"edge"}
     assert life.pipeline.stats.faults == 0
+    _check_counts(tmp_path, life.pipeline, len(everything), len(sent))
+
+
+def _check_counts(root: Path, pipeline: Pipeline, spans: int, records: int) -> None:
+    """The counters over all lives are what one life would have counted: each thing once."""
+    seen = pipeline.observed
+    assert seen[Seen.SPANS] == seen[Seen.SPANS_STORED] == spans
+    assert seen[Seen.DUPLICATE_BATCHES] == seen[Seen.DUPLICATE_SPANS] == 0
+    assert (seen[Seen.EDGE_REQUESTS], seen[Seen.EDGE_JOINED]) == (REQUESTS, REQUESTS)
+    written = [row for row in every_version(root) if row.scope != MERGED]
+    assert seen[Seen.ROWS] == sum(seen.by_word(Seen.DECISIONS).values()) == len(written)
+    assert sum(seen.by_word(Seen.JOINS).values()) <= records
+    assert sum(row.version == 1 for row in written) >= REQUESTS
+
+
+def every_version(root: Path) -> list[RequestRow]:
+    publishes = ManifestReader(root / "store").publishes()
+    tables = [pq.ParquetFile(root / "store" / file.path).read() for file in files_of(publishes, Table.REQUESTS)]
+    return [request_row(row) for table in tables for row in table.to_pylist()]
 
 
 async def test_a_stop_in_the_middle_of_a_publish_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,6 +271,47 @@ def test_after_a_failed_sync_nothing_more_is_taken(operation: str) -> None:
     assert log.synced == 0
     with pytest.raises(OSError, match="gone"):
         log.append(1, b"more", 0)
+    with pytest.raises(OSError, match="gone"):
+        log.sync()  # would succeed: the kernel forgets what it could not write
+    assert log.synced == 0
+
+
+@pytest.mark.parametrize("operation", ["fdatasync", "fsync_dir"])
+@pytest.mark.parametrize("rolled", [0, 1, 3])
+def test_where_the_disk_ends_at_a_sync_what_was_not_acknowledged_is_taken_back(operation: str, rolled: int) -> None:
+    files = CrashFiles()
+    log = SegmentLog("log", SMALL, files=files)
+    log.sync()
+    log.append(1, b"kept", 0)
+    end = log.sync()
+    for number in range(1 + rolled):
+        log.append(1, bytes([number]) * 120, 0)
+    if operation == "fsync_dir" and not rolled:
+        log._names_unsynced = True
+    files.refuse[operation] = OSError(errno.ENOSPC, "no space")
+    with pytest.raises(Full, match="no space"):
+        log.sync()
+    assert (log.end, log.synced, log.size()) == (end, end, end)
+    log.append(1, b"after", 0)
+    log.sync()
+    log.close()
+    files.crash(lambda most: 0)
+    log = SegmentLog("log", SMALL, files=files)
+    assert [r.payload for r in log.read(0)] == [b"kept", b"after"]
+    assert log.damaged_bytes == 0
+
+
+def test_the_first_sync_takes_nothing_back_for_it_may_have_been_acknowledged() -> None:
+    files = CrashFiles()
+    log = SegmentLog("log", SMALL, files=files)
+    log.append(1, b"acknowledged", 0)
+    log.sync()
+    log.close()
+    log = SegmentLog("log", SMALL, files=files)
+    files.refuse["fdatasync"] = OSError(errno.ENOSPC, "no space")
+    with pytest.raises(OSError, match="no space"):
+        log.sync()
+    assert [r.payload for r in log.read(0)] == [b"acknowledged"]
 
 
 def test_a_sync_after_reopening_covers_what_a_dead_process_left_unsynced() -> None:
@@ -292,6 +333,14 @@ def test_no_room_for_a_new_segment_is_full() -> None:
         log.append(1, b"x" * 120, 0)
     log.append(1, b"x" * 120, 0)
     assert len(list(log.read(0))) == 2
+
+
+def test_no_room_for_the_first_segment_is_a_disk_that_fails_for_nothing_can_be_refused_yet() -> None:
+    files = CrashFiles()
+    files.refuse["open_append"] = OSError(errno.ENOSPC, "no inode")
+    with pytest.raises(OSError, match="no inode"):
+        SegmentLog("log", SMALL, files=files)
+    SegmentLog("log", SMALL, files=files).close()
 
 
 @pytest.mark.parametrize("keep", [0, 1], ids=["loses-all-it-may", "keeps-all-it-may"])

@@ -21,9 +21,9 @@ from handrail_collector.api.json import row_to_json, span_to_json
 from handrail_collector.api.live import Answer, LiveRows, listed, named
 from handrail_collector.api.query import PARAMETERS, parse_query
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
-from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class ApiServer:
 
     def __init__(
         self,
-        reader: StoreReader,
+        reader: StoreQueries,
         live: LiveRows,
         status: Callable[[], Mapping[str, Any]],
         host: str,

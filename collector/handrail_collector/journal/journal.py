@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -145,7 +146,10 @@ class Journal:
 
     async def start(self) -> None:
         """Make what an earlier process left durable, so that nothing followed can vanish. Raises ``OSError``."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._log.sync)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._log.sync)
+        except Full as full:  # there is nobody yet who could be refused
+            raise OSError(errno.ENOSPC, str(full)) from full
 
     async def consume(self, signal: Signal, payload: bytes) -> None:
         """Returns once ``payload`` is on disk. Raises ``Retryable`` when full or stopping, ``Rejected`` when it can never fit."""
@@ -241,8 +245,13 @@ class Journal:
         refusals = [self._append(waiting) for waiting in group]
         try:
             self._log.sync()
+        except Full as full:  # taken back: none of the group is in the journal
+            refusals = [refusal or self._refuse_full(full) for refusal in refusals]
         except OSError as error:
             refusals = [refusal or self._fail(error) for refusal in refusals]
+        kept = [waiting for waiting, refusal in zip(group, refusals, strict=True) if refusal is None]
+        self.stats.appended_records += len(kept)
+        self.stats.appended_bytes += sum(len(waiting.payload) for waiting in kept)
         self.stats.syncs += 1
         self.stats.sync_ns += time.perf_counter_ns() - started_ns
         return refusals
@@ -251,13 +260,14 @@ class Journal:
         try:
             self._log.append(KIND_OF_SIGNAL[waiting.signal], waiting.payload, waiting.received_unix_ns)
         except Full as full:
-            self.stats.refused_full += 1
-            return Retryable(f"journal full: {full}", self._retry_delay_s)
+            return self._refuse_full(full)
         except OSError as error:
             return self._fail(error)
-        self.stats.appended_records += 1
-        self.stats.appended_bytes += len(waiting.payload)
         return None
+
+    def _refuse_full(self, full: Full) -> Exception:
+        self.stats.refused_full += 1
+        return Retryable(f"journal full: {full}", self._retry_delay_s)
 
     def _fail(self, error: OSError) -> Exception:
         if not self._broken:

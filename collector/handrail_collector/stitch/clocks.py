@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from handrail.clocks import OffsetInterval, from_call
+from handrail.records import Exchange, Outcome
 from handrail_collector.stitch.evidence import Evidence
+
+HEARD_OUT = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH})
+"""Outcomes of a caller whose end is after the callee's."""
 
 
 @dataclass(slots=True)
@@ -32,12 +36,18 @@ class HostClocks:
         return offset is None or offset.width_ns is not None
 
     def learn(self, caller: Evidence, callee: Evidence) -> None:
-        """Use one synchronous call. A contradiction means that a clock was stepped: the newest evidence starts anew."""
+        """Use one call. A contradiction means that a clock was stepped: the newest evidence starts anew.
+
+        A caller that did not hear the callee out (a client left, a time limit) says when the call was sent and nothing of when
+        it was answered: what is called may go on long after (case G04).
+        """
         a, b = caller.record.process.host, callee.record.process.host
         outer, inner = caller.interval, callee.interval
         if not a or not b or a == b or outer is None or inner is None:
             return
         seen = from_call(outer[0], outer[1], inner[0], inner[1])
+        if not (isinstance(caller.record, Exchange) and caller.record.outcome in HEARD_OUT):
+            seen = OffsetInterval(None, seen.high_ns, seen.at_unix_ns)
         if seen.contradictory:
             return
         known = self._pairs.get((a, b))

@@ -44,6 +44,7 @@ class Group:
     row_id: tuple[str, str] | None = None  # (trace id, request id) once a row was decided
     version: int = 0
     counted: bool | None = None  # as complete or not, in the coverage; None: not yet
+    counted_joins: frozenset[str] = frozenset()  # span ids of the evidence whose joins were counted
     superseded: list[tuple[str, str, int]] = field(default_factory=list)
     """Rows (trace id, request id, version) that were told of parts of this request and are to be withdrawn."""
     findings: list[Finding] = field(default_factory=list)

@@ -47,6 +47,7 @@ class StitchStats:
     decided: dict[str, int] = field(default_factory=lambda: {closing.value: 0 for closing in Closing})
     ambiguous: int = 0
     merged_after_decision: int = 0
+    links_dropped: int = 0  # of foreign spans, because there were too many: a parent chain through them is not followed any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class Stitcher:
             self._links[span] = parent
             if len(self._links) > self.settings.max_links:
                 self._links.popitem(last=False)
+                self.stats.links_dropped += 1
             for child in self._waiting.take(span):
                 group = self._by_span[child]
                 size = len(group.evidence)

@@ -122,11 +122,11 @@ def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[Column, ...]
     return table.take(pc.sort_indices(order, [(name, "ascending") for name in order.column_names])), columns
 
 
-def fold_requests(tables: Sequence[pa.Table], elsewhere: pa.Table) -> tuple[pa.Table, tuple[Column, ...]]:
+def fold_requests(tables: Sequence[pa.Table], elsewhere: pa.Table, all_known: bool = True) -> tuple[pa.Table, tuple[Column, ...]]:
     """The rows of ``tables`` in the order of their start, without those that have a higher version, here or ``elsewhere``.
 
-    A row that withdraws another (``rows.MERGED``) goes with the last of those. ``elsewhere``: ``KEYS`` of the same requests in
-    other files. And the columns.
+    A row that withdraws another (``rows.MERGED``) goes with the last of those, but stays while not ``all_known``. ``elsewhere``:
+    ``KEYS`` of the same requests in other files; ``all_known``: all of these could be read. And the columns.
     """
     table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), REQUEST_COLUMNS)
     table = table.take(_last_of_each(table, ("trace_id", "request_id"), "version"))
@@ -137,9 +137,29 @@ def fold_requests(tables: Sequence[pa.Table], elsewhere: pa.Table) -> tuple[pa.T
     for at in _places(table, versions, kept):
         others = versions.get((table["trace_id"][at].as_py(), table["request_id"][at].as_py()), set())
         own = table["version"][at].as_py()
-        kept[at] = not any(other > own for other in others) and (kept[at] or bool(others))
+        kept[at] = not any(other > own for other in others) and (kept[at] or bool(others) or not all_known)
     table = table.filter(pa.array(kept))
     return table.take(pc.sort_indices(table, [("started_unix_ns", "ascending")])), REQUEST_COLUMNS
+
+
+def superseding(keys: pa.Table) -> dict[bytes, dict[bytes, int]]:
+    """Of ``KEYS`` the rows that replace or withdraw an earlier version: version by trace id, by request id."""
+    found: dict[bytes, dict[bytes, int]] = {}
+    later = keys.filter(pc.greater(keys["version"], 1))
+    for trace_id, request_id, version in zip(*(later[name].to_pylist() for name in KEYS), strict=True):
+        traces = found.setdefault(request_id, {})
+        traces[trace_id] = max(version, traces.get(trace_id, 0))
+    return found
+
+
+def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
+    """The rows of ``table`` that nothing in ``later`` (see ``superseding``) replaces or withdraws."""
+    among = pc.is_in(table["request_id"], value_set=pa.array(sorted(later), table.schema.field("request_id").type)).to_pylist()
+    gone = [
+        found and table["version"][at].as_py() < later[table["request_id"][at].as_py()].get(table["trace_id"][at].as_py(), 0)
+        for at, found in enumerate(among)
+    ]
+    return table.filter(pa.array([not each for each in gone], pa.bool_()))
 
 
 def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept: Sequence[bool]) -> list[int]:

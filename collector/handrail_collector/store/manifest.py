@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
-MANIFEST_VERSION = 2
-"""Raised when a line changes its meaning; 1 had no heads."""
+MANIFEST_VERSION = 3
+"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts."""
 
 MANIFEST = "manifest.jsonl"
 
@@ -61,6 +61,7 @@ class Publish:
 
     ``low_water_offset``: everything before it is decided and published; a replay starts there; 0 for a compacted range.
     ``generation``: above 0 only for a head, which has no files of its own; ``retired``: files that heads still answer for.
+    ``observed``: what the collector had counted of its traffic by this publish, in total; the last of a shard counts.
     """
 
     generation: int = 0
@@ -70,6 +71,7 @@ class Publish:
     low_water_offset: int
     files: tuple[StoredFile, ...]
     retired: tuple[Retired, ...] = ()
+    observed: Mapping[str, int] = field(default_factory=dict)
 
 
 def encode_line(publish: Publish) -> bytes:
@@ -124,12 +126,18 @@ def rewritten(
             low_water_offset=max(p.low_water_offset for p in publishes if p.shard == shard),
             files=(),
             retired=tuple(retired) if index == 0 else (),
+            observed=observed_by(publishes, shard),
         )
         for index, (shard, last) in enumerate(sorted(_last_of_shards(publishes).items()))
     ]
-    kept = (replace(publish, files=tuple(f for f in publish.files if f.path not in gone)) for publish in publishes)
+    kept = (replace(p, files=tuple(f for f in p.files if f.path not in gone), observed={}) for p in publishes)
     lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # stable: equal ones as they were
     return (*heads, *lines)
+
+
+def observed_by(publishes: Sequence[Publish], shard: int) -> Mapping[str, int]:
+    """The latest counts of a shard; none where it never said any."""
+    return next((p.observed for p in reversed(publishes) if p.shard == shard and p.observed), {})
 
 
 def _last_of_shards(publishes: Iterable[Publish]) -> dict[int, Publish]:

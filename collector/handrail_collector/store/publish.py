@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -24,12 +25,15 @@ import pyarrow.parquet as pq
 
 from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.damaged import ADVICE, ASIDE
 from handrail_collector.store.folders import HOUR_NS, hour_folder
-from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile, encode_line, parse, rewritten
+from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile, encode_line, observed_by, parse, rewritten
 from handrail_collector.store.request_columns import request_row, requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table, encode
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import spans_table
+
+log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp"
 SUFFIX = ".parquet"
@@ -52,12 +56,15 @@ class Recovered:
 
     ``end_offset``: journal entries before it have their spans in the store. ``low_water_offset``: where the replay starts.
     ``evidence``: span id to the newest request row that rests on it, of those that the replay may make again: they are in the
-    store and must not be published twice, though a replay may open the same request by another span.
+    store and must not be published twice, though a replay may open the same request by another span. ``edges``: of these, the
+    rows of an edge, by trace_id and request_id, and whether they were complete. ``observed``: counts as of the last publish.
     """
 
     end_offset: int
     low_water_offset: int
     evidence: Mapping[str, RowId]
+    edges: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    observed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +136,16 @@ class Publisher:
         low_water_offset: int,
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow] | pa.Table,
+        observed: Mapping[str, int] | None = None,
     ) -> None:
         """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
 
         Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
         ``OSError`` when the disk does; after an error this publish is not in the store, and may be tried again as it is.
+        ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
         """
         with self._guard:
-            self._publish(first_offset, end_offset, low_water_offset, spans, requests)
+            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {})
 
     def publishes(self) -> tuple[Publish, ...]:
         """Everything published by now."""
@@ -213,6 +222,7 @@ class Publisher:
         low_water_offset: int,
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow] | pa.Table,
+        observed: Mapping[str, int],
     ) -> None:
         self._require_open()
         if not self._end_offset <= first_offset <= end_offset or not self._low_water_offset <= low_water_offset <= end_offset:
@@ -239,6 +249,7 @@ class Publisher:
                 end_offset=end_offset,
                 low_water_offset=low_water_offset,
                 files=tuple(stored),
+                observed=observed,
             )
         )
         self._end_offset, self._low_water_offset = end_offset, low_water_offset
@@ -277,9 +288,28 @@ class Publisher:
             if publish.end_offset > self._low_water_offset
             for file in publish.files
             if file.table is Table.REQUESTS
-            for row in _rows(self._read(str(self.path(file))), self._resting_on(publish))
+            for row in self._rows(file, self._resting_on(publish))
         ]
-        return Recovered(end_offset=self._end_offset, low_water_offset=self._low_water_offset, evidence=_evidence(recent))
+        told = _newest(recent)
+        return Recovered(
+            end_offset=self._end_offset,
+            low_water_offset=self._low_water_offset,
+            evidence={span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids},
+            edges={(row.trace_id, row.request_id): row.complete for row in told if row.scope == "edge"},
+            observed=observed_by(parsed.publishes, self.shard),
+        )
+
+    def _rows(self, file: StoredFile, resting_on: int) -> list[RequestRow]:
+        """The rows of one file that rest on an entry at ``resting_on`` or later; a replay makes those of a damaged one again."""
+        try:
+            data = io.BytesIO(self._read(str(self.path(file))))
+            table = pq.ParquetFile(data, page_checksum_verification=True).read()
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            log.error("%s (%d rows) cannot be read: %s; %s", self.path(file), file.rows, error, ADVICE)
+            return []
+        return list(map(request_row, table.filter(pc.greater_equal(table["last_offset"], resting_on)).to_pylist()))
 
     def _resting_on(self, publish: Publish) -> int:
         """Rows of ``publish`` that rest on nothing at or after this offset cannot be made again by the replay.
@@ -321,7 +351,7 @@ class Publisher:
     def _remove_unlisted(self, listed: set[str]) -> None:
         for table in Table:
             for path in sorted((self._root / table.value).glob("day=*/hour=*/*.parquet*")):
-                if path.relative_to(self._root).as_posix() not in listed:
+                if path.relative_to(self._root).as_posix() not in listed and path.suffix != ASIDE:
                     self._files.unlink(str(path))
         temporary = Path(f"{self._manifest}{TEMPORARY}")
         if temporary.exists():
@@ -453,19 +483,12 @@ def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:
     return hours
 
 
-def _rows(data: bytes, resting_on: int) -> Iterator[RequestRow]:
-    """The rows of one file that rest on an entry at ``resting_on`` or later."""
-    table = pq.ParquetFile(io.BytesIO(data)).read()
-    return map(request_row, table.filter(pc.greater_equal(table["last_offset"], resting_on)).to_pylist())
-
-
-def _evidence(rows: Sequence[RequestRow]) -> dict[str, RowId]:
-    """Span id to the row that rests on it. A version that has a later one says nothing: what withdrew it has no evidence, and the
+def _newest(rows: Sequence[RequestRow]) -> list[RequestRow]:
+    """Those that no other replaces. A version that has a later one says nothing: what withdrew it has no evidence, and the
     request that took its place has the same."""
     newest: dict[tuple[str, str], RequestRow] = {}
     for row in rows:
         key = row.trace_id, row.request_id
         if key not in newest or newest[key].version < row.version:
             newest[key] = row
-    told = sorted(newest.values(), key=lambda row: row.version)
-    return {span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids}
+    return sorted(newest.values(), key=lambda row: row.version)

@@ -15,6 +15,7 @@ import duckdb
 from handrail.identity import candidate_keys
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store import sql
+from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
 from handrail_collector.store.match import MIN_PREFIX, best
@@ -166,7 +167,8 @@ class StoreReader:
             names = [column[0] for column in cursor.description or ()]
             return [made(dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
         except (duckdb.IOException, duckdb.InvalidInputException, ValueError) as error:
-            raise StoreDamagedError(f"{self._root}: {error}") from error
+            what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
+            raise StoreDamagedError(f"{self._root}: {what}; {ADVICE}") from error
         finally:
             cursor.close()
 

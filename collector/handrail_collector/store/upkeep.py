@@ -8,26 +8,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from handrail_collector.store import compact
 from handrail_collector.store.compact import Fold
-from handrail_collector.store.folders import DAY_NS, hour_folder
+from handrail_collector.store.damaged import DamagedFiles
+from handrail_collector.store.folders import DAY_NS, hour_folder, hour_of
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import Part, Publisher
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.retain import expired, over_quota
-from handrail_collector.store.schema import Table
+from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table
 
 log = logging.getLogger(__name__)
 
 MINUTE_NS = 60 * 1_000_000_000
+_KEY_TYPES = {column.name: column.type for column in REQUEST_COLUMNS if column.name in compact.KEYS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class UpkeepStats:
     quota_days: int = 0
     quota_bytes: int = 0
     files_removed: int = 0
+    files_set_aside: int = 0  # left the store because someone put them aside as damaged
+    files_damaged: int = 0  # listed and not readable, as the last pass found
     bytes: int = 0
     files: int = 0
 
@@ -67,6 +70,7 @@ class Upkeep:
         self._now_unix_ns = now_unix_ns
         self._stopping = threading.Event()
         self._open_day_told = False
+        self._damaged = DamagedFiles(publisher.path)
 
     def stop(self) -> None:
         """Let a running pass end after the fold it is at."""
@@ -74,7 +78,13 @@ class Upkeep:
 
     def run_pass(self) -> None:
         """Everything that is due. What fails is counted, told, and due again at the next pass."""
-        steps = {"retention": self._expire, "quota": self._keep_quota, "compaction": self._fold_all, "removal": self._remove}
+        steps = {
+            "damaged files": self._look_after_damaged,
+            "retention": self._expire,
+            "quota": self._keep_quota,
+            "compaction": self._fold_all,
+            "removal": self._remove,
+        }
         for name, step in steps.items():
             if self._stopping.is_set():
                 return
@@ -82,6 +92,7 @@ class Upkeep:
         self.stats.passes += 1
         files = self._files()
         self.stats.files, self.stats.bytes = len(files), sum(file.bytes for file in files)
+        self.stats.files_damaged = len(self._damaged)
 
     def _guarded(self, name: str, step: Callable[[], None]) -> None:
         try:
@@ -93,12 +104,19 @@ class Upkeep:
     def _files(self) -> list[StoredFile]:
         return [file for publish in self._publisher.publishes() for file in publish.files]
 
+    def _look_after_damaged(self) -> None:
+        aside = self._damaged.look(self._files())
+        if aside:
+            self._publisher.retire({file.path for file in aside})
+            self.stats.files_set_aside += len(aside)
+            rows = sum(file.rows for file in aside)
+            log.warning("%d files that were put aside as damaged left the store, with %d rows", len(aside), rows)
+
     def _expire(self) -> None:
         if self._settings.retention_ns is None:
             return
-        gone = expired(self._files(), self._now_unix_ns(), self._settings.retention_ns)
+        gone = self._leave(expired(self._files(), self._now_unix_ns(), self._settings.retention_ns))
         if gone:
-            self._publisher.retire({file.path for file in gone})
             self.stats.files_expired += len(gone)
             log.info("retention: %d files left the store", len(gone))
 
@@ -107,16 +125,72 @@ class Upkeep:
         if limit is None:
             return
         days = over_quota(self._files(), self._now_unix_ns(), limit)
-        if days:
-            self._publisher.retire({file.path for day in days for file in day.files})
+        gone = self._leave([file for day in days for file in day.files])
+        if gone:
             self.stats.quota_days += len(days)
-            self.stats.quota_bytes += sum(day.bytes for day in days)
+            self.stats.quota_bytes += sum(file.bytes for file in gone)
             named = ", ".join(f"{datetime.fromtimestamp(d.day * DAY_NS // 10**9, timezone.utc):%Y-%m-%d}" for d in days)
             log.warning("the store was larger than its quota of %d bytes: %s left it before the retention time", limit, named)
         over = sum(file.bytes for file in self._files()) > limit
         if over and not self._open_day_told:
             log.warning("the open day alone is larger than the store's quota of %d bytes; it is kept", limit)
         self._open_day_told = over
+
+    def _leave(self, going: list[StoredFile]) -> list[StoredFile]:
+        """Let files go that are too old or too many; those that went.
+
+        Nothing that they replaced or withdrew comes back: where an earlier version of one of their rows lies in a file that
+        stays, it goes first. A file of which nobody can say what it replaces waits until nothing near it stays.
+        """
+        paths = {file.path for file in going}
+        staying = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in paths]
+        gone, later = [], [pa.table({name: pa.array([], type=_KEY_TYPES[name]) for name in compact.KEYS})]
+        for file in going:
+            if file.table is Table.REQUESTS and file.max_version > 1 and _near(staying, [file]):
+                keys = self._damaged.read(file, compact.KEYS)
+                if keys is None:
+                    continue
+                later.append(keys.filter(pc.greater(keys["version"], 1)))
+            gone.append(file)
+        replaced = compact.superseding(pa.concat_tables(later))
+        if replaced:
+            for file in _near(staying, gone):
+                self._drop_replaced(file, replaced)
+        if gone:
+            self._publisher.retire({file.path for file in gone})
+        return gone
+
+    def _drop_replaced(self, file: StoredFile, later: dict[bytes, dict[bytes, int]]) -> None:
+        keys = self._damaged.read(file, compact.KEYS)
+        if keys is None or len(compact.without(keys, later)) == len(keys):
+            return
+        table = self._damaged.read(file)
+        if table is None:
+            return
+        table, columns = compact.fold_requests([compact.without(table, later)], keys[:0], all_known=False)
+        self._put(file.table, hour_of(file.path), table, columns, [file], *self._range(file))
+        self.stats.rows_folded += file.rows - table.num_rows
+
+    def _range(self, file: StoredFile) -> tuple[int, int]:
+        return next((p.first_offset, p.end_offset) for p in self._publisher.publishes() if file in p.files)
+
+    def _put(
+        self,
+        name: Table,
+        hour: int,
+        table: pa.Table,
+        columns: tuple[Column, ...],
+        files: Sequence[StoredFile],
+        first_offset: int,
+        end_offset: int,
+    ) -> None:
+        """``table`` in the place of ``files``; nothing where it has no rows."""
+        gone = {file.path for file in files}
+        if table.num_rows:
+            part = Part(name, hour, table, columns, max(file.written_unix_ns for file in files))
+            self._publisher.replace(gone, part, first_offset, end_offset)
+        else:
+            self._publisher.retire(gone)
 
     def _fold_all(self) -> None:
         settings, publisher = self._settings, self._publisher
@@ -128,46 +202,59 @@ class Upkeep:
                 self._guarded(folder, lambda part=part: self._fold(part))  # type: ignore[misc]  # mypy takes it for an argument
 
     def _alike(self, fold: Fold) -> Iterator[Fold]:
-        """``fold``, in parts where its spans have more attributes than a file may have columns."""
+        """``fold`` without what cannot be read, in parts where its spans have more attributes than a file may have columns."""
+        readable = tuple(each for each in fold.ranged if not self._damaged.knows(each[2]))
+        fold = replace(fold, ranged=readable)
         if fold.table is not Table.SPANS:
-            yield fold
+            if len(readable) > 1:
+                yield fold
             return
-        columns = [pq.read_schema(self._publisher.path(file)).names for file in fold.files]
+        columns = [self._damaged.columns(file) for file in fold.files]
+        fold = replace(fold, ranged=tuple(each for each, names in zip(readable, columns, strict=True) if names is not None))
         at = 0
-        for length in compact.alike(columns):
+        for length in compact.alike([names for names in columns if names is not None]):
             if length > 1:
                 yield fold.part(at, at + length)
             at += length
 
     def _fold(self, fold: Fold) -> None:
         began = time.monotonic_ns()
-        tables = [pq.ParquetFile(self._publisher.path(file)).read() for file in fold.files]
+        read = [(each, self._damaged.read(each[2])) for each in fold.ranged]
+        tables = [table for _, table in read if table is not None]
+        if len(tables) < 2:
+            return
+        fold = replace(fold, ranged=tuple(each for each, table in read if table is not None))
         if fold.table is Table.SPANS:
             table, columns = compact.fold_spans(tables)
         else:
-            table, columns = compact.fold_requests(tables, self._elsewhere(fold, tables))
-        gone = {file.path for file in fold.files}
-        if table.num_rows:
-            part = Part(fold.table, fold.hour, table, columns, max(file.written_unix_ns for file in fold.files))
-            self._publisher.replace(gone, part, fold.first_offset, fold.end_offset)
-        else:
-            self._publisher.retire(gone)
+            elsewhere, all_known = self._elsewhere(fold, tables)
+            table, columns = compact.fold_requests(tables, elsewhere, all_known)
+        self._put(fold.table, fold.hour, table, columns, fold.files, fold.first_offset, fold.end_offset)
         self.stats.files_folded += len(fold.files)
         self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
         self.stats.fold_ns += time.monotonic_ns() - began
 
-    def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> pa.Table:
-        """Keys of the rows of the same requests in files that are not folded here."""
+    def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> tuple[pa.Table, bool]:
+        """Keys of the rows of the same requests in files that are not folded here, and whether all of these could be read."""
         own = {file.path for file in fold.files}
-        first = min(file.min_unix_ns for file in fold.files) - VERSION_MARGIN_NS
-        last = max(file.max_unix_ns for file in fold.files) + VERSION_MARGIN_NS
+        others = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in own]
         wanted = pa.chunked_array([chunk for table in tables for chunk in table["request_id"].chunks]).combine_chunks()
         found = [pa.table({name: tables[0][name][:0] for name in compact.KEYS})]
-        for file in self._files():
-            if file.table is Table.REQUESTS and file.path not in own and file.max_unix_ns >= first and file.min_unix_ns <= last:
-                keys = pq.ParquetFile(self._publisher.path(file)).read(columns=list(compact.KEYS))
+        all_known = True
+        for file in _near(others, fold.files):
+            keys = self._damaged.read(file, compact.KEYS)
+            if keys is None:
+                all_known = False
+            else:
                 found.append(keys.filter(pc.is_in(keys["request_id"], value_set=wanted)))
-        return pa.concat_tables(found)
+        return pa.concat_tables(found), all_known
 
     def _remove(self) -> None:
         self.stats.files_removed += self._publisher.remove_retired(self._settings.grace_ns)
+
+
+def _near(files: Iterable[StoredFile], others: Sequence[StoredFile]) -> list[StoredFile]:
+    """Those of ``files`` that may hold another version of a row in ``others``."""
+    first = min((file.min_unix_ns for file in others), default=0) - VERSION_MARGIN_NS
+    last = max((file.max_unix_ns for file in others), default=0) + VERSION_MARGIN_NS
+    return [file for file in files if file.max_unix_ns >= first and file.min_unix_ns <= last] if others else []

@@ -394,7 +394,8 @@ def _joins(row: RequestRow, width: int) -> Iterator[Text]:
 def _spans(row: RequestRow, spans: Sequence[SpanView], width: int) -> Iterator[Text]:
     known = {span.span_id for span in spans}
     children: dict[str, list[SpanView]] = {}
-    for span in sorted(spans, key=lambda each: (each.start_unix_ns, each.span_id)):
+    # along the path and then by start: between hosts nothing is known of the order but by the path (case G03)
+    for span in sorted(spans, key=lambda each: (_ROLE_ORDER.get(each.role, 9), each.start_unix_ns, each.span_id)):
         children.setdefault(span.parent_span_id if span.parent_span_id in known else "", []).append(span)
 
     def walk(parent: str, depth: int) -> Iterator[tuple[int, SpanView]]:

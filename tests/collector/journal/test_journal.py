@@ -140,6 +140,31 @@ async def test_the_disk_s_own_end_is_full_not_broken(disk: CrashFiles) -> None:
     await journal.shutdown()
 
 
+async def test_a_disk_that_ends_at_the_sync_refuses_the_group_and_goes_on_when_there_is_space(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    await journal.start()
+    await journal.consume(Signal.TRACES, b"acknowledged")
+    disk.refuse["fdatasync"] = OSError(errno.ENOSPC, "no space")
+    refused = await asyncio.gather(*(journal.consume(Signal.TRACES, b"x%d" % n) for n in range(3)), return_exceptions=True)
+    assert all(isinstance(refusal, Retryable) and "journal full" in str(refusal) for refusal in refused)
+    assert (journal.healthy, journal.stats.refused_full, journal.stats.appended_records) == (True, 3, 1)
+    await journal.consume(Signal.TRACES, b"y")
+    disk.crash(lambda most: 0)
+    journal = open_journal(disk)
+    await journal.start()
+    assert [e.payload for e in await entries(journal, 2)] == [b"acknowledged", b"y"]
+    assert journal.damaged_bytes == 0
+    await journal.shutdown()
+
+
+async def test_a_disk_that_is_full_at_the_start_fails_it(disk: CrashFiles) -> None:
+    journal = open_journal(disk)
+    disk.refuse["fsync_dir"] = OSError(errno.ENOSPC, "no space")
+    with pytest.raises(OSError, match="no space"):
+        await journal.start()
+    await journal.shutdown()
+
+
 async def test_a_follower_waits_for_what_comes(disk: CrashFiles) -> None:
     journal = open_journal(disk)
     reading = asyncio.create_task(entries(journal, 30))

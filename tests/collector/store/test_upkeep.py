@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,69 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from handrail_collector.rows import MERGED, RequestRow
-from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.folders import DAY_NS, HOUR_NS
-from handrail_collector.store.manifest import MANIFEST, ManifestReader, StoredFile, files_of
+from handrail_collector.store.manifest import MANIFEST, ManifestReader, files_of
 from handrail_collector.store.publish import Publisher, Recovered
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from kept_store import EVERYTHING, LATER, ROWS, SPANS, Clock, Kept, publish_all
 from store_power import StoppedError, StoppingFiles
-from store_rows import START_UNIX_NS, request_rows, spans_of_requests
-
-ROWS = [replace(row, version=1, first_offset=index * 10, last_offset=index * 10) for index, row in enumerate(request_rows(12))]
-SPANS = spans_of_requests(6)
-LATER = START_UNIX_NS + 1000 * HOUR_NS
-EVERYTHING = RequestFilter(limit=1000, descending=False)
-
-
-@dataclass
-class Clock:
-    """Unix time that tests set."""
-
-    unix_ns: int = LATER
-
-    def __call__(self) -> int:
-        return self.unix_ns
-
-
-@dataclass
-class Kept:
-    """A store with its upkeep and a reader."""
-
-    root: Path
-    clock: Clock
-    publisher: Publisher
-    reader: StoreReader
-
-    def upkeep(self, **settings: int | None) -> Upkeep:
-        return Upkeep(self.publisher, UpkeepSettings(**settings), self.clock)  # type: ignore[arg-type]  # by name
-
-    def files(self, table: Table) -> list[StoredFile]:
-        return files_of(ManifestReader(self.root).publishes(), table)
-
-    def on_disk(self) -> list[str]:
-        return sorted(path.relative_to(self.root).as_posix() for path in self.root.rglob("*.parquet*"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Kept]:
-    clock = Clock()
-    kept = Kept(
-        tmp_path / "store", clock, Publisher(tmp_path / "store", now_unix_ns=clock), StoreReader(tmp_path / "store", threads=1)
-    )
-    kept.publisher.open()
-    yield kept
-    kept.reader.close()
-    kept.publisher.close()
-
-
-def publish_all(publisher: Publisher) -> None:
-    """Four publishes of one hour."""
-    for index, (first, end) in enumerate(pairwise((0, 100, 200, 300, 400))):
-        spans = [replace(span, offset=first + 1) for span in SPANS[index * 3 : index * 3 + 3]]
-        publisher.publish(first, end, first, spans, ROWS[index * 3 : index * 3 + 3])
+from store_rows import START_UNIX_NS, request_rows
 
 
 def test_an_hour_that_is_over_becomes_one_file_a_table_named_by_the_range_it_covers(store: Kept) -> None:
@@ -226,22 +173,6 @@ def test_spans_of_more_attributes_than_a_file_may_have_become_several_files(stor
         assert sum(name.startswith("a.") for name in names) == MAX_ATTRIBUTE_COLUMNS
 
 
-def test_a_damaged_file_holds_up_only_the_hours_whose_rows_it_may_supersede(
-    store: Kept, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish_all(store.publisher)
-    later = [replace(row, started_unix_ns=row.started_unix_ns + 26 * HOUR_NS) for row in request_rows(2, seed=5)]
-    for index, row in enumerate(later):
-        store.publisher.publish(500 + index, 501 + index, 400, [], [row])
-    damaged = store.files(Table.REQUESTS)[0].path
-    (store.root / damaged).write_bytes(b"PAR1 no more")
-    upkeep = store.upkeep()
-    upkeep.run_pass()
-    assert upkeep.stats.failures == 1
-    assert str(Path(damaged).parent) in caplog.text
-    assert [file.rows for file in store.files(Table.REQUESTS)] == [3, 3, 3, 3, 2]
-
-
 # --- retention and quota ---------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +223,40 @@ def test_beyond_the_quota_the_oldest_days_go_with_a_warning_and_never_the_open_o
     tiny.run_pass()
     assert store.reader.requests(EVERYTHING) == rows[3:]
     assert caplog.text.count("the open day alone") == 1
+
+
+WAYS_TO_LEAVE: dict[str, dict[str, int | None]] = {"retention": {"retention_ns": DAY_NS}, "quota": {"max_bytes": 40_000}}
+
+
+@pytest.mark.parametrize("limit", WAYS_TO_LEAVE.values(), ids=WAYS_TO_LEAVE)
+@pytest.mark.parametrize("scope", ["edge", MERGED], ids=["replaced", "withdrawn"])
+@pytest.mark.parametrize("folded", [False, True], ids=["as_published", "folded"])
+def test_a_day_that_leaves_brings_back_nothing_that_it_replaced(
+    store: Kept, limit: dict[str, int | None], scope: str, folded: bool
+) -> None:
+    """The later version lies on the day before: evidence by another clock opened it."""
+    day = START_UNIX_NS // DAY_NS * DAY_NS + DAY_NS
+    store.clock.unix_ns = day
+    early = replace(ROWS[0], started_unix_ns=day + HOUR_NS)
+    stays = [replace(row, started_unix_ns=day + HOUR_NS + index) for index, row in enumerate(ROWS[1:4])]
+    later = replace(early, version=2, scope=scope, started_unix_ns=day - HOUR_NS, outcome="http_error")
+    store.publisher.publish(0, 10, 0, [], [early, *stays])
+    store.publisher.publish(10, 20, 0, [], [later, *(replace(row, started_unix_ns=day - HOUR_NS) for row in ROWS[4:6])])
+    if folded:
+        store.publisher.publish(20, 30, 0, [], [replace(ROWS[6], started_unix_ns=day - HOUR_NS)])
+        store.clock.unix_ns = day + 1
+        store.upkeep(closed_after_ns=0).run_pass()
+    store.clock.unix_ns = day + DAY_NS + HOUR_NS
+    if "max_bytes" in limit:
+        limit = {"max_bytes": sum(file.bytes for file in store.files(Table.REQUESTS)) - 1}
+    upkeep = store.upkeep(**limit)
+    upkeep.run_pass()
+    assert upkeep.stats.failures == 0
+    assert store.reader.requests(EVERYTHING) == stays
+    assert store.reader.count(EVERYTHING) == len(stays)
+    assert store.reader.find(early.request_id) == []
+    (file,) = store.files(Table.REQUESTS)
+    assert file.rows == len(stays)
 
 
 # --- stops -----------------------------------------------------------------------------------------------------------------

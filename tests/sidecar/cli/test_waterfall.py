@@ -172,3 +172,22 @@ def test_bars_follow_one_another_on_the_axis(phases: tuple[PhaseRow, ...]) -> No
     axis = lines[start].index("share") + 7
     firsts = [len(line[axis:]) - len(line[axis:].lstrip()) for line in lines[start + 1 : start + 1 + len(phases)]]
     assert firsts == sorted(firsts)
+
+
+def test_G03_spans_of_hosts_whose_clocks_differ_stand_along_the_path_with_their_raw_times() -> None:
+    """P's clock is 5 s ahead: nothing is moved, the order is the path's, and the title says by whose clock each start is."""
+    ahead = {
+        span.span_id: replace(span, start_unix_ns=span.start_unix_ns + 5000 * MS, end_unix_ns=span.end_unix_ns + 5000 * MS)
+        for span in SPANS
+        if span.role == "prefill"
+    }
+    straight, skewed = (
+        [line.split() for line in text.partition("(each by the wall clock of its own host)")[2].splitlines() if line.strip()]
+        for text in (
+            drawn(ROWS["ordinary"], spans=SPANS),
+            drawn(ROWS["ordinary"], spans=[ahead.get(span.span_id, span) for span in SPANS]),
+        )
+    )
+    assert [line[0] for line in skewed] == ["handrail.request", "prefill", "llm_request", "decode", "llm_request"]
+    assert [line[3:] for line in skewed] == [line[3:] for line in straight], "durations and places are as they were"
+    assert skewed[1][1:3] == ["+5.00", "s"]

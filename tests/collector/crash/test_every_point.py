@@ -1,0 +1,157 @@
+"""A part of ``python -m tests.crash`` (which says how many points there are), and that it would see what it looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crash import faults
+from crash.crashes import START, Crashes, Tally
+from crash.recorded import JOURNAL, STORE, Recorded, Recorder
+from handrail_collector.store.publish import Publisher
+from power_disk import Content, Disk, Operation
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorder(tmp_path_factory.mktemp("life") / "recorded").run()
+
+
+def test_the_life_comes_past_every_operation_and_its_readers_see_no_torn_state(recorded: Recorded) -> None:
+    assert {point.name for point in recorded.points} == {*JOURNAL, *STORE}
+    assert len(recorded.inside) > 300
+    assert recorded.torn_reads() == []
+    assert [len(view.rows) for view in recorded.views][-1] == 7
+
+
+def test_no_crash_and_no_crash_of_the_start_after_it_loses_or_doubles_anything(
+    recorded: Recorded, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    crashes = Crashes(recorded, tmp_path, every=17, again=25)
+    crashes.run()
+    summed = total(crashes)
+    assert summed.said == []
+    assert (summed.lost, summed.twice, summed.torn, summed.wrong) == (0, 0, 0, 0)
+    assert crashes.tallies[START].points > 20
+    assert len(summed.ways) == 7
+    record_property("crash_points", summed.points)
+
+
+BROKEN: dict[str, tuple[Callable[[Operation], bool], str]] = {
+    "journal_not_synced": (lambda o: o.kind == "sync" and o.path.startswith("journal"), "lost"),
+    "journal_names_not_synced": (lambda o: o.kind == "sync_folder" and o.path.startswith("journal"), "lost"),
+    "files_not_synced": (lambda o: o.kind == "sync" and ".parquet" in o.path, "torn"),
+    "names_not_synced": (lambda o: o.kind == "sync_folder" and "hour=" in o.path, "torn"),
+    "manifest_not_synced": (lambda o: o.kind == "sync" and o.path.endswith("jsonl"), "torn"),
+}
+
+
+@pytest.mark.parametrize(("forgotten", "seen"), BROKEN.values(), ids=BROKEN)
+def test_a_sync_that_is_forgotten_is_seen(
+    recorded: Recorded, tmp_path: Path, forgotten: Callable[[Operation], bool], seen: str
+) -> None:
+    points = [point for point in recorded.points if point.coming is None or not forgotten(point.coming)]
+    crashes = Crashes(replace(recorded, points=points), tmp_path, every=25, again=0)
+    crashes.run()
+    assert getattr(total(crashes), seen) > 0
+
+
+def test_a_start_that_forgets_what_it_told_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Publisher.open
+    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), evidence={}))
+    crashes = Crashes(recorded, tmp_path, every=20, again=0)
+    crashes.run()
+    assert total(crashes).twice > 0
+
+
+def test_counting_again_what_is_replayed_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Publisher.open
+    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), edges={}, observed={}))
+    crashes = Crashes(recorded, tmp_path, every=20, again=0)
+    crashes.run()
+    assert total(crashes).wrong > 0
+
+
+@pytest.mark.parametrize("kind", [faults.FULL, faults.FAILED_SYNC])
+def test_a_disk_that_fails_once_loses_nothing(recorded: Recorded, tmp_path: Path, kind: str) -> None:
+    tally = faults.run(recorded, Crashes(recorded, tmp_path, again=0), tmp_path, 40 if kind == faults.FULL else 25, (kind,))[kind]
+    assert tally.said == []
+    assert tally.points >= 2
+    assert (tally.lost, tally.twice, tally.torn, tally.wrong) == (0, 0, 0, 0)
+
+
+def total(crashes: Crashes) -> Tally:
+    summed = Tally()
+    for tally in crashes.tallies.values():
+        summed.points += tally.points
+        summed.ways += tally.ways
+        summed.said += tally.said
+        for name in ("lost", "twice", "torn", "wrong"):
+            setattr(summed, name, getattr(summed, name) + getattr(tally, name))
+    return summed
+
+
+def made(*operations: Operation) -> Disk:
+    disk = Disk()
+    for operation in operations:
+        disk.apply(operation)
+    return disk
+
+
+def bytes_by_name(disk: Disk) -> dict[str, bytes]:
+    return {path: content.now for path, content in disk.names.items() if content is not None}
+
+
+def test_a_disk_without_power_keeps_what_was_synced() -> None:
+    disk = made(
+        Operation("folder", "a"),
+        Operation("sync_folder", "."),
+        Operation("create", "a/f"),
+        Operation("write", "a/f", b"one"),
+        Operation("sync", "a/f"),
+        Operation("sync_folder", "a"),
+        Operation("write", "a/f", b"two"),
+        Operation("create", "a/g"),
+        Operation("rename", "a/f", target="a/h"),
+    )
+    left = {way: bytes_by_name(disk) for way, disk in disk.left_by(Operation("write", "a/g", b"3456"))}
+    assert left["killed"] == {"a/h": b"onetwo", "a/g": b""}
+    assert left["killed, torn write"] == {"a/h": b"onetwo", "a/g": b"34"}
+    assert left["power lost, names too"] == {"a/f": b"one"}
+    assert left["power lost, names kept"] == {"a/h": b"one", "a/g": b""}
+    assert left["power lost, one name kept"] == {"a/h": b"one"}
+    assert left["power lost, half its bytes"] == {"a/h": b"onet", "a/g": b"3"}
+    assert left["power lost, zeros for its bytes"] == {"a/h": b"one\0\0\0", "a/g": b"\0\0"}
+
+
+def test_bytes_whose_sync_failed_are_not_made_good_by_the_next_one() -> None:
+    disk = made(
+        Operation("create", "f"),
+        Operation("sync_folder", "."),
+        Operation("write", "f", b"one"),
+        Operation("sync", "f"),
+        Operation("write", "f", b"two"),
+        Operation("failed_sync", "f"),
+        Operation("write", "f", b"six"),
+        Operation("sync", "f"),
+    )
+    assert disk.names["f"] != Content()
+    assert bytes_by_name(dict(disk.left_by(None))["power lost, names too"]) == {"f": b"one\0\0\0six"}
+    disk.apply(Operation("truncate", "f", size=3))
+    disk.apply(Operation("write", "f", b"ten"))
+    disk.apply(Operation("sync", "f"))
+    assert bytes_by_name(dict(disk.left_by(None))["power lost, names too"]) == {"f": b"oneten"}
+
+
+def test_a_copy_of_a_disk_goes_its_own_way() -> None:
+    disk = made(Operation("create", "f"), Operation("write", "f", b"one"))
+    twin = disk.copy()
+    assert twin.key() == disk.key()
+    for operation in (Operation("sync_folder", "."), Operation("sync", "f"), Operation("write", "f", b"two")):
+        twin.apply(operation)
+    assert bytes_by_name(dict(twin.left_by(None))["power lost, names too"]) == {"f": b"one"}
+    assert bytes_by_name(disk) == {"f": b"one"}
+    assert bytes_by_name(dict(disk.left_by(None))["power lost, names too"]) == {}

@@ -1,0 +1,162 @@
+"""A file that cannot be read: named, counted, left out of upkeep, and out of the store when a person says so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from handrail_collector.rows import MERGED
+from handrail_collector.store.damaged import ADVICE
+from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.schema import Table
+from kept_store import EVERYTHING, ROWS, Kept, publish_all
+from store_rows import START_UNIX_NS, request_rows
+
+
+def spoilt(data: bytes) -> bytes:
+    """A page that does not unpack; footer and statistics are whole."""
+    return data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :]
+
+
+def one_bit(data: bytes) -> bytes:
+    """The first that is read without a complaint, as another value."""
+    rows = pq.ParquetFile(io.BytesIO(data)).read()
+    for at in range(4, len(data)):
+        turned = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        with contextlib.suppress(pa.ArrowException, OSError):
+            if not pq.ParquetFile(io.BytesIO(turned)).read().equals(rows):
+                return turned
+    raise AssertionError("every bit is looked after")
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "other_bytes": lambda data: b"PAR1 no more",
+    "cut": lambda data: data[:-300],
+    "empty": lambda data: b"",
+    "missing": lambda data: None,
+    "spoilt_pages": spoilt,
+    "one_bit": one_bit,
+}
+
+
+def damage(path: Path, how: Callable[[bytes], bytes | None]) -> bytes:
+    data = path.read_bytes()
+    left = how(data)
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+    return data
+
+
+@pytest.mark.parametrize("how", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("table", Table)
+def test_the_others_of_its_hour_are_folded_and_a_copy_mends_it(
+    store: Kept, table: Table, how: Callable[[bytes], bytes | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish_all(store.publisher)
+    victim = store.files(table)[1]
+    data = damage(store.root / victim.path, how)
+    upkeep = store.upkeep()
+    for _ in range(3):
+        upkeep.run_pass()
+    assert (upkeep.stats.failures, upkeep.stats.files_damaged) == (0, 1)
+    assert sorted(file.rows for file in store.files(table)) == [3, 9]
+    assert victim in store.files(table)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert victim.path in told[0]
+    assert ADVICE in told[0]
+    (store.root / victim.path).write_bytes(data)
+    upkeep.run_pass()
+    assert upkeep.stats.files_damaged == 0
+    assert [file.rows for file in store.files(table)] == [12]
+    assert store.reader.requests(EVERYTHING) == ROWS
+
+
+@pytest.mark.parametrize("how", [DAMAGES["other_bytes"], DAMAGES["cut"], DAMAGES["empty"], DAMAGES["missing"]])
+def test_a_question_that_needs_it_names_it_until_it_is_put_aside(store: Kept, how: Callable[[bytes], bytes | None]) -> None:
+    publish_all(store.publisher)
+    path = store.root / store.files(Table.REQUESTS)[0].path
+    data = damage(path, how)
+    with pytest.raises(StoreDamagedError, match=rf"{path.name}.*rename it to end in \.damaged"):
+        store.reader.requests(EVERYTHING)
+    path.unlink(missing_ok=True)
+    aside = path.with_name(f"{path.name}.damaged")
+    aside.write_bytes(data)
+    upkeep = store.upkeep(grace_ns=0)
+    upkeep.run_pass()
+    assert (upkeep.stats.files_set_aside, upkeep.stats.files_damaged) == (1, 0)
+    assert store.reader.requests(EVERYTHING) == ROWS[3:]
+    store.publisher.close()
+    store.publisher.open()
+    assert aside.exists(), "a start removes what is not listed, but not what a person put aside"
+
+
+def test_a_start_goes_on_with_a_damaged_file_of_recent_rows(store: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    store.publisher.publish(0, 10, 0, [], ROWS[:2])
+    store.publisher.publish(10, 20, 0, [], ROWS[2:3])
+    path = store.root / store.files(Table.REQUESTS)[0].path
+    damage(path, DAMAGES["cut"])
+    store.publisher.close()
+    recovered = store.publisher.open()
+    assert recovered.end_offset == 20
+    assert set(recovered.evidence) == set(ROWS[2].span_ids)
+    assert path.name in caplog.text
+
+
+def test_a_withdrawal_stays_while_a_file_that_may_hold_its_row_cannot_be_read(store: Kept) -> None:
+    withdrawn = replace(ROWS[0], version=2, scope=MERGED, span_ids=(), joins=())
+    store.publisher.publish(0, 10, 0, [], ROWS[:1])
+    store.publisher.publish(10, 20, 0, [], [withdrawn])
+    store.publisher.publish(20, 30, 0, [], ROWS[1:2])
+    path = store.root / store.files(Table.REQUESTS)[0].path
+    data = damage(path, DAMAGES["cut"])
+    upkeep = store.upkeep()
+    upkeep.run_pass()
+    path.write_bytes(data)
+    assert store.reader.requests(EVERYTHING) == ROWS[1:2], "the row came back with its file"
+    upkeep.run_pass()
+    upkeep.run_pass()
+    assert store.reader.requests(EVERYTHING) == ROWS[1:2]
+    assert [file.rows for file in store.files(Table.REQUESTS)] == [1]
+
+
+def test_a_failing_machine_is_no_damaged_file(store: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_all(store.publisher)
+    upkeep = store.upkeep()
+
+    def fails(path: Path, **options: bool) -> pa.Table:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetFile", fails)
+        upkeep.run_pass()
+    assert (upkeep.stats.failures, upkeep.stats.files_damaged) == (2, 0)
+    upkeep.run_pass()
+    assert len(store.files(Table.REQUESTS)) == 1
+
+
+def test_an_expired_file_that_nobody_can_read_waits_until_nothing_is_left_that_it_may_withdraw(store: Kept) -> None:
+    store.clock.unix_ns = START_UNIX_NS
+    later = [replace(row, started_unix_ns=row.started_unix_ns + DAY_NS) for row in request_rows(1, seed=5)]
+    store.publisher.publish(0, 10, 0, [], [replace(ROWS[0], version=2)])
+    store.clock.unix_ns += DAY_NS
+    store.publisher.publish(10, 20, 0, [], [replace(later[0], version=1)])
+    damage(store.root / store.files(Table.REQUESTS)[0].path, DAMAGES["cut"])
+    upkeep = store.upkeep(retention_ns=DAY_NS)
+    store.clock.unix_ns = (START_UNIX_NS // DAY_NS + 2) * DAY_NS + HOUR_NS
+    upkeep.run_pass()
+    assert len(store.files(Table.REQUESTS)) == 2
+    store.clock.unix_ns += DAY_NS
+    upkeep.run_pass()
+    assert store.files(Table.REQUESTS) == []
+    assert upkeep.stats.failures == 0

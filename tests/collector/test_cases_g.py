@@ -1,0 +1,291 @@
+"""Cases of kind g (collector, sampling, backends) that need a pipeline and a store; others are with exporter and stitcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from builders import MS, exchange, split_request
+from handrail.otlp.contract import Signal
+from handrail.otlp.json_ids import tree
+from handrail.records import Exchange, Outcome, Record, Role
+from handrail_collector.observed import Seen
+from handrail_collector.rows import RequestRow
+from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
+from handrail_collector.store.read import StoreReader
+from pipelines import START, Clock, batch, proxies, running, send, stored, taken
+
+REPLAY = Path(__file__).parents[1] / "data" / "replay"
+AWAY_MS = (0, 200, -200, 2000, -2000, 5000, -5000, 86_400_000)
+
+
+def case(name: str) -> Any:
+    return json.loads((REPLAY / name).read_text())
+
+
+# --- G01: spans later than the decision wait --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edge_known", [True, False], ids=["edge", "no_edge"])
+@pytest.mark.parametrize("max_open_s", [3600, 30], ids=["waited_for", "bound_hit"])
+async def test_G01_a_decode_exported_after_the_wait_is_part_of_the_one_record(
+    tmp_path: Path, edge_known: bool, max_open_s: int
+) -> None:
+    given = case("join/G01_late_decode.json")
+    clock = Clock()
+    edge, p, d = proxies("req-a", "t1")
+    long = [replace(each, duration_ns=given["decode_exported"] * SECOND) for each in (d, edge)]
+    settings = StitchSettings(engine_wait_ns=given["decision_wait_s"] * SECOND, max_open_ns=max_open_s * SECOND)
+    async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
+        clock.now = START + given["prefill_exported"] * SECOND
+        await send(journal, [p])
+        await taken(pipeline, journal)
+        for second in range(given["prefill_exported"], given["decode_exported"]):
+            clock.now = START + second * SECOND
+            pipeline._sweep(clock.now)
+        assert pipeline.stats.rows == (max_open_s < given["decode_exported"])
+        clock.now = START + given["decode_exported"] * SECOND
+        await send(journal, long if edge_known else long[:1], 5)
+        await taken(pipeline, journal)
+        for _ in range(60):
+            clock.now += SECOND
+            pipeline._sweep(clock.now)
+    (row,) = stored(tmp_path)
+    assert {join.evidence.partition(":")[0] for join in row.joins} == {"prefill", "decode", *(["edge"] if edge_known else [])}
+    assert row.complete
+    assert row.version == (2 if max_open_s < given["decode_exported"] else 1)
+
+
+# --- G03: clock skew --------------------------------------------------------------------------------------------------------
+
+
+async def test_G03_raw_times_are_kept_and_no_duration_changes(tmp_path: Path) -> None:
+    given = case("otlp/G03_clock_skew.json")
+    request = ParseDict(tree(json.dumps(given).encode()), ExportTraceServiceRequest())
+    sent = {
+        span.span_id.hex(): (span.start_time_unix_nano, span.end_time_unix_nano, span.parent_span_id.hex())
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    }
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.TRACES, request.SerializeToString())
+        await taken(pipeline, journal)
+        await pipeline.flush()
+    reader = StoreReader(tmp_path / "store")
+    asked = replace(row_of_trace("0" * 31 + "b"), span_ids=tuple(sent))
+    kept = {span.span_id: (span.start_unix_ns, span.end_unix_ns, span.parent_span_id) for span in reader.spans(asked)}
+    reader.close()
+    assert kept == sent
+    assert len(kept) == 6
+
+
+def row_of_trace(trace_id: str) -> RequestRow:
+    from made_rows import ROWS
+
+    return replace(ROWS["ordinary"], trace_id=trace_id, started_unix_ns=1_700_000_100 * SECOND)
+
+
+def on_hosts(p_away_ms: int, d_away_ms: int) -> list[Record]:
+    """One request; P's and D's clocks show this much more than the edge's. Ids do not depend on it."""
+    records = split_request("req-a", "t1", host_p="h-p", host_d="h-d")
+
+    def away(record: Record, by_ms: int) -> Record:
+        if isinstance(record, Exchange):
+            return replace(record, arrival_unix_ns=record.arrival_unix_ns + by_ms * MS)
+        assert record.end_unix_ns is not None
+        return replace(record, start_unix_ns=record.start_unix_ns + by_ms * MS, end_unix_ns=record.end_unix_ns + by_ms * MS)
+
+    ways = {Role.EDGE: 0, Role.PREFILL: p_away_ms, Role.DECODE: d_away_ms}
+    return [away(record, ways[record.process.role]) for record in records.values()]
+
+
+async def told_of(root: Path, records: Sequence[Record]) -> tuple[RequestRow, Stitcher]:
+    clock = Clock()
+    async with running(root, clock) as (journal, pipeline):
+        for record in records:
+            if isinstance(record, Exchange):
+                await journal.consume(Signal.TRACES, batch([record], 1, record.process.role.value))
+            else:
+                pipeline.stitcher.add(record, journal.end, clock.now)
+        await taken(pipeline, journal)
+        clock.now += 30 * SECOND
+        pipeline._sweep(clock.now)
+    (row,) = stored(root)
+    return row, pipeline.stitcher
+
+
+@pytest.mark.parametrize("away_ms", AWAY_MS)
+async def test_G03_no_phase_depends_on_what_the_hosts_clocks_show(tmp_path: Path, away_ms: int) -> None:
+    straight, _ = await told_of(tmp_path / "straight", on_hosts(0, 0))
+    skewed, stitcher = await told_of(tmp_path / "skewed", on_hosts(away_ms, -away_ms // 2))
+    assert [replace(phase) for phase in skewed.phases] == list(straight.phases)
+    assert all(phase.duration_ns >= 0 for phase in skewed.phases)
+    assert (skewed.started_unix_ns, skewed.ttft_token_ns, skewed.duration_ns) == (
+        straight.started_unix_ns,
+        straight.ttft_token_ns,
+        straight.duration_ns,
+    )
+    assert skewed.complete
+    intervals = stitcher.clocks.intervals()
+    assert set(intervals) == {("h1", "h-p"), ("h1", "h-d")}, "one host's spans are never compared"
+    for (_, host), interval in intervals.items():
+        true = away_ms * MS if host == "h-p" else -away_ms // 2 * MS
+        assert interval.low_ns is not None
+        assert interval.high_ns is not None
+        assert interval.low_ns <= true <= interval.high_ns
+
+
+# --- G04: asynchronous or early-closing parent -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Span.SPAN_KIND_CONSUMER, Span.SPAN_KIND_PRODUCER, Span.SPAN_KIND_INTERNAL])
+@pytest.mark.parametrize("at_ms", [650, -5000, 90_000])
+async def test_G04_a_span_that_outlives_its_parent_moves_no_clock(
+    tmp_path: Path, kind: Span.SpanKind.ValueType, at_ms: int
+) -> None:
+    clock = Clock()
+    edge, p, d = proxies("req-a", "t1")
+    p, d = (replace(each, process=replace(each.process, host=f"h-{each.process.role.value}")) for each in (p, d))
+    transfer = Span(
+        trace_id=bytes.fromhex(p.ids.trace_id),
+        span_id=b"transfer",
+        parent_span_id=bytes.fromhex(p.ids.span_id),
+        name="kv.transfer",
+        kind=kind,
+        start_time_unix_nano=p.arrival_unix_ns + at_ms * MS,
+        end_time_unix_nano=p.arrival_unix_ns + (at_ms + 1250) * MS,
+    )
+    known = []
+    for with_transfer in (False, True):
+        async with running(tmp_path / str(with_transfer), clock) as (journal, pipeline):
+            await send(journal, [edge, p, d])
+            if with_transfer:
+                request = ExportTraceServiceRequest()
+                scoped = request.resource_spans.add()
+                scoped.resource.attributes.add(key="host.id").value.string_value = "h-other"
+                scoped.scope_spans.add().spans.append(transfer)
+                await journal.consume(Signal.TRACES, request.SerializeToString())
+            await taken(pipeline, journal)
+            pipeline._sweep(clock.now + 60 * SECOND)
+            known.append((pipeline.stitcher.clocks.intervals(), [row.phases for row in pipeline.rows()]))
+            assert pipeline.stitcher.clocks.contradictions == 0
+    assert known[0] == known[1]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CLIENT_DISCONNECT, Outcome.TIMED_OUT, Outcome.UPSTREAM_DISCONNECT, Outcome.ABORTED])
+@pytest.mark.parametrize("ended_ms", [20, 60, 109, 200, 700])
+def test_G04_a_caller_that_left_early_says_nothing_of_when_it_was_answered(outcome: Outcome, ended_ms: int) -> None:
+    """P and D go on after it; their clocks are the edge's, and the interval must not exclude that."""
+    edge = exchange(Role.EDGE, 0, ended_ms, ttft_ms=None, outcome=outcome)
+    p = exchange(Role.PREFILL, 10, 100, parent=edge, host="h-p")
+    d = exchange(Role.DECODE, 130, 860, parent=edge, host="h-d")
+    stitcher = Stitcher()
+    for offset, record in enumerate((edge, p, d)):
+        stitcher.add(record, offset, START + 2 * SECOND)
+    stitcher.sweep(START + 60 * SECOND)
+    for interval in stitcher.clocks.intervals().values():
+        assert interval.low_ns is None or interval.low_ns <= 0
+        assert interval.high_ns is None or interval.high_ns >= 0
+    assert stitcher.clocks.contradictions == 0
+
+
+# --- G12: duplicate delivery -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same_process", "after_a_restart"])
+async def test_G12_the_same_bytes_again_change_no_count_and_an_update_replaces(tmp_path: Path, restarted: bool) -> None:
+    again_after_s = case("join/G12_replay_twice.json")["same_request_bytes_twice_after_s"]
+    clock = Clock()
+    records = proxies("req-a", "t1")
+    payloads = [batch([record], 1, record.process.role.value) for record in records]
+    longer = replace(records[0], duration_ns=records[0].duration_ns + SECOND)
+    counts, spans = [], 0
+    for life in range(2 if restarted else 1):
+        async with running(tmp_path, clock) as (journal, pipeline):
+            await taken(pipeline, journal)
+            for turn in range(1 if restarted else 2):
+                if life or turn:
+                    clock.now += again_after_s * SECOND
+                for payload in payloads:
+                    await journal.consume(Signal.TRACES, payload)
+                await taken(pipeline, journal)
+                pipeline._sweep(clock.now + 5 * SECOND * (life + turn))
+                await pipeline.flush()
+                seen = pipeline.observed
+                counts.append((seen[Seen.SPANS], seen[Seen.SPANS_STORED]))
+            if life or not restarted:
+                await journal.consume(Signal.TRACES, batch([longer], 2, "edge"))
+                await taken(pipeline, journal)
+                clock.now += 60 * SECOND
+                pipeline._sweep(clock.now)
+                await pipeline.flush()
+                spans = pipeline.observed[Seen.SPANS]
+                assert pipeline.observed[Seen.EDGE_REQUESTS] == 1
+    assert counts == [(3, 3), (3, 3)]
+    assert spans == 4
+    (row,) = stored(tmp_path)
+    assert row.duration_ns == longer.duration_ns
+    reader = StoreReader(tmp_path / "store")
+    (edge_span,) = [span for span in reader.spans(row) if span.span_id == longer.ids.span_id]
+    reader.close()
+    assert edge_span.end_unix_ns - edge_span.start_unix_ns == longer.duration_ns
+
+
+# --- G14: one endless trace --------------------------------------------------------------------------------------------------
+
+
+async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_path: Path) -> None:
+    """A tenth of the case's spans and entries; its session comes first, between and last."""
+    given = case("otlp/G14_endless_trace.json")
+    endless, many, late = given["traces"]
+    spans, limit = endless["spans"] // 10, given["limits"]["entries"] // 10
+    clock = Clock()
+    settings = StitchSettings(max_links=limit, max_groups=limit, engine_wait_ns=given["limits"]["wait_s"] * SECOND)
+    chunk = spans // (many["count"] // 10)
+    slow = proxies(late["id"], late["id"])
+    slow[0] = replace(slow[0], outcome=Outcome.STREAM_ERROR, duration_ns=round(late["root_end_s"] * SECOND))
+    async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
+        await send(journal, slow[1:], 1)
+        for n in range(many["count"]):
+            if n % 10 == 0:
+                await journal.consume(Signal.TRACES, session(n // 10 * chunk + 1, chunk))
+            await send(journal, proxies(f"req-{n}", f"t{n}", at_ms=n), 10 + 10 * n)
+        clock.now += round(late["root_end_s"] * SECOND)
+        await send(journal, slow[:1], 5)
+        await taken(pipeline, journal)
+        clock.now += 30 * SECOND
+        pipeline._sweep(clock.now)
+        assert len(pipeline.stitcher._links) == limit
+        assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root hangs nowhere
+    rows = {row.client_request_id: row for row in stored(tmp_path)}
+    assert len(rows) == given["expected"]["complete"] + 1
+    assert all(row.complete for row in rows.values())
+    assert {name for name, row in rows.items() if row.outcome != "ok"} == set(given["expected"]["kept_because_error"])
+
+
+def session(first: int, count: int) -> bytes:
+    """Spans of an agent's session, each below the one before."""
+    request = ExportTraceServiceRequest()
+    scoped = request.resource_spans.add().scope_spans.add()
+    for number in range(first, first + count):
+        parent = (number - 1).to_bytes(8, "big") if number > 1 else b""
+        scoped.spans.append(
+            Span(
+                trace_id=b"session-of-hours",
+                span_id=number.to_bytes(8, "big"),
+                parent_span_id=parent,
+                name="agent",
+                start_time_unix_nano=START,
+            )
+        )
+    return request.SerializeToString()

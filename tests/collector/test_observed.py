@@ -1,0 +1,92 @@
+"""What was counted and published is counted once, whatever a restart replays (DESIGN section 7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from handrail.otlp.contract import Signal
+from handrail_collector.observed import Observed, Seen
+from handrail_collector.stitch.stitcher import SECOND, StitchSettings
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from pipelines import START, Clock, batch, proxies, running, send, taken
+
+QUICK = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
+
+
+async def test_a_request_that_is_completed_after_a_restart_was_counted_before(tmp_path: Path) -> None:
+    clock = Clock()
+    edge, p, d = proxies("req-a", "t1")
+    async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+        await send(journal, [edge, p])
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        pipeline._sweep(clock.now)
+        await pipeline.flush()
+        seen = pipeline.observed
+        assert (seen[Seen.EDGE_REQUESTS], seen[Seen.EDGE_JOINED], seen.by_word(Seen.JOINS)) == (1, 0, {"ancestor": 1})
+    async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+        await taken(pipeline, journal)
+        assert pipeline.observed.published == seen.published
+        await send(journal, [d], 9)
+        await taken(pipeline, journal)
+        clock.now += 5 * SECOND
+        pipeline._sweep(clock.now)
+        await pipeline.flush()
+        seen = pipeline.observed
+        assert (seen[Seen.EDGE_REQUESTS], seen[Seen.EDGE_JOINED], seen.by_word(Seen.JOINS)) == (1, 1, {"ancestor": 2})
+        assert (seen[Seen.ROWS], seen.by_word(Seen.DECISIONS)) == (2, {"waited": 1, "late": 1})
+        assert pipeline.stats.edge_rows == 0, "this process saw no new request"
+
+
+async def test_what_is_delivered_again_is_counted_once_though_it_is_replayed_twice(tmp_path: Path) -> None:
+    clock = Clock()
+    for life in range(3):
+        async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+            await taken(pipeline, journal)
+            if not life:
+                for _ in range(3):
+                    await journal.consume(Signal.TRACES, batch(proxies("req-a", "t1")))
+                await taken(pipeline, journal)
+        seen = pipeline.observed
+        assert (seen[Seen.SPANS], seen[Seen.SPANS_STORED], seen[Seen.DUPLICATE_BATCHES]) == (3, 3, 2)
+
+
+async def test_nothing_is_shown_before_it_is_published_and_a_failed_publish_loses_no_count(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+        await send(journal, proxies("req-a", "t1"))
+        await taken(pipeline, journal)
+        assert pipeline.observed.published == {}
+        pipeline._publisher.close()
+        await pipeline.flush()
+        assert (pipeline.stats.failing, pipeline.observed.published) == (1, {})
+        pipeline._publisher.open()
+        await pipeline.flush()
+        assert pipeline.observed[Seen.SPANS] == 3
+
+
+def test_the_counts_outlive_compaction_and_are_those_of_the_last_publish(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, now_unix_ns=lambda: START)
+    publisher.open()
+    for index in range(3):
+        publisher.publish(index, index + 1, 0, [], [], {"rows": 5 + index})
+    publisher.publish(3, 3, 1, [], [])
+    publisher.retire(())
+    publisher.publish(3, 4, 1, [], [], {"rows": 9, "spans": 1})
+    for _ in range(2):
+        publisher.close()
+        assert publisher.open().observed == {"rows": 9, "spans": 1}
+        Upkeep(publisher, UpkeepSettings(), lambda: START).run_pass()
+        publisher.retire(())
+    publisher.close()
+
+
+def test_a_fact_that_is_taken_back_takes_its_count_back() -> None:
+    seen = Observed({"edge_joined": 4})
+    seen.add(Seen.EDGE_JOINED, -1)
+    taken = seen.take()
+    seen.add(Seen.JOINS, word="ancestor")
+    assert seen.with_added(taken) == {"edge_joined": 3}
+    seen.put_back(taken)
+    assert seen.with_added(seen.take()) == {"edge_joined": 3, "joins.ancestor": 1}

@@ -1,0 +1,229 @@
+"""The recorded life, crashed before each operation in every way, started again, and held against what was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crash.life import Collector, Sent, requests_of
+from crash.recorded import Point, Recorded
+from crash.view import View, listed_files, view_of
+from handrail_collector.observed import Seen
+from handrail_collector.stitch.stitcher import SECOND
+from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.manifest import MANIFEST
+from pipelines import Clock
+from power_disk import Disk, Operation, RecordingFiles
+
+EXPIRING = {"expires": "retention", "over-quota": "quota"}
+"""Requests that leave the store, and by which action."""
+
+
+START = "start after a crash"
+FOLDED_OF = 5
+"""After every so-many-th start the store is also folded: that takes as long as all the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a start after one crash came to; the counts of what must not be."""
+
+    lost: int = 0
+    twice: int = 0
+    torn: int = 0
+    wrong: int = 0  # rows that are not what was sent, and counts that are not what was stored
+    said: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """All crashes of one kind of operation."""
+
+    points: int = 0
+    ways: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    twice: int = 0
+    torn: int = 0
+    wrong: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def add(self, way: str, outcome: Outcome, where: str) -> None:
+        """One crash."""
+        self.ways[way] += 1
+        self.lost += outcome.lost
+        self.twice += outcome.twice
+        self.torn += outcome.torn
+        self.wrong += outcome.wrong
+        if outcome.said:
+            self.said.append(f"{where}, {way}: {outcome.said}")
+
+    @property
+    def crashes(self) -> int:
+        """Of all ways."""
+        return sum(self.ways.values())
+
+
+class Crashes:
+    """``every``: only each so-many-th crash point; ``again``: of the crashes each so-many-th start is crashed too, 0 for none."""
+
+    def __init__(self, recorded: Recorded, folder: Path, every: int = 1, again: int = 1) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self.starts = 0  # carried out; all other crashes left a disk that had been started before
+        self._recorded = recorded
+        self._folder = folder
+        self._every = every
+        self._again = again
+        self._roots = 0
+        self._known: dict[tuple[bytes, int], Outcome] = {}  # a start depends on the disk and on what was acknowledged
+        self._crashed_starts: set[tuple[bytes, int]] = set()
+
+    def run(self) -> None:
+        """All of them."""
+        disk = Disk()
+        for number, point in enumerate(self._recorded.points):
+            if number % self._every == 0 or point.coming is None:
+                self._crash(number, point, disk)
+            if point.coming is not None:
+                disk.apply(point.coming)
+
+    def _crash(self, number: int, point: Point, disk: Disk) -> None:
+        tally = self.tallies.setdefault(point.name, Tally())
+        tally.points += 1
+        for which, (way, left) in enumerate(disk.left_by(point.coming)):
+            where = f"point {number} (step {point.step})"
+            tally.add(way, self._outcome(left, point), where)
+            if self._again and (number + which) % self._again == 0:
+                self._crash_the_start(left, point, where)
+
+    def _crash_the_start(self, left: Disk, point: Point, where: str) -> None:
+        """Once for every disk that a start may find."""
+        known = (left.key(), point.step)
+        if known in self._crashed_starts:
+            return
+        self._crashed_starts.add(known)
+        tally = self.tallies.setdefault(START, Tally())
+        disk = left.copy()
+        for coming in (*self._operations_of_start(left, point), None):
+            tally.points += 1
+            for way, again in disk.left_by(coming):
+                tally.add(way, self._outcome(again, point), f"{where}, then in its start")
+            if coming is not None:
+                disk.apply(coming)
+
+    def _operations_of_start(self, left: Disk, point: Point) -> list[Operation]:
+        root = self._root(left)
+        files = RecordingFiles(root)
+        collector = Collector.open(root, files, Clock.at(point.at_unix_ns))
+        collector.journal._log.sync()
+        collector.close_files()
+        shutil.rmtree(root)
+        return files.done
+
+    def _root(self, left: Disk) -> Path:
+        self._roots += 1
+        root = self._folder / f"{self._roots}"
+        left.write_to(root)
+        return root
+
+    # --- what came of it ------------------------------------------------------------------------------------------------------
+
+    def _outcome(self, left: Disk, point: Point) -> Outcome:
+        known = (left.looks(), point.step)
+        if known not in self._known:
+            self._known[known] = self._judged(left, point)
+        return self._known[known]
+
+    def _judged(self, left: Disk, point: Point) -> Outcome:
+        torn = self._torn(left, point)
+        return Outcome(torn=1, said=torn) if torn else self.after_start(left, point)
+
+    def after_start(self, left: Disk, point: Point) -> Outcome:
+        """What a start on it comes to."""
+        self.starts += 1
+        root = self._root(left)
+        outcome = asyncio.run(self._started(root, point))
+        shutil.rmtree(root)
+        return outcome
+
+    def _torn(self, left: Disk, point: Point) -> str:
+        """What is wrong for a reader before anybody has started anything again; '' when nothing is."""
+        manifest = left.names.get(f"store/{MANIFEST}")
+        data = b"" if manifest is None else manifest.now
+        found: dict[str, bytes] = {}
+        for path in listed_files(data):
+            content = left.names.get(f"store/{path}")
+            if content is None or content.now != self._recorded.contents.get(path):
+                return f"{path} is listed and not whole"
+            found[path] = content.now
+        view = view_of(data, found)
+        return "" if not view.twice and self._recorded.allows(point.step, view) else "neither the state before nor the one after"
+
+    async def _started(self, root: Path, point: Point) -> Outcome:
+        """Start, publish, send again what was not acknowledged, let time pass, fold; and look after each."""
+        clock = Clock.at(point.at_unix_ns)
+        collector = Collector.open(root, RecordingFiles(root), clock)
+        await collector.start()
+        await collector.pipeline.flush()
+        steps = self._recorded.steps
+        acknowledged = [sent for step in steps[: point.step] for sent in step.sent]
+        lost = self._expected_spans(acknowledged, point) - set(stored(root).spans)
+        if lost:
+            return Outcome(lost=len(lost), said=f"{len(lost)} acknowledged spans are not in the store after the start")
+        if point.step < len(steps):
+            await collector.send(steps[point.step].sent)
+            acknowledged += steps[point.step].sent
+        clock.now += 30 * SECOND
+        await collector.act("decide")
+        await collector.act("publish")
+        outcome = self._compared(stored(root), acknowledged, point, collector)
+        if outcome == Outcome() and self.starts % FOLDED_OF == 0:
+            clock.now += 3 * HOUR_NS
+            await collector.act("compaction")
+            outcome = self._compared(stored(root), acknowledged, point, collector)
+        await collector.kill()
+        return outcome
+
+    def _compared(self, view: View, sent: list[Sent], point: Point, collector: Collector) -> Outcome:
+        expected = self._expected_spans(sent, point)
+        allowed = {span_id for each in sent for span_id in each.spans if not self._is_gone(each.request, point)}
+        requests = {evidence for evidence in requests_of(sent) if evidence & allowed}
+        due = {evidence for evidence in requests if evidence <= expected}
+        told = {frozenset(row.span_ids) for row in view.rows}
+        counts = collector.pipeline.observed
+        counted = {
+            "spans": counts[Seen.SPANS] == counts[Seen.SPANS_STORED] == sum(len(each.spans) for each in sent),
+            "requests of an edge": counts[Seen.EDGE_REQUESTS] == sum(each.edge for each in sent),
+        }
+        wrong = [f"{name} counted" for name, right in counted.items() if not right]
+        if not due <= told <= requests:
+            wrong.append(f"rows of {len(told)} requests, {len(due)} expected")
+        if not set(view.spans) <= allowed:
+            wrong.append("spans that had left the store")
+        lost = len(expected - set(view.spans))
+        said = "; ".join([*([f"{lost} spans lost"] if lost else []), *([f"{view.twice} twice"] if view.twice else []), *wrong])
+        return Outcome(lost=lost, twice=view.twice, wrong=len(wrong), said=said)
+
+    def _expected_spans(self, sent: list[Sent], point: Point) -> set[str]:
+        return {span_id for each in sent for span_id in each.spans if not self._may_be_gone(each.request, point)}
+
+    def _left_at(self, request: str) -> int:
+        """The step in which it leaves the store."""
+        action = EXPIRING.get(request)
+        actions = [step.action for step in self._recorded.steps]
+        return actions.index(action) if action else len(actions)
+
+    def _may_be_gone(self, request: str, point: Point) -> bool:
+        return point.step >= self._left_at(request)
+
+    def _is_gone(self, request: str, point: Point) -> bool:
+        return point.step > self._left_at(request)
+
+
+def stored(root: Path) -> View:
+    """What lies in the store, read as the bytes that they are."""
+    store = root / "store"
+    data = (store / MANIFEST).read_bytes() if (store / MANIFEST).exists() else b""
+    return view_of(data, {path: (store / path).read_bytes() for path in listed_files(data)})

@@ -1,0 +1,260 @@
+"""One collector's life from its first byte to its last removal, with the real journal, pipeline, publisher and upkeep.
+
+Six weeks and nine requests, a span for each process: published as they come, joined late, withdrawn, folded twice, expired, over
+the quota. Nothing runs by itself: each step is called, so that every life is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from builders import EPOCH, split_request
+from handrail.files import Files
+from handrail.otlp.contract import Signal
+from handrail.records import Exchange, SpanIds
+from handrail.segments import Limits, SegmentLog
+from handrail_collector.journal.journal import Journal
+from handrail_collector.pipeline import Pipeline, PipelineSettings
+from handrail_collector.stitch.stitcher import SECOND, StitchSettings
+from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.manifest import files_of
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.schema import Table
+from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from pipelines import Clock, batch, taken, until
+
+DAY0 = (EPOCH // DAY_NS + 1) * DAY_NS + HOUR_NS
+TODAY = DAY0 + 40 * DAY_NS
+GRACE_NS = 60 * SECOND
+LIMITS = Limits(max_bytes=256 << 10, segment_bytes=2 << 10, max_record_bytes=64 << 10)
+STITCH = StitchSettings(
+    engine_wait_ns=3 * SECOND,
+    settle_ns=SECOND,
+    late_window_ns=60 * SECOND,
+    max_open_ns=20 * SECOND,
+    source_memory_ns=600 * SECOND,
+)
+
+
+class UpkeepFailedError(Exception):
+    """A step of upkeep failed, and is due again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One export request: ``spans`` by id, and those of them that a request row rests on."""
+
+    payload: bytes
+    request: str
+    spans: tuple[str, ...]
+    evidence: tuple[str, ...]
+    edge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happens at ``at_unix_ns``: export requests, or an action of the collector by name."""
+
+    at_unix_ns: int
+    sent: tuple[Sent, ...] = ()  # at once
+    action: str = ""
+
+
+@dataclass(slots=True)
+class Script:
+    """The steps, with ids and sequence numbers that are the same in every life."""
+
+    steps: list[Step] = field(default_factory=list)
+    _seq: int = 0
+
+    def records(self, rid: str, at_unix_ns: int) -> tuple[Exchange, Exchange, Exchange]:
+        """The proxies' records of one request."""
+        every = split_request(rid, rid, at_ms=(at_unix_ns - EPOCH) / 1e6)
+        edge, p, d = (record for record in every.values() if isinstance(record, Exchange))
+        base = len(self.steps) + 1
+
+        def fixed(record: Exchange, number: int, parent: str) -> Exchange:
+            span_id = f"{base:08x}{number:08x}"
+            return replace(record, ids=SpanIds(trace_id=record.ids.trace_id, span_id=span_id, parent_span_id=parent))
+
+        edge = fixed(edge, 1, "")
+        return edge, fixed(p, 2, edge.ids.span_id), fixed(d, 3, edge.ids.span_id)
+
+    def send(self, at_unix_ns: int, rid: str, *records: Exchange) -> None:
+        """Each in a batch of its own, one after the other."""
+        self.steps += [Step(at_unix_ns, (self._sent(rid, record),)) for record in records]
+
+    def send_at_once(self, at_unix_ns: int, rid: str, *records: Exchange) -> None:
+        """Each in a batch of its own; they share a sync."""
+        self.steps.append(Step(at_unix_ns, tuple(self._sent(rid, record) for record in records)))
+
+    def _sent(self, rid: str, record: Exchange) -> Sent:
+        self._seq += 1
+        payload = batch([record], self._seq, record.process.role.value)
+        ids = (record.ids.span_id,)
+        return Sent(payload, rid, ids, ids, record.process.role.value == "edge")
+
+    def link(self, at_unix_ns: int, rid: str, span_id: str, parent: Exchange) -> None:
+        """A router's span, which says nothing itself but what hangs where."""
+        span = Span(
+            trace_id=bytes.fromhex(parent.ids.trace_id),
+            span_id=bytes.fromhex(span_id),
+            parent_span_id=bytes.fromhex(parent.ids.span_id),
+            name="router",
+            start_time_unix_nano=parent.arrival_unix_ns,
+        )
+        request = ExportTraceServiceRequest()
+        request.resource_spans.add().scope_spans.add().spans.append(span)
+        self.steps.append(Step(at_unix_ns, (Sent(request.SerializeToString(), rid, (span_id,), ()),)))
+
+    def act(self, at_unix_ns: int, *actions: str) -> None:
+        """One after the other."""
+        self.steps += [Step(at_unix_ns, action=action) for action in actions]
+
+
+def script() -> list[Step]:
+    """The whole life."""
+    s = Script()
+    for day, rid in enumerate(("expires", "over-quota")):
+        at = DAY0 + day * DAY_NS
+        s.send(at + 2 * SECOND, rid, *s.records(rid, at))
+        s.act(at + 20 * SECOND, "decide", "publish")
+    for number in range(3):
+        at = TODAY + number * 10 * SECOND
+        (s.send_at_once if number else s.send)(at, f"whole-{number}", *s.records(f"whole-{number}", at - SECOND))
+        s.act(at + 5 * SECOND, "decide", *(["publish"] if number % 2 else []))
+    at = TODAY + 60 * SECOND
+    edge, p, d = s.records("late", at - SECOND)
+    s.send(at, "late", edge, p)
+    s.act(at + 5 * SECOND, "decide", "publish")
+    s.send(at + 6 * SECOND, "late", d)
+    s.act(at + 12 * SECOND, "decide", "publish")
+    at = TODAY + 100 * SECOND
+    edge, p, d = s.records("linked", at - SECOND)
+    lost = replace(d, request_id="other", kv_in=None, ids=replace(d.ids, parent_span_id="ab" * 8))
+    s.send(at, "linked", edge, p, lost)
+    s.act(at + 8 * SECOND, "decide", "publish")  # two rows
+    s.link(at + 9 * SECOND, "linked", "ab" * 8, edge)
+    s.act(at + 15 * SECOND, "decide", "publish")  # one of them withdrawn
+    after = TODAY + 2 * HOUR_NS
+    s.act(after, "publish", "compaction")
+    s.send(after + SECOND, "backlog", *s.records("backlog", TODAY + 120 * SECOND))
+    s.act(after + 20 * SECOND, "decide", "publish", "compaction")
+    s.act(after + 30 * SECOND + GRACE_NS, "removal", "retention", "quota")
+    s.send(after + 40 * SECOND + GRACE_NS, "last", *s.records("last", after + 30 * SECOND + GRACE_NS))
+    s.act(after + 60 * SECOND + 2 * GRACE_NS, "decide", "publish", "removal")
+    return s.steps
+
+
+RETENTION_NS = TODAY - DAY0 - DAY_NS
+"""So that the first day is too old and the second is not."""
+
+
+@dataclass(slots=True)
+class Collector:
+    """One process of it, without sockets."""
+
+    publisher: Publisher
+    journal: Journal
+    pipeline: Pipeline
+    clock: Clock
+    running: asyncio.Task[None] | None = None
+
+    @classmethod
+    def open(cls, root: Path, files: Files, clock: Clock) -> Collector:
+        """What a start does before anything runs; it is here that what a crash left is mended."""
+        publisher = Publisher(root / "store", files=files, now_unix_ns=clock)
+        recovered = publisher.open()
+        try:
+            log = SegmentLog(root / "journal", LIMITS, files=files, floor=recovered.end_offset)
+        except BaseException:
+            publisher.close()
+            raise
+        journal = Journal(log, now_unix_ns=clock)
+        settings = PipelineSettings(flush_interval_ns=3600 * SECOND, stitch=STITCH)
+        return cls(publisher, journal, Pipeline(journal, publisher, recovered, settings, now_unix_ns=clock), clock)
+
+    async def start(self) -> None:
+        """Replay."""
+        await self.journal.start()
+        last = max((record.next_offset for record in self.journal._log.read(0)), default=0)  # the end may be damage, no record
+        self.running = asyncio.create_task(self.pipeline.run())
+        await until(lambda: self.pipeline._position >= last)
+
+    async def send(self, sent: Sequence[Sent]) -> None:
+        """Returns when all of it is acknowledged and taken."""
+        if sent:
+            await asyncio.gather(*(self.journal.consume(Signal.TRACES, each.payload) for each in sent))
+            await taken(self.pipeline, self.journal)
+
+    async def settled(self) -> None:
+        """Nothing is left to do for the thread that owns the journal's files."""
+        await asyncio.get_running_loop().run_in_executor(self.journal._writer, lambda: None)
+
+    async def do(self, step: Step) -> None:
+        """One step of ``script``."""
+        if step.sent:
+            await self.send(step.sent)
+        else:
+            await self.act(step.action)
+
+    async def act(self, action: str) -> None:
+        """One action of ``script``."""
+        if action == "decide":
+            self.pipeline._sweep(self.clock.now)
+        elif action == "publish":
+            await self.pipeline.flush()
+            await self.settled()
+        else:
+            self._upkeep(action)
+
+    def _upkeep(self, action: str) -> None:
+        size = sum(file.bytes for table in Table for file in files_of(self.publisher.publishes(), table))
+        settings = UpkeepSettings(grace_ns=GRACE_NS, retention_ns=RETENTION_NS, max_bytes=size - 1)
+        upkeep = Upkeep(self.publisher, settings, self.clock)
+        steps: dict[str, Callable[[], None]] = {
+            "compaction": upkeep._fold_all,
+            "retention": upkeep._expire,
+            "quota": upkeep._keep_quota,
+            "removal": upkeep._remove,
+        }
+        steps[action]()
+        if upkeep.stats.failures:
+            raise UpkeepFailedError(action)
+
+    async def stop(self) -> None:
+        """A clean end, which publishes what is decided."""
+        await self.journal.shutdown()
+        if self.running is not None:
+            await self.running
+        self.publisher.close()
+
+    def close_files(self) -> None:
+        """The end of one that was opened and never started."""
+        self.journal._log.close()
+        self.publisher.close()
+
+    async def kill(self) -> None:
+        """Nothing more is done, but that this process lets go of files and threads."""
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+        await self.journal.shutdown()
+        self.publisher.close()
+
+
+def requests_of(sent: Sequence[Sent]) -> Iterator[frozenset[str]]:
+    """The evidence of each request that is to have one row, when just this was sent and time has passed."""
+    linked = any(not each.evidence for each in sent)
+    by_request: dict[str, set[str]] = {}
+    for each in sent:
+        alone = each.request == "linked" and not linked and not each.edge and each.spans[0].endswith("3")
+        if each.evidence:
+            by_request.setdefault(f"{each.request}{' alone' if alone else ''}", set()).update(each.evidence)
+    return map(frozenset, by_request.values())

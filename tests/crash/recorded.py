@@ -1,0 +1,119 @@
+"""The life of ``crash.life`` run once and noted: each operation, and what readers see before it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crash.life import Collector, Step, script
+from crash.view import View, listed_files, view_of
+from handrail_collector.store.manifest import MANIFEST
+from pipelines import Clock
+from power_disk import Operation, RecordingFiles
+
+JOURNAL = ("journal start", "journal append", "journal roll", "journal seal", "journal release")
+STORE = ("store start", "publish", "compaction", "removal", "retention", "quota")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The moment before one operation of the life, or its end (``coming`` is None)."""
+
+    coming: Operation | None
+    name: str  # of JOURNAL or STORE
+    step: int  # of the script, in which it lies; those before it are done
+    at_unix_ns: int
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One whole life."""
+
+    steps: list[Step]
+    points: list[Point] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)  # before each step, and twice after the last
+    contents: dict[str, bytes] = field(default_factory=dict)  # of every file that was ever listed
+    inside: list[tuple[int, View]] = field(default_factory=list)  # step, and what a reader saw in it
+    missing: list[str] = field(default_factory=list)  # files that a reader who had begun before could not open any more
+
+    def allows(self, step: int, view: View) -> bool:
+        """Whether it is the state before ``step`` or the one after it."""
+        return view.said in [known.said for known in self.views[step : step + 2]]
+
+    def torn_reads(self) -> list[str]:
+        """What readers met that was neither."""
+        return self.missing + [f"step {at}" for at, view in self.inside if view.twice or not self.allows(at, view)]
+
+
+class Recorder:
+    """Runs the life once, and reads the store before every operation as any other process might."""
+
+    def __init__(self, root: Path) -> None:
+        self.recorded = Recorded(script())
+        root.mkdir()
+        self._root = root
+        self._clock = Clock()
+        self._files = RecordingFiles(root, self._before)
+        self._step = 0
+        self._action = "store start"
+        self._manifest = b""
+        self._view = View((), ())
+        self._open: set[str] = set()  # files that some reader may be at
+        self._newest_segment = ""
+
+    def run(self) -> Recorded:
+        """The life, to its end."""
+        asyncio.run(self._live())
+        self.recorded.points.append(Point(None, "removal", self._step, self._clock.now))
+        return self.recorded
+
+    async def _live(self) -> None:
+        recorded, clock = self.recorded, self._clock
+        clock.now = recorded.steps[0].at_unix_ns
+        collector = Collector.open(self._root, self._files, clock)
+        await collector.start()
+        await collector.settled()
+        for number, step in enumerate(recorded.steps):
+            self._look()
+            recorded.views.append(self._view)
+            self._step, self._action, clock.now = number, step.action, step.at_unix_ns
+            await collector.do(step)
+        self._step = len(recorded.steps)
+        self._look()
+        recorded.views += [self._view] * 2
+        await collector.kill()
+
+    def _before(self, operation: Operation) -> None:
+        self._look()
+        if self._step < len(self.recorded.steps) and self.recorded.views:
+            self.recorded.inside.append((self._step, self._view))
+        self.recorded.points.append(Point(operation, self._named(operation), self._step, self._clock.now))
+
+    def _named(self, operation: Operation) -> str:
+        if not operation.path.startswith("journal"):
+            return self._action
+        if operation.kind == "unlink":
+            return "journal release"
+        if operation.kind == "create":
+            first, self._newest_segment = not self._newest_segment, operation.path
+            return "journal start" if first else "journal roll"
+        if not self.recorded.views:
+            return "journal start"
+        return "journal seal" if operation.kind == "sync" and operation.path != self._newest_segment else "journal append"
+
+    def _look(self) -> None:
+        """A reader that begins now; and one that began before the last change of the manifest and still opens its files."""
+        store = self._root / "store"
+        data = (store / MANIFEST).read_bytes() if (store / MANIFEST).exists() else b""
+        gone = {path for path in self._open if not (store / path).exists()}
+        if self._action == "removal":
+            self._open -= gone  # their grace time is over
+        else:
+            self.recorded.missing += sorted(gone)
+        if data != self._manifest:
+            self._manifest = data
+            for path in listed_files(data):
+                self._open.add(path)
+                self.recorded.contents.setdefault(path, (store / path).read_bytes())
+            self._view = view_of(data, self.recorded.contents)
