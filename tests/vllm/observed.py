@@ -85,7 +85,7 @@ class Heard:
         return publish
 
     def wait_published(self, request_id: str, timeout_s: float = RECORDS_S) -> None:
-        """Return once the source has heard that ``request_id`` is published: a process that is killed takes its last 0.1 s along."""
+        """Return once its publish was heard: a process that is killed takes its last 0.1 s along."""
         deadline_s = time.monotonic() + timeout_s
         while not any(f"-{request_id}-" in each for each in tuple(self.source.merge.publishes.open)):
             assert time.monotonic() < deadline_s, f"{request_id} was not published"
@@ -98,10 +98,12 @@ class Heard:
             time.sleep(0.05)
         return found
 
-    def wait_event(self, kind: ProcessEventKind, timeout_s: float = RECORDS_S) -> list[ProcessEvent]:
-        """Process events of ``kind``, as soon as there is one."""
+    def wait_event(self, kind: ProcessEventKind, pid: int, timeout_s: float = RECORDS_S) -> list[ProcessEvent]:
+        """Events of ``kind`` of the process ``pid``, as soon as there is one."""
         deadline_s = time.monotonic() + timeout_s
-        while not (found := [e for e in self.of(ProcessEvent) if e.kind is kind]) and time.monotonic() < deadline_s:
+        while (
+            not (found := [e for e in self.of(ProcessEvent) if e.kind is kind and e.pid == pid]) and time.monotonic() < deadline_s
+        ):
             time.sleep(0.05)
         return found
 

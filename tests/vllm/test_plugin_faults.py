@@ -139,13 +139,13 @@ def test_a_stopped_engine_is_hung_behind_a_200(observed: ObservedPair) -> None:
     pid = core_pid(observed.prefill)
     os.kill(pid, signal.SIGSTOP)
     try:
-        (hung,) = observed.prefill.wait_event(ProcessEventKind.HUNG)
+        (hung,) = observed.prefill.wait_event(ProcessEventKind.HUNG, pid)
         with urllib.request.urlopen(f"{observed.pair.prefill.url}/health", timeout=10) as response:
             assert response.status == 200
     finally:
         os.kill(pid, signal.SIGCONT)
     assert (hung.pid, hung.process_kind) == (pid, "core")
-    assert observed.prefill.wait_event(ProcessEventKind.RECOVERED)
+    assert observed.prefill.wait_event(ProcessEventKind.RECOVERED, pid)
 
 
 def test_p_killed_between_the_steps(observed: ObservedPair) -> None:
@@ -157,8 +157,7 @@ def test_p_killed_between_the_steps(observed: ObservedPair) -> None:
     for process in list(observed.prefill.source.merge.processes.alive.values()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    dead = observed.prefill.wait_event(ProcessEventKind.DEAD)
-    assert pid in {e.pid for e in dead}
+    assert observed.prefill.wait_event(ProcessEventKind.DEAD, pid)
     publish = observed.prefill.publish_of("killed", lambda p: True)
     assert publish.failure == "engine_lost"
     answer = observed.decode_step(prompt("killed"), "killed", params)

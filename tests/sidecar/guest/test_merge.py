@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from exchanges import PROCESS
+from handrail.export.plugin import plugin_log, plugin_spans, read_plugin_log
 from handrail.guest import events as words
 from handrail.guest.events import FIELDS
 from handrail.records import (
     Direction,
     EngineFacts,
     EngineTimes,
+    Exchange,
     FetchEffect,
     Iteration,
     KvFetch,
@@ -96,6 +100,48 @@ def published(engine: Engine, at: int, request: str = "r") -> None:
     )
 
 
+_words = st.sampled_from(["r1", "r2", "E1", "E2", "x"])
+_of_type = {
+    "i": st.integers(0, 10**11),
+    "s": _words,
+    "b": st.booleans(),
+    "m": st.dictionaries(st.sampled_from(["engine_id", "tp_size", "failure_policy", "agents"]), _words | st.integers(0, 3)),
+}
+
+
+@st.composite
+def _any_event(draw: st.DrawFn) -> tuple[str, int, str, dict[str, Any]]:
+    name = draw(st.sampled_from(sorted(FIELDS)))
+    fields = {
+        field: draw(_of_type[kind[0]] | st.none()) if kind.endswith("?") else draw(_of_type[kind[0]])
+        for field, kind in FIELDS[name].items()
+    }
+    return name, draw(st.integers(0, 10**11)), draw(st.sampled_from(["core", "core-2", "worker"])), fields
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_any_event(), max_size=25), st.integers(0, 2 * 10**11))
+def test_whatever_is_said_in_whatever_order_every_record_can_be_sent(
+    said: list[tuple[str, int, str, dict[str, Any]]], end: int
+) -> None:
+    alive = {7: True}
+    engine = Engine(exists=alive.get)
+    for number, (name, at, boot, fields) in enumerate(said):
+        engine.say(at, name, boot, pid=7, **fields)
+        if number % 5 == 4:
+            engine.tick(at)
+    engine.tick(end)
+    alive[7] = False
+    engine.tick(end + 200 * S)
+    for record in engine.records:
+        if isinstance(record, (EngineTimes, KvFetch, KvPublish)):
+            values = [getattr(record, name) for name in type(record).__slots__ if name.endswith("_ns")]
+            assert all(value is None or value >= 0 for value in values)
+            plugin_spans(record)
+        if not isinstance(record, Exchange):
+            assert read_plugin_log(plugin_log(record), PROCESS) is not None  # type: ignore[arg-type]
+
+
 # --- requests -----------------------------------------------------------------------------------------------------------------
 def test_preempted_time_is_apart_before_and_after_the_first_token() -> None:
     engine = Engine()
@@ -134,6 +180,17 @@ def test_the_inbound_trace_is_kept() -> None:
     engine.say(5, "finished", request="r")
     ids = engine.only(EngineTimes).ids
     assert (ids.trace_id, ids.parent_span_id, ids.flags) == ("a" * 32, "b" * 16, 1)
+
+
+def test_what_an_idle_scheduler_forgot_has_ended_unheard() -> None:
+    engine = Engine()
+    known(engine, 0, "lost")
+    known(engine, 9 * S, "running")
+    engine.say(10 * S, "alive", last_step_ns=10 * S, unfinished=1)
+    assert [t for t in engine.of(EngineTimes) if not t.provisional] == []
+    engine.say(10 * S, "alive", last_step_ns=10 * S, unfinished=0)
+    assert (engine.only(EngineTimes).request_id, engine.only(EngineTimes).status) == ("lost", "lost")
+    assert (engine.only(KvFetch).request_id, engine.only(KvFetch).request_status) == ("lost", "lost")
 
 
 def test_the_end_of_something_unknown_is_counted() -> None:
