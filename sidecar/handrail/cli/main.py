@@ -43,6 +43,9 @@ COMMANDS: Final = {
     "fetches": Command("handrail.cli.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
     "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
+    "metrics": Command(
+        "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
+    ),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

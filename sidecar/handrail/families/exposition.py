@@ -1,7 +1,7 @@
 """Reads a Prometheus text page fast: what a line is, is decided once and remembered by its bytes up to the value.
 
 A page repeats itself at every scrape but for its numbers, so a line costs a split, a dictionary look-up and, where the family
-is wanted, one ``float``: about 1 us instead of the 25 us of the stock parser (tests/bench/bench_scrape.py). The memory is
+is wanted, one ``float``: 0.9 us a sample, the stock parser's 19 in the same run (tests/bench/bench_scrape.py). The memory is
 bounded; a page whose labels change at every scrape costs what a first scrape costs.
 
 Source: Prometheus text format 0.0.4. Comments, blank lines and unknown families are passed over, timestamps dropped, exemplars

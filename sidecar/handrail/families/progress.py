@@ -31,6 +31,7 @@ class ProgressSettings:
 class _Engine:
     moved: tuple[float | None, ...] = ()
     still_since_ns: int = 0
+    busy: bool = False
     hung: bool = False
     transfers: tuple[float | None, ...] = ()
     transfers_since_ns: int = 0
@@ -95,7 +96,8 @@ class Progress:
         busy = max(running + waiting, open_requests or 0) - in_transfer > 0  # a load that takes long is no hang
         if all(each is None for each in moved):
             return  # a page without anything that counts work: a router's, a transport's
-        if moved != state.moved or not busy:
+        was_busy, state.busy = state.busy, busy
+        if moved != state.moved or not (busy and was_busy):
             if state.hung and moved != state.moved:
                 state.hung = False
                 yield self._event(ProcessEventKind.RECOVERED, at, "steps again", engine, since_ns=at)

@@ -93,7 +93,7 @@ QUANTITIES: Final = (
     Quantity("router_prefill_requests", _C, "{request}", "Requests sent to each prefill worker", "worker"),
     Quantity("router_decode_requests", _C, "{request}", "Requests sent to each decode worker", "worker"),
     Quantity("router_errors", _C, "{error}", "Errors by the side they came from", "side"),
-    Quantity("router_worker_up", _G, "1", "1 while the router holds the worker for healthy", "worker"),
+    Quantity("router_worker_up", _G, "{worker}", "1 while the router holds the worker for healthy", "worker"),
     Quantity("router_pending_decodes", _G, "{request}", "Prefilled, not yet sent to decode", "worker"),
     Quantity("router_active_decodes", _G, "{request}", "Requests decoding now", "worker"),
     Quantity("router_active_prefill_tokens", _G, "{token}", "Prompt tokens being prefilled now", "worker"),

@@ -72,6 +72,7 @@ def quoted_ids(text: str) -> tuple[str, ...]:
 _CODE: Final = re.compile(r"\b(?:NIXL_ERR_[A-Z_]+|UCS_ERR_[A-Z_]+|IBV_WC_[A-Z_]+)\b")
 _EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout|Exit))\b")
 _EXCEPTION_LINE: Final = re.compile(_EXCEPTION.pattern + r"(?::|$)")
+_QUALIFIED_LINE: Final = re.compile(r"(?:[A-Za-z_]\w*\.)+([A-Z]\w{0,63})(?::|$)")  # zmq.error.Again: ...
 _PHRASES: Final = {
     "Endpoint timeout": "endpoint_timeout",
     "Connection reset by remote peer": "connection_reset",
@@ -103,4 +104,7 @@ def reason_of(text: str) -> str | None:
 
 def exception_line(text: str) -> str | None:
     """The reason in the last line of a Python traceback (``pkg.SomeError: message``), None for any other line."""
-    return reason_of(text) if _EXCEPTION_LINE.match(text) else None
+    if _EXCEPTION_LINE.match(text):
+        return reason_of(text)
+    qualified = _QUALIFIED_LINE.match(text)
+    return None if qualified is None else qualified[1]

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from handrail.kv import lines_libraries, lines_sglang, lines_vllm
+from handrail.kv import lines_libraries, lines_sglang, lines_vllm, lines_vllm_connectors
 from handrail.kv.recogniser import KEY_CHARS, Line, Recogniser
 
-TABLE: Final[tuple[Recogniser, ...]] = (*lines_vllm.ROWS, *lines_libraries.ROWS, *lines_sglang.ROWS)
+TABLE: Final[tuple[Recogniser, ...]] = (
+    *lines_vllm.ROWS,
+    *lines_vllm_connectors.ROWS,
+    *lines_libraries.ROWS,
+    *lines_sglang.ROWS,
+)
 """Every row, in the order in which rows with the same beginning are tried."""
 
 LONGEST_MESSAGE: Final = 65536

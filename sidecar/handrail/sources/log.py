@@ -159,6 +159,7 @@ class LogSource:
         self._said: deque[tuple[int, str, str]] = deque(maxlen=_MOST_SAID)
         self._pending: list[LogFact] = []
         self._next_save_s = 0.0
+        self._kept: dict[Path, Position] = {}
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
@@ -270,9 +271,11 @@ class LogSource:
     def _save(self) -> None:
         for tail in self._tails:
             where, position = self._position_file(tail.path), tail.position
-            if where is not None and position is not None:
-                with contextlib.suppress(OSError):  # then a restart repeats more
-                    position.save(where)
+            if where is None or position is None or self._kept.get(where) == position:
+                continue
+            with contextlib.suppress(OSError):  # then a restart repeats more
+                position.save(where)
+                self._kept[where] = position
 
     def _position_file(self, path: Path) -> Path | None:
         if self._settings.positions is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class MetricsSource:
         self._now = now_unix_ns
         self._monotonic_s = monotonic_s
         self._types = -1
+        self._untold = False
         self._warned_invalid = False
         self._session: aiohttp.ClientSession | None = None
         self._task: asyncio.Task[None] | None = None
@@ -105,11 +107,6 @@ class MetricsSource:
 
     async def start(self) -> None:
         """Begin to scrape. An endpoint that is not there yet is a state, not an error."""
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
-            headers={**self._settings.headers, "Accept": ACCEPT},
-            trust_env=False,
-        )
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self, drain_seconds: float) -> None:
@@ -123,7 +120,7 @@ class MetricsSource:
             await session.close()
 
     async def scrape(self) -> None:
-        """One scrape, whatever comes of it. Needs ``start``; not while the source scrapes on its own."""
+        """One scrape, whatever comes of it; not while the source scrapes on its own."""
         began = self._monotonic_s()
         at = self._now()
         self.stats.scrapes += 1
@@ -159,22 +156,8 @@ class MetricsSource:
 
     async def _fetch(self) -> bytes:
         if self._session is None:
-            raise NoPageError("stopped", "the source is not started")
-        try:
-            async with self._session.get(self._settings.url, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise NoPageError("status", f"HTTP {response.status}")
-                parts, size = [], 0
-                async for part in response.content.iter_any():
-                    size += len(part)
-                    if size > self._settings.most_bytes:
-                        raise NoPageError("too_large", f"the page is larger than {self._settings.most_bytes >> 20} MiB")
-                    parts.append(part)
-                return b"".join(parts)
-        except asyncio.TimeoutError:
-            raise NoPageError("timeout", f"no answer within {self._settings.timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoPageError("unreachable", f"{type(error).__name__}: {error}"[:200]) from None
+            self._session = _open(self._settings)
+        return await _get(self._session, self._settings)
 
     async def _look(self, page: bytes, at: int) -> None:
         large = len(page) > _OFF_LOOP_BYTES
@@ -203,15 +186,15 @@ class MetricsSource:
         if types == self._types:
             return
         emitters, notes = schema_notes(families_of(page))
-        before = self.report
         report = SchemaReport(process=self._process, source=Source.METRICS, at_unix_ns=at, emitters=emitters, notes=notes)
-        self.report = report
-        if before is None or (before.emitters, before.notes) != (emitters, notes):
+        if self.report is None or (self.report.emitters, self.report.notes) != (emitters, notes):
             log_report(report)
-            if not await self._take(report):
-                self.stats.dropped += 1
-                return  # told again at the next scrape
-        self._types = types
+            self.report = report
+            self._untold = True
+        if self._untold and not await self._take(report):
+            self.stats.dropped += 1
+            return  # told again at the next scrape
+        self._types, self._untold = types, False
 
     def _count_invalid(self, reading: Reading) -> None:
         for reason, count in reading.invalid.items():
@@ -222,6 +205,41 @@ class MetricsSource:
                 "the engine's metrics hold numbers that make no sense (%s); they are left out and counted",
                 ", ".join(f"{count} {reason}" for reason, count in sorted(reading.invalid.items())),
             )
+
+
+async def fetch_once(settings: MetricsSettings) -> bytes:
+    """One page. Raises ``NoPageError``."""
+    async with _open(settings) as session:
+        return await _get(session, settings)
+
+
+def _open(settings: MetricsSettings) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
+        headers={**settings.headers, "Accept": ACCEPT},
+        trust_env=False,
+    )
+
+
+async def _get(session: aiohttp.ClientSession, settings: MetricsSettings) -> bytes:
+    try:
+        async with session.get(settings.url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise NoPageError("status", f"HTTP {response.status}")
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                size += len(part)
+                if size > settings.most_bytes:
+                    raise NoPageError("too_large", f"the page is larger than {settings.most_bytes >> 20} MiB")
+                parts.append(part)
+            return b"".join(parts)
+    except asyncio.TimeoutError:
+        raise NoPageError("timeout", f"no answer within {settings.timeout_s:g} s") from None
+    except aiohttp.ClientConnectorError as error:
+        reason = os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
+        raise NoPageError("unreachable", f"cannot connect: {reason}"[:200]) from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise NoPageError("unreachable", f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def sample_of(reading: Reading, process: Process, at: int, tracks: CounterTracks) -> EngineSample:

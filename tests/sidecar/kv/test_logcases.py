@@ -11,9 +11,10 @@ from builders import process
 from handrail.kv.logfold import Folder, FoldSettings
 from handrail.kv.loghead import read_head
 from handrail.kv.loglines import recognise
-from handrail.records import LineClock, LogFact, LogKind, Role, Source
+from handrail.records import FAILED_FETCH_KINDS, LineClock, LogFact, LogKind, Role, Source
 
 _LOGS = Path(__file__).parents[2] / "data/replay/logs"
+_RECORDINGS = Path(__file__).parents[2] / "data/recordings"
 _NEAR = int(datetime(2026, 11, 29, 12, tzinfo=timezone.utc).timestamp()) * 10**9
 S = 10**9
 
@@ -213,6 +214,33 @@ def test_one_request_that_fails_by_several_lines_counts_once() -> None:
     )
     assert [(fact.kind, fact.lines) for fact in facts] == [(LogKind.FETCH_FAILED, 2), (LogKind.REQUEST_FAILED_BY_KV, 1)]
     assert replay.folder.stats.fetches_failed == 1
+
+
+def test_a_real_decode_log_with_two_failed_loads_and_vllms_own_clean_up() -> None:
+    """vLLM 0.32: block ids out of range, then a peer that is not there. Three failure lines more come from its clean-up."""
+    replay = Replay()
+    facts = replay.feed(*(_RECORDINGS / "log_decode.txt").read_text(encoding="utf-8").splitlines())
+    failed = [fact for fact in facts if fact.request_id and fact.kind in FAILED_FETCH_KINDS]
+    assert [(fact.kind.value, fact.failure, fact.reason) for fact in failed] == [
+        ("fetch_failed", "transfer_setup_failed", "NIXL_ERR_INVALID_PARAM"),
+        ("request_failed_by_kv", None, None),
+        ("handshake_failed", "handshake_failed", "Again"),
+        ("fetch_failed", None, None),  # a line that says only that it failed
+        ("request_failed_by_kv", None, None),
+    ]
+    assert len({fact.request_id for fact in failed}) == 2
+    assert replay.folder.stats.fetches_failed == 2
+    (own,) = of(facts, LogKind.NOTIFICATION_FAILED)
+    assert own.peer_request_id == failed[2].peer_request_id
+    assert failed[0].ranks == ("Worker",)
+
+
+def test_a_real_prefill_log_with_blocks_nobody_read() -> None:
+    facts = Replay().feed(*(_RECORDINGS / "log_prefill.txt").read_text(encoding="utf-8").splitlines())
+    assert [fact.request_id for fact in of(facts, LogKind.EXPIRED)] == ["cmpl-nobody-0-86db8f63", "cmpl-late-0-8ba3b376"]
+    expired = [dict(fact.numbers)["expired_requests"] for fact in of(facts, LogKind.TRANSFER_STATS)]
+    assert sum(expired) == 2
+    assert not [fact for fact in facts if fact.kind in FAILED_FETCH_KINDS or fact.kind is LogKind.ENGINE_DEAD]
 
 
 def test_reading_a_log_again_makes_the_same_facts() -> None:

@@ -177,6 +177,26 @@ async def test_a_pipe_whose_facts_are_not_taken_stops_being_read(tmp_path: Path)
     assert tap.tail_stats[0][1].lines == 20_001
 
 
+@pytest.mark.parametrize("redirected", [False, True], ids=["pipe", "file"])
+async def test_standard_input(redirected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = Taker()
+    text = expired("a") + expired("b").rstrip("\n")
+    if redirected:
+        append(tmp_path / "given", text)
+        end = os.open(tmp_path / "given", os.O_RDONLY)
+    else:
+        end, writing = os.pipe()
+        os.write(writing, text.encode())
+        os.close(writing)
+    with os.fdopen(end) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        tap = source(taker, "-")
+        await tap.start()
+        await taker.until(lambda: len(taker.facts) == 1)
+        await tap.shutdown(1)
+    assert taker.requests == ["a", "b"]
+
+
 async def test_facts_of_two_files_of_one_engine_are_one(tmp_path: Path) -> None:
     taker = Taker()
     tap = source(taker, tmp_path / "rank0", tmp_path / "rank1", from_start=True)
