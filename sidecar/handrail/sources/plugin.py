@@ -114,6 +114,7 @@ class PluginSource:
         if self._socket is None:
             return
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._read()  # after a pause of ours, what waits here is no silence of theirs
         self._say(self.merge.tick(self._clock()))
 
     def _say(self, records: list[Observation]) -> None:
