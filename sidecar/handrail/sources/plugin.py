@@ -26,6 +26,7 @@ from handrail.sources.base import Sink
 from handrail.sources.datagram import read_packet
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.merge import Line, Merge
+from handrail.sources.merging.tally import HandOffTally
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class PluginSource:
     ) -> None:
         self.path = path
         self.stats = PluginStats()
+        self.hand_offs = HandOffTally()
         self.merge = Merge(process, exists=process_exists, line=line or _ignore, limits=limits)
         self._sink = sink
         self._clock = clock
@@ -120,6 +122,7 @@ class PluginSource:
     def _say(self, records: list[Observation]) -> None:
         self.stats.records += len(records)
         for record in records:
+            self.hand_offs.take(record)
             self._sink(record)
 
 
