@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 ENGINE ?= emulated
 
-.PHONY: help setup demo test check fix test-vllm bench clean
+.PHONY: help setup demo test check fix test-vllm bench bench-truth clean
 
 help: ## this page
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ test-vllm: setup ## the tests that need the real engine (installs it under ~/.ca
 
 bench: setup ## benchmarks with budgets; ARGS=--json for one object a line
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+bench-truth: setup ## judge what is said of slow requests by what truly happened; ARGS="--json --seed 1"
+	@$(BIN)/python -m tests.bench.truth $(ARGS)
 
 clean: ## remove the venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -208,7 +208,11 @@ async def _keep_in_order(upkeep: Upkeep, interval_s: float, ending: asyncio.Even
 def _upkeep_settings(config: CollectorConfig) -> UpkeepSettings:
     store = config.store
     return UpkeepSettings(
-        closed_after_ns=store.compact_after, grace_ns=store.grace, retention_ns=store.retention, max_bytes=store.max_bytes
+        closed_after_ns=store.compact_after,
+        grace_ns=store.grace,
+        retention_ns=store.retention,
+        max_bytes=store.max_bytes,
+        rollups=True,
     )
 
 
@@ -269,12 +273,14 @@ def _rows(running: Running) -> list[Row]:
         ("store_upkeep_passes", "Looks at what the store should fold, drop and remove", lambda: kept_up.passes),
         ("store_upkeep_failures", "Steps of these that failed and are tried again", lambda: kept_up.failures),
         ("store_folded_files", "Files that compaction put into one", lambda: kept_up.files_folded),
+        ("store_rollups", "Hourly rollups made for explain", lambda: kept_up.rollups),
         (
             "store_folded_rows",
             "Rows that compaction left out: replaced versions, withdrawn rows, spans sent again",
             lambda: kept_up.rows_folded,
         ),
         ("store_fold_seconds", "Time spent compacting", lambda: kept_up.fold_ns / 1e9),
+        ("store_rollup_seconds", "Time spent making rollups", lambda: kept_up.rollup_ns / 1e9),
         ("store_expired_files", "Files that left the store by retention", lambda: kept_up.files_expired),
         ("store_quota_days", "Days that left the store early because it was over its bound", lambda: kept_up.quota_days),
         ("store_quota_bytes", "Bytes of these days", lambda: kept_up.quota_bytes),

@@ -11,7 +11,7 @@ value seen. At most ``MAX_BUCKETS`` buckets exist, whatever is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import ceil, log
 from typing import Final
 
@@ -98,9 +98,13 @@ class GapSketch:
         for index in sorted(self._buckets):
             seen += self._buckets[index]
             if seen >= rank:
-                middle = self.max_ns if index == _OVERFLOW else _middle_ns(index)
+                middle = self.max_ns if index == _OVERFLOW else bucket_middle_ns(index)
                 return min(max(middle, self.min_ns), self.max_ns)
         raise AssertionError("counts do not add up")
+
+    def buckets(self) -> dict[int, int]:
+        """Weight by bucket (``bucket_middle_ns``), of those in use, in ascending order."""
+        return dict(sorted(self._buckets.items()))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GapSketch):
@@ -133,6 +137,16 @@ class GapSketch:
                     _put(out, weight - 1 - _SMALL_WEIGHTS)
                 before = index
         return bytes(out)
+
+    @classmethod
+    def of_counts(cls, buckets: Mapping[int, int], *, sum_ns: int, min_ns: int, max_ns: int) -> GapSketch:
+        """The sketch with these weights a bucket: many streams counted at once. ``ValueError`` where they do not fit."""
+        sketch = cls()
+        sketch._buckets = dict(sorted(buckets.items()))
+        if sketch._buckets:
+            sketch._book(sum(sketch._buckets.values()), sum_ns, min_ns, max_ns)
+            sketch._check(max(sketch._buckets))
+        return sketch
 
     @classmethod
     def decode(cls, data: bytes) -> GapSketch:
@@ -178,8 +192,8 @@ def _bucket(value_ns: int) -> int:
     return int(log(value_ns) * _PER_LN + _OFFSET) if value_ns < _COVERED_NS else _OVERFLOW
 
 
-def _middle_ns(index: int) -> int:
-    """The whole number of ns whose largest relative distance to the bucket's ends is smallest."""
+def bucket_middle_ns(index: int) -> int:
+    """What stands for all of a bucket: the whole number of ns whose largest relative distance to its ends is smallest."""
     if index < _EXACT:
         return index
     return round(2 * _EXACT * _GAMMA ** (index - _EXACT + 1) / (_GAMMA + 1))

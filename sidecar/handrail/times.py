@@ -41,6 +41,8 @@ _MAX_NS: Final = 2**63 - 1
 # A bare number below 1973 in seconds is somebody's "15", not a time; above, each thousandfold is the next smaller unit.
 _UNIX_UNITS: Final = ((10**8, 10**11, 10**9), (10**11, 10**14, 10**6), (10**14, 10**17, 10**3), (10**17, _MAX_NS, 1))
 
+PERIOD_RULE: Final = "FROM..TO, each a time, such as 14:00..14:30, -2h..-1h or 2026-11-29T14:00:00Z..2026-11-29T14:30:00Z"
+
 
 class TimeError(ValueError):
     """A text that is no time or no duration; the message names the text and what is valid."""
@@ -81,6 +83,18 @@ def parse_time(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> int:
     except (ValueError, OverflowError, OSError) as error:  # the 31st of February, hour 25, a year that the C library refuses
         raise TimeError(f"{text!r} is not a time ({error}); valid: {TIME_RULE}") from None
     raise TimeError(f"{text!r} is not a time; valid: {TIME_RULE}")
+
+
+def parse_period(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> tuple[int, int]:
+    """Unix ns of both ends of ``14:00..14:30``. Raises ``TimeError``, also where it does not end after it begins."""
+    first, separator, last = text.partition("..")
+    if not separator:
+        raise TimeError(f"{text!r} is not a period: write {PERIOD_RULE}")
+    since, until = parse_time(first, now_unix_ns, zone), parse_time(last, now_unix_ns, zone)
+    if until <= since:
+        hint = "a time of day that is still to come is yesterday's" if _TIME_OF_DAY.fullmatch(last.strip()) else PERIOD_RULE
+        raise TimeError(f"{text!r} ends before it begins: {hint}")
+    return since, until
 
 
 def _unix_number(text: str, number: Fraction) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.times import TimeError, format_duration, format_rfc3339, format_time, parse_duration_ns, parse_time
+from handrail.times import TimeError, format_duration, format_rfc3339, format_time, parse_duration_ns, parse_period, parse_time
 
 S = 10**9
 MINUTE = 60 * S
@@ -151,3 +151,37 @@ def test_a_time_of_today_is_shown_without_its_date() -> None:
     assert format_time(NOW + 123_456_789, NOW, CET) == "14:10:00.123"
     assert format_time(NOW - 86400 * S, NOW, CET) == "2026-11-28 14:10:00.000"
     assert format_time(NOW, zone=CET) == "2026-11-29 14:10:00.000"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        pytest.param("-2h..-1h", (-7200, -3600), id="ago"),
+        pytest.param("−90m..now", (-5400, 0), id="minus-sign"),
+        pytest.param("-1.5h..-30m", (-5400, -1800), id="fractions"),
+    ],
+)
+def test_a_period_has_two_times(text: str, seconds: tuple[int, int]) -> None:
+    now = 1_796_000_000 * 10**9
+    assert parse_period(text, now) == tuple(now + each * 10**9 for each in seconds)
+
+
+def test_a_period_of_times_of_day_may_begin_yesterday() -> None:
+    now = parse_time("2026-11-29T09:00:00Z", 0)
+    since, until = parse_period("23:50..00:10", now, timezone.utc)
+    assert until - since == 20 * 60 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("14:00", "is not a period: write FROM..TO", id="one-time"),
+        pytest.param("-1h..-2h", "ends before it begins", id="reversed"),
+        pytest.param("-1h..-1h", "ends before it begins", id="empty"),
+        pytest.param("08:00..10:00", "a time of day that is still to come is yesterday's", id="still-to-come"),
+        pytest.param("..now", "is not a time", id="no-beginning"),
+    ],
+)
+def test_what_is_no_period_is_told(text: str, said: str) -> None:
+    with pytest.raises(TimeError, match=said):
+        parse_period(text, parse_time("2026-11-29T09:00:00Z", 0), timezone.utc)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
 from handrail_collector.api.failure import ApiError, nearest
+from handrail_collector.explain.question import Question
 from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
 WHERE = "query string"
@@ -16,17 +17,35 @@ _INTEGER = "an integer of nanoseconds"
 
 def parse_query(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> RequestFilter:
     """The filter that the parameters ask for. Raises ``ApiError`` (400) for the first that is wrong."""
+    wanted = RequestFilter(**_fields(pairs, PARAMETERS, now_unix_ns))
+    _refuse(wanted.validate())
+    return wanted
+
+
+def parse_question(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> Question:
+    """The question of ``GET /api/v1/explain``. Raises as ``parse_query``."""
+    question = Question(**_fields(pairs, EXPLAIN_PARAMETERS, now_unix_ns))
+    _refuse(question.validate())
+    return question
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise ApiError(status=400, what="; ".join(problems), where=WHERE, valid="values that fit each other")
+
+
+def _fields(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading], now_unix_ns: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in pairs:
-        if name not in PARAMETERS:
+        if name not in parameters:
             raise ApiError(
                 status=400,
                 what=f"unknown parameter {name!r}",
                 where=WHERE,
-                valid=", ".join(PARAMETERS),
-                nearest=nearest(name, tuple(PARAMETERS)),
+                valid=", ".join(parameters),
+                nearest=nearest(name, tuple(parameters)),
             )
-        field, read, valid, words = PARAMETERS[name]
+        field, read, valid, words = parameters[name]
         if field in found:
             raise ApiError(status=400, what=f"{name}: given twice", where=WHERE, valid="one value")
         try:
@@ -35,10 +54,7 @@ def parse_query(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> RequestFi
             raise ApiError(
                 status=400, what=f"{name}: {text!r} is not valid", where=WHERE, valid=valid, nearest=nearest(text, words)
             ) from None
-    wanted = RequestFilter(**found)
-    if problems := wanted.validate():
-        raise ApiError(status=400, what="; ".join(problems), where=WHERE, valid="values that fit each other")
-    return wanted
+    return found
 
 
 def _text(text: str, _: int) -> str:
@@ -84,3 +100,9 @@ PARAMETERS: dict[str, Reading] = {
     "limit": ("limit", _limit, f"1 to {MAX_LIMIT}", ()),
 }
 """Every parameter. ``*_unix_ns`` and ``*_ns`` are for programs, the others for people."""
+
+EXPLAIN_PARAMETERS: dict[str, Reading] = {
+    **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns", "scope", "model")},
+    "fast": ("fast", lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false")),
+}
+"""Every parameter of ``/api/v1/explain``."""

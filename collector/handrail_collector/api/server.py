@@ -16,14 +16,16 @@ from aiohttp import web
 
 from handrail.admin import Problem, add_routes
 from handrail.selfmetrics import SelfMetrics
+from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.json import row_to_json, span_to_json
 from handrail_collector.api.live import Answer, LiveRows, listed, named
-from handrail_collector.api.query import PARAMETERS, parse_query
+from handrail_collector.api.query import EXPLAIN_PARAMETERS, PARAMETERS, parse_query, parse_question
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,6 +40,8 @@ MAX_ID_CHARS = 512
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its spans, by an id in any form"),
+    ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
+    ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
     ("/api/v1/status", "what the collector received, holds and lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
@@ -75,6 +79,8 @@ class ApiServer:
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
+        app.router.add_get("/api/v1/explain", self._explain)
+        app.router.add_get("/api/v1/compare", self._compare)
         app.router.add_get("/api/v1/status", self._state)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -106,12 +112,29 @@ class ApiServer:
         live = self._live.rows()
         return await self._answer(lambda: self._naming(any_id, live))
 
+    async def _explain(self, request: web.Request) -> web.Response:
+        pairs, now = list(request.query.items()), self._now_unix_ns()
+        live = self._live.rows()
+        pending = {"open": sum(row.version == 0 for row in live), "not_stored_yet": sum(row.version > 0 for row in live)}
+        reader = self._files(request)
+        return await self._answer(lambda: (200, _explanation(reader, pairs, now) | {"pending": pending}))
+
+    async def _compare(self, request: web.Request) -> web.Response:
+        question = parse_compare(request.query.items(), self._files(request).root, self._now_unix_ns())
+        return await self._answer(lambda: answer(question))
+
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
 
     def _listing(self, wanted: RequestFilter, live: Sequence[RequestRow]) -> dict[str, Any]:
         more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
         return {"requests": [_row(answer) for answer in listed(self._reader.requests(more), live, wanted)]}
+
+    def _files(self, request: web.Request) -> StoreReader:
+        """The store, where it is one of files: whose columns and rollups can be read. Raises ``ApiError`` for another."""
+        if isinstance(self._reader, StoreReader):
+            return self._reader
+        raise ApiError(status=501, what="this store gives no columns", where=request.path, valid="a store of files")
 
     def _naming(self, any_id: str, live: Sequence[RequestRow]) -> tuple[int, dict[str, Any]]:
         found = named(self._reader.find(any_id), live, any_id)
@@ -143,6 +166,14 @@ class ApiServer:
         finally:
             self._waiting -= 1
         return web.Response(status=status, body=body, content_type="application/json")
+
+
+def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns: int) -> dict[str, Any]:
+    """In a worker's thread: what it imports takes a while the first time."""
+    question = parse_question(pairs, now_unix_ns)
+    from handrail_collector.explain.answer import answered
+
+    return answered(reader, question, now_unix_ns)
 
 
 def _row(answer: Answer) -> dict[str, Any]:

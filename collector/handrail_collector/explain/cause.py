@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase, Place
-from handrail_collector.explain.ordinary import Located, Ordinary, growth_level
+from handrail_collector.explain.ordinary import BURST_LEVEL, Located, Ordinary, block_ends, growth_level
 from handrail_collector.rows import RequestRow
 
 Floats = NDArray[np.float64]
@@ -34,8 +34,11 @@ PHASES: Final = tuple(Phase)
 LEAST_REQUESTS: Final = 40
 """Fewer have nothing that is typical of them."""
 
-ALIKE: Final = 0.9
+ALIKE: Final = 0.95
 """A second phase that grew by this share of the largest growth, or more, leaves it open which of the two it was."""
+
+NOISE: Final = 0.4
+"""So does one whose growth is nearer to the largest than this part of the noise of both."""
 
 SLOW_NS: Final = 50_000_000
 SLOW_SHARE: Final = 0.2
@@ -48,6 +51,7 @@ _ON_PATH: Final = [PHASES.index(p) for p in (Phase.ROUTER_AND_HOPS, Phase.ROUTER
 _COMPUTE: Final = PHASES.index(Phase.PREFILL_COMPUTE)
 _BANDS: Final = 24
 _CONCENTRATED: Final = 2.0  # a link's rate over that of D's other links, from which on it is the link's
+_SIGMAS: Final = 3.0  # and beyond chance by so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,8 @@ def learn(requests: Requests) -> Typical | None:
     middle, phases = _merged(np.array(middles), np.array(expected))
     growth = (requests.phases_ns - _expected_ns(middle, phases, requests.uncached_tokens))[known]
     located = _located(requests, growth, known)
-    return Typical(middle, phases, Ordinary.learn(located), Ordinary.learn(_on_links(requests, growth, known)))
+    ends = block_ends(located)
+    return Typical(middle, phases, Ordinary.learn(located, ends), Ordinary.learn(_on_links(requests, growth, known), ends))
 
 
 def _merged(tokens: Floats, expected: Floats) -> tuple[Floats, Floats]:
@@ -221,38 +226,47 @@ def causes(requests: Requests, typical: Typical) -> Causes:
     order = np.argsort(weighed, axis=1)
     first, second = order[:, -1], order[:, -2]
     most, next_most = weighed[every, first], weighed[every, second]
-    clear = (most > 0) & (next_most < ALIKE * most)
-    names = np.array(located.names, object)
-    place, other = names[located.places[every, first]], names[located.places[every, second]]
-    place = np.where((most > 0) & (clear | (place == other)), place, "")
-    at_decode = (first == _UNATTRIBUTED) & (requests.rest_at == Place.DECODE.value) & (place != "")
-    place = np.where(at_decode, _link_or_host(requests, growth[:, _UNATTRIBUTED], typical, place), place)
     typical_ns = expected.sum(axis=1)
     late = requests.ttft_ns - typical_ns
+    grew = (most > 0) & ~(late <= 0)  # one that was not late has no cause; where lateness is unknown, its phases speak
+    noise = typical.at_hosts.noise_ns
+    clear = grew & (next_most < ALIKE * most) & (most - next_most >= NOISE * np.hypot(noise[first], noise[second]))
     slow = late >= np.maximum(SLOW_NS, SLOW_SHARE * typical_ns)  # false where there is no first token
     return Causes(
-        leading=np.where(most > 0, first, -1),
-        second=np.where(next_most > 0, second, -1),
+        leading=np.where(grew, first, -1),
+        second=np.where(grew & (next_most > 0), second, -1),
         clear=clear,
-        place=place,
-        excess_ns=np.where(most > 0, growth[every, first], 0.0),
+        place=_place(requests, typical, located, first, np.where(clear, first, second), grew),
+        excess_ns=np.where(grew, growth[every, first], 0.0),
         late_ns=late,
         slow=slow,
         surplus=surplus[every, first],
-        standing=standing[every, first] & (most > 0) & slow,
+        standing=standing[every, first] & grew & slow,
     )
 
 
+def _place(requests: Requests, typical: Typical, located: Located, first: Ints, other: Ints, grew: Bools) -> Texts:
+    """Where ``first`` is, if ``other`` is there too; what is unattributed at D may be placed on a link."""
+    every, names = np.arange(len(requests)), np.array(located.names, object)
+    place = names[located.places[every, first]]
+    place = np.where(grew & (place == names[located.places[every, other]]), place, "")
+    at_decode = (first == _UNATTRIBUTED) & (requests.rest_at == Place.DECODE.value) & (place != "")
+    return np.where(at_decode, _link_or_host(requests, located.growth_ns[:, _UNATTRIBUTED], typical, place), place)
+
+
 def _link_or_host(requests: Requests, growth_ns: Floats, typical: Typical, hosts: Texts) -> Texts:
-    """The link where such growths are more frequent then than on D's other links, else D."""
+    """The link where such growths are more frequent then than on D's other links, beyond chance; else D."""
     links = _links(requests.prefill_host, requests.decode_host)
-    level = np.maximum(growth_level(growth_ns), 0)
+    level = np.clip(growth_level(growth_ns), 0, BURST_LEVEL)
     counts, hits = typical.at_links.cells(links, requests.started_unix_ns, 0, level)
     all_counts, all_hits = typical.at_hosts.cells(requests.decode_host, requests.started_unix_ns, _UNATTRIBUTED, level)
-    own = hits / np.maximum(counts, 1)
-    others = (np.maximum(all_hits - hits, 0) + 1) / (np.maximum(all_counts - counts, 0) + 2)
+    other_counts = np.maximum(all_counts - counts, 1)
+    own, others = hits / np.maximum(counts, 1), np.maximum(all_hits - hits, 0) / other_counts
+    both = np.clip(all_hits / np.maximum(all_counts, 1), 0.01, 0.99)
+    chance = np.sqrt(both * (1 - both) * (1 / np.maximum(counts, 1) + 1 / other_counts))
     alone = all_counts <= counts  # its only link: nothing to compare with
-    return np.where((links != "") & ~alone & (own >= _CONCENTRATED * others), links, hosts)
+    concentrated = (own >= _CONCENTRATED * others) & (own - others >= _SIGMAS * chance)
+    return np.where((links != "") & ~alone & concentrated, links, hosts)
 
 
 def cause_of(row: RequestRow, typical: Typical) -> Cause:

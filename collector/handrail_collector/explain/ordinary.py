@@ -22,14 +22,15 @@ Bools = NDArray[np.bool_]
 LEVELS_NS: Final = 5e6 * 2.0 ** np.arange(12)
 """Sizes of growths that are counted: 5 ms to 10 s, each twice the one before."""
 
-_COINCIDENCE_LEVEL: Final = 3  # 40 ms: larger ones are too rare in a cell to tell a burst from a fault
+BURST_LEVEL: Final = 3  # 40 ms: larger ones are too rare in a cell to tell a burst from a fault
 _QUIET: Final = 0.6  # of the cells, those whose mean rate is the ordinary one
-_CELL: Final = 80  # requests a cell should hold
+_CELL: Final = 160  # requests a cell should hold
 _BLOCKS: Final = (6, 60)
 _PRIOR: Final = 4  # requests at the ordinary rate that every cell is given beside its own
 _SIGMAS: Final = 6.0
 _TIMES: Final = 3.0
 _HITS: Final = 5
+_SIGMAS_20_TO_80: Final = 1.683  # of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,12 @@ class Ordinary:
     hits: Floats  # of those, growths: x levels
     ordinary: Floats  # phases x levels
     spread: Floats  # phases x levels: standard deviation of the quiet cells' rates
+    noise_ns: Floats  # a phase: how much its growths differ from one another ordinarily, as a standard deviation
 
     @classmethod
-    def learn(cls, located: Located) -> Ordinary:
-        """From requests whose times need not be in order."""
-        requests, phases = located.growth_ns.shape
-        blocks = int(np.clip(requests // (_CELL * max(1, len(located.names))), *_BLOCKS))
-        ordered = np.sort(located.started_unix_ns)
-        ends = ordered[[requests * block // blocks for block in range(1, blocks)]]
+    def learn(cls, located: Located, ends: Ints) -> Ordinary:
+        """From requests whose times need not be in order; ``ends`` as ``block_ends`` has them."""
+        phases, blocks = located.growth_ns.shape[1], len(ends) + 1
         block = np.searchsorted(ends, located.started_unix_ns, side="right")
         shape = len(located.names), blocks, phases
         counts, hits = np.zeros(shape), np.zeros((*shape, len(LEVELS_NS)))
@@ -72,12 +71,15 @@ class Ordinary:
                 hits[:, :, phase, size] = found.reshape(shape[:2])
         quiet = [_quiet(counts[:, :, phase].ravel(), hits[:, :, phase].reshape(-1, len(LEVELS_NS))) for phase in range(phases)]
         names = {name: index for index, name in enumerate(located.names)}
-        return cls(names, ends, counts, hits, np.array([mean for mean, _ in quiet]), np.array([spread for _, spread in quiet]))
+        within = [np.quantile(located.growth_ns[block == one], (0.2, 0.8), axis=0) for one in np.unique(block)]
+        noise = np.median([(high - low) / _SIGMAS_20_TO_80 for low, high in within], axis=0)
+        means, spreads = np.array([mean for mean, _ in quiet]), np.array([spread for _, spread in quiet])
+        return cls(names, ends, counts, hits, means, spreads, noise)
 
     def surplus(self, located: Located) -> tuple[Floats, Bools]:
         """Of each growth (requests x phases) the share that is more than ordinary there and then, and whether it stands out.
 
-        Standing out is no coincidence of one burst: the cell's rate of growths of ``_COINCIDENCE_LEVEL`` is ``_TIMES`` the
+        Standing out is no coincidence of one burst: the cell's rate of growths of ``BURST_LEVEL`` is ``_TIMES`` the
         ordinary one and ``_SIGMAS`` of the quiet cells' spread above it.
         """
         level = growth_level(located.growth_ns)
@@ -88,7 +90,7 @@ class Ordinary:
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(rate > 0, 1 - usual / rate, 1.0)
         share = np.where(level < 0, 0.0, np.clip(share, 0.0, 1.0))
-        told = np.minimum(np.maximum(level, 0), _COINCIDENCE_LEVEL)
+        told = np.minimum(np.maximum(level, 0), BURST_LEVEL)
         counts, hits = self._at(located, phase, told)
         usual, spread = self.ordinary[phase, told], self.spread[phase, told]
         chance = np.sqrt(np.maximum(usual, 1e-3) / np.maximum(counts, 1))
@@ -112,6 +114,14 @@ class Ordinary:
         known = places >= 0  # of a place that was not there when this was learned nothing is known
         counts = np.where(known, self.counts[places, block, phase], 0.0)
         return counts, np.where(known, self.hits[places, block, phase, level], 0.0)
+
+
+def block_ends(located: Located) -> Ints:
+    """Blocks of equally many requests, so that a cell holds about ``_CELL``: the start of each but the first."""
+    requests = len(located.started_unix_ns)
+    places = max(np.count_nonzero(np.bincount(column)) for column in located.places.T)
+    blocks = int(np.clip(requests // (_CELL * places), *_BLOCKS))
+    return np.sort(located.started_unix_ns)[[requests * block // blocks for block in range(1, blocks)]]
 
 
 def growth_level(growth_ns: Floats) -> Ints:

@@ -65,6 +65,8 @@ def plan(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_afte
     for publish in publishes:
         if publish.shard == shard:
             for file in publish.files:
+                if file.table is Table.ROLLUPS:  # made anew from what is folded
+                    continue
                 hours[file.table, hour_of(file.path)].append((publish.first_offset, publish.end_offset, file))
     return [
         Fold(table, hour, tuple(run))

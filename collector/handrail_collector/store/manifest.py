@@ -19,7 +19,7 @@ from pathlib import Path
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 3
-"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts."""
+"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no rollups."""
 
 MANIFEST = "manifest.jsonl"
 
@@ -33,7 +33,7 @@ class StoreDamagedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """One Parquet file. Times are those of the rows in it (start, wall clock); versions are 0 for ``spans``."""
+    """One Parquet file. Times are those of the rows in it (start, wall clock); versions are 0 for ``spans`` and ``rollups``."""
 
     table: Table
     path: str  # below the store's root, with '/'
@@ -45,6 +45,7 @@ class StoredFile:
     max_version: int
     columns_crc: int  # CRC-32 of the column names: files of one value can be read as one table
     written_unix_ns: int = 0  # of the newest rows in it: when they were first written; 0: before version 2 told it
+    covers: str = ""  # a rollup: path of the ``requests`` file that it was made from, and stands for as long as that is listed
 
 
 @dataclass(frozen=True, slots=True)

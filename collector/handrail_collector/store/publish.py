@@ -40,7 +40,7 @@ SUFFIX = ".parquet"
 MAX_HOURS_A_PUBLISH = 24
 """Hours that get files of their own; rows of others (clocks gone wild) lie with the fullest. The manifest has their times."""
 
-TIME_COLUMN = {Table.REQUESTS: "started_unix_ns", Table.SPANS: "start_unix_ns"}
+TIME_COLUMN = {Table.REQUESTS: "started_unix_ns", Table.SPANS: "start_unix_ns", Table.ROLLUPS: "hour_unix_ns"}
 
 RowId = tuple[str, str, int]
 """trace_id, request_id, version of a request row."""
@@ -69,13 +69,17 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one table and one hour (hours since 1970). ``written_unix_ns``: when the newest were first written."""
+    """The rows of one table and one hour (hours since 1970). ``written_unix_ns``: when the newest were first written.
+
+    ``covers``: of a rollup, the file that it was made from.
+    """
 
     name: Table
     hour: int
     table: pa.Table
     columns: tuple[Column, ...]
     written_unix_ns: int
+    covers: str = ""
 
 
 class Publisher:
@@ -389,6 +393,7 @@ class Publisher:
             max_version=versions["max"],
             columns_crc=zlib.crc32(",".join(part.table.column_names).encode()),
             written_unix_ns=part.written_unix_ns,
+            covers=part.covers,
         )
 
     def _make_folders(self, part: Part) -> None:

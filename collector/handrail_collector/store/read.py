@@ -49,6 +49,11 @@ class StoreReader:
         self._threads = threads
         self._connection: duckdb.DuckDBPyConnection | None = None
 
+    @property
+    def root(self) -> Path:
+        """The store's folder."""
+        return self._root
+
     def close(self) -> None:
         """Let go of DuckDB. Works twice."""
         with self._guard:
@@ -82,7 +87,7 @@ class StoreReader:
         if not files:
             return 0
         times = min(f.min_unix_ns for f in files), max(f.max_unix_ns for f in files)
-        newer, base = _newer(every, *times)
+        newer, base = newer_files(every, *times)
         found = sum(self._fetch(sql.count(wanted), files, _number))
         return found - sum(self._fetch(sql.count_superseded(wanted, base), files, _number, newer))
 
@@ -138,7 +143,7 @@ class StoreReader:
         """``rows`` without those that have a higher version in ``every``."""
         if not rows:
             return []
-        newer, base = _newer(every, min(r.started_unix_ns for r in rows), max(r.started_unix_ns for r in rows))
+        newer, base = newer_files(every, min(r.started_unix_ns for r in rows), max(r.started_unix_ns for r in rows))
         query = sql.newest_versions(sorted({bytes.fromhex(row.request_id) for row in rows}), base)
         newest = {
             (trace_id, request_id): version
@@ -161,7 +166,7 @@ class StoreReader:
         if newer:
             parameters["newer_files"] = self._paths(newer)
             text = text.replace("{newer}", _relation("newer_files", newer))
-        cursor = self._cursor()
+        cursor = self.cursor()
         try:
             cursor.execute(text, parameters)
             names = [column[0] for column in cursor.description or ()]
@@ -172,7 +177,12 @@ class StoreReader:
         finally:
             cursor.close()
 
-    def _cursor(self) -> duckdb.DuckDBPyConnection:
+    def paths(self, files: Iterable[StoredFile]) -> list[Path]:
+        """Where files of the store lie."""
+        return [self._root / file.path for file in files]
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A connection of DuckDB's for one question, to be closed after it."""
         with self._guard:
             if self._connection is None:
                 # Nothing is ever loaded from elsewhere: what these questions need is built in.
@@ -181,7 +191,7 @@ class StoreReader:
             return self._connection.cursor()
 
     def _paths(self, files: Iterable[StoredFile]) -> list[str]:
-        return [str(self._root / file.path) for file in files]
+        return [str(path) for path in self.paths(files)]
 
 
 def _relation(parameter: str, files: Sequence[StoredFile], with_file: bool = False) -> str:
@@ -203,7 +213,7 @@ def _in_time(files: Sequence[StoredFile], wanted: RequestFilter) -> list[StoredF
     ]
 
 
-def _newer(every: Sequence[StoredFile], first_unix_ns: int, last_unix_ns: int) -> tuple[list[StoredFile], int]:
+def newer_files(every: Sequence[StoredFile], first_unix_ns: int, last_unix_ns: int) -> tuple[list[StoredFile], int]:
     """Files that may hold later versions of rows that started in this time, and the lowest version of the store."""
     base = min((file.min_version for file in every), default=0)
     first, last = first_unix_ns - VERSION_MARGIN_NS, last_unix_ns + VERSION_MARGIN_NS

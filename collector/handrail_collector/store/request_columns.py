@@ -14,16 +14,17 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from handrail.phases import Phase
+from handrail.phases import Phase, Place
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
 from handrail_collector.store.packed import pack_ids, pack_integers, unpack_ids, unpack_integers
-from handrail_collector.store.schema import REQUEST_COLUMNS, phase_column
+from handrail_collector.store.schema import REQUEST_COLUMNS, UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 
 PHASES = tuple(phase.value for phase in Phase)
 _COMPUTED = frozenset(
     {"trace_id", "request_id", "other_trace_ids", "request_key", "response_id"}
     | {"phase_shape", "phase_rest", "evidence_shape", "evidence_ids"}
     | {phase_column(phase) for phase in PHASES}
+    | {UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE}
 )
 _PLAIN = tuple(c.name for c in REQUEST_COLUMNS if c.name not in _COMPUTED)
 _plain_values = attrgetter(*_PLAIN)
@@ -54,6 +55,8 @@ def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
     columns["phase_rest"] = [rest for _, rest, _ in phases]
     for phase in PHASES:
         columns[phase_column(phase)] = [sums.get(phase) for _, _, sums in phases]
+    columns[UNATTRIBUTED_PREFILL] = [_unattributed(row.phases, Place.PREFILL) for row in rows]
+    columns[UNATTRIBUTED_DECODE] = [_unattributed(row.phases, Place.DECODE) for row in rows]
     evidence = [_evidence(row) for row in rows]
     columns["evidence_shape"] = [shape for shape, _ in evidence]
     columns["evidence_ids"] = [ids for _, ids in evidence]
@@ -112,6 +115,10 @@ def _phases(phases: Sequence[PhaseRow]) -> tuple[str, bytes | None, Mapping[str,
     return shape, pack_integers(rest) if any(rest) else None, sums
 
 
+def _unattributed(phases: Sequence[PhaseRow], place: Place) -> int:
+    return sum(row.duration_ns for row in phases if row.phase == Phase.UNATTRIBUTED.value and row.process == place.value)
+
+
 _KNOWN = frozenset(PHASES)
 
 
@@ -123,6 +130,12 @@ def _phase_text(shape: PhaseShape) -> str:
 @lru_cache(maxsize=1024)
 def _phase_shape(text: str) -> PhaseShape:
     return tuple((phase, process, source, tuple(may_be)) for phase, process, source, may_be in json.loads(text))
+
+
+def may_be(shape: str, process: str) -> frozenset[str]:
+    """The phases that the ``unattributed`` time inside ``process`` may hide, by a stored ``phase_shape``."""
+    rests = (each for each in _phase_shape(shape) if each[:2] == (Phase.UNATTRIBUTED.value, process))
+    return frozenset(name for _, _, _, hidden in rests for name in hidden)
 
 
 def _phase_rows(stored: Mapping[str, object]) -> Iterator[PhaseRow]:

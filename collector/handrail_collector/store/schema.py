@@ -31,6 +31,7 @@ class Table(str, Enum):
 
     REQUESTS = "requests"
     SPANS = "spans"
+    ROLLUPS = "rollups"
 
 
 class Encoding(str, Enum):
@@ -64,6 +65,10 @@ def phase_column(phase: str) -> str:
     """Column of a phase in ``requests``: the sum over the row's phases of that name, ns."""
     return f"phase_{phase}_ns"
 
+
+UNATTRIBUTED_PREFILL = "unattributed_prefill_ns"
+UNATTRIBUTED_DECODE = "unattributed_decode_ns"
+"""Columns of ``requests``: how much of ``phase_unattributed_ns`` lies inside P and inside D; the rest lies between them."""
 
 REQUEST_COLUMNS: tuple[Column, ...] = (
     Column("started_unix_ns", _INT, _B),
@@ -105,6 +110,8 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
     Column("gap_sketch", _BYTES, _L),
     Column("phase_of", _TEXT, _D),
     *(Column(phase_column(phase.value), _INT, _B) for phase in Phase),
+    Column(UNATTRIBUTED_PREFILL, _INT, _B),
+    Column(UNATTRIBUTED_DECODE, _INT, _B),
     Column("phase_shape", _TEXT, _D),  # JSON: [[phase, process, source, [may_be]], ...] in the row's order
     Column("phase_rest", _BYTES, _L),  # varints: bounds, and durations of phases named twice
     Column("evidence_shape", _TEXT, _D),  # JSON: [[index of span id, ...], [[evidence, how, index], ...]]
@@ -140,6 +147,27 @@ SPAN_COLUMNS: tuple[Column, ...] = (
     Column("repeats", _SMALL, _D),  # bits: attributes left out because they repeat others (span_columns.REPEATS)
     Column("attributes_more", _TEXT, _D),  # JSON: the attributes without a column of their own
 )
+
+ROLLUP_COLUMNS: tuple[Column, ...] = (
+    Column("hour_unix_ns", _INT, _D),
+    Column("measure", _TEXT, _D),  # a value of rollup.Measure
+    Column("scope", _TEXT, _D),
+    Column("model", _TEXT, _D),
+    Column("prefill_host", _TEXT, _D),
+    Column("decode_host", _TEXT, _D),
+    Column("outcome", _TEXT, _D),
+    Column("kv_outcome", _TEXT, _D),
+    Column("bin", _SMALL, _D),  # of the time measured
+    Column("requests", _INT, _D),
+    Column("timed", _INT, _D),  # with such a time
+    Column("complete", _INT, _D),
+    Column("value_sum_ns", _INT, _B),
+    *(Column(phase_column(phase.value), _INT, _B) for phase in Phase),
+    Column(UNATTRIBUTED_PREFILL, _INT, _B),
+    Column(UNATTRIBUTED_DECODE, _INT, _B),
+    Column("gap_sketch", _BYTES, _L),
+)
+"""Requests counted by place, outcome and time, see ``rollup.py``; sums over the requests of a row."""
 
 ATTRIBUTE_TYPES: dict[str, tuple[pa.DataType, Encoding]] = {
     "s": (_TEXT, _D),

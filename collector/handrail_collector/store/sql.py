@@ -6,6 +6,7 @@ All of the store's SQL is in this module, so that the same questions can be put 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from handrail_collector.rows import MERGED
@@ -94,11 +95,14 @@ def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:
     """Where the rows are that have the id ``raw`` or one of its ``keys``: filename, started_unix_ns."""
     parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
     listed = ", ".join(f"${name}" for name in parameters)
-    # A key of '=' is the client's id, which is compared already; a response id is put together only where its beginning fits.
+    # A key of '=' is the client's id, which is compared already. A response id is put together only where the key in it is in the
+    # id too: over 10 million requests that took 1.1 s less of processor time than to compare how it begins.
     conditions = [
         f"client_request_id IN ({listed})",
         f"(request_key <> '=' AND {_KEY} IN ({listed}))",
-        f"((starts_with($key_0, {_BEGIN}) OR starts_with(response_id, '\\')) AND {_RESPONSE} = $key_0)",
+        "response_id = $key_0",
+        "((request_key <> '=' OR contains($key_0, client_request_id) OR starts_with(response_id, '\\'))"
+        f" AND {_RESPONSE} = $key_0)",
     ]
     if (plain := _hex(raw)) is not None:
         if len(plain) == 16:
@@ -165,6 +169,34 @@ def spans(trace_ids: list[bytes]) -> Query:
     """Every span of these traces."""
     text = 'SELECT * FROM {table} WHERE list_contains($trace_ids::BLOB[], trace_id) ORDER BY start_unix_ns, span_id, "offset"'
     return Query(text, {"trace_ids": trace_ids})
+
+
+def columns(names: Sequence[str], conditions: Mapping[str, Parameter], base_version: int | None) -> Query:
+    """Columns of the newest versions of the requests that fit, in no order. ``conditions``: fields of ``RequestFilter`` by name.
+
+    ``base_version``: the lowest version of the store where there are {newer} files with later ones; None where there are none.
+    """
+    return _newest(", ".join(f't."{name}"' for name in names), conditions, base_version, "")
+
+
+def scopes(conditions: Mapping[str, Parameter], base_version: int | None) -> Query:
+    """Scope, how many, first and last start of the requests that fit, most first; as for ``columns``."""
+    counted = "t.scope, count(*), min(t.started_unix_ns), max(t.started_unix_ns)"
+    return _newest(counted, conditions, base_version, " GROUP BY t.scope ORDER BY count(*) DESC, t.scope")
+
+
+def _newest(selected: str, conditions: Mapping[str, Parameter], base_version: int | None, ending: str) -> Query:
+    parameters = dict(conditions)
+    where = " AND ".join([f"scope <> '{MERGED}'", *(_CONDITIONS[name] for name in conditions)])
+    if base_version is None:
+        return Query(f"SELECT {selected} FROM {{table}} AS t WHERE {where}{ending}", parameters)
+    text = (
+        "WITH newest AS (SELECT trace_id, request_id, max(version) AS newest_version FROM {newer}"
+        " WHERE version > $base_version GROUP BY ALL)"
+        f" SELECT {selected} FROM {{table}} AS t LEFT JOIN newest USING (trace_id, request_id)"
+        f" WHERE (newest_version IS NULL OR version >= newest_version) AND {where}{ending}"
+    )
+    return Query(text, parameters | {"base_version": base_version})
 
 
 def _where(wanted: RequestFilter) -> tuple[str, dict[str, Parameter]]:

@@ -23,7 +23,8 @@ from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import Part, Publisher
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.retain import expired, over_quota
-from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table
+from handrail_collector.store.rolling import due
+from handrail_collector.store.schema import REQUEST_COLUMNS, ROLLUP_COLUMNS, Column, Table
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,16 @@ _KEY_TYPES = {column.name: column.type for column in REQUEST_COLUMNS if column.n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepSettings:
-    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything."""
+    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything.
+
+    ``rollups``: whether folded hours get one.
+    """
 
     closed_after_ns: int = 15 * MINUTE_NS
     grace_ns: int = 10 * MINUTE_NS
     retention_ns: int | None = None
     max_bytes: int | None = None
+    rollups: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class UpkeepStats:
     files_folded: int = 0
     rows_folded: int = 0  # row versions that a later one replaces, withdrawn rows, spans sent again
     fold_ns: int = 0
+    rollups: int = 0  # made
+    rollup_ns: int = 0
     files_expired: int = 0
     quota_days: int = 0
     quota_bytes: int = 0
@@ -83,6 +90,7 @@ class Upkeep:
             "retention": self._expire,
             "quota": self._keep_quota,
             "compaction": self._fold_all,
+            "rollups": self._roll_up_all,
             "removal": self._remove,
         }
         for name, step in steps.items():
@@ -233,6 +241,28 @@ class Upkeep:
         self.stats.files_folded += len(fold.files)
         self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
         self.stats.fold_ns += time.monotonic_ns() - began
+
+    def _roll_up_all(self) -> None:
+        if not self._settings.rollups:
+            return
+        wanted = due(self._publisher.publishes(), self._publisher.shard, self._now_unix_ns(), self._settings.closed_after_ns)
+        if wanted.stale:
+            self._publisher.retire(wanted.stale)
+        for first, end, file in wanted.missing:
+            if self._stopping.is_set():
+                return
+            self._guarded(f"rollup of {file.path}", lambda args=(first, end, file): self._roll_up(*args))  # type: ignore[misc]
+
+    def _roll_up(self, first_offset: int, end_offset: int, file: StoredFile) -> None:
+        from handrail_collector.store.rollup import roll_up  # brings Ibis: a collector without closed hours does not need it
+
+        began = time.monotonic_ns()
+        hour = hour_of(file.path)
+        table = roll_up(self._publisher.path(file), hour)
+        part = Part(Table.ROLLUPS, hour, table, ROLLUP_COLUMNS, file.written_unix_ns, file.path)
+        self._publisher.replace((), part, first_offset, end_offset)
+        self.stats.rollups += 1
+        self.stats.rollup_ns += time.monotonic_ns() - began
 
     def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> tuple[pa.Table, bool]:
         """Keys of the rows of the same requests in files that are not folded here, and whether all of these could be read."""

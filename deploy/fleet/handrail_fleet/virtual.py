@@ -68,12 +68,13 @@ def fly(settings: Settings, progress: Callable[[int], None] | None = None) -> li
     Raises ``SimulationError``, ``OSError``.
     """
     try:
-        return Simulation(settings.scenario, _asked(settings), settings.seed, settings.faults).run(progress)
+        return Simulation(settings.scenario, asked(settings), settings.seed, settings.faults).run(progress)
     except ValueError as error:
         raise SimulationError(str(error)) from None
 
 
-def _asked(settings: Settings) -> list[Plan]:
+def asked(settings: Settings) -> list[Plan]:
+    """What is asked of the fleet, and of which hosts. Raises ``TraceError``, ``OSError``."""
     if settings.trace is None:
         arrivals = generate(settings.scenario, settings.requests, settings.seed)
     else:
@@ -83,12 +84,12 @@ def _asked(settings: Settings) -> list[Plan]:
 
 def _simulate(settings: Settings) -> list[Told]:
     scenario, seed = settings.scenario, settings.seed
-    asked = _asked(settings)
-    flights = Simulation(scenario, asked, seed, settings.faults).run()
+    wanted = asked(settings)
+    flights = Simulation(scenario, wanted, seed, settings.faults).run()
     truths = [record(scenario, flight) for flight in flights]
     if not settings.faults:
         return [Told(truth, None, flight) for truth, flight in zip(truths, flights, strict=True)]
-    healthy = [record(scenario, flight) for flight in Simulation(scenario, asked, seed).run()]
+    healthy = [record(scenario, flight) for flight in Simulation(scenario, wanted, seed).run()]
     return [Told(truth, excess(well, truth), flight) for well, truth, flight in zip(healthy, truths, flights, strict=True)]
 
 

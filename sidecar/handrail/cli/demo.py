@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:PLACE:SIZE[@FROM-TO]",
         action="append",
         default=[],
-        help="hosts are p0, p1, d0, d1; seconds of the fleet after @; may come again; such as slow_link:p0>d0:8 (docs/fleet.md)",
+        help="such as slow_link:p0>d0:8, seconds of the fleet or the run after @; may come again (docs/fleet.md); "
+        "without --scenario the hosts are p0, p1, d0, d1",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the load and of the emulated latencies (default 0)")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="work in DIR (new or empty) and keep logs and data there")

@@ -21,7 +21,8 @@ from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PI
 PROGRAM: Final = "handrail"
 _TIME_FLAGS: Final = frozenset({"--since", "--until"})
 _AGO: Final = re.compile(r"-\d")
-_COLLECTOR_MODULES: Final = frozenset({"duckdb", "pyarrow"})  # not in the sidecar extra
+_PERIOD_AGO: Final = re.compile(r"-\d[^.]*(\.\d[^.]*)?\.\.")
+_COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
+    "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 
@@ -142,11 +145,13 @@ def _usage() -> str:
 
 
 def _joined_times(arguments: Sequence[str]) -> list[str]:
-    """``--since -15m`` as ``--since=-15m``: argparse takes a value that begins with a dash for a flag."""
+    """``--since -15m`` as ``--since=-15m``, ``-2h..-1h`` with a minus sign: argparse takes what begins with a dash for a flag."""
     joined: list[str] = []
     for argument in arguments:
         if joined and joined[-1] in _TIME_FLAGS and _AGO.match(argument):
             joined[-1] = f"{joined[-1]}={argument}"
+        elif _PERIOD_AGO.match(argument):
+            joined.append(f"−{argument[1:]}")  # a minus sign is a time's as well, and begins no flag
         else:
             joined.append(argument)
     return joined

@@ -1,6 +1,6 @@
 """Where the rows come from: a collector's HTTP API, or a store's folder read off-line.
 
-Both answer the same two questions, so the commands do not know which one they talk to.
+Both answer the same questions, so the commands do not know which one they talk to.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
+from handrail_collector.explain.question import Question
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.filter import RequestFilter
 
@@ -42,7 +43,7 @@ class Found:
 
 
 class RowSource(Protocol):
-    """``where`` names it in messages. Both questions raise ``CliError`` when it cannot answer."""
+    """``where`` names it in messages. Every question raises ``CliError`` when it cannot answer."""
 
     @property
     def where(self) -> str: ...
@@ -50,6 +51,9 @@ class RowSource(Protocol):
     def requests(self, query: RequestFilter) -> list[RequestRow]: ...
 
     def find(self, any_id: str) -> Found: ...
+
+    def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        """As JSON, see docs/http-api.md."""
 
     def close(self) -> None:
         """Let go of what it holds. Works twice."""
@@ -97,6 +101,17 @@ class ApiSource:
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
         return Found(row=row, provisional=provisional, spans=spans, answer=answer)
 
+    def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
+        asked = {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
+        _, answer = self._get(f"/api/v1/explain?{urllib.parse.urlencode(asked)}", (200,))
+        found: Mapping[str, Any] = answer
+        return found
+
+    def compare(self, parameters: Mapping[str, str]) -> Any:
+        """The answer of ``GET /api/v1/compare`` as plain data."""
+        return self._get(f"/api/v1/compare?{urllib.parse.urlencode(parameters)}", (200,))[1]
+
     def close(self) -> None:
         """There is nothing to let go of: a connection lives for one question."""
 
@@ -140,15 +155,10 @@ class StoreSource:
 
     def __init__(self, folder: Path) -> None:
         # Only here: the store brings pyarrow and DuckDB, which asking an API does not need.
-        from handrail_collector.store.manifest import MANIFEST
         from handrail_collector.store.read import StoreReader
 
-        inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
-        if not inside:
-            what = "no store here (yet)" if folder.is_dir() else "no such folder"
-            raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
         self._folder = folder
-        self._reader = StoreReader(inside[0])
+        self._reader = StoreReader(store_root(folder))
 
     def close(self) -> None:
         self._reader.close()
@@ -175,6 +185,12 @@ class StoreSource:
         answer = {"request": row_to_json(rows[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
         return Found(row=rows[0], spans=spans, answer=answer)
 
+    def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        from handrail_collector.explain.answer import answered
+
+        with self._damage_told():
+            return answered(self._reader, question, now_unix_ns)
+
     @contextmanager
     def _damage_told(self) -> Iterator[None]:
         from handrail_collector.store.manifest import StoreDamagedError
@@ -183,6 +199,17 @@ class StoreSource:
             yield
         except StoreDamagedError as error:
             raise CliError(what=str(error), where=self.where) from None
+
+
+def store_root(folder: Path) -> Path:
+    """The store in a collector's data folder, or the folder itself where it is one. Raises ``CliError``."""
+    from handrail_collector.store.manifest import MANIFEST
+
+    inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
+    if not inside:
+        what = "no store here (yet)" if folder.is_dir() else "no such folder"
+        raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
+    return inside[0]
 
 
 def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:

@@ -1,23 +1,26 @@
-"""The runs that are judged: every fault once, chosen so that it matters and leaves most of the run as usual, and runs without."""
+"""The runs that are judged: every fault, chosen so that it matters and leaves most of the run as usual, and runs without."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from handrail_fleet import scenario as scenarios
-from handrail_fleet.faults import parse
+from handrail_fleet.faults import Fault, parse
 from handrail_fleet.virtual import Settings
+from handrail_fleet.workload import Plan
 
-SENT_AN_S = 4.0  # by the bundled scenarios
+BEGINS, ENDS = 0.37, 0.68  # of a run: as long as a third, and no block of time that the naming looks at begins or ends there
 TRACES = Path(__file__).parents[2] / "data" / "request_traces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``fault`` holds during the second third of the run, unless it names a time itself.
+    """``fault`` holds from ``BEGINS`` to ``ENDS`` of the run; ``clocks``, faults of them, for all of it.
 
-    ``revealed``: proxies and vLLM's spans hold what is needed to name the phase; else it hides in what vLLM calls queue time.
+    ``revealed``: proxies and vLLM's spans show the phase; else it hides in what vLLM calls queue time at D. ``trace`` begins the
+    name of a file of published arrivals.
     """
 
     name: str
@@ -26,44 +29,54 @@ class Case:
     trace: str = ""
     rate: float = 1.0
     revealed: bool = True
+    clocks: tuple[str, ...] = ()
 
     def settings(self, requests: int, seed: int, traces: Path = TRACES) -> Settings:
+        """Of the run without the fault."""
         chosen = scenarios.load(self.scenario)
-        third = requests / chosen.arrivals_per_s / 3
-        during = "" if not self.fault or "@" in self.fault else f"@{third:.0f}-{2 * third:.0f}"
-        return Settings(
-            scenario=chosen,
-            requests=requests,
-            seed=seed,
-            faults=(parse(self.fault + during, chosen.hosts()),) if self.fault else (),
-            trace=traces / self.trace if self.trace else None,
-            rate=self.rate,
-        )
+        trace = next(iter(sorted(traces.glob(f"{self.trace}*"))), traces / self.trace) if self.trace else None
+        return Settings(scenario=chosen, requests=requests, seed=seed, trace=trace, rate=self.rate)
 
-    def without_fault(self) -> Case:
-        return replace(self, fault="")
+    def faults(self, plans: Sequence[Plan]) -> tuple[Fault, ...]:
+        if not self.fault:
+            return ()
+        lasts_s = plans[-1].arrival.at_ns / 1e9
+        texts = (f"{self.fault}@{BEGINS * lasts_s:.3f}-{ENDS * lasts_s:.3f}", *self.clocks)
+        return tuple(parse(text, scenarios.load(self.scenario).hosts()) for text in texts)
 
 
-FAULTS = (
+_WRONG_CLOCKS = ("clock_offset:edge:2", "clock_offset:p0:-2", "clock_offset:d1:2", "clock_offset:router:-2")
+CASES = (
     Case(name="slow_prefill", fault="slow_prefill:p0:3"),
-    Case(name="prefill_queue", fault="prefill_queue:p0:0.6"),
-    Case(name="slow_link", fault="slow_link:p0>d1:30", revealed=False),
-    Case(name="no_p2p", fault="no_p2p:p0>d1:350000000", revealed=False),
-    Case(name="handshake_cold", fault="handshake_cold:p0>d1:1", revealed=False),
-    Case(name="kv_pressure", fault="kv_pressure:d0:0.97", revealed=False),
-    Case(name="decode_queue", fault="decode_queue:d0:1", revealed=False),
-    Case(name="preemption_storm", fault="preemption_storm:d1:20", revealed=False),
+    Case(name="prefill_queue", fault="prefill_queue:p0:0.8"),
     Case(name="router_slow", fault="router_slow:router:0.4"),
     Case(name="fetch_failed", fault="fetch_failed:p0>d0:0.5"),
     Case(name="fetch_recomputed", fault="fetch_recomputed:p0>d0:0.5"),
     Case(name="lease_expired", fault="lease_expired:p0:0.003"),
-    Case(name="bad_host_prefill", fault="bad_host:p1:3"),
-    Case(name="bad_host_decode", fault="bad_host:d1:30", revealed=False),
+    Case(name="stale_read", fault="stale_read:p0:0.003"),
+    Case(name="prefill_failed", fault="prefill_failed:p0:0.9"),
+    Case(name="bad_host_p", fault="bad_host:p1:3"),
+    Case(name="slow_link", fault="slow_link:p0>d1:30", revealed=False),
+    Case(name="no_p2p", fault="no_p2p:p0>d1:350000000", revealed=False),
+    Case(name="handshake_cold", fault="handshake_cold:p0>d1:1", revealed=False),
+    Case(name="kv_pressure", fault="kv_pressure:d0:0.98", revealed=False),
+    Case(name="kv_pressure_hung", fault="kv_pressure:d0:0.99", revealed=False),
+    Case(name="decode_queue", fault="decode_queue:d0:1", revealed=False),
+    Case(name="preemption_storm", fault="preemption_storm:d1:20", revealed=False),
+    Case(name="bad_host_d", fault="bad_host:d1:30", revealed=False),
     Case(name="collocated_bad_host", fault="bad_host:e1:3", scenario="collocated"),
     Case(name="collocated_slow_prefill", fault="slow_prefill:e1:3", scenario="collocated"),
     Case(name="prefixes_slow_prefill", fault="slow_prefill:p0:3", scenario="prefixes"),
-    Case(name="clock_offset_edge", fault="clock_offset:edge:2@0-"),
-    Case(name="clock_offset_decode", fault="clock_offset:d0:-2@0-"),
-    Case(name="clock_drift", fault="clock_drift:p0:200@0-"),
+    Case(name="turns_slow_link", fault="slow_link:p1>d0:60", scenario="turns", revealed=False),
+    Case(name="azure_slow_prefill", fault="slow_prefill:p0:4", trace="AzureLLMInferenceTrace_conv"),
+    Case(name="azure_slow_link", fault="slow_link:p0>d1:60", trace="AzureLLMInferenceTrace_conv", revealed=False),
+    Case(name="mooncake_bad_host_p", fault="bad_host:p0:4", trace="mooncake_conversation", rate=0.1),
+    Case(name="clock_offset_slow_prefill", fault="slow_prefill:p0:3", clocks=_WRONG_CLOCKS),
+    Case(name="clock_offset_slow_link", fault="slow_link:p0>d1:30", clocks=_WRONG_CLOCKS, revealed=False),
+    Case(name="clock_offset_router_slow", fault="router_slow:router:0.4", clocks=_WRONG_CLOCKS),
+    Case(name="clock_drift_slow_prefill", fault="slow_prefill:p0:3", clocks=("clock_drift:p0:200", "clock_drift:d1:-200")),
+    *(Case(name=f"healthy_{name.replace('-', '_')}", scenario=name) for name in ("split", "collocated", "prefixes", "turns")),
+    Case(name="healthy_collocated_unchunked", scenario="collocated-unchunked"),
+    Case(name="healthy_azure", trace="AzureLLMInferenceTrace_conv"),
+    Case(name="healthy_mooncake", trace="mooncake_conversation", rate=0.1),
 )
-HEALTHY = tuple(Case(name=f"healthy_{name.replace('-', '_')}", scenario=name) for name in scenarios.bundled())

@@ -1,0 +1,1 @@
+"""Two or three arms side by side: does splitting prefill from decode pay?"""

@@ -1,0 +1,134 @@
+"""Figures of an arm with their uncertainty: a block bootstrap over time, stratified by level of rate.
+
+A draw is a vector of weights: how often each block was drawn. Shares, means and rates are ratios of sums per block, so all
+draws of one are two matrix products. A quantile is exact; its draws are the arm's own values at the ranks that the drawn shares
+beyond the quantile point to (Woodruff's interval, 1952). Drawing the quantile itself gives intervals that are too short in a
+tail, where few waves of slow requests decide: 0.80 instead of 0.95 for the p99 of a queue at 70 % load, against 0.86; where
+fewer than ``BEYOND`` such waves lie beyond it there is no interval at all.
+
+Intervals are the percentile bootstrap's with its levels widened for the number of blocks as a t interval's would be (Hesterberg
+2015, "What teachers should know about the bootstrap", expanded percentile interval). Seeded: the same rows give the same
+intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite, isnan, sqrt
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handrail_collector.compare.sample import Floats
+
+DRAWS: Final = 4000
+CONFIDENCE: Final = 0.95
+BEYOND: Final = 10
+"""A quantile has an interval where what lies beyond it came in at least so many independent pieces, told by how draws vary."""
+
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value, and what it was in each draw. ``df``: blocks less levels; ``error``: how far off it may be read in any draw."""
+
+    value: float
+    draws: Floats
+    df: int
+    error: float = 0.0
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """(low, high), which holds the value; (nan, nan) where too few draws know one."""
+        low, high = _interval(self.value, self.draws, self.df, confidence)
+        return low - self.error, high + self.error
+
+
+def difference(of: Figure, to: Figure) -> Figure:
+    """``to`` less ``of``, of two arms drawn independently."""
+    return Figure(to.value - of.value, to.draws - of.draws, min(of.df, to.df), of.error + to.error)
+
+
+class Bootstrap:
+    """The draws of one arm."""
+
+    def __init__(self, level_of_block: NDArray[np.int64], seed: Sequence[int], draws: int = DRAWS) -> None:
+        self.blocks = len(level_of_block)
+        rng = np.random.default_rng(seed)
+        self._weights = np.zeros((draws, self.blocks))
+        levels = np.unique(level_of_block)
+        for level in levels:
+            mine = np.flatnonzero(level_of_block == level)
+            self._weights[:, mine] = rng.multinomial(len(mine), np.full(len(mine), 1 / len(mine)), size=draws)
+        self.df = max(1, self.blocks - len(levels))
+
+    def ratio(self, numerator: Floats, denominator: Floats) -> Figure:
+        """Sum over blocks of one divided by that of the other; nan where nothing is counted."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            draws = (self._weights @ numerator) / (self._weights @ denominator)
+            return Figure(float(np.divide(numerator.sum(), denominator.sum())), draws, self.df)
+
+    def quantiles(self, values: Floats, block: NDArray[np.int64], shares: Sequence[float]) -> list[Figure]:
+        """Nearest-rank quantiles of ``values``, each in ``block``. Point values are exact."""
+        ordered = np.sort(values)
+        found = []
+        for share in shares:
+            value = ordered[_rank(share, len(ordered)) - 1] if len(ordered) else float("nan")
+            above, total = self._per_block(block[values > value]), self._per_block(block)
+            found.append(self._figure(share, float(value), above, total, lambda rank: ordered[rank.astype(np.int64) - 1]))
+        return found
+
+    def counted_quantiles(self, counts: NDArray[np.int64], middles: Floats, shares: Sequence[float]) -> list[Figure]:
+        """Quantiles of what was counted in buckets (blocks x buckets), each as the middle of its bucket."""
+        used = np.flatnonzero(counts.sum(axis=0))
+        kept, values = counts[:, used], middles[used]
+        below = np.cumsum(kept.sum(axis=0))
+        total = kept.sum(axis=1).astype(np.float64)
+        found = []
+        for share in shares:
+            at = int(np.searchsorted(below, _rank(share, int(below[-1])))) if len(used) else 0
+            value = float(values[at]) if len(used) else float("nan")
+            above = kept[:, at + 1 :].sum(axis=1).astype(np.float64)
+            found.append(self._figure(share, value, above, total, lambda rank: values[np.searchsorted(below, rank)]))
+        return found
+
+    def _per_block(self, block: NDArray[np.int64]) -> Floats:
+        return np.bincount(block, minlength=self.blocks).astype(np.float64)
+
+    def _figure(self, share: float, value: float, above: Floats, total: Floats, read: Callable[[Floats], Floats]) -> Figure:
+        """A quantile whose draws are read at the ranks that the draws' shares beyond ``value`` point to."""
+        count, beyond = total.sum(), self.ratio(above, total)
+        if not count or (beyond.value > 0 and beyond.value**2 < BEYOND * float(np.nanvar(beyond.draws))):
+            return Figure(value, np.full(len(self._weights), np.nan), self.df)
+        known = ~np.isnan(beyond.draws)  # a draw may be of empty blocks alone
+        rank = np.maximum(1, np.ceil((share + beyond.value - beyond.draws[known]) * count - 1e-6))
+        draws = np.full(len(known), np.nan)
+        draws[known] = np.where(rank > count, np.inf, read(np.minimum(rank, count)))
+        return Figure(value, draws, self.df)
+
+
+def _rank(share: float, count: int) -> int:
+    return max(1, ceil(share * count - 1e-9))
+
+
+def _interval(value: float, draws: Floats, df: int, confidence: float) -> tuple[float, float]:
+    if isnan(value) or np.isnan(draws).any():
+        return float("nan"), float("nan")
+    share = _NORMAL.cdf(-sqrt((df + 1) / df) * t_quantile((1 + confidence) / 2, df))
+    low, high = np.quantile(draws, (share, 1 - share), method="inverted_cdf")
+    return (min(value, float(low)), max(value, float(high))) if isfinite(low) and isfinite(high) else (float("nan"), float("nan"))
+
+
+def t_quantile(share: float, df: int) -> float:
+    """Student's t by its expansion in 1/df (Abramowitz and Stegun 26.7.5): within 0.5 % from 9 degrees of freedom on."""
+    z = _NORMAL.inv_cdf(share)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(sum(term / df**power for power, term in enumerate(terms)))

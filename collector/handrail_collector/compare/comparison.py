@@ -1,0 +1,213 @@
+"""Arms of requests in, the whole comparison out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import sqrt
+from typing import Final
+
+import numpy as np
+
+from handrail.phases import Phase
+from handrail_collector.compare import verdict as words
+from handrail_collector.compare.arm import Arm, arm_report
+from handrail_collector.compare.bootstrap import CONFIDENCE, Figure, difference
+from handrail_collector.compare.figures import SIMULTANEOUS, TOGETHER, Measured, estimate, measure
+from handrail_collector.compare.gather import HOP_PHASES, read_sample, scope_counts
+from handrail_collector.compare.goodput import FEWEST_JUDGED
+from handrail_collector.compare.report import ArmReport, Change, Comparison, Estimate, Objectives, PairReport
+from handrail_collector.compare.sample import Sample
+from handrail_collector.compare.workload import unlike
+from handrail_collector.store.filter import SCOPES
+
+FEWEST_ARMS: Final = 2
+MOST_ARMS: Final = 3
+SEED: Final = 20240701
+"""Of the first arm's draws; the others follow. The same rows give the same intervals."""
+
+SMALL: Final = 0.01
+"""A difference below this part of the first arm's figure is none, however sure: sketches are no finer."""
+
+ALIKE: Final = 0.2
+"""There is no difference where its bounds stay within this part of the figure; wider ones that hold zero tell nothing."""
+
+Side = tuple[ArmReport, Sample, Measured]
+
+
+class CompareError(Exception):
+    """There is nothing to compare: ``what`` is wrong, ``where``, what would be ``valid``."""
+
+    def __init__(self, what: str, where: str, valid: str) -> None:
+        super().__init__(what)
+        self.what, self.where, self.valid = what, where, valid
+
+
+def compare(arms: Sequence[Arm], objectives: Objectives, *, scope: str | None = None, model: str | None = None) -> Comparison:
+    """Two or three arms, the first of which is the baseline. Raises ``CompareError`` and ``StoreDamagedError``."""
+    scope = _common_scope(arms, scope, model)
+    return side_by_side(arms, [read_sample(arm.stretches, scope, model) for arm in arms], objectives)
+
+
+def side_by_side(arms: Sequence[Arm], samples: Sequence[Sample], objectives: Objectives) -> Comparison:
+    """The comparison of what was read. Pure."""
+    measured = [measure(sample, objectives, SEED + place) for place, sample in enumerate(samples)]
+    reports = [arm_report(*each, objectives) for each in zip(arms, samples, measured, strict=True)]
+    sides = list(zip(reports, samples, measured, strict=True))
+    pairs = [
+        _pair(*_in_order(sides[of], sides[to]), objectives)
+        for of, to in combinations(range(len(arms)), 2)
+        if of == 0 or _opposed(reports[of], reports[to])
+    ]
+    word, headline = _summary(reports, pairs)
+    return Comparison(
+        objectives=objectives,
+        confidence=CONFIDENCE,
+        simultaneous=SIMULTANEOUS,
+        word=word,
+        headline=headline,
+        arms=tuple(reports),
+        pairs=tuple(pairs),
+    )
+
+
+def _common_scope(arms: Sequence[Arm], scope: str | None, model: str | None) -> str:
+    """The widest view that every arm has."""
+    counts = [scope_counts(arm.stretches, model) for arm in arms]
+    for arm, count in zip(arms, counts, strict=True):
+        if not count:
+            whose = f" of model {model!r}" if model else ""
+            where = ", ".join(each.where for each in arm.stretches)
+            raise CompareError(
+                f"{arm.name}: no request{whose} began in that time", where, "a period or a folder with requests in it"
+            )
+    candidates = SCOPES if scope is None else (scope,)
+    for each in candidates:
+        if all(each in count for count in counts):
+            return each
+    seen = "; ".join(f"{arm.name}: {', '.join(count)}" for arm, count in zip(arms, counts, strict=True))
+    what = (
+        f"no requests of scope {scope} in every arm"
+        if scope
+        else "the arms have no scope in common, and figures of different scope never mix"
+    )
+    raise CompareError(what, seen, "arms observed from the same place")
+
+
+def _in_order(of: Side, to: Side) -> tuple[Side, Side]:
+    """A split arm comes second, so that differences read as what splitting changes."""
+    turned = of[0].layout == words.SPLIT and to[0].layout == words.COLLOCATED
+    return (to, of) if turned else (of, to)
+
+
+def _opposed(of: ArmReport, to: ArmReport) -> bool:
+    return {of.layout, to.layout} == {words.SPLIT, words.COLLOCATED}
+
+
+def _pair(of: Side, to: Side, objectives: Objectives) -> PairReport:
+    same_unit = of[0].gap_unit == to[0].gap_unit
+    changes = tuple(
+        _change(name, of[2].figures[name], to[2].figures[name])
+        for name in of[2].figures
+        if same_unit or not name.startswith("gap")
+    )
+    changes = (*changes, *(() if same_unit else _incomparable_gaps(of[0], to[0])), _failed(of[2], to[2]))
+    why_not = unlike(of[1], to[1])
+    if _opposed(of[0], to[0]):
+        found = words.split_against(of[0], to[0], changes, why_not, objectives, _handoff_excess(of[2], to[2]))
+    else:
+        found = words.same_layout(of[0], to[0], changes, why_not)
+    return PairReport(
+        of=of[0].name,
+        to=to[0].name,
+        word=found.word,
+        short=found.short,
+        reasons=found.reasons,
+        unlike=why_not,
+        changes=changes,
+        phases=tuple(_phases(of[2], to[2])),
+    )
+
+
+def _change(name: str, of: Figure, to: Figure) -> Change:
+    moved = estimate(difference(of, to), TOGETHER)
+    known = (estimate(of).value, estimate(to).value)
+    return Change(figure=name, of=known[0], to=known[1], difference=moved, says=_says(known[0], moved))
+
+
+def _says(of: float | None, moved: Estimate, least: float = 0.0) -> str:
+    """All figures are better when smaller. ``least``: a difference of the figure's unit that is small whatever ``of`` is."""
+    if of is None or moved.value is None or moved.low is None or moved.high is None:
+        return words.CANNOT_TELL
+    if abs(moved.value) >= SMALL * abs(of) and not moved.low <= 0 <= moved.high:
+        return words.BETTER if moved.high < 0 else words.WORSE
+    return words.NO_DIFFERENCE if max(-moved.low, moved.high) <= ALIKE * abs(of) + least else words.CANNOT_TELL
+
+
+def _failed(of: Measured, to: Measured) -> Change:
+    """The difference of two shares from their intervals (Newcombe's method, for any interval of each)."""
+    a, b = of.failed_together, to.failed_together
+    if a.value is None or b.value is None or a.low is None or a.high is None or b.low is None or b.high is None:
+        moved = Estimate(None, None, None)
+    else:
+        moved = Estimate(
+            b.value - a.value,
+            b.value - a.value - sqrt((b.value - b.low) ** 2 + (a.high - a.value) ** 2),
+            b.value - a.value + sqrt((b.high - b.value) ** 2 + (a.value - a.low) ** 2),
+        )
+    enough = min(len(side.judged.judged) for side in (of, to)) >= FEWEST_JUDGED
+    says = _says(a.value, moved, SMALL) if enough else words.CANNOT_TELL
+    return Change(figure="failed_share", of=a.value, to=b.value, difference=moved, says=says)
+
+
+def _incomparable_gaps(of: ArmReport, to: ArmReport) -> Iterator[Change]:
+    """One has gaps between tokens, the other between chunks."""
+    for name in ("gap_p50_ns", "gap_p99_ns"):
+        values = of.figures[name].value, to.figures[name].value
+        yield Change(figure=name, of=values[0], to=values[1], difference=Estimate(None, None, None), says=words.CANNOT_TELL)
+
+
+def _phases(of: Measured, to: Measured) -> Iterator[Change]:
+    """Mean contributions to TTFT; a phase that one arm does not have took it no time."""
+    for name in [phase.value for phase in Phase if phase.value in of.phases or phase.value in to.phases]:
+        both = [side.phases[name] for side in (of, to) if name in side.phases]
+        nothing = Figure(0.0, np.zeros_like(both[0].draws), both[0].df)
+        yield _change(name, of.phases.get(name, nothing), to.phases.get(name, nothing))
+
+
+def _handoff_excess(base: Measured, split: Measured) -> Estimate:
+    """The most that the hand-off may take, less the unattributed time and hops of the arm that has none."""
+    most = split.handoff_figure
+    for name in (Phase.UNATTRIBUTED, *HOP_PHASES):
+        if (same := base.phases.get(name.value)) is not None:
+            most = difference(same, most)
+    return estimate(most)
+
+
+def _summary(reports: Sequence[ArmReport], pairs: Sequence[PairReport]) -> tuple[str, str]:
+    """One word and one line for the whole."""
+    layouts = {arm.name: arm.layout for arm in reports}
+    opposed = [pair for pair in pairs if {layouts[pair.of], layouts[pair.to]} == {words.SPLIT, words.COLLOCATED}]
+    if not opposed:
+        told = "; ".join(f"{pair.to} {_AS_VERB[pair.word]} {pair.of}" for pair in pairs)
+        return pairs[0].word if len({pair.word for pair in pairs}) == 1 else words.MIXED, told
+    word = words.together([pair.word for pair in opposed])
+    if len({(pair.word, pair.short) for pair in opposed}) == 1:
+        against = f" against {' and '.join(pair.of for pair in opposed)}" if len(opposed) > 1 else ""
+        return word, f"{word}{against}{_because(opposed[0])}"
+    return word, "; ".join(f"against {pair.of}: {pair.word}{_because(pair)}" for pair in opposed)
+
+
+def _because(pair: PairReport) -> str:
+    """The reasons in a few words, or the first in full where it cannot be told."""
+    short = ", ".join(pair.short) or (pair.reasons[0] if pair.reasons else "")
+    return f": {short}" if short else ""
+
+
+_AS_VERB: Final = {
+    words.BETTER: "is better than",
+    words.WORSE: "is worse than",
+    words.MIXED: "is better in some and worse in other figures than",
+    words.NO_DIFFERENCE: "shows no difference from",
+    words.CANNOT_TELL: "cannot be told from",
+}

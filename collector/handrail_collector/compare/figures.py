@@ -1,0 +1,159 @@
+"""Every figure of one arm: its value, its interval, and its draws for the differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isnan
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handrail.sketch import MAX_BUCKETS, bucket_middle_ns
+from handrail_collector.compare.bootstrap import BEYOND, CONFIDENCE, Bootstrap, Figure
+from handrail_collector.compare.goodput import Judged, judge, rate_levels, share
+from handrail_collector.compare.levels import Level, block_of_slice, levels_of
+from handrail_collector.compare.report import Estimate, Handoff, Objectives, RateLevel
+from handrail_collector.compare.sample import PHASES, Floats, HandoffSums, Sample
+
+FIGURES: Final = ("ttft_p50_ns", "ttft_p90_ns", "ttft_p99_ns", "gap_p50_ns", "gap_p99_ns", "per_token_ns")
+"""The figures with draws; the failed share is told beside them."""
+
+SIMULTANEOUS: Final = len(FIGURES) + 1
+"""Differences that are judged side by side: each gets this part of the 5 % that all may err together (Bonferroni)."""
+
+TOGETHER: Final = 1 - (1 - CONFIDENCE) / SIMULTANEOUS
+SKETCH_ERROR: Final = 0.01
+"""Of a quantile of gaps (handrail.sketch)."""
+
+DRAWN: Final = (0.1, 0.5, 0.9, 0.99)
+"""The quantiles of the picture."""
+
+_SHARES: Final = (0.5, 0.9, 0.99)
+_MIDDLES: Final = np.array([bucket_middle_ns(bucket) for bucket in range(MAX_BUCKETS)], np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was computed of one arm."""
+
+    levels: tuple[Level, ...]
+    judged: Judged
+    rates: tuple[RateLevel, ...]
+    figures: Mapping[str, Figure]
+    phases: Mapping[str, Figure]  # mean contribution to TTFT
+    failed: Estimate
+    failed_together: Estimate  # at ``TOGETHER``
+    handoff: Handoff | None
+    handoff_figure: Figure  # the most that the hand-off may have added, mean over requests
+    quantiles_ns: Mapping[str, Mapping[str, float]]
+
+
+def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
+    """All of it. Equal rows and seed give equal intervals."""
+    levels = levels_of(sample)
+    of_slice, level_of_block = block_of_slice(levels)
+    bootstrap = Bootstrap(level_of_block, (seed,))
+    block = of_slice[sample.slice_of]
+    judged = judge(sample, objectives)
+    ended = ~sample.refused
+    phases = {
+        phase: bootstrap.ratio(
+            _by_block(sample.phase_sums[:, at], of_slice, bootstrap), _by_block(sample.phased, of_slice, bootstrap)
+        )
+        for at, phase in enumerate(PHASES)
+        if sample.phase_sums[:, at].any()
+    }
+    handoff, most = _handoff(sample.handoff, of_slice, bootstrap)
+    return Measured(
+        levels=levels,
+        judged=judged,
+        rates=rate_levels(sample, levels, block, level_of_block, judged, (seed, 1)),
+        figures=_figures(sample, block, of_slice, bootstrap),
+        phases=phases,
+        failed=share(sample.failed, ended, block, bootstrap),
+        failed_together=share(sample.failed, ended, block, bootstrap, TOGETHER),
+        handoff=handoff,
+        handoff_figure=most,
+        quantiles_ns=_picture(sample),
+    )
+
+
+def estimate(figure: Figure, confidence: float = CONFIDENCE) -> Estimate:
+    """The figure as plain numbers; what is not known is None."""
+    low, high = figure.interval(confidence)
+    if isnan(low) or isnan(high):
+        return Estimate(None if isnan(figure.value) else figure.value, None, None)
+    return Estimate(figure.value, low, high)
+
+
+def _figures(sample: Sample, block: NDArray[np.int64], of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> dict[str, Figure]:
+    known = ~np.isnan(sample.ttft_ns)
+    ttft = bootstrap.quantiles(sample.ttft_ns[known], block[known], _SHARES)
+    enough = [_enough(figure, int(known.sum()), each) for figure, each in zip(ttft, _SHARES, strict=True)]
+    gap_blocks = np.zeros((bootstrap.blocks, MAX_BUCKETS), np.int64)
+    np.add.at(gap_blocks, of_slice, sample.gap_counts)
+    read = bootstrap.counted_quantiles(gap_blocks, _MIDDLES, (0.5, 0.99))
+    gaps = [replace(figure, error=SKETCH_ERROR * figure.value) for figure in read]
+    streams = int((~np.isnan(sample.gap_p99_ns)).sum())
+    timed = ~np.isnan(sample.per_token_ns)
+    tokens = np.where(timed, sample.output_tokens - 1, 0.0)
+    spent = np.where(timed, sample.per_token_ns * tokens, 0.0)
+    per_token = bootstrap.ratio(*(_counted(block, each, bootstrap) for each in (spent, tokens)))
+    figures = (*enough, *(_enough(figure, streams, 0.5) for figure in gaps), _enough(per_token, int(timed.sum()), 0.5))
+    return dict(zip(FIGURES, figures, strict=True))
+
+
+def _enough(figure: Figure, requests: int, of: float) -> Figure:
+    """The figure without draws, so without an interval, where too few requests lie beyond it."""
+    if requests * (1 - of) >= BEYOND:
+        return figure
+    return replace(figure, draws=np.full(len(figure.draws), np.nan))
+
+
+def _by_block(per_slice: Floats, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> Floats:
+    return _counted(of_slice, per_slice, bootstrap)
+
+
+def _counted(block: NDArray[np.int64], values: Floats, bootstrap: Bootstrap) -> Floats:
+    return np.bincount(block, weights=values, minlength=bootstrap.blocks).astype(np.float64)
+
+
+def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> tuple[Handoff | None, Figure]:
+    def mean(numerator: Floats, denominator: Floats) -> Figure:
+        return bootstrap.ratio(_by_block(numerator, of_slice, bootstrap), _by_block(denominator, of_slice, bootstrap))
+
+    requests = float(sums.requests.sum())
+    most = mean(sums.known_ns + sums.hidden_ns + sums.hops_ns, sums.requests)
+    if not requests:
+        return None, most
+    measured = float(sums.measured.sum()) / requests
+    if measured == 1:
+        most = mean(sums.known_ns, sums.requests)
+    ceiling = sums.prompted_known_ns if measured == 1 else sums.prompted_ceiling_ns
+    handoff = Handoff(
+        requests=int(requests),
+        measured=measured,
+        at_least_ns=estimate(mean(sums.known_ns, sums.requests)),
+        at_most_ns=estimate(most),
+        at_least_per_1000_tokens_ns=estimate(mean(1000 * sums.prompted_known_ns, sums.prompt_tokens)),
+        at_most_per_1000_tokens_ns=estimate(mean(1000 * ceiling, sums.prompt_tokens)),
+    )
+    return handoff, most
+
+
+def _picture(sample: Sample) -> dict[str, dict[str, float]]:
+    known = np.sort(sample.ttft_ns[~np.isnan(sample.ttft_ns)])
+    drawn: dict[str, dict[str, float]] = {}
+    if len(known):
+        drawn["ttft"] = {_name(each): float(np.quantile(known, each, method="inverted_cdf")) for each in DRAWN}
+    counts = sample.gap_counts.sum(axis=0)
+    if counts.sum():
+        below = np.cumsum(counts)
+        drawn["gap"] = {_name(each): float(_MIDDLES[np.searchsorted(below, each * below[-1] - 1e-9)]) for each in DRAWN}
+    return drawn
+
+
+def _name(quantile: float) -> str:
+    return f"p{quantile * 100:g}"

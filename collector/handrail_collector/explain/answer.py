@@ -1,0 +1,25 @@
+"""The explanation of a period as JSON: what the API and the command line get from a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail_collector.explain.period import explain
+from handrail_collector.explain.question import DEFAULT_NS, Question
+from handrail_collector.explain.sentences import to_json
+from handrail_collector.store.ask import ask, latest_unix_ns
+from handrail_collector.store.cells import Scoped
+from handrail_collector.store.read import StoreReader
+
+
+def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[str, Any]:
+    """The explanation as JSON (docs/http-api.md). Raises ``StoreDamagedError``."""
+    latest = latest_unix_ns(reader, now_unix_ns)
+    until = question.until_unix_ns
+    if until is None:
+        stale = question.since_unix_ns is None and latest is not None and latest < now_unix_ns - DEFAULT_NS
+        until = latest + 1 if stale and latest is not None else now_unix_ns
+    since = question.since_unix_ns if question.since_unix_ns is not None else until - DEFAULT_NS
+    of = Scoped(since_unix_ns=since, until_unix_ns=max(until, since + 1), scope=question.scope, model=question.model)
+    answer = to_json(explain(ask(reader, of, fast=question.fast)))
+    return answer | {"latest_unix_ns": latest}

@@ -1,0 +1,148 @@
+"""The explanation of a period in a few plain sentences, for a person who was woken by it; and the whole as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from handrail.phases import Phase
+from handrail.times import format_duration
+from handrail_collector.explain.contrast import Contrast
+from handrail_collector.explain.period import NEEDED, PeriodAnswer, ScopeAnswer, Tail, Verdict, standing
+from handrail_collector.explain.tail import Named, PhaseMore
+
+_TOLD: Final = 3  # causes, phases or places in one sentence
+_LITTLE: Final = 0.005
+
+WHERE: Final = {
+    "prefill_host": "prefill host {}",
+    "decode_host": "decode host {}",
+    "link": "the link {}",
+    "model": "the model {}",
+    "outcome": "the outcome {}",
+    "kv_outcome": "the KV outcome {}",
+}
+
+
+def summary(scope: ScopeAnswer) -> list[str]:
+    """What a scope comes to, most important first."""
+    told = [*_ttft(scope), *_gaps(scope), *_failed(scope)]
+    if scope.requests and scope.complete < scope.requests:
+        missing = scope.requests - scope.complete
+        told.append(f"{_count(missing)} ({_percent(missing / scope.requests)}) lack evidence from a process on their path.")
+    return told
+
+
+def to_json(answer: PeriodAnswer) -> dict[str, Any]:
+    """Every field by its own name, enums by their values, and of each scope its ``summary``."""
+    plain = asdict(answer)
+    for scope, made in zip(plain["scopes"], answer.scopes, strict=True):
+        scope["summary"] = summary(made)
+        for name, tail in (("ttft", made.ttft), ("gap", made.gap)):
+            if tail is not None:
+                scope[name] |= {"measure": tail.measure.value, "verdict": tail.verdict.value, "longer_ns": tail.longer_ns}
+                for phase, of in zip(scope[name]["phases"], tail.phases, strict=True):
+                    phase["more_ns"] = of.more_ns
+    return plain
+
+
+def _ttft(scope: ScopeAnswer) -> list[str]:
+    tail = scope.ttft
+    if tail is None:
+        return ["No request of this scope has a time to first token."]
+    if tail.verdict is Verdict.CANNOT_TELL:
+        return [
+            f"Cannot tell why the slowest are slow: {_count(scope.timed)} with a time to first token; {NEEDED:,} are needed, "
+            "so that the slowest 1 % are ten."
+        ]
+    slow = (
+        f"the slowest 1 % ({_count(tail.requests)}, TTFT {format_duration(tail.from_ns)} or more) waited "
+        f"{format_duration(tail.longer_ns)} longer than the middle half"
+    )
+    if tail.verdict is Verdict.NOTHING:
+        return [f"Nothing stands out: {slow}, on the same hosts and links as the others.", *_spread(tail)]
+    told = [f"{slow[0].upper()}{slow[1:]}."]
+    if tail.causes is not None and tail.causes.named:
+        told.append(_named(tail))
+    told += [_place(contrast) for contrast in standing(tail.contrasts)[:_TOLD]]
+    if tail.causes is None or not tail.causes.named:
+        told += _spread(tail)
+    elif tail.unattributed_share is not None and tail.unattributed_share > _LITTLE:
+        told.append(f"{_percent(tail.unattributed_share)} of the extra time is unattributed: no evidence says what it was.")
+    return told
+
+
+def _named(tail: Tail) -> str:
+    assert tail.causes is not None
+    causes = tail.causes
+    parts = [f"{_percent(each.share)} {_cause(each)}" for each in causes.named[:_TOLD]]
+    more = sum(each.requests for each in causes.named[_TOLD:])
+    rest = [f"{_percent(more / causes.slow)} other causes listed below"] if more else []
+    if causes.alike:
+        rest.append(f"{_percent(causes.alike / causes.slow)} two phases that grew alike")
+    if causes.ordinary:
+        rest.append(f"{_percent(causes.ordinary / causes.slow)} nothing out of the ordinary")
+    told = "; ".join([*parts, *rest])
+    return f"All of them: {told.partition(' % ')[2]}." if len(parts) == 1 and not rest else f"Of them: {told}."
+
+
+def _cause(named: Named) -> str:
+    where = f" at {named.place}" if named.place else ""
+    hidden = f", which may hide {_either(named.may_be)}" if named.may_be and named.phase == Phase.UNATTRIBUTED.value else ""
+    return f"{named.phase}{where} (+{format_duration(named.more_ns)} on average{hidden})"
+
+
+def _spread(tail: Tail) -> list[str]:
+    """Which phases the difference is made of."""
+    grown = [phase for phase in tail.phases if phase.more_ns > 0 and phase.share >= _LITTLE][:_TOLD]
+    if not grown:
+        return []
+    told = ", ".join(f"{_percent(phase.share)} {_phase(phase)}" for phase in grown)
+    size = tail.causes.by_size_ns if tail.causes is not None else 0
+    longer = f" Longer prompts account for {format_duration(size)} of it." if size > _LITTLE * tail.longer_ns else ""
+    return [f"The difference is {told}.{longer}"]
+
+
+def _phase(phase: PhaseMore) -> str:
+    return f"{phase.phase} ({phase.place})" if phase.place else phase.phase
+
+
+def _place(contrast: Contrast, others: str = "middle half") -> str:
+    what = WHERE[contrast.dimension].format(contrast.value)
+    return f"{_percent(contrast.asked_share)} of them have {what}, but {_percent(contrast.others_share)} of the {others}."
+
+
+def _gaps(scope: ScopeAnswer) -> list[str]:
+    tail = scope.gap
+    if tail is None or tail.verdict is not Verdict.STANDS_OUT:
+        return []
+    told = [f"The longest stream gaps ({format_duration(tail.from_ns)} or more, {_count(tail.requests)}):"]
+    told += [_place(contrast) for contrast in standing(tail.contrasts)[:_TOLD]]
+    return [" ".join(told)]
+
+
+def _failed(scope: ScopeAnswer) -> list[str]:
+    failures = scope.failures
+    if not failures.requests:
+        return ["No request failed."]
+    kinds = ", ".join(f"{count:,} {name}" for name, count in list(failures.by_outcome.items())[:_TOLD])
+    told = f"{_count(failures.requests)} failed ({_percent(failures.requests / scope.requests)}): {kinds}."
+    places = [_place(contrast, "others") for contrast in standing(failures.contrasts)[:_TOLD]]
+    return [" ".join([told, *places])]
+
+
+def _count(requests: int) -> str:
+    return f"{requests:,} request" if requests == 1 else f"{requests:,} requests"
+
+
+def _percent(share: float) -> str:
+    per_cent = 100 * share
+    if 0 < per_cent < 0.1:
+        return "<0.1 %"
+    return f"{per_cent:.1f} %" if per_cent < 9.95 and round(per_cent, 1) != round(per_cent) else f"{per_cent:.0f} %"
+
+
+def _either(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,246 @@
+"""Why the slowest are slow: by how much each phase grew, which cause each slow request has, where they concentrate. Pure.
+
+*Slow* is from the 99th percentile on, *usual* from the first to the third quarter. The phases of both add up to their times to
+the first token, so what the slow waited longer is told whole: by phases, and what no evidence explains by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail.phases import Phase, Place
+from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Causes, Requests, Typical, causes, learn
+from handrail_collector.explain.contrast import LEAST_TIMES, Contrast
+from handrail_collector.store.request_columns import may_be
+from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+
+LEAST_SLOW: Final = 10
+"""Fewer slow requests say nothing about the rest; a hundred times as many requests are needed."""
+
+LEAST_SHARE: Final = 0.05
+"""Of the slow requests: a smaller part with one cause is not worth being woken for."""
+
+EXAMPLES: Final = 3
+
+_ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.UNATTRIBUTED)]
+_UNATTRIBUTED: Final = phase_column(Phase.UNATTRIBUTED.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMore:
+    """Mean of one phase of usual and of slow requests. ``place``: of ``unattributed``, the process it lies in."""
+
+    phase: str
+    place: str
+    usual_ns: int
+    slow_ns: int
+    share: float  # of what the slow took longer; negative where the phase was shorter
+
+    @property
+    def more_ns(self) -> int:
+        """By how much the slow took longer."""
+        return self.slow_ns - self.usual_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """Slow requests with one cause: ``phase`` at ``place`` (a host, a link ``P>D``, "router", "" where that is not known).
+
+    ``more_ns``: by how much that phase is longer than typical for prompts of their size, on average. ``may_be``: what
+    ``unattributed`` may hide. ``first_unix_ns``, ``last_unix_ns``: between these started nine in ten of them.
+    """
+
+    phase: str
+    place: str
+    requests: int
+    share: float
+    more_ns: int
+    typical_ns: int
+    may_be: tuple[str, ...]
+    first_unix_ns: int
+    last_unix_ns: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Causing:
+    """What the slow requests say one by one.
+
+    ``named``: causes that are more frequent there and then than is ordinary, each of a part worth telling. ``alike``: requests of
+    which two phases grew alike, so that none is named. ``ordinary``: requests without a cause that is out of the ordinary (the
+    longest prompts, bursts), or with one of too few. ``by_size_ns``: mean time that longer prompts account for.
+    """
+
+    slow: int
+    named: tuple[Named, ...]
+    alike: int
+    ordinary: int
+    by_size_ns: int
+    examples: tuple[str, ...]  # of the ordinary ones
+
+
+def phases_more(
+    usual: Sequence[int], usual_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]
+) -> list[PhaseMore]:
+    """Means from sums by column (``names``: those of ``cells.PHASE_SUMS``, then the time itself), by what grew most."""
+    u, s = _parts(names, usual, usual_requests), _parts(names, slow, slow_requests)
+    longer = sum(s.values()) - sum(u.values())
+    found = [
+        PhaseMore(
+            phase=phase,
+            place=place,
+            usual_ns=round(u[phase, place]),
+            slow_ns=round(s[phase, place]),
+            share=(s[phase, place] - u[phase, place]) / longer if longer else 0.0,
+        )
+        for phase, place in u
+        if u[phase, place] or s[phase, place]
+    ]
+    return sorted(found, key=lambda each: -each.more_ns)
+
+
+def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tuple[str, str], float]:
+    """Mean by phase and place; what the phases leave of the time itself is unattributed on the path."""
+    by = dict(zip(names, sums, strict=True))
+    total = by.pop("value_sum_ns")
+    inside = {Place.PREFILL.value: by.pop(UNATTRIBUTED_PREFILL), Place.DECODE.value: by.pop(UNATTRIBUTED_DECODE)}
+    by.pop(_UNATTRIBUTED)
+    found = {(phase.value, ""): by[phase_column(phase.value)] for phase in Phase if phase is not Phase.UNATTRIBUTED}
+    found |= {(Phase.UNATTRIBUTED.value, place): value for place, value in inside.items()}
+    found[Phase.UNATTRIBUTED.value, Place.PATH.value] = total - sum(found.values())
+    return {key: value / max(1, requests) for key, value in found.items()}
+
+
+def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
+    """The causes of the slow ones among ``rows`` (``cells.looked_at`` of one scope); None where too few tell what is typical.
+
+    A slow request has a cause out of the ordinary where such growths are more frequent there and then (``cause.py``), or where
+    it is at one of ``places``, hosts and links that slow requests concentrate at for the whole period.
+    """
+    sampled, slow = rows.filter(rows["sampled"]), rows.filter(rows["slow"])
+    typical = learn(_requests(sampled))
+    if typical is None or slow.num_rows < LEAST_SLOW or sampled.num_rows < LEAST_REQUESTS:
+        return None
+    requests = _requests(slow)
+    found = causes(requests, typical)
+    place, concentrated = _concentrated(slow, found, places)
+    out_of_ordinary = (found.standing | concentrated) & (found.leading >= 0)
+    standing = out_of_ordinary & found.clear
+    groups: dict[tuple[int, str], list[int]] = {}
+    for at in np.flatnonzero(standing).tolist():
+        groups.setdefault((int(found.leading[at]), str(place[at])), []).append(at)
+    named = [
+        _named(PHASES[phase], place, np.array(places), slow, found, requests, typical)
+        for (phase, place), places in groups.items()
+        if len(places) >= LEAST_SHARE * slow.num_rows
+    ]
+    told = sum(each.requests for each in named)
+    alike = int((out_of_ordinary & ~found.clear).sum())
+    size = (
+        typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean()
+        - typical.expected_ns(_requests(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+    )
+    return Causing(
+        slow=slow.num_rows,
+        named=tuple(sorted(named, key=lambda each: (-each.requests, each.phase, each.place))),
+        alike=alike,
+        ordinary=slow.num_rows - told - alike,
+        by_size_ns=round(float(size)),
+        examples=_ids(slow, _middle(requests.ttft_ns, np.flatnonzero(~standing))),
+    )
+
+
+def _concentrated(slow: pa.Table, found: Causes, places: Sequence[Contrast]) -> tuple[Any, Any]:
+    """Where the leading phase of each is, and whether requests that are slow by it concentrate there.
+
+    Of a host that one phase made slow, requests that are slow by another are as ordinary as elsewhere.
+    """
+    hosts = {name: _texts(slow[name]) for name in ("prefill_host", "decode_host")}
+    values = hosts | {"link": hosts["prefill_host"] + ">" + hosts["decode_host"]}
+    place, concentrated = found.place.copy(), np.zeros(slow.num_rows, bool)
+    for contrast in places:
+        if contrast.dimension in values:
+            here = values[contrast.dimension] == contrast.value
+            inside = np.bincount(found.leading[here & (found.leading >= 0)], minlength=len(PHASES)) / _usual_share(contrast)
+            outside = np.bincount(found.leading[~here & (found.leading >= 0)], minlength=len(PHASES)) + 0.5
+            more = inside >= LEAST_TIMES * outside / (1 - _usual_share(contrast))
+            here &= more[found.leading] & (found.leading >= 0)
+            concentrated |= here
+            if contrast.dimension == "link":
+                place[here & np.isin(found.leading, _ON_LINK)] = contrast.value
+    return place, concentrated
+
+
+def _usual_share(contrast: Contrast) -> float:
+    """The share of the usual requests with the value, kept off 0 and 1."""
+    return min(0.99, max(0.01, contrast.others_share))
+
+
+def _usual(sampled: pa.Table) -> pa.Table:
+    low, high = pc.quantile(sampled["ttft_ns"], [0.25, 0.75], interpolation="nearest").to_pylist()
+    return sampled.filter(pc.and_(pc.greater_equal(sampled["ttft_ns"], low), pc.less_equal(sampled["ttft_ns"], high)))
+
+
+def _named(phase: Phase, place: str, at: Any, slow: pa.Table, found: Causes, requests: Requests, typical: Typical) -> Named:
+    column = PHASES.index(phase)
+    started = np.sort(requests.started_unix_ns[at])
+    shapes = pc.unique(slow["phase_shape"].take(pa.array(at))).to_pylist() if phase is Phase.UNATTRIBUTED else []
+    inside, times = np.unique(requests.rest_at[at].astype(str), return_counts=True)
+    return Named(
+        phase=phase.value,
+        place=place,
+        requests=len(at),
+        share=len(at) / slow.num_rows,
+        more_ns=round(float(found.excess_ns[at].mean())),
+        typical_ns=round(float(typical.expected_ns(requests.uncached_tokens[at])[:, column].mean())),
+        may_be=_hidden(shapes, str(inside[times.argmax()])),
+        first_unix_ns=int(started[len(at) // 20]),
+        last_unix_ns=int(started[-1 - len(at) // 20]),
+        examples=_ids(slow, _middle(found.excess_ns, at)),
+    )
+
+
+def _hidden(shapes: Iterable[str], process: str) -> tuple[str, ...]:
+    hidden = {name for shape in shapes for name in may_be(shape, process)}
+    return tuple(phase.value for phase in Phase if phase.value in hidden)
+
+
+def _middle(values: Any, at: Any) -> Any:
+    """Places of the few typical ones: around the median of the value."""
+    ordered = at[np.argsort(values[at], kind="stable")]
+    first = max(0, len(ordered) // 2 - EXAMPLES // 2)
+    return ordered[first : first + EXAMPLES]
+
+
+def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
+    chosen = rows.select(["client_request_id", "request_id"]).take(pa.array(at, pa.int64())).to_pylist()
+    return tuple(each["client_request_id"] or each["request_id"].hex() for each in chosen)
+
+
+def _requests(rows: pa.Table) -> Requests:
+    inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
+    rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)
+    places = np.array([Place.PREFILL.value, Place.DECODE.value, Place.PATH.value], object)
+    return Requests(
+        started_unix_ns=rows["started_unix_ns"].to_numpy(),
+        ttft_ns=_floats(rows["ttft_ns"]),
+        uncached_tokens=pc.cast(rows["uncached_tokens"], pa.float64()).to_numpy(),
+        phases_ns=np.stack([_floats(rows[phase_column(phase.value)]) for phase in PHASES], axis=1),
+        prefill_host=_texts(rows["prefill_host"]),
+        decode_host=_texts(rows["decode_host"]),
+        rest_at=np.where(rest.max(axis=1) > 0, places[rest.argmax(axis=1)], ""),
+    )
+
+
+def _floats(values: pa.ChunkedArray) -> Any:
+    return pc.fill_null(pc.cast(values, pa.float64()), 0.0).to_numpy()
+
+
+def _texts(values: pa.ChunkedArray) -> Any:
+    return np.array(pc.fill_null(values, "").to_pylist(), object)

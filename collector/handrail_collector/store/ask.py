@@ -1,0 +1,210 @@
+"""What a period comes to: its cells, quantiles, gap sketches and, one by one, its slow requests. For ``handrail explain``.
+
+Two answers: the *first* takes whole hours from their rollups and the rest from rows, times to 2 %; the *exact* one reads every
+row. Where no hour has a rollup there is only the exact one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from handrail.sketch import GapSketch
+from handrail_collector.store import cells, files_query
+from handrail_collector.store.cells import Cuts, Measure, Scoped
+from handrail_collector.store.files_query import Files
+from handrail_collector.store.manifest import StoreDamagedError, StoredFile
+from handrail_collector.store.read import StoreReader, newer_files
+from handrail_collector.store.rolling import split
+from handrail_collector.store.rollup import merge_sketches, sketches_of
+from handrail_collector.store.schema import Table
+
+RANKS: Final = (0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
+"""Quantiles that are asked for; slow is from the one of ``SLOW_RANK`` on, usual from the first to the third."""
+
+SLOW_RANK: Final = 0.99
+SAMPLE_ROWS: Final = 120_000
+"""About how many requests, of all, are looked at to learn what is typical."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """Of one scope and measure: how many have a value, and the values at ``RANKS``."""
+
+    counted: int
+    values_ns: tuple[int, ...]
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where usual and slow lie."""
+        at = dict(zip(RANKS, self.values_ns, strict=True))
+        return Cuts(at[0.25], at[0.75], at[SLOW_RANK])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The figures of a period. ``quantiles`` None: they are to be read from the bins of the cells.
+
+    ``looked_at``: slow and sampled requests one by one, None in the first answer. ``rolled_hours``: how many hours came from
+    rollups.
+    """
+
+    of: Scoped
+    exact: bool
+    ttft_cells: pa.Table
+    gap_cells: pa.Table
+    sketches: Mapping[str, GapSketch]  # by scope
+    quantiles: Mapping[Measure, Mapping[str, Quantiles]] | None
+    looked_at: pa.Table | None
+    rolled_hours: int
+
+
+def latest_unix_ns(reader: StoreReader, now_unix_ns: int) -> int | None:
+    """When the latest stored request began; those of clocks that are ahead count as of now. None: there is no request."""
+    files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.REQUESTS]
+    return max((min(file.max_unix_ns, now_unix_ns) for file in files), default=None)
+
+
+def ask(reader: StoreReader, of: Scoped, *, fast: bool) -> Asked:
+    """The first answer (``fast``) or the exact one. Both times of ``of`` must be given. Raises ``StoreDamagedError``."""
+    assert of.since_unix_ns is not None
+    assert of.until_unix_ns is not None
+    files = [file for publish in reader.publishes() for file in publish.files]
+    parts = split(files, of.since_unix_ns, of.until_unix_ns)
+    cursor = reader.cursor()
+    try:
+        if fast and parts.rollups:
+            return _first(reader, cursor, of, files, parts.rollups, parts.requests)
+        every = split([file for file in files if file.table is Table.REQUESTS], of.since_unix_ns, of.until_unix_ns).requests
+        return _exact(_Rows.bound(reader, cursor, of, files, every), of, parts.rollups, parts.requests)
+    except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid, OSError) as error:
+        raise StoreDamagedError(str(error)) from error
+    finally:
+        cursor.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Files of requests as a table of placed rows; None where there are none."""
+
+    reader: StoreReader
+    cursor: duckdb.DuckDBPyConnection
+    every: Sequence[StoredFile]
+    table: cells.Expression | None
+
+    @classmethod
+    def bound(
+        cls,
+        reader: StoreReader,
+        cursor: duckdb.DuckDBPyConnection,
+        of: Scoped,
+        every: Sequence[StoredFile],
+        files: Sequence[StoredFile],
+    ) -> _Rows:
+        every = [file for file in every if file.table is Table.REQUESTS]
+        if not files:
+            return cls(reader, cursor, every, None)
+        newer, base = newer_files(every, min(file.min_unix_ns for file in files), max(file.max_unix_ns for file in files))
+        touched: set[Path] = set()
+        if newer:
+            files_query.bind(cursor, {"requests": _files(reader, files, named=True), "newer": _files(reader, newer)})
+            touched = {Path(name) for name in files_query.answer(cursor, cells.superseded(of, base))["filename"].to_pylist()}
+        clean = [file for file, path in zip(files, reader.paths(files), strict=True) if path not in touched]
+        rest = [file for file in files if file not in clean]
+        tables = {name: _files(reader, part) for name, part in (("requests", clean), ("touched", rest)) if part}
+        known = files_query.bind(cursor, tables)
+        return cls(reader, cursor, every, cells.placed(cells.wanted(of, known, newer_than=base)))
+
+    def of(self, of: Scoped, files: Sequence[StoredFile]) -> _Rows:
+        """The same questions to some of the files only."""
+        return _Rows.bound(self.reader, self.cursor, of, self.every, files)
+
+    def answer(self, made: cells.Expression) -> pa.Table:
+        return files_query.answer(self.cursor, made)
+
+
+def _first(
+    reader: StoreReader,
+    cursor: duckdb.DuckDBPyConnection,
+    of: Scoped,
+    every: Sequence[StoredFile],
+    rollups: Sequence[StoredFile],
+    requests: Sequence[StoredFile],
+) -> Asked:
+    rows = _Rows.bound(reader, cursor, of, every, requests)
+    files_query.bind(cursor, {"rollups": _files(reader, rollups)})
+    found = {}
+    for measure in (Measure.TTFT, Measure.GAP):
+        found[measure] = [files_query.answer(cursor, cells.rolled(of, measure))]
+        if rows.table is not None:
+            found[measure].append(rows.answer(cells.cells(rows.table, measure)))
+    return Asked(
+        of=of,
+        exact=False,
+        ttft_cells=_together(found[Measure.TTFT]),
+        gap_cells=_together(found[Measure.GAP]),
+        sketches=_sketches(rows, of, rollups),
+        quantiles=None,
+        looked_at=None,
+        rolled_hours=len(rollups),
+    )
+
+
+def _exact(rows: _Rows, of: Scoped, rollups: Sequence[StoredFile], rest: Sequence[StoredFile]) -> Asked:
+    if rows.table is None:
+        empty = pa.table({name: pa.array([], pa.string()) for name in (*cells.DIMENSIONS, "part")})
+        return Asked(
+            of=of, exact=True, ttft_cells=empty, gap_cells=empty, sketches={}, quantiles={}, looked_at=None, rolled_hours=0
+        )
+    quantiles = _quantiles(rows.answer(cells.quantiles(rows.table, RANKS)))
+    cuts = {measure: {scope: each.cuts for scope, each in found.items()} for measure, found in quantiles.items()}
+    timed = sum(each.counted for each in quantiles[Measure.TTFT].values())
+    ttft, gap = (rows.answer(cells.cells(rows.table, measure, cuts[measure])) for measure in (Measure.TTFT, Measure.GAP))
+    looked_at = rows.answer(cells.looked_at(rows.table, cuts[Measure.TTFT], max(1, timed // SAMPLE_ROWS)))
+    return Asked(
+        of=of,
+        exact=True,
+        ttft_cells=ttft,
+        gap_cells=gap,
+        sketches=_sketches(rows.of(of, rest), of, rollups),  # merging sketches of hours loses nothing
+        quantiles=quantiles,
+        looked_at=looked_at,
+        rolled_hours=0,
+    )
+
+
+def _quantiles(table: pa.Table) -> dict[Measure, dict[str, Quantiles]]:
+    found: dict[Measure, dict[str, Quantiles]] = {measure: {} for measure in cells.VALUE}
+    for row in table.to_pylist():
+        for measure, by_scope in found.items():
+            if values := row[f"{measure.value}_values"]:
+                by_scope[row["scope"]] = Quantiles(counted=row[f"{measure.value}_counted"], values_ns=tuple(values))
+    return found
+
+
+def _sketches(rows: _Rows, of: Scoped, rollups: Sequence[StoredFile]) -> dict[str, GapSketch]:
+    """Every gap of the streams of each scope: whole hours from their rollups, the rest from ``rows``."""
+    tables = [pq.read_table(path, columns=["scope", "model", "measure", "gap_sketch"]) for path in rows.reader.paths(rollups)]
+    found = [sketches_of(pa.concat_tables(tables))] if tables else []
+    if rows.table is not None:
+        found.append(merge_sketches(rows.answer(cells.sketches(rows.table))))
+    merged: dict[str, GapSketch] = {}
+    for part in found:
+        for (scope, model), sketch in part.items():
+            if of.scope in (None, scope) and of.model in (None, model):
+                merged.setdefault(scope, GapSketch()).merge(sketch)
+    return merged
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _files(reader: StoreReader, files: Sequence[StoredFile], *, named: bool = False) -> Files:
+    return Files(reader.paths(files), alike=len({file.columns_crc for file in files}) <= 1, named=named)

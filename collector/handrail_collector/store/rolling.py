@@ -1,0 +1,64 @@
+"""Which rollups a store lacks, which stand for files that are no longer there, and which answer for an hour. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from handrail_collector.store.compact import Ranged
+from handrail_collector.store.folders import HOUR_NS, hour_of
+from handrail_collector.store.manifest import Publish, StoredFile
+from handrail_collector.store.schema import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """``missing``: files of requests that want a rollup, with their journal ranges; ``stale``: paths of rollups to take out."""
+
+    missing: tuple[Ranged, ...]
+    stale: tuple[str, ...]
+
+
+def due(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after_ns: int) -> Due:
+    """What is to be made now: the rollups of hours that ended ``closed_after_ns`` ago or more."""
+    listed = [(p.first_offset, p.end_offset, file) for p in publishes if p.shard == shard for file in p.files]
+    requests = {file.path for _, _, file in listed if file.table is Table.REQUESTS}
+    rollups = [file for _, _, file in listed if file.table is Table.ROLLUPS]
+    covered = {file.covers for file in rollups}
+    return Due(
+        missing=tuple(
+            (first, end, file)
+            for first, end, file in listed
+            if file.table is Table.REQUESTS
+            and file.path not in covered
+            and (hour_of(file.path) + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
+        ),
+        stale=tuple(file.path for file in rollups if file.covers not in requests),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Files of ``rollups`` that answer for whole hours, and files of ``requests`` for the rest of a period."""
+
+    rollups: tuple[StoredFile, ...]
+    requests: tuple[StoredFile, ...]
+
+
+def split(files: Iterable[StoredFile], since_unix_ns: int, until_unix_ns: int) -> Split:
+    """The files that answer for [since, until): an hour goes by its rollups where each of its files has one and lies within."""
+    files = tuple(files)
+    covers = {file.covers: file for file in files if file.table is Table.ROLLUPS}
+    hours: dict[int, list[StoredFile]] = {}
+    for file in files:
+        if file.table is Table.REQUESTS and file.max_unix_ns >= since_unix_ns and file.min_unix_ns < until_unix_ns:
+            hours.setdefault(hour_of(file.path), []).append(file)
+    rollups: list[StoredFile] = []
+    requests: list[StoredFile] = []
+    for each in hours.values():
+        whole = all(f.path in covers and f.min_unix_ns >= since_unix_ns and f.max_unix_ns < until_unix_ns for f in each)
+        if whole:
+            rollups.extend(covers[file.path] for file in each)
+        else:
+            requests.extend(each)
+    return Split(tuple(rollups), tuple(requests))

@@ -1,0 +1,83 @@
+"""The cells and gap sketches of one file of requests: what an hour comes to, for the first answer over many hours.
+
+A rollup stands for as long as the file that it was made from is in the store; an hour whose every file has one is answered by
+them. A later version of a request that came in another hour is not known to it: the exact answer, from the rows, counts it once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail.sketch import GapSketch
+from handrail_collector.store import cells, files_query
+from handrail_collector.store.cells import Measure, Scoped
+from handrail_collector.store.files_query import Files
+from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.gap_counts import GapCounts
+from handrail_collector.store.schema import ROLLUP_COLUMNS
+
+Key = tuple[str, str | None]
+"""Scope and model of a sketch."""
+
+
+def roll_up(requests: Path, hour: int, threads: int = 1) -> pa.Table:
+    """The rollup of a file of ``requests`` of one hour (since 1970). Raises DuckDB's errors for a file that cannot be read."""
+    with duckdb.connect(":memory:", config={"threads": threads, "autoinstall_known_extensions": False}) as connection:
+        known = files_query.bind(connection, {"touched": Files([requests]), "newer": Files([requests])})
+        table = cells.placed(cells.wanted(Scoped(), known, newer_than=0))
+        parts = [
+            _completed(files_query.answer(connection, cells.cells(table, measure)), measure, hour)
+            for measure in (Measure.TTFT, Measure.GAP)
+        ]
+        merged = merge_sketches(files_query.answer(connection, cells.sketches(table)))
+    # With nothing in it there is one empty sketch: a file that withdraws rows and has no other is covered too.
+    parts.append(_completed(_sketch_rows(merged or {("", None): GapSketch()}), Measure.SKETCH, hour))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def merge_sketches(rows: pa.Table) -> dict[Key, GapSketch]:
+    """Scope, model, gap_sketch of streams or of whole hours to one sketch a scope and model."""
+    if not rows.num_rows:
+        return {}
+    encoded = rows.select(["scope", "model"]).combine_chunks()
+    keys = list(zip(encoded["scope"].to_pylist(), encoded["model"].to_pylist(), strict=True))
+    numbers: dict[Key, int] = {}
+    group = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(keys))
+    counts = GapCounts(len(numbers))
+    counts.add(rows["gap_sketch"], group)
+    return {key: counts.merged[number] for key, number in numbers.items() if counts.merged[number].count}
+
+
+def sketches_of(rollups: pa.Table) -> dict[Key, GapSketch]:
+    """The sketches of rollups, merged."""
+    return merge_sketches(rollups.filter(pc.equal(rollups["measure"], Measure.SKETCH.value)))
+
+
+def _sketch_rows(merged: dict[Key, GapSketch]) -> pa.Table:
+    return pa.table(
+        {
+            "scope": pa.array([scope for scope, _ in merged], pa.string()),
+            "model": pa.array([model for _, model in merged], pa.string()),
+            "requests": pa.array([sketch.count for sketch in merged.values()], pa.int64()),
+            "gap_sketch": pa.array([sketch.encode() for sketch in merged.values()], pa.binary()),
+        }
+    )
+
+
+def _completed(table: pa.Table, measure: Measure, hour: int) -> pa.Table:
+    rows = table.num_rows
+    given = {"hour_unix_ns": pa.repeat(pa.scalar(hour * HOUR_NS, pa.int64()), rows), "measure": pa.repeat(measure.value, rows)}
+    arrays = []
+    for column in ROLLUP_COLUMNS:
+        if column.name in given:
+            arrays.append(given[column.name])
+        elif column.name in table.column_names:
+            arrays.append(table[column.name].cast(column.type))
+        else:
+            arrays.append(pa.nulls(rows, column.type))
+    return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in ROLLUP_COLUMNS]))

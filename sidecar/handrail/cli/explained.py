@@ -1,0 +1,246 @@
+"""The explanation of a period for a terminal: sentences first, then the figures that they rest on, then what to type next.
+
+A pure function of the answer's JSON, which is the same from a collector and from a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone, tzinfo
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from handrail.cli import words
+from handrail.phases import Phase
+from handrail.times import format_duration, format_time
+
+Plain = Mapping[str, Any]
+
+_PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+_CONTRASTS: Final = 8
+_PHASES: Final = 7
+_SHARE_OF_NOTE: Final = 0.005
+_BAR: Final = 20
+_TRACES: Final = 3
+_SECOND: Final = 10**9
+_IN_DOUBT: Final = "?"
+_WHERE: Final = {
+    "prefill_host": "P host",
+    "decode_host": "D host",
+    "link": "link",
+    "model": "model",
+    "outcome": "outcome",
+    "kv_outcome": "KV outcome",
+}
+
+
+def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
+    """The whole answer; what to type next is ``next_commands``."""
+    parts: list[RenderableType] = [_period(answer, now_unix_ns, zone)]
+    if not answer["scopes"]:
+        parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
+    for scope in answer["scopes"]:
+        parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
+    return Group(*parts)
+
+
+def render_first(answer: Plain) -> RenderableType:
+    """The sentences of the first answer, while the exact one is awaited."""
+    parts: list[RenderableType] = []
+    for scope in answer["scopes"]:
+        parts += [Text(f"{scope['scope']} (first answer, times within 1 %)", style="bold"), *_sentences(scope)]
+    return Group(*parts, Spinner("dots", "reading every row for the exact answer; Ctrl-C ends"))
+
+
+def source_flags(data: Path | None, api: str | None) -> tuple[str, ...]:
+    """``--data DIR`` or ``--api URL`` as they were given."""
+    return ("--data", str(data)) if data is not None else ("--api", api) if api is not None else ()
+
+
+def _period(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> Text:
+    since, until = answer["since_unix_ns"], answer["until_unix_ns"]
+    told = f"{_when(since, now_unix_ns, zone)} to {_when(until, now_unix_ns, zone)} ({format_duration(until - since)})"
+    model = f" · model {answer['model']}" if answer["model"] else ""
+    kind = "exact" if answer["exact"] else f"first answer, from {answer['rolled_hours']} hourly rollups: TTFT within 1 %"
+    return Text(f"{told}{model} · {kind}", style="dim")
+
+
+def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[RenderableType]:
+    latest = answer["latest_unix_ns"]
+    if latest is None:
+        return [Text("No request at all is stored: is there traffic, and do the sidecars send here?")]
+    return [
+        Text("No request of this period fits, so there is nothing to explain."),
+        Text(f"The latest request began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
+    ]
+
+
+def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
+    yield Text.assemble((scope["scope"], "bold"), (f"  {words.plain(scope['scope'], words.SCOPE)}", "dim"))
+    yield from _sentences(scope)
+    yield Text()
+    yield _indented(_figures(scope))
+    tail = scope["ttft"]
+    if tail is not None and tail["verdict"] != "cannot_tell":
+        yield from _causes(tail, now_unix_ns, zone)
+        yield from _phases(tail, width)
+        yield from _contrasts(tail["contrasts"], "What the slowest have more of", "slowest 1 %", "middle half")
+    if scope["gap"] is not None and any(each["stands_out"] for each in scope["gap"]["contrasts"]):
+        yield from _contrasts(
+            scope["gap"]["contrasts"], "What streams with the longest gaps have more of", "longest 1 %", "middle half"
+        )
+    if scope["failures"]["requests"]:
+        yield from _contrasts(scope["failures"]["contrasts"], "What failed requests have more of", "failed", "others")
+    if scope["failures"]["by_kv_outcome"]:
+        told = ", ".join(f"{count:,} {name}" for name, count in scope["failures"]["by_kv_outcome"].items())
+        yield Text(f"\n  KV outcomes other than ok: {told}")
+
+
+def _sentences(scope: Plain) -> list[RenderableType]:
+    first, *rest = scope["summary"]
+    style = "bold yellow" if scope["ttft"] is not None and scope["ttft"]["verdict"] == "stands_out" else "bold"
+    return [_indented(Text(first, style=style)), *(_indented(Text(each)) for each in rest)]
+
+
+def _figures(scope: Plain) -> Table:
+    table = _table("", "count", *_PERCENTILES, right=range(1, 6))
+    for name, count, values in (
+        ("TTFT", scope["timed"], scope["ttft_ns"]),
+        ("stream gaps (within 1 %)", scope["gaps"], scope["gap_ns"]),
+    ):
+        shown = [_quantile(values.get(p), count, rank) for p, rank in _PERCENTILES.items()]
+        table.add_row(name, f"{count:,}", *shown)
+    return table
+
+
+def _quantile(value_ns: int | None, count: int, rank: float) -> Text:
+    """A percentile that fewer than ten values lie beyond is in doubt, and says so."""
+    if value_ns is None:
+        return Text("–", style="dim")
+    doubtful = count * (1 - rank) < 9.999
+    return Text(format_duration(value_ns) + (_IN_DOUBT if doubtful else ""), style="dim" if doubtful else "")
+
+
+def _causes(tail: Plain, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
+    causes = tail["causes"]
+    if causes is None or not causes["named"]:
+        return
+    yield Text("\n  Causes of the slowest, one by one", style="bold")
+    table = _table("requests", "share", "phase", "at", "longer by", "typical", "started between", right=(0, 1, 4, 5))
+    for named in causes["named"]:
+        times = " and ".join(_when(named[each], now_unix_ns, zone) for each in ("first_unix_ns", "last_unix_ns"))
+        table.add_row(
+            f"{named['requests']:,}",
+            _percent(named["share"]),
+            Text(named["phase"], style="yellow"),
+            named["place"] or "not known",
+            format_duration(named["more_ns"]),
+            format_duration(named["typical_ns"]),
+            Text(times, style="dim"),
+        )
+    for count, what in ((causes["alike"], "two phases grew alike"), (causes["ordinary"], "nothing out of the ordinary")):
+        if count:
+            table.add_row(f"{count:,}", _percent(count / causes["slow"]), Text(what, style="dim"), *[""] * 4)
+    yield _indented(table)
+
+
+def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
+    grown = [phase for phase in tail["phases"] if abs(phase["share"]) >= _SHARE_OF_NOTE][:_PHASES]
+    if not grown:
+        return
+    yield Text(f"\n  Where the {format_duration(tail['longer_ns'])} lie (means)", style="bold")
+    bar = _BAR if width >= 90 else 0
+    table = _table("phase", "middle half", "slowest 1 %", "more", "share", *([""] if bar else []), right=(1, 2, 3, 4))
+    for phase in grown:
+        place = {"prefill": " (P)", "decode": " (D)", "path": " (path)"}.get(phase["place"], "")
+        unattributed = phase["phase"] == Phase.UNATTRIBUTED.value
+        glyph = "░" if unattributed else "█"
+        table.add_row(
+            Text(phase["phase"] + place, style="dim" if unattributed else ""),
+            format_duration(phase["usual_ns"]),
+            format_duration(phase["slow_ns"]),
+            _signed(phase["more_ns"]),
+            _percent(phase["share"]),
+            *([glyph * max(0, min(bar, round(phase["share"] * bar)))] if bar else []),
+        )
+    yield _indented(table)
+
+
+def _contrasts(found: Sequence[Plain], title: str, asked: str, others: str) -> Iterator[RenderableType]:
+    shown = [each for each in found if each["stands_out"]] or [each for each in found if each["lift"] is None or each["lift"] > 1]
+    shown = shown[:_CONTRASTS]
+    if not shown:
+        return
+    note = "" if any(each["stands_out"] for each in shown) else ": nothing clearly"
+    yield Text(f"\n  {title}{note}", style="bold")
+    table = _table("", "", asked, others, "times (99.9 % interval)", right=(2, 3, 4))
+    for each in shown:
+        mark = Text("▶ " if each["stands_out"] else "  ", style="yellow")
+        table.add_row(
+            mark + Text(_WHERE[each["dimension"]]),
+            each["value"],
+            f"{each['asked']:,} · {_percent(each['asked_share'])}",
+            f"{each['others']:,} · {_percent(each['others_share'])}",
+            _lift(each),
+        )
+    yield _indented(table)
+
+
+def _lift(contrast: Plain) -> str:
+    if contrast["lift"] is None:
+        return "only these"
+    return f"{contrast['lift']:.2g} ({contrast['low']:.2g}–{contrast['high']:.2g})"
+
+
+def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
+    """Commands that look further: a typical request of each cause, and lists. ``flags`` name the source."""
+    source = "".join(f" {flag}" for flag in flags)
+    told = []
+    for scope in answer["scopes"]:
+        causes = (scope["ttft"] or {}).get("causes") or {"named": (), "examples": ()}
+        for named in causes["named"][:_TRACES]:
+            where = named["place"] or "a place not known"
+            told.append(f"handrail trace {named['examples'][0]}{source}    # {named['phase']} at {where}")
+        if not causes["named"] and causes["examples"]:
+            told.append(f"handrail trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")
+    until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND
+    times = f" --since {_utc(answer['since_unix_ns'])} --until {_utc(until)}"
+    told.append(f"handrail requests --sort ttft{times}{source}")
+    failed = next((name for scope in answer["scopes"] for name in scope["failures"]["by_outcome"]), None)
+    return told + ([f"handrail requests --outcome {failed}{times}{source}"] if failed else [])
+
+
+def _utc(unix_ns: int) -> str:
+    return f"{datetime.fromtimestamp(unix_ns // _SECOND, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _when(unix_ns: int, now_unix_ns: int, zone: tzinfo | None) -> str:
+    return format_time(unix_ns, now_unix_ns, zone).partition(".")[0]
+
+
+def _signed(duration_ns: int) -> str:
+    return f"{'−' if duration_ns < 0 else '+'}{format_duration(abs(duration_ns))}"
+
+
+def _percent(share: float) -> str:
+    per_cent = 100 * share
+    if 0 < per_cent < 0.1:
+        return "<0.1 %"
+    return f"{per_cent:.0f} %" if abs(per_cent) >= 9.95 or not per_cent else f"{per_cent:.1f} %"
+
+
+def _table(*titles: str, right: Sequence[int]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index in right else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _indented(what: RenderableType) -> RenderableType:
+    return Padding(what, (0, 0, 0, 2), expand=False)

@@ -1,0 +1,76 @@
+"""Judges every case and prints the scores; ``--json``: one object a line. Fresh seeds, printed, unless ``--seed`` repeats one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does, so that ``bench`` is one package for both
+
+from rich.console import Console
+
+from bench.truth.cases import CASES, TRACES, Case
+from bench.truth.judge import Score
+from bench.truth.report import missed, table, write_page
+from bench.truth.run import Referee
+from handrail.process import spare_the_heap
+
+FULL_TRACES = Path(__file__).parents[4] / "shared" / "cases" / "data" / "request_traces"
+
+WIDTH = 140
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every goal is met, else 1."""
+    parser = argparse.ArgumentParser(prog="make bench-truth", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="SCENARIO", help="which to judge (default: all)")
+    parser.add_argument("--json", action="store_true", help="one object a scenario on standard output")
+    parser.add_argument("--seed", type=int, help="repeat the runs of this seed (default: a fresh one)")
+    parser.add_argument("--requests", type=int, default=2000, help="of each run (default 2000)")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        default=FULL_TRACES if FULL_TRACES.is_dir() else TRACES,
+        help="folder of the published traces (default: beside the checkout, else the short ones of the tests)",
+    )
+    parser.add_argument("--write", action="store_true", help="put the table into docs/truth.md")
+    given = parser.parse_args(arguments)
+    unknown = set(given.names) - {case.name for case in CASES}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid are {', '.join(case.name for case in CASES)}")
+    seed = random.SystemRandom().randrange(1 << 31) if given.seed is None else given.seed
+    say = Console(stderr=True)
+    say.print(f"seed {seed}; again with: make bench-truth ARGS='--seed {seed}'", highlight=False)
+    chosen = [case for case in CASES if not given.names or case.name in given.names]
+    began = time.monotonic()
+    scores = _judge(Referee(given.requests, seed, given.traces), chosen, say, as_json=given.json)
+    say.print(f"{len(scores)} runs judged in {time.monotonic() - began:.0f} s", highlight=False)
+    if not given.json:
+        wide = max(Console().width, WIDTH)
+        Console(width=wide).print(table(scores))
+    wrong = missed(scores, chosen)
+    for line in wrong:
+        say.print(f"[yellow]{line}[/yellow]", highlight=False)
+    if given.write:
+        write_page(scores, chosen, seed, given.requests)
+    return 1 if wrong else 0
+
+
+def _judge(referee: Referee, chosen: Sequence[Case], say: Console, *, as_json: bool) -> list[Score]:
+    spare_the_heap(young=50_000)
+    scores = []
+    for case in chosen:
+        with say.status(f"{case.name} …"):
+            scores.append(referee.score(case))
+        if as_json:
+            print(json.dumps(scores[-1].plain()), flush=True)
+    return scores
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The best that vLLM's own spans and metrics allow: per-engine queue, prefill and first-token times; no join, no edge, no links.
+
+An engine's span is slow by what is typical of that kind of engine for prompts of its size. For a slow request it names the part
+that grew most in either of its two spans, under vLLM's own name for it: at D "queue time" is the queue, since vLLM books the KV
+wait there. It is generous: somebody who sees spans without a join does not know which two belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handrail.records import EngineRequest, Record, Role
+
+NAMES: Mapping[Role, tuple[str, str]] = {
+    Role.PREFILL: ("prefill_queue", "prefill_compute"),
+    Role.COLLOCATED: ("prefill_queue", "prefill_compute"),
+    Role.DECODE: ("decode_queue", "first_step"),
+}
+"""What a queue time and a prefill time are called, by the engine's role."""
+
+BAND = 40
+
+
+def named(records: Iterable[Record]) -> dict[str, str]:
+    """Request id of the engine (without its form) to the phase that vLLM alone would name."""
+    spans: dict[Role, list[EngineRequest]] = {}
+    for record in records:
+        if isinstance(record, EngineRequest) and record.queue_ns is not None and record.prefill_ns is not None:
+            spans.setdefault(record.process.role, []).append(record)
+    found: dict[str, tuple[float, str]] = {}
+    for role, of_role in spans.items():
+        for record, (queue_ns, prefill_ns) in zip(of_role, _growth(of_role), strict=True):
+            request = record.request_id.removeprefix("cmpl-").removesuffix("-0")
+            for grown, phase in zip((queue_ns, prefill_ns), NAMES[role], strict=True):
+                found[request] = max(found.get(request, (0.0, "")), (float(grown), phase))
+    return {request: phase for request, (_, phase) in found.items() if phase}
+
+
+def _growth(spans: Sequence[EngineRequest]) -> NDArray[np.float64]:
+    """Queue and prefill time beyond the mean of those whose first-token time is in the middle half, by prompt size."""
+    parts = np.array([(span.queue_ns, span.prefill_ns) for span in spans], np.float64)
+    tokens = np.array([span.prompt_tokens for span in spans], np.float64)
+    ttft = parts.sum(axis=1)
+    grown = np.zeros_like(parts)
+    for band in np.array_split(np.argsort(tokens, kind="stable"), max(1, min(24, len(spans) // BAND))):
+        low, high = np.quantile(ttft[band], (0.25, 0.75))
+        usual = band[(ttft[band] >= low) & (ttft[band] <= high)]
+        grown[band] = parts[band] - parts[usual].mean(axis=0)
+    return grown

@@ -1,0 +1,200 @@
+"""Compares what was said of each request with what truly happened. Pure; definitions in docs/truth.md.
+
+*slow*: the fault made its first token later by 50 ms and a fifth, by the twin run. Of these:
+*phase right*: the phase that truly grew most was named; or, where it hides in vLLM's queue time at D, ``unattributed`` was said
+with that phase among what it may be. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
+that phase truly is (its host, its link, the router), or the fault's own place. *outcome right*: of requests slow or changed in
+outcome, what the client got is told as it was. *false findings*: share of all requests of the twin without a fault that a finding
+would cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from handrail.phases import Phase
+from handrail_collector.explain.cause import PHASES, Causes, causes, learn, requests_of
+from handrail_collector.rows import RequestRow
+from handrail_fleet import truth
+from handrail_fleet.truth import Excess, RequestTruth
+
+HIDDEN = frozenset({"kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_queue"})
+_TOLD = {  # what the client got, in the words of a row
+    truth.Outcome.OK: {"ok"},
+    truth.Outcome.FAILED: {"stream_error", "http_error", "upstream_disconnect"},
+    truth.Outcome.HUNG: {"client_disconnect", "timed_out"},
+}
+_FETCHED: dict[truth.Fetch, set[str | None]] = {
+    truth.Fetch.OK: {"ok", "unknown"},
+    truth.Fetch.FAILED: {"failed", "unknown"},
+    truth.Fetch.RECOMPUTED: {"recomputed", "unknown"},
+    truth.Fetch.EXPIRED: {"expired", "recomputed", "unknown"},
+    truth.Fetch.STALE_READ: {"stale_read", "unknown"},
+    truth.Fetch.NONE: {"unknown", None},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One request: the truth, what a fault did to it (None in a run without), and what was said of it (None: nothing)."""
+
+    truth: RequestTruth
+    excess: Excess | None
+    row: RequestRow | None
+    baseline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Shares are 0 to 1, None where there is nothing to judge. ``named`` and ``unattributed`` add up to ``phase_right``."""
+
+    scenario: str
+    requests: int
+    slow: int
+    phase_right: float | None
+    named: float | None
+    unattributed: float | None
+    open: float | None  # two phases alike, or nothing grew: none was named
+    host_right: float | None
+    outcome_right: float | None
+    kv_outcome_wrong: float | None
+    misnamed: float | None
+    found: float | None  # of the slow ones, those that a finding covers
+    false_findings: float
+    baseline_phase_right: float | None
+    baseline_misnamed: float | None
+
+    def plain(self) -> dict[str, str | int | float | None]:
+        """What ``--json`` prints."""
+        told = (
+            "scenario",
+            "requests",
+            "slow",
+            "phase_right",
+            "host_right",
+            "outcome_right",
+            "misnamed",
+            "false_findings",
+            "baseline_phase_right",
+        )
+        return {name: getattr(self, name) for name in told}
+
+
+@dataclass(slots=True)
+class _Tally:
+    named: int = 0
+    unattributed: int = 0
+    open: int = 0
+    placed: int = 0
+    misnamed: int = 0
+    found: int = 0
+    baseline: int = 0
+    baseline_misnamed: int = 0
+
+
+def found_share(rows: Sequence[RequestRow]) -> float:
+    """Share of the requests that findings would cover."""
+    told = _causes(rows)
+    return float(np.mean(told.standing)) if told is not None else 0.0
+
+
+def _causes(rows: Sequence[RequestRow]) -> Causes | None:
+    requests = requests_of(rows)
+    typical = learn(requests)
+    return causes(requests, typical) if typical is not None else None
+
+
+def judge(scenario: str, run: Sequence[Known], fault_place: str, false_findings: float) -> Score:
+    """The score of one run. ``false_findings`` is the twin's ``found_share``."""
+    rows = [known.row for known in run if known.row is not None]
+    told = _causes(rows)
+    at = {row.client_request_id: index for index, row in enumerate(rows)}
+    slow = [known for known in run if _slow(known)]
+    tally = _Tally()
+    for known in slow:
+        _count(known, told, at.get(known.truth.request_id), fault_place, tally)
+    touched = [known for known in run if _slow(known) or (known.excess is not None and known.excess.outcome_changed)]
+    count = len(slow)
+    return Score(
+        scenario=scenario,
+        requests=len(run),
+        slow=count,
+        phase_right=_share(tally.named + tally.unattributed, count),
+        named=_share(tally.named, count),
+        unattributed=_share(tally.unattributed, count),
+        open=_share(tally.open, count),
+        host_right=_share(tally.placed, count),
+        outcome_right=_share(sum(_outcome_right(known) for known in touched), len(touched)),
+        kv_outcome_wrong=_share(sum(_kv_outcome_wrong(known) for known in touched), len(touched)),
+        misnamed=_share(tally.misnamed, count),
+        found=_share(tally.found, count),
+        false_findings=round(false_findings, 4),
+        baseline_phase_right=_share(tally.baseline, count),
+        baseline_misnamed=_share(tally.baseline_misnamed, count),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _slow(known: Known) -> bool:
+    excess, ttft_ns = known.excess, known.truth.ttft_ns
+    return excess is not None and excess.ttft_ns is not None and ttft_ns is not None and excess.slow(ttft_ns - excess.ttft_ns)
+
+
+def _count(known: Known, told: Causes | None, index: int | None, fault_place: str, tally: _Tally) -> None:
+    excess = known.excess
+    assert excess is not None
+    assert excess.phase is not None
+    true_phase = _in_words_of_a_row(excess.phase)
+    tally.baseline += known.baseline == true_phase
+    tally.baseline_misnamed += known.baseline not in ("", true_phase)
+    if told is None or index is None:
+        tally.open += 1
+        return
+    tally.found += bool(told.standing[index])
+    tally.placed += told.place[index] in _places(excess, fault_place)
+    if not told.clear[index]:
+        tally.open += 1
+        return
+    phase = PHASES[told.leading[index]]
+    if phase is Phase.UNATTRIBUTED:
+        tally.unattributed += true_phase in HIDDEN & _may_be(known.row)
+    elif phase.value == true_phase:
+        tally.named += 1
+    else:
+        tally.misnamed += 1
+
+
+def _in_words_of_a_row(phase: truth.Phase) -> str:
+    """Proxies alone cannot part the router from the network."""
+    return Phase.ROUTER_AND_HOPS.value if phase in (truth.Phase.ROUTER, truth.Phase.HOPS) else phase.value
+
+
+def _places(excess: Excess, fault_place: str) -> set[str | None]:
+    return {"router" if excess.place == "network" else excess.place, fault_place}
+
+
+def _may_be(row: RequestRow | None) -> set[str]:
+    rests = [phase for phase in row.phases if phase.phase == Phase.UNATTRIBUTED.value] if row is not None else []
+    return set(max(rests, key=lambda phase: phase.duration_ns).may_be) if rests else set()
+
+
+def _outcome_right(known: Known) -> bool:
+    return known.row is not None and known.row.outcome in _TOLD[known.truth.outcome]
+
+
+def _kv_outcome_wrong(known: Known) -> bool:
+    """Said to be another than it was; ``unknown``, all that proxies and spans allow, is not wrong."""
+    return known.row is not None and known.row.kv_outcome is not None and known.row.kv_outcome not in _FETCHED[known.truth.fetch]
+
+
+def by_request(rows: Sequence[RequestRow]) -> Mapping[str, RequestRow]:
+    """By the client's id; of a request that became several rows, the one of the outermost scope."""
+    scopes = ("engine", "decode", "edge")
+    ordered = sorted(rows, key=lambda row: scopes.index(row.scope))
+    return {row.client_request_id or row.request_key or "": row for row in ordered}

@@ -1,0 +1,95 @@
+"""The scores for a person: a table on the terminal, the same in docs/truth.md, and the goals that were missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.truth.cases import Case
+from bench.truth.judge import Score
+
+PAGE = Path(__file__).parents[3] / "docs" / "truth.md"
+MARK = "<!-- scores -->"
+RIGHT = 0.9
+MISNAMED = 0.02
+
+_COLUMNS: tuple[tuple[str, Callable[[Score], float | None]], ...] = (
+    ("phase right", lambda score: score.phase_right),
+    ("of it named", lambda score: score.named),
+    ("of it unattributed", lambda score: score.unattributed),
+    ("open", lambda score: score.open),
+    ("misnamed", lambda score: score.misnamed),
+    ("host right", lambda score: score.host_right),
+    ("outcome right", lambda score: score.outcome_right),
+    ("found", lambda score: score.found),
+    ("false findings", lambda score: score.false_findings),
+    ("vLLM alone: right", lambda score: score.baseline_phase_right),
+    ("misnamed", lambda score: score.baseline_misnamed),
+)
+
+
+_HEADINGS = (
+    "phase\nright",
+    "of it\nnamed",
+    "of it\nunattr.",
+    "\nopen",
+    "mis-\nnamed",
+    "host\nright",
+    "outcome\nright",
+    "\nfound",
+    "false\nfindings",
+    "vLLM alone\nright",
+    "\nmisnamed",
+)
+
+
+def table(scores: Sequence[Score]) -> Table:
+    """One line a case."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made.add_column("\nscenario")
+    made.add_column("\nslow", justify="right")
+    for heading in _HEADINGS:
+        made.add_column(heading, justify="right")
+    for score in scores:
+        made.add_row(score.scenario, f"{score.slow:,}", *(percent(read(score)) for _, read in _COLUMNS))
+    return made
+
+
+def percent(share: float | None) -> str:
+    """With a decimal; nothing to judge is a dash."""
+    return "–" if share is None else f"{share:.1%}"
+
+
+def missed(scores: Sequence[Score], cases: Sequence[Case]) -> list[str]:
+    """The goals that a run missed, in words."""
+    found = []
+    for score, case in zip(scores, cases, strict=True):
+        goals = [
+            ("misnamed", score.misnamed, MISNAMED, "at most"),
+            ("KV outcome wrong", score.kv_outcome_wrong, 0.0, "at most"),
+            ("false findings", score.false_findings, MISNAMED, "at most"),
+        ]
+        if case.revealed:
+            goals += [("phase right", score.phase_right, RIGHT, "at least"), ("host right", score.host_right, RIGHT, "at least")]
+        for name, value, goal, bound in goals:
+            if value is not None and (value > goal if bound == "at most" else value < goal):
+                found.append(f"{score.scenario}: {name} {percent(value)}; the goal is {bound} {goal:.0%}")
+    return found
+
+
+def write_page(scores: Sequence[Score], cases: Sequence[Case], seed: int, requests: int) -> None:
+    """Replace the table in docs/truth.md."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARK}\n")
+    after = rest[rest.index("\n## ") :]
+    names = ("scenario", "fault", "slow", *(name for name, _ in _COLUMNS))
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for score, case in zip(scores, cases, strict=True):
+        fault = ", ".join(f"`{text}`" for text in (case.fault, *case.clocks)) if case.fault else "–"
+        cells = [score.scenario, fault, str(score.slow), *(percent(read(score)) for _, read in _COLUMNS)]
+        lines.append("| " + " | ".join(cells) + " |")
+    told = f"\n`make bench-truth ARGS='--seed {seed} --requests {requests} --write'` wrote this.\n\n" + "\n".join(lines) + "\n"
+    goals = missed(scores, cases)
+    told += "\nGoals missed in this run: " + ("; ".join(goals) if goals else "none") + ".\n"
+    PAGE.write_text(f"{before}{MARK}\n{told}{after}", encoding="utf-8")

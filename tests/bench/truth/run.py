@@ -1,0 +1,87 @@
+"""One case from beginning to end: simulate it and its twin, feed what hosts said through the pipeline, judge what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.truth import baseline
+from bench.truth.cases import TRACES, Case
+from bench.truth.judge import Known, Score, by_request, found_share, judge
+from handrail.cli.simulated import arrivals
+from handrail_collector.offline import newest, rows_of
+from handrail_collector.rows import RequestRow
+from handrail_fleet.faults import Fault
+from handrail_fleet.observe import STARTED_UNIX_NS
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.simulate import Flight, Simulation, record
+from handrail_fleet.truth import RequestTruth, excess
+from handrail_fleet.virtual import Settings, asked
+from handrail_fleet.workload import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """A run without a fault; several cases share one."""
+
+    plans: Sequence[Plan]
+    truths: Sequence[RequestTruth]
+    flights: Sequence[Flight]
+    rows: Sequence[RequestRow]
+    found: float
+
+
+class Referee:
+    """Judges cases of ``requests`` requests each, by one seed."""
+
+    def __init__(self, requests: int, seed: int, traces: Path = TRACES) -> None:
+        self._requests = requests
+        self._seed = seed
+        self._traces = traces
+        self._twins: dict[tuple[str, str, float], _Twin] = {}
+
+    def score(self, case: Case) -> Score:
+        """Raises what the simulation raises: ``ValueError``, ``OSError``."""
+        settings = case.settings(self._requests, self._seed, self._traces)
+        twin = self._twin(case, settings)
+        faults = case.faults(twin.plans)
+        if not faults:
+            healthy = [Known(truth, None, None, "") for truth in twin.truths]
+            return judge(case.name, healthy, "", twin.found)
+        flights = Simulation(settings.scenario, twin.plans, self._seed, faults).run()
+        rows, vllm = self._told(settings.scenario, flights, faults)
+        said = by_request(rows)
+        run = []
+        for well, flight in zip(twin.truths, flights, strict=True):
+            truth = record(settings.scenario, flight)
+            run.append(Known(truth, excess(well, truth), said.get(truth.request_id), vllm.get(truth.request_id, "")))
+        return judge(case.name, run, faults[0].place, twin.found)
+
+    def rows(self, case: Case) -> dict[str, RequestRow]:
+        """What is said of the case's requests, by the client's id."""
+        settings = case.settings(self._requests, self._seed, self._traces)
+        twin = self._twin(case, settings)
+        faults = case.faults(twin.plans)
+        if not faults:
+            return dict(by_request(twin.rows))
+        flights = Simulation(settings.scenario, twin.plans, self._seed, faults).run()
+        return dict(by_request(self._told(settings.scenario, flights, faults)[0]))
+
+    def _twin(self, case: Case, settings: Settings) -> _Twin:
+        key = (case.scenario, case.trace, case.rate)
+        if key not in self._twins:
+            plans = asked(settings)
+            flights = Simulation(settings.scenario, plans, self._seed).run()
+            rows, _ = self._told(settings.scenario, flights, ())
+            truths = [record(settings.scenario, flight) for flight in flights]
+            self._twins[key] = _Twin(plans, truths, flights, rows, found_share(rows))
+        return self._twins[key]
+
+    def _told(
+        self, scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault]
+    ) -> tuple[list[RequestRow], dict[str, str]]:
+        """Rows, and what vLLM alone would name."""
+        made = arrivals(scenario, flights, faults, seed=self._seed, started_unix_ns=STARTED_UNIX_NS)
+        rows = newest(rows_of((one.received_unix_ns, one.record) for one in made))
+        return rows, baseline.named(one.record for one in made)

@@ -1,0 +1,63 @@
+"""``handrail compare`` on the published experiment: the fleet in virtual time, through stitching into stores, to a verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for scenario, requests in (
+        ("l40s-chunked", 600),
+        ("l40s-split", 600),
+        ("h100-70b-plain", 500),
+        ("h100-70b-chunked", 500),
+        ("h100-70b-split", 500),
+    ):
+        command = ["demo", "--scenario", scenario, "--requests", str(requests), "--seed", "7", "--data", str(folder / scenario)]
+        assert main([*command, "--json"]) == 0
+    return folder
+
+
+def compared(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["compare", *argv, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_two_l40s_without_peer_to_peer_fix_the_tail_and_lose_the_ttft(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = [f"chunked={runs / 'l40s-chunked'}", f"split={runs / 'l40s-split'}"]
+    answer = compared(capsys, *arms, "--ttft", "1s", "--itl", "60ms")  # published: 169 ms collocated, 25 to 52 ms split
+    assert answer["headline"] == "split does not pay: ITL tail fixed, TTFT lost in the hand-off"
+    assert [arm["layout"] for arm in answer["arms"]] == ["collocated", "split"]
+    changes = {change["figure"]: change for change in answer["pairs"][0]["changes"]}
+    assert changes["gap_p99_ns"]["difference"]["high"] < -80e6
+    assert 1.1e9 < changes["ttft_p50_ns"]["difference"]["low"] < changes["ttft_p50_ns"]["difference"]["high"] < 2.5e9
+    assert answer["arms"][1]["handoff"]["at_most_ns"]["value"] > 1.3e9  # the transfer alone
+
+
+def test_a_ttft_objective_that_the_hand_off_fits_into_lets_the_same_split_pay(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = [f"chunked={runs / 'l40s-chunked'}", f"split={runs / 'l40s-split'}"]
+    answer = compared(capsys, *arms, "--ttft", "10s", "--itl", "80ms")
+    assert answer["headline"] == "split pays: ITL tail fixed, TTFT longer but within its objective"
+
+
+def test_a_70b_model_on_h100_pays_against_both_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("plain", "chunked", "split")
+    answer = compared(capsys, *(f"{name}={runs / f'h100-70b-{name}'}" for name in names), "--ttft", "2s", "--itl", "50ms")
+    assert answer["headline"] == ("split pays against plain and chunked: ITL tail fixed, TTFT longer but within its objective")
+    assert [(pair["of"], pair["to"]) for pair in answer["pairs"]] == [
+        ("plain", "chunked"),
+        ("plain", "split"),
+        ("chunked", "split"),
+    ]

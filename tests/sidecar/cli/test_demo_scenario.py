@@ -1,0 +1,103 @@
+"""``handrail demo --scenario``: a store from a fleet in virtual time, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.cli.main import main
+
+START = "2026-11-29T12:00:00Z"
+
+
+def demo(folder: Path, *more: str) -> list[str]:
+    return ["demo", "--scenario", "split", "--requests", "60", "--seed", "3", "--start", START, "--data", str(folder), *more]
+
+
+def stored(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["requests", "--data", str(folder), "--limit", "1000", "--sort", "ttft", "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_other_commands_read_what_it_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(demo(tmp_path / "run", "--fault", "slow_link:p0>d1:40", "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["scenario"], told["requests"], told["rows"], told["outcomes"]) == ("split", 60, 60, {"ok": 60})
+    assert told["started_unix_ns"] == 1_795_953_600 * 10**9
+    rows = stored(tmp_path / "run", capsys)
+    assert len(rows) == 60
+    assert (rows[0]["prefill_host"], rows[0]["decode_host"]) == ("p0", "d1")
+    assert min(row["started_unix_ns"] for row in rows) >= told["started_unix_ns"]
+    assert main(["trace", rows[0]["client_request_id"], "--data", str(tmp_path / "run")]) == 0
+    assert "unattributed (D)" in capsys.readouterr().out
+
+
+def test_a_seed_repeats_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        assert main(demo(tmp_path / name)) == 0
+    assert stored(tmp_path / "one", capsys) == stored(tmp_path / "two", capsys)
+
+
+def test_it_says_what_was_made_and_what_to_type_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(demo(tmp_path / "my run", "--fault", "fetch_failed:*:1")) == 0
+    said = capsys.readouterr().out
+    assert "split with fetch_failed:*:1: 60 requests, seed 3" in said
+    assert "60 stream_error." in said
+    assert f"requests --data '{tmp_path / 'my run'}'" in said
+
+
+def test_by_default_it_ended_just_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_800_000_000 * 10**9
+    monkeypatch.setattr("handrail.cli.scenario.time.time_ns", lambda: now)
+    assert main(["demo", "--scenario", "collocated", "--requests", "20", "--data", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ended_unix_ns"] == now
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "nearest"),
+    [
+        (["--scenario", "splt", "--data", "run"], "splt: neither a file", ["split"]),
+        (["--scenario", "split", "--data", "run", "--fault", "slow_lnk:p0:2"], "fault 'slow_lnk': unknown", ["slow_link"]),
+        (["--scenario", "split", "--data", "run", "--fault", "slow_link:p0:2"], "'p0' is no place for it", []),
+        (["--scenario", "split", "--data", "run", "--start", "noon"], "--start", []),
+        (["--scenario", "split", "--data", "run", "--requests", "0"], "--requests 0", []),
+        (["--scenario", "split", "--data", "run", "--keep", "x"], "--keep is for a fleet over sockets", []),
+        (["--scenario", "split"], "--scenario needs --data", []),
+        (["--data", "run"], "--data needs --scenario", []),
+        (["--requests", "10001"], "--requests 10001", []),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_made(
+    arguments: list[str],
+    what: str,
+    nearest: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", *arguments, "--json"]) == 2
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert what in error["what"]
+    assert error["valid"]
+    assert [name for name in nearest if name not in error["nearest"]] == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    assert main(demo(tmp_path)) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_trace_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", encoding="utf-8")
+    assert main(demo(tmp_path / "run", "--trace", str(tmp_path / "bad.csv"))) == 1
+    assert "bad.csv: line 2" in capsys.readouterr().err
