@@ -84,6 +84,9 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path) -> None:
     assert float(lines["handrail_sidecar_plugin_datagrams_total"]) == len(RECORDING.read_bytes().splitlines())
     assert float(lines['handrail_sidecar_plugin_unmatched_total{kind="request"}']) == 0
     assert float(lines["handrail_kv_pinned_bytes"]) == 0
+    assert float(lines['handrail_kv_fetches_total{outcome="ok",reason=""}']) == 6
+    assert float(lines['handrail_kv_fetches_total{outcome="failed",reason=""}']) == 0
+    assert float(lines["handrail_kv_fetched_bytes_total"]) == 786_432
 
 
 def _metrics(address: str) -> str:

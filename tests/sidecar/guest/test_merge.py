@@ -414,6 +414,15 @@ def test_an_engine_that_lives_and_steps_no_more_while_requests_wait() -> None:
     assert "steps no more" in engine.of(ProcessEvent)[1].detail
 
 
+def test_a_request_after_a_long_idle_time_is_no_hang() -> None:
+    engine = Engine()
+    for second in range(100):
+        engine.say(second * S, "alive", last_step_ns=0, unfinished=0)
+    engine.say(100 * S, "alive", last_step_ns=0, unfinished=1)  # added, and not scheduled yet
+    engine.tick(100 * S)
+    assert kinds(engine) == [ProcessEventKind.STARTED]
+
+
 def test_an_idle_engine_is_not_hung() -> None:
     engine = Engine()
     for second in range(60):
