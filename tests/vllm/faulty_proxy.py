@@ -12,6 +12,7 @@ import asyncio
 import json
 import signal
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -25,7 +26,6 @@ from vllm.child import free_port
 from vllm.proxy import prefill_body, write_ready
 
 HEADER = "X-Fault"
-NOBODY = "11111111-2222-3333-4444-555555555555"
 _POLL_S = 0.02
 
 
@@ -46,7 +46,8 @@ def _bad_blocks(params: dict[str, Any]) -> None:
 
 
 def _dead_port(params: dict[str, Any]) -> None:
-    params |= {"remote_port": free_port(), "remote_engine_id": NOBODY}
+    # an engine of its own for each: requests that wait for one engine share its handshake, and its end
+    params |= {"remote_port": free_port(), "remote_engine_id": str(uuid.uuid4())}
 
 
 def _few_blocks(params: dict[str, Any]) -> None:

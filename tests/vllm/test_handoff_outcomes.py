@@ -69,7 +69,7 @@ FAULTS = {
     Done.GONE_MIDWAY: Fault.WAIT,
     Done.KILLED: Fault.WAIT,
 }
-LEAVES_AFTER_S = {Done.GONE: 1.5, Done.GONE_MIDWAY: 4.0}
+LEAVES_AFTER_S = {Done.GONE: 2.5, Done.GONE_MIDWAY: 3.0}
 FAILURES = {"recompute": "recomputed", "fail": "failed"}
 
 
@@ -154,10 +154,12 @@ def hundred(bed: Bed, policy: str) -> list[Sent]:
     holding = Sending(bed, policy, late)
     sent += send(bed, policy, requests(policy, mixed))
     for _, request in late:
-        name = str(request.request_id)
-        wait_for(lambda name=name: released(p.child.log, name), f"{name} released by P", LEASE_S + 30.0)  # type: ignore[misc]
-        bed.let_go(name)
+        wait_released(p.child.log, str(request.request_id))
+        bed.let_go(str(request.request_id))
     sent += holding.end()
+    for each in sent:
+        if each.done is Done.NEVER:
+            wait_released(p.child.log, each.request_id)
 
     gone = requests(f"{policy}3", [Done.GONE_MIDWAY] * COUNTS[Done.GONE_MIDWAY])
     sent += with_p_stopped(bed, policy, gone)
@@ -190,10 +192,14 @@ def with_p_stopped(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]])
                 os.kill(pid, signal.SIGCONT)
 
 
-def released(log: Path, name: str) -> bool:
-    """P's own log says that it gave the blocks up."""
-    text = log.read_text(errors="replace")
-    return any("expired KV blocks" in line and f"-{name}-" in line for line in text.splitlines())
+def wait_released(log: Path, name: str) -> None:
+    """Until P's own log says that it gave the blocks up."""
+
+    def released() -> bool:
+        text = log.read_text(errors="replace")
+        return any("expired KV blocks" in line and f"-{name}-" in line for line in text.splitlines())
+
+    wait_for(released, f"{name} released by P", LEASE_S + 30.0)
 
 
 @dataclass(frozen=True, slots=True)

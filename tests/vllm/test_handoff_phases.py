@@ -137,17 +137,6 @@ def test_next_to_nothing_is_unattributed(seen: Seen, figures: Figures) -> None:
         assert sum(phase.duration_ns for phase in row.phases) == row.ttft_token_ns
 
 
-def test_time_to_first_token_is_the_clients(seen: Seen, figures: Figures) -> None:
-    apart = [
-        (result.answer.ttft_token_ns or 0) - (seen.rows[str(result.request.request_id)].ttft_token_ns or 0)
-        for result in seen.results
-    ]
-    figures.add(
-        TITLE, f"TTFT: the client's clock says {median(apart) / 1e6:.3f} ms more at the median, {max(apart) / 1e6:.3f} at most"
-    )
-    assert median(apart) < 2 * ALLOWED_NS
-
-
 def test_bytes_are_nixls_and_those_of_the_blocks(seen: Seen, figures: Figures) -> None:
     wrong = []
     for name in seen.rows:

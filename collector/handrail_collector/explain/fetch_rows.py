@@ -219,14 +219,21 @@ def _of(visit: Visit | None, fetch: KvFetch) -> Iterable[tuple[str, ...]]:
 
 
 def _lost(handoff: Handoff, engines: EngineBook) -> tuple[ProcessEvent, ...]:
+    """What happened to the two engines before the load had ended: what comes after cannot be why it failed."""
     found: list[ProcessEvent] = []
+    fetch = handoff.fetch
+    over = fetch.known_unix_ns + fetch.ended_ns + _TOLD_NS if fetch is not None and fetch.ended_ns is not None else None
     for visit in (handoff.reader, handoff.keeper):
         if visit is not None:
             begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
             end = max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0)
-            found.extend(engines.wrong(visit.instance, begin, end + _GRACE_NS))
+            until = end + _GRACE_NS
+            found.extend(engines.wrong(visit.instance, begin, until if over is None else min(over, until)))
     return tuple(found)
 
+
+_TOLD_NS = 10**9
+"""So much later than it happened a death may be stamped."""
 
 _GRACE_NS = 5 * 10**9
 """An engine's death is told by those who still live, a little after what it was doing was last heard of."""

@@ -146,6 +146,15 @@ def _loaded(fetch: KvFetch | None) -> bool:
     return fetch is not None and fetch.failure is None and fetch.effect is None and fetch.noticed_ns is not None
 
 
+def _left(case: Case) -> Verdict | None:
+    """The request was given up while its load was open; what became of the load after that is nobody's any more."""
+    fetch = case.handoff.fetch
+    if fetch is None or fetch.request_status != "aborted" or fetch.effect is not None or fetch.provisional:
+        return None
+    said = f"{fetch.process.role.value}:plugin the request was aborted while the load was open"
+    return Verdict(FetchOutcome.ABORTED, "", (said,), lost_ns=fetch.ended_ns)
+
+
 def _failed(case: Case) -> Verdict | None:
     fetch = case.handoff.fetch
     lines = case.said(*FAILED_FETCH_KINDS, LogKind.READ_DECLINED, LogKind.BAD_HANDOFF)
@@ -233,9 +242,8 @@ def _unfinished(case: Case) -> Verdict | None:
         return None
     where = f"{fetch.process.role.value}:plugin"
     seen = case.answer
-    if fetch.request_status == "aborted" or (seen is not None and seen.outcome is Outcome.CLIENT_DISCONNECT):
-        who = "the request was aborted" if fetch.request_status == "aborted" else "the client left"
-        return Verdict(FetchOutcome.ABORTED, "", (f"{where} {who} while the load was open",), lost_ns=fetch.ended_ns)
+    if seen is not None and seen.outcome is Outcome.CLIENT_DISCONNECT:
+        return Verdict(FetchOutcome.ABORTED, "", (f"{where} the client left while the load was open",), lost_ns=fetch.ended_ns)
     if fetch.request_status is not None and fetch.request_status not in ("stopped", "length_capped", "finished"):
         return Verdict(FetchOutcome.FAILED, fetch.request_status, (f"{where} the request ended: {fetch.request_status}",))
     age = fetch.seen_ns if fetch.seen_ns is not None else fetch.ended_ns
@@ -308,6 +316,7 @@ def _decode_error(case: Case) -> Verdict | None:
 _RULES: Final[tuple[Rule, ...]] = (
     _wrong,
     _stale,
+    _left,
     _failed,
     _prefill_error,
     _engine_lost,

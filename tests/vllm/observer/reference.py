@@ -76,7 +76,7 @@ def read(path: Path, names: Iterable[str]) -> Engine:
         apart_ns = notes[0]["unix_ns"] - notes[0]["monotonic_ns"]
         for note in notes:
             _take(found, note, apart_ns, wanted)
-        _match_transfers(found, [note for note in notes if note["what"] == "transfer"])
+        _match_transfers(found, [note for note in notes if note["what"] == "transfer"], apart_ns)
     return found
 
 
@@ -103,14 +103,12 @@ def _client_id(raw: str, names: tuple[str, ...]) -> str:
     return next((name for name in names if f"-{name}-" in f"{raw}-"), raw)
 
 
-def _match_transfers(found: Engine, transfers: list[dict[str, Any]]) -> None:
+def _match_transfers(found: Engine, transfers: list[dict[str, Any]], apart_ns: int) -> None:
     """NIXL's telemetry names no request: one thread begins the loads, so transfers begin in the order of its lines.
 
-    ``started_us`` is of the wall clock or the monotonic one, by NIXL's build; only its order is used, and the beginning is taken
-    from the end of the post that the telemetry times: the line before it is vLLM's, microseconds earlier.
+    Its times are of the monotonic clock, in us.
     """
     names = sorted(found.load_begun, key=lambda name: found.load_begun[name])
     for name, each in zip(names, sorted(transfers, key=lambda note: note["started_us"]), strict=False):
-        found.transfers[name] = Transfer(
-            each["started_us"] * 1000, round(each["took_us"] * 1000), each["bytes"], each["descriptors"]
-        )
+        began_ns = each["started_us"] * 1000 + apart_ns
+        found.transfers[name] = Transfer(began_ns, round(each["took_us"] * 1000), each["bytes"], each["descriptors"])
