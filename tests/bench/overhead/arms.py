@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -139,4 +140,4 @@ def _take(into: Measured, results: Sequence[Result], engine_s: float, sidecar_s:
     for result in results:
         into.ttft_ns.append(result.answer.ttft_token_ns or 0)
         at = [at_ns for at_ns, data in events(result.chunks) if '"text"' in data]
-        into.gap_ns.extend(later - earlier for earlier, later in zip(at, at[1:], strict=False))
+        into.gap_ns.extend(later - earlier for earlier, later in pairwise(at))
