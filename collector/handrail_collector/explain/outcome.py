@@ -147,7 +147,10 @@ def _loaded(fetch: KvFetch | None) -> bool:
 
 
 def _left(case: Case) -> Verdict | None:
-    """The request was given up while its load was open; what became of the load after that is nobody's any more."""
+    """The request was given up while its load was open; what became of the load after that is nobody's any more.
+
+    Also where P calls it a late read: D's clean-up tells P to free the blocks while the transfer still goes on (vLLM 0.32).
+    """
     fetch = case.handoff.fetch
     if fetch is None or fetch.request_status != "aborted" or fetch.effect is not None or fetch.provisional:
         return None
@@ -315,8 +318,8 @@ def _decode_error(case: Case) -> Verdict | None:
 
 _RULES: Final[tuple[Rule, ...]] = (
     _wrong,
-    _stale,
     _left,
+    _stale,
     _failed,
     _prefill_error,
     _engine_lost,
