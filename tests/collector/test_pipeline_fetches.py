@@ -231,3 +231,21 @@ async def test_a_filter_means_the_same_in_python_and_in_sql(tmp_path: Path, want
     expected = sorted((r for r in rows if asked.matches(r)), key=asked.order)
     assert 0 < len(expected) <= 3
     assert fetches(tmp_path, sort="duration", **wanted) == expected
+
+
+async def test_what_p_keeps_for_peers_is_told_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+    clock = Clock()
+    kept_ones = [
+        publish(
+            at, rid=f"cmpl-{at}-0-0000aaaa", trace=f"t{at}", read_ms=None, freed_ms=None, provisional=True, seen_ns=age * SECOND
+        )
+        for at, age in ((0, 9), (4000, 5))
+    ]
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.LOGS, log_batch(kept_ones, 1))
+        await taken(pipeline, journal)
+        assert pipeline.pinned() == {"prefill:8000": (2 * 64 * 32768, 9 * SECOND)}
+        freed = altered(kept_ones[0], provisional=False, read_ns=10 * SECOND, freed_ns=10 * SECOND, readers=1)
+        await journal.consume(Signal.TRACES, plugin_batch([freed], 2))
+        await taken(pipeline, journal)
+        assert pipeline.pinned() == {"prefill:8000": (64 * 32768, 5 * SECOND)}

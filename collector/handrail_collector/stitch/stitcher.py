@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from handrail.clocks import contains
 from handrail.identity import JoinKind
-from handrail.records import Exchange, Finding, Hint, ProcessEvent, Role
+from handrail.records import Exchange, Finding, Hint, KvPublish, ProcessEvent, Role
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engine_join import EngineIndex
 from handrail_collector.stitch.engines import GONE
@@ -506,6 +506,10 @@ class Stitcher:
     def open_groups(self) -> list[Group]:
         """Groups not decided yet, oldest first."""
         return [g for g in self._groups.values() if g.state is State.OPEN]
+
+    def still_kept(self) -> list[Evidence]:
+        """KV that is kept for a peer, as last told."""
+        return [e for g in self._groups.values() for e in g.evidence if isinstance(e.record, KvPublish) and e.provisional]
 
     def reporting(self, now: int) -> set[tuple[Role, str]]:
         """(role, source) pairs that sent evidence lately."""
