@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from builders import EPOCH, MS
-from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN
-from handrail.export.facts import fact_log
-from handrail.export.plugin import plugin_log, plugin_spans
-from handrail.export.spans import resource_of
 from handrail.otlp.contract import Signal
-from handrail.records import Iteration, LogFact, LogKind, ProcessEventKind, Role, Source
+from handrail.records import Iteration, LogKind, ProcessEventKind, Role, Source
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -26,32 +18,8 @@ from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, proxies, running, send, stored, taken
+from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, stored, taken
 from plugin_parts import altered, fact, facts_of, fetch, happened, publish, times
-
-
-def plugin_batch(records: Sequence[Any], seq: int) -> bytes:
-    """Spans of the plugin, of one sidecar."""
-    request = ExportTraceServiceRequest()
-    resource = resource_of(replace(records[0].process, sender="plugin"))
-    scoped = request.resource_spans.add(resource=resource).scope_spans.add()
-    scoped.scope.name = SCOPE_PLUGIN
-    scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
-    for record in records:
-        scoped.spans.extend(plugin_spans(record))
-    return request.SerializeToString()
-
-
-def log_batch(records: Sequence[Any], seq: int) -> bytes:
-    """Log records of one sidecar."""
-    request = ExportLogsServiceRequest()
-    for index, record in enumerate(records):
-        resource = resource_of(replace(record.process, sender=f"plugin-{index}"))
-        scoped = request.resource_logs.add(resource=resource).scope_logs.add()
-        scoped.scope.name = SCOPE_EVENTS
-        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
-        scoped.log_records.append(fact_log(record) if isinstance(record, LogFact) else plugin_log(record))
-    return request.SerializeToString()
 
 
 def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
