@@ -62,7 +62,7 @@ def explain_all(group: Group, fleet: Fleet) -> Explained:
 
 
 def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
-    parts = breakdown(path, prefill_likely=fleet.has_prefill)
+    parts = breakdown(path, prefill_likely=fleet.has_prefill, clocks=fleet.clocks)
     witness = path.edge or (path.decode.exchange if path.decode else None) or (path.prefill.exchange if path.prefill else None)
     engine = _engine_of(path)
     gaps = _gaps(path)
