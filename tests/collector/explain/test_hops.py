@@ -55,7 +55,7 @@ def hosts(at_ms: float, number: int, skew_ms: float, hop_ms: float) -> list[Any]
         ttft_token_ns=round((170 - hop_ms) * MS),
     )
     early = altered(d, arrival_unix_ns=seen["edge"].arrival_unix_ns + round((0.2 + skew_ms) * MS), duration_ns=MS)
-    return [seen["edge"], seen["p"], d, altered(early, ids=ids(f"t{number}", seen["edge"]), response_id=None)]
+    return [seen["edge"], seen["p"], d, altered(early, ids=ids(f"t{number}", seen["edge"]), response_id=None, kv_in=None)]
 
 
 def test_clocks_that_are_bounded_narrowly_tell_the_way_from_d_to_the_edge_with_its_bound() -> None:
@@ -70,5 +70,5 @@ def test_clocks_that_are_bounded_narrowly_tell_the_way_from_d_to_the_edge_with_i
 
 
 def test_clocks_that_nothing_bounds_narrowly_tell_nothing_apart() -> None:
-    row = told([one for one in hosts(0, 0, 5000, 20)][:3]).row("req-0")
+    row = told(hosts(0, 0, 5000, 20)[:3]).row("req-0")
     assert "decode_hops" not in between(row)
