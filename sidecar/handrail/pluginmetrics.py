@@ -59,6 +59,21 @@ def plugin_rows(source: PluginSource) -> list[Row]:
         ),
         Row(f"{prefix}_processes", "gauge", "Engine processes that speak", lambda: len(merge.processes.alive)),
         Row(
+            "handrail_kv_fetches",
+            "counter",
+            "KV fetches that ended, as the receiving engine tells it; reason: the engine's failure type",
+            lambda: {key: float(count) for key, count in source.hand_offs.fetches.items()},
+            ("outcome", "reason"),
+        ),
+        Row("handrail_kv_fetched_bytes", "counter", "KV moved by fetches that ended", lambda: source.hand_offs.bytes_fetched),
+        Row(
+            "handrail_kv_publishes",
+            "counter",
+            "KV kept for a peer, by how that ended; a stale_read has been counted as expired before",
+            lambda: by_label(source.hand_offs.publishes),
+            ("end",),
+        ),
+        Row(
             "handrail_kv_fetch_oldest_age_seconds",
             "gauge",
             "Age of the oldest open KV fetch; 0 where none is open",

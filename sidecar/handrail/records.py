@@ -260,7 +260,8 @@ class EngineTimes:
     preemptions: int = 0
     preempted_ns: int = 0  # preempted until scheduled again, summed
     preempted_before_first_ns: int = 0  # the part of it before the first token
-    status: str | None = None  # the engine's word: stopped | length_capped | aborted | ignored | error | repetition
+    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: engine_lost | lost (not heard)
+    status: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None  # from the engine's own prefix cache
     external_tokens: int | None = None  # through the connector

@@ -13,13 +13,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from handrail.records import Observation, Process, Role
+from handrail.records import KvFetch, KvPublish, Observation, Process, ProcessEvent, ProcessEventKind, Role
 from handrail.sources.plugin import PluginSource
 from vllm.pair import ENGINE_ENV, MODEL_NAME, EngineSettings, Installation, Pair, running_pair
 
@@ -73,6 +72,41 @@ class Heard:
                 found[record.ids.span_id] = record  # type: ignore[attr-defined]
         return list(found.values())
 
+    def fetch_of(self, request_id: str, timeout_s: float = RECORDS_S) -> KvFetch:
+        """The one final fetch of the request that a client called ``request_id``."""
+        mine = self.wait(KvFetch, lambda found: any(f"-{request_id}-" in f.request_id for f in found), timeout_s)
+        (fetch,) = [f for f in mine if f"-{request_id}-" in f.request_id]
+        return fetch
+
+    def publish_of(self, request_id: str, enough: Callable[[KvPublish], bool], timeout_s: float = RECORDS_S) -> KvPublish:
+        """The newest record of the publish of ``request_id``, as soon as ``enough`` likes it."""
+        mine = self.wait(KvPublish, lambda found: any(f"-{request_id}-" in p.request_id and enough(p) for p in found), timeout_s)
+        (publish,) = [p for p in mine if f"-{request_id}-" in p.request_id]
+        return publish
+
+    def wait_published(self, request_id: str, timeout_s: float = RECORDS_S) -> None:
+        """Return once its publish was heard: a process that is killed takes its last 0.1 s along."""
+        deadline_s = time.monotonic() + timeout_s
+        while not any(f"-{request_id}-" in each for each in tuple(self.source.merge.publishes.open)):
+            assert time.monotonic() < deadline_s, f"{request_id} was not published"
+            time.sleep(0.02)
+
+    def wait_records(self, kind: type[R], count: int, timeout_s: float = RECORDS_S) -> list[R]:
+        """All records of ``kind``, as soon as there are ``count``."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(found := self.of(kind)) < count and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return found
+
+    def wait_event(self, kind: ProcessEventKind, pid: int, timeout_s: float = RECORDS_S) -> list[ProcessEvent]:
+        """Events of ``kind`` of the process ``pid``, as soon as there is one."""
+        deadline_s = time.monotonic() + timeout_s
+        while (
+            not (found := [e for e in self.of(ProcessEvent) if e.kind is kind and e.pid == pid]) and time.monotonic() < deadline_s
+        ):
+            time.sleep(0.05)
+        return found
+
     def wait(self, kind: type[R], enough: Callable[[list[R]], bool], timeout_s: float = RECORDS_S) -> list[R]:
         """The final records of ``kind`` as soon as ``enough`` likes them, else those at the end (an assertion says more)."""
         deadline_s = time.monotonic() + timeout_s
@@ -88,16 +122,25 @@ class ObservedPair:
     pair: Pair
     prefill: Heard
     decode: Heard
+    listeners: Listeners
+
+    def prefill_step(self, prompt: str, request_id: str) -> dict[str, Any]:
+        """The first step alone; the connector's parameters for D."""
+        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1, "temperature": 0, "kv_transfer_params": dict(_ASK_P)}
+        params: dict[str, Any] = post(self.pair.prefill.url, body, request_id).body["kv_transfer_params"]
+        return params
+
+    def decode_step(self, prompt: str, request_id: str, params: dict[str, Any], timeout_s: float = 90.0) -> Answer:
+        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 12, "temperature": 0, "kv_transfer_params": params}
+        answer = post(self.pair.decode.url, body, request_id, timeout_s)
+        return Answer(answer.status, answer.body, params)
 
     def two_step(self, prompt: str, request_id: str, *, change: Callable[[dict[str, Any]], None] | None = None) -> Answer:
         """One request by both steps, greedy; ``change`` may spoil the parameters on their way to D."""
-        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 12, "temperature": 0}
-        first = post(self.pair.prefill.url, {**body, "max_tokens": 1, "kv_transfer_params": dict(_ASK_P)}, request_id)
-        params = first.body.get("kv_transfer_params")
-        if params and change is not None:
+        params = self.prefill_step(prompt, request_id)
+        if change is not None:
             change(params)
-        second = post(self.pair.decode.url, {**body, "kv_transfer_params": params} if params else body, request_id)
-        return Answer(second.status, second.body, params)
+        return self.decode_step(prompt, request_id, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,33 +174,40 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
-@contextlib.contextmanager
-def listening(sockets: Mapping[str, Path]) -> Iterator[dict[str, Heard]]:
-    """Plugin sources for the roles of ``sockets``, on a loop of their own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    heard: dict[str, Heard] = {}
+class Listeners:
+    """Plugin sources on a loop of their own."""
 
-    def run(work: Any) -> None:
-        future: Future[None] = asyncio.run_coroutine_threadsafe(work, loop)
-        future.result(10)
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._all: list[Heard] = []
 
-    try:
-        for role, path in sockets.items():
-            process = Process(role=Role(role), instance=f"{role}:1", host="h")
-            records: list[Observation] = []
-            lines: list[tuple[str, str]] = []
-            source = PluginSource(path, process, records.append, line=lambda _, level, line, to=lines: to.append((level, line)))  # type: ignore[misc]
-            heard[role] = Heard(source, records, lines)
-            run(source.start())
-        yield heard
-    finally:
-        for each in heard.values():
-            run(each.source.shutdown(1.0))
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+    def listen(self, role: str, path: Path) -> Heard:
+        records: list[Observation] = []
+        lines: list[tuple[str, str]] = []
+
+        def line(_: int, level: str, text: str) -> None:
+            lines.append((level, text))
+
+        source = PluginSource(path, Process(role=Role(role), instance=f"{role}:1", host="h"), records.append, line=line)
+        heard = Heard(source, records, lines)
+        self._run(source.start())
+        self._all.append(heard)
+        return heard
+
+    def stop(self, heard: Heard) -> None:
+        self._run(heard.source.shutdown(1.0))
+
+    def close(self) -> None:
+        for heard in self._all:
+            self.stop(heard)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
 
 @contextlib.contextmanager
@@ -177,7 +227,10 @@ def observed_pair(
         env = {"PYTHONPATH": f"{ENGINE_ENV['PYTHONPATH']}:{site}", "HANDRAIL_SOCKET": str(sockets[role])}
         return EngineSettings(env=env, connector=connector or {}, flags=flags)
 
-    with listening(sockets) as heard:
+    with contextlib.ExitStack() as stack:
+        listeners = Listeners()
+        stack.callback(listeners.close)
+        heard = {role: listeners.listen(role, path) for role, path in sockets.items()}
         prefill, decode = settings("prefill", prefill_connector), settings("decode", decode_connector)
-        with running_pair(installation, logs=folder, prefill=prefill, decode=decode) as pair:
-            yield ObservedPair(pair, heard["prefill"], heard["decode"])
+        pair = stack.enter_context(running_pair(installation, logs=folder, prefill=prefill, decode=decode))
+        yield ObservedPair(pair, heard["prefill"], heard["decode"], listeners)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -18,8 +19,8 @@ from handrail.records import (
     ProcessEvent,
     ProcessEventKind,
 )
-from vllm.figures import Figures
-from vllm.observed import ObservedPair, metric, observed_pair, post
+from vllm.figures import Figures, spread
+from vllm.observed import Answer, ObservedPair, metric, observed_pair, post
 from vllm.pair import MODEL_NAME, START_S, EngineSettings, find_installation, start_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
@@ -29,14 +30,21 @@ PROMPTS = [f"def f{n}(x): return x + {n}\n" * 12 for n in range(8)]
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedPair]:
-    with observed_pair(find_installation(), tmp_path_factory.mktemp("pull")) as pair:
+    flags = ("--enable-per-request-metrics",)
+    with observed_pair(find_installation(), tmp_path_factory.mktemp("pull"), flags=flags) as pair:
         yield pair
 
 
 @pytest.fixture(scope="module")
-def good(observed: ObservedPair) -> list[str]:
-    """Eight requests that go well, before any that does not; their greedy texts."""
-    return [observed.two_step(prompt, f"good-{n}").text for n, prompt in enumerate(PROMPTS)]
+def answers(observed: ObservedPair) -> list[Answer]:
+    """Eight requests that go well, before any that does not."""
+    return [observed.two_step(prompt, f"good-{n}") for n, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def good(answers: list[Answer]) -> list[str]:
+    """Their greedy texts."""
+    return [answer.text for answer in answers]
 
 
 def test_every_request_is_one_record_on_each_side(observed: ObservedPair, good: list[str]) -> None:
@@ -73,14 +81,31 @@ def test_every_hand_off_is_one_fetch_and_one_publish_with_nixls_bytes(
     figures.add("plugin, pull", f"{len(fetches)} fetches, {moved} bytes as NIXL counts them")
 
 
+def test_times_agree_with_vllms_own_stamps_and_nixls(observed: ObservedPair, answers: list[Answer], figures: Figures) -> None:
+    """Another observer: the queue and first-token times that vLLM stamps itself, and the transfer times of NIXL's telemetry."""
+    times = {t.request_id[:11]: t for t in observed.decode.wait(EngineTimes, lambda found: len(found) >= len(answers))}
+    queue_ms, token_ms = [], []
+    for n, answer in enumerate(answers):
+        t, theirs = times[f"cmpl-good-{n}"], answer.body["metrics"]
+        assert t.scheduled_ns is not None
+        assert t.first_token_ns is not None
+        queue_ms.append(abs(t.scheduled_ns / 1e6 - theirs["queue_time_ms"]))
+        token_ms.append(abs((t.first_token_ns - t.scheduled_ns) / 1e6 - theirs["time_to_first_token_ms"]))
+    fetches = observed.decode.wait(KvFetch, lambda found: len(found) >= len(answers))
+    ours_s = sum((f.done_ns or 0) - (f.posted_ns or 0) for f in fetches[: len(answers)]) / 1e9
+    theirs_s = metric(observed.pair.decode.url, "vllm:nixl_xfer_time_seconds_sum")
+    figures.add("plugin, against vLLM's own stamps", f"queued to scheduled: difference {spread(queue_ms)}")
+    figures.add("plugin, against vLLM's own stamps", f"scheduled to first token: difference {spread(token_ms)}")
+    figures.add("plugin, against NIXL's telemetry", f"transfers in all: {ours_s * 1e3:.2f} ms, NIXL says {theirs_s * 1e3:.2f} ms")
+    assert median(queue_ms) <= 1
+    assert median(token_ms) <= 1
+    assert abs(ours_s - theirs_s) / len(answers) <= 0.001
+
+
 def test_a_local_hit_moves_only_the_rest(observed: ObservedPair, good: list[str]) -> None:
     before = metric(observed.pair.decode.url, "vllm:nixl_bytes_transferred_sum")
     observed.two_step(PROMPTS[0] + "and then some more of it, so that a block is new" * 3, "longer-0")
-    fetch = next(
-        f
-        for f in observed.decode.wait(KvFetch, lambda found: any("longer-0" in f.request_id for f in found))
-        if "longer-0" in f.request_id
-    )
+    fetch = observed.decode.fetch_of("longer-0")
     assert fetch.tokens_local
     assert fetch.bytes_moved == fetch.bytes_expected
     assert fetch.bytes_moved == metric(observed.pair.decode.url, "vllm:nixl_bytes_transferred_sum") - before
@@ -102,11 +127,7 @@ def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, 
         params["remote_block_ids"] = [[900_001 + n for n, _ in enumerate(group)] for group in blocks]
 
     answer = observed.two_step("a prompt of its own, whose blocks nobody has " * 6, "bad-0", change=spoil)
-    fetch = next(
-        f
-        for f in observed.decode.wait(KvFetch, lambda found: any("bad-0" in f.request_id for f in found))
-        if "bad-0" in f.request_id
-    )
+    fetch = observed.decode.fetch_of("bad-0")
     assert answer.status == 500
     assert (fetch.failure, fetch.failure_error, fetch.effect) == (
         "transfer_setup_failed",

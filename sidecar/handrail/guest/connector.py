@@ -21,8 +21,9 @@ from handrail.guest.events import (
     TRACEPARENT_ENV,
     TRACEPARENT_PARAM,
 )
+from handrail.guest.facts import engine_id_of, lease_ns_of
 from handrail.guest.layout import KvLayout
-from handrail.guest.offer import Offer, group_sizes, read_offer
+from handrail.guest.offer import D_TO_P, P_TO_D, Offer, group_sizes, read_offer
 from handrail.guest.recorder import Recorder
 from handrail.guest.traces import publish_traceparent
 
@@ -34,13 +35,13 @@ _NONE: Final = Offer(None, None, None, None, None, None, None, None, ())
 class SchedulerSide:
     """The scheduler's half of one leaf connector."""
 
-    def __init__(self, connector: Any, recorder: Recorder, layout: KvLayout, engine_id: str | None, lease_ns: int | None) -> None:
+    def __init__(self, connector: Any, recorder: Recorder, layout: KvLayout, config: Any) -> None:
         self._connector = connector
         self._name = type(connector).__name__
         self._record = recorder.record
         self._layout = layout
-        self._engine_id = engine_id
-        self._lease_ns = lease_ns
+        self._engine_id = engine_id_of(config)
+        self._leases_ns = {P_TO_D: lease_ns_of(config), D_TO_P: lease_ns_of(config, decode=True)}
         self._adds_traceparent = os.environ.get(TRACEPARENT_ENV, "1") != "0"
         self._offers: dict[str, Offer] = {}  # requests with connector parameters
         self._arrived: dict[str, int] = {}  # their and all others' arrival, until they are scheduled
@@ -82,7 +83,20 @@ class SchedulerSide:
         if external_tokens <= 0:
             sizes = ()
         expected = self._layout.engine_bytes(sizes)
-        self._record((KV_WANTED, now, request_id, external_tokens, local, sum(sizes), expected, asynchronous))
+        self._record(
+            (
+                KV_WANTED,
+                now,
+                request_id,
+                self._name,
+                self._engine_id,
+                external_tokens,
+                local,
+                sum(sizes),
+                expected,
+                asynchronous,
+            )
+        )
         if external_tokens > 0:
             self._loads.append((request_id, asynchronous))
 
@@ -129,7 +143,7 @@ class SchedulerSide:
                 shown.get("remote_num_tokens"),
                 sum(sizes),
                 self._layout.engine_bytes(sizes),
-                self._lease_ns,
+                self._leases_ns.get(offer.publishes or P_TO_D),
                 offer.publishes,
                 shown.get("transfer_mode"),
                 traceparent,
@@ -172,8 +186,9 @@ class WorkerSide:
         """The connector is about to be told to load."""
         meta = getattr(self._connector, "_connector_metadata", None)
         if received := getattr(meta, "reqs_to_recv", None):
-            for request_id in received:
-                self._record((KV_LOAD, begin_ns, request_id, self._rank))
+            for key, value in received.items():
+                for request_id in value if isinstance(value, dict) else (key,):  # Mooncake groups them by peer
+                    self._record((KV_LOAD, begin_ns, request_id, self._rank))
         elif loads := getattr(meta, LOADS, None):
             for request_id, asynchronous in loads:
                 self._record((KV_LOAD, begin_ns, request_id, self._rank))

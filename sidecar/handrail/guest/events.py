@@ -79,7 +79,7 @@ KV_EXPIRED: Final = "kv_expired"
 KV_FREED: Final = "kv_freed"
 
 FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
-    # name -> field -> type: i whole number, s text, b flag, m mapping of text to i, s, b or list of s; a ? after it: or null
+    # name -> field -> type: i whole number from 0, s text, b flag, m mapping of text to i, s, b or list of s; ?: or null
     FACTS: {"facts": "m"},  # keys: fields of records.EngineFacts
     ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler has to do
     DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: taken off for good
@@ -124,8 +124,10 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "mode": "s?",
         "traceparent": "s?",  # of the peer's kv.publish
     },
-    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already
+    KV_WANTED: {  # blocks are there; 0 tokens: all of it was here already, or another child of a composite loads
         "request": "s",
+        "connector": "s",
+        "engine_id": "s?",
         "tokens_wanted": "i",
         "tokens_local": "i?",
         "blocks": "i?",

@@ -53,13 +53,13 @@ def engine_id_of(config: Any) -> str | None:
     return _text(_part(config, "kv_transfer_config"), "engine_id")
 
 
-def lease_ns_of(config: Any) -> int | None:
-    """How long P keeps blocks for a reader: NIXL's setting, None for other connectors."""
+def lease_ns_of(config: Any, *, decode: bool = False) -> int | None:
+    """How long blocks are kept for a reader, by P or (``decode``) by D: NIXL's settings, None for other connectors."""
     transfer = _part(config, "kv_transfer_config")
     if "Nixl" not in str(getattr(transfer, "kv_connector", "")):
         return None
     extra = getattr(transfer, "kv_connector_extra_config", None) or {}
-    seconds = extra.get("kv_lease_duration", 30)
+    seconds = extra.get("decoder_kv_blocks_ttl", 480) if decode else extra.get("kv_lease_duration", 30)
     return int(seconds * 1e9) if isinstance(seconds, (int, float)) else None
 
 

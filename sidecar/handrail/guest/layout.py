@@ -20,16 +20,20 @@ class KvLayout:
 
     def engine_bytes(self, sizes: Sequence[int]) -> int | None:
         """Bytes of ``sizes`` blocks (by group) on all ranks; None where the groups are not those of the cache."""
-        if sum(sizes) == 0:
+        if not any(sizes):
             return 0
         if len(sizes) != len(self.rank_block_bytes):
             return None
+        if len(sizes) == 1:
+            return self._ranks * sizes[0] * self.rank_block_bytes[0]
         return self._ranks * sum(count * size for count, size in zip(sizes, self.rank_block_bytes, strict=True))
 
     def transferred(self, here: Sequence[int], there: Sequence[int]) -> tuple[int, ...]:
         """Blocks that move, by group: those to be filled here, but no more than the peer has."""
         if len(here) != len(there):
             return tuple(here)
+        if len(here) == 1:  # the common case, 1 us less
+            return (min(here[0], there[0]),)
         return tuple(min(mine, theirs) for mine, theirs in zip(here, there, strict=True))
 
 

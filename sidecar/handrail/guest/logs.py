@@ -14,7 +14,7 @@ from handrail.guest.events import MAX_LINE_CHARS
 from handrail.guest.recorder import Recorder
 
 LOGGER: Final = "vllm"
-LINES_A_SECOND: Final = 50
+LINES_A_SECOND: Final = 200
 
 
 class GuestHandler(logging.Handler):

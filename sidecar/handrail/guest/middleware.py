@@ -111,6 +111,8 @@ class _Seen:
 
     def sent(self, message: Message, at_ns: int) -> None:
         self._tell_request()
+        if self._client_gone:  # what an application says into the void is no answer
+            return
         if message["type"] == "http.response.start":
             headers = {bytes(key).lower(): bytes(value).decode("latin-1") for key, value in message.get("headers", ())}
             kind = headers.get(b"content-type")
@@ -125,8 +127,7 @@ class _Seen:
 
     def ended(self, how: str) -> None:
         if self._told:
-            gone = self._client_gone and not self._whole
-            self._record((HTTP_END, time.monotonic_ns(), self._number, "client_gone" if gone else how))
+            self._record((HTTP_END, time.monotonic_ns(), self._number, "client_gone" if self._client_gone else how))
 
     def _tell_request(self) -> None:
         """Once, when the body is whole or the application answers without it."""

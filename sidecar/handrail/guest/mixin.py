@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from handrail.guest.connector import SchedulerSide, WorkerSide
 from handrail.guest.events import CORE, WORKER
-from handrail.guest.facts import connector_facts, engine_id_of, lease_ns_of, rank_of, ranks_of
+from handrail.guest.facts import connector_facts, rank_of, ranks_of
 from handrail.guest.guard import Guard
 from handrail.guest.layout import KvLayout
 from handrail.guest.nixl import watch_nixl
@@ -71,7 +71,7 @@ def _begin(connector: Any, guard: Guard, given: tuple[Any, ...], named: dict[str
     recorder = guard.recorder
     if getattr(role, "name", "") == "SCHEDULER":
         layout = KvLayout(cache, ranks_of(config))
-        setattr(connector, _SIDE, SchedulerSide(connector, recorder, layout, engine_id_of(config), lease_ns_of(config)))
+        setattr(connector, _SIDE, SchedulerSide(connector, recorder, layout, config))
         recorder.say(connector_facts(connector, config, layout))
         recorder.start(CORE)
         return

@@ -105,7 +105,7 @@ class NixlWatch:
         for request_id in payload.split(","):
             ends = self._worker._reqs_to_send.get(request_id)
             if ends is not None:
-                self._record((KV_LEASE, now, request_id, int((ends - clock) * 1e9)))
+                self._record((KV_LEASE, now, request_id, max(0, int((ends - clock) * 1e9))))
 
 
 def error_name(error: Any) -> str | None:

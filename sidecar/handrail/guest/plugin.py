@@ -103,9 +103,18 @@ class Plugin:
     def _begin(self, made: Any) -> None:
         methods = watch_scheduler(made, self.guard)
         missing = self.missing + (["_free_request"] if "_free_request" not in methods else [])
+        facts = engine_facts(made.vllm_config)
+        version = str(facts.get("engine_version", ""))
+        if not version.startswith(TRIED):
+            _log.warning(
+                "handrail was tried with vLLM %s, and this is %s: it observes what it finds as it was there%s",
+                ", ".join(TRIED),
+                version or "of an unknown version",
+                f"; missing: {', '.join(missing)}" if missing else "",
+            )
         self.recorder.say(
             {
-                **engine_facts(made.vllm_config),
+                **facts,
                 "plugin_version": _own_version(),
                 "capabilities": [*self.hooked, *methods],
                 "missing": missing,

@@ -57,6 +57,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._socket: socket.socket | None = None
+        self._listener: tuple[int, int] | None = None
 
     def after_fork(self) -> None:
         """In a forked child: the thread is not here and the events are the parent's."""
@@ -101,6 +102,7 @@ class Recorder:
     def flush(self) -> bool:
         """Send what there is; False where nobody takes it now. Never blocks on the socket."""
         with self._lock:
+            self._look_who_listens()
             while True:
                 if not self._outbox:
                     self._encode()
@@ -169,6 +171,17 @@ class Recorder:
         )
         self._sequence += len(made)
         self._outbox.extend(made)
+
+    def _look_who_listens(self) -> None:
+        """A sidecar that has come since the last flush is told what the engine is, although nothing failed in between."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return
+        listener = (found.st_ino, found.st_ctime_ns)
+        if listener != self._listener:
+            self._listener = listener
+            self._facts_due = True
 
     def _send(self, data: bytes) -> bool:
         """False where there is no sidecar, or it is behind: the datagram is kept.

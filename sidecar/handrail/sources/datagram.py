@@ -52,7 +52,7 @@ def read_packet(data: bytes) -> Packet:
     _, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost, events = found[: _HEAD_FIELDS + 1]
     if not _is_text(boot) or not boot or not _is_text(kind) or not isinstance(events, list):
         raise ValueError("head of wrong types")
-    if not all(_is_number(value) and value >= 0 for value in (pid, sequence, monotonic_ns, unix_ns, lost)):
+    if not all(_is_count(value) for value in (pid, sequence, monotonic_ns, unix_ns, lost)):
         raise ValueError("head of wrong types")
     read = [heard for event in events if (heard := _read_event(event)) is not None]
     unread = len(events) - len(read)
@@ -64,7 +64,7 @@ def _read_event(event: object) -> Heard | None:
         return None
     name, at_ns, *values = event
     wanted = FIELDS.get(name)
-    if wanted is None or not _is_number(at_ns) or at_ns < 0:
+    if wanted is None or not _is_count(at_ns):
         return None
     values += [None] * (len(wanted) - len(values))
     fields = dict(zip(wanted, values, strict=False))  # a later version may add fields at the end
@@ -77,7 +77,7 @@ def _fits(value: object, kind: str, limit: int) -> bool:
     if value is None:
         return kind.endswith("?")
     if kind[0] == "i":
-        return _is_number(value)
+        return _is_count(value)
     if kind[0] == "s":
         return _is_text(value, limit)
     if kind[0] == "b":
@@ -93,6 +93,10 @@ def _is_plain(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -_MOST_NS <= value < _MOST_NS
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_NS
 
 
 def _is_text(value: object, limit: int = MAX_TEXT_CHARS) -> bool:

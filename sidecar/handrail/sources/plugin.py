@@ -26,6 +26,7 @@ from handrail.sources.base import Sink
 from handrail.sources.datagram import read_packet
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.merge import Line, Merge
+from handrail.sources.merging.tally import HandOffTally
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class PluginSource:
     ) -> None:
         self.path = path
         self.stats = PluginStats()
+        self.hand_offs = HandOffTally()
         self.merge = Merge(process, exists=process_exists, line=line or _ignore, limits=limits)
         self._sink = sink
         self._clock = clock
@@ -114,11 +116,13 @@ class PluginSource:
         if self._socket is None:
             return
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._read()  # after a pause of ours, what waits here is no silence of theirs
         self._say(self.merge.tick(self._clock()))
 
     def _say(self, records: list[Observation]) -> None:
         self.stats.records += len(records)
         for record in records:
+            self.hand_offs.take(record)
             self._sink(record)
 
 

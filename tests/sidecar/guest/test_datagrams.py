@@ -14,7 +14,7 @@ from handrail.guest.events import FIELDS, MAX_DATAGRAM_BYTES, datagrams
 from handrail.sources.datagram import read_packet
 
 _VALUES: Final[dict[str, st.SearchStrategy[Any]]] = {
-    "i": st.integers(-(2**63), 2**63 - 1),
+    "i": st.integers(0, 2**63 - 1),
     "s": st.text(max_size=40),
     "b": st.booleans(),
     "m": st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=9), max_size=4),
@@ -112,6 +112,7 @@ def test_deep_nesting_is_refused() -> None:
         ["facts", 1, {"a": {"b": 1}}],
         ["facts", 1, []],
         ["kv_noticed", 1, "r", 1],
+        ["finished", 1, "r", "FINISHED_STOPPED", -1],
     ],
     ids=str,
 )

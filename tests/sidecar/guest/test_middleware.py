@@ -12,7 +12,7 @@ import pytest
 from exchanges import PROCESS
 from handrail.guest import plugin as plugin_module
 from handrail.guest.events import SOCKET_ENV, datagrams
-from handrail.guest.middleware import HEAD_BYTES, Handrail
+from handrail.guest.middleware import HEAD_BYTES, Handrail, Message
 from handrail.guest.recorder import Recorder
 from handrail.records import Exchange, Outcome, Source
 from handrail.sources.datagram import read_packet
@@ -61,11 +61,11 @@ async def run(app: App, request: dict[str, Any], bodies: list[bytes]) -> list[di
     left = [{"type": "http.request", "body": body, "more_body": n + 1 < len(bodies)} for n, body in enumerate(bodies)]
     sent: list[dict[str, Any]] = []
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         return left.pop(0) if left else {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
+    async def send(message: Message) -> None:
+        sent.append(dict(message))
 
     await Handrail(app)(request, receive, send)
     return sent
@@ -174,6 +174,20 @@ async def test_a_client_that_goes_is_told(recorder: Quiet) -> None:
     await run(app, scope(), [b"{}"])
     (seen,) = exchanges(recorder)
     assert (seen.outcome, seen.events) == (Outcome.CLIENT_DISCONNECT, 1)
+
+
+async def test_an_answer_to_a_client_that_has_gone_is_none(recorder: Quiet) -> None:
+    """vLLM's own handlers do so: they return, and the framework sends an empty 200."""
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b"null", "more_body": False})
+
+    await run(app, scope(), [b"{}"])
+    (seen,) = exchanges(recorder)
+    assert (seen.outcome, seen.status) == (Outcome.CLIENT_DISCONNECT, None)
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])

@@ -128,6 +128,21 @@ def test_facts_are_said_first_and_to_a_sidecar_that_comes_later(path: Path) -> N
     recorder.stop()
 
 
+def test_a_sidecar_that_restarts_between_two_flushes_is_told_too(path: Path) -> None:
+    recorder = Recorder(str(path))
+    recorder.say({"model": "m"})
+    for n in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+            bound.bind(str(path))
+            bound.settimeout(10)
+            for at in range(2):
+                recorder.record((words.FIRST_TOKEN, at, "r"))
+                assert recorder.flush()
+            assert [[e.name for e in received(bound).events] for _ in range(2)] == [["facts", "first_token"], ["first_token"]], n
+        path.unlink()
+    recorder.stop()
+
+
 def test_an_error_line_of_a_process_without_a_thread_goes_at_once(path: Path, listener: socket.socket) -> None:
     recorder = Recorder(str(path))
     recorder.say_line("WARNING", "kept for later", at_once=False)

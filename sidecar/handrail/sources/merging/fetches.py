@@ -14,35 +14,14 @@ from handrail.context import TraceContext
 from handrail.records import Direction, FetchEffect, KvFetch, Source, SpanIds
 from handrail.sources.merging.bounds import Bounded, MergeLimits
 from handrail.sources.merging.engine import ENGINE, Engine
+from handrail.sources.merging.handshakes import Handshakes
 from handrail.sources.merging.identity import ids_of, read_context
-from handrail.sources.merging.requests import since, status_word
+from handrail.sources.merging.ranks import Rank, added, last_done, least, total
+from handrail.sources.merging.requests import LOST, since, status_word
 
 _DIRECTIONS: Final = {direction.value: direction for direction in Direction}
 RECOMPUTE: Final = "recompute"
-MAX_HANDSHAKES: Final = 64
-
-
-@dataclass(slots=True)
-class Rank:
-    """One worker's part of a load."""
-
-    load_ns: int | None = None
-    posted_ns: int | None = None
-    done_ns: int | None = None
-    done_bound_ns: int = 0
-    loaded_ns: int | None = None
-    loaded_bound_ns: int = 0
-    failed: bool = False
-    moved: int | None = None
-    descriptors: int | None = None
-
-
-@dataclass(slots=True)
-class Handshake:
-    """One contact of one worker with a peer; ``end_ns`` None while it goes on."""
-
-    begin_ns: int
-    end_ns: int | None = None
+ERROR: Final = "error"  # the status of a request that the engine failed
 
 
 @dataclass(slots=True)
@@ -66,7 +45,6 @@ class Fetch:
     failed: bool = False
     failure: str | None = None
     failure_error: str | None = None
-    effect: FetchEffect | None = None
     status: str | None = None
     told_ns: int | None = None
 
@@ -79,14 +57,16 @@ class Fetches:
         self._limits = limits
         self.open: Bounded[Fetch] = Bounded(limits.fetches)
         self.orphans = 0
-        self._handshakes: Bounded[list[Handshake]] = Bounded(1024)  # by peer engine and rank
+        self.handshakes = Handshakes()
 
     # --- what the scheduler says ------------------------------------------------------------------------------------------
     def known(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
         """``context``: the engine's own trace context of the request, where it has one."""
         fetch = self._fetch(said["request"], at_ns)
+        if fetch.known_ns is not None:  # another child of a composite has said so
+            return
         fetch.known_ns, fetch.known_unix_ns, fetch.boot = at_ns, unix_ns, boot
-        fetch.said.update(said)
+        fetch.said = {**said, **fetch.said}
         publish = read_context(said["traceparent"])
         fetch.publish_span_id = publish.span_id if publish else ""
         fetch.decode_span_id = context.span_id if context else ""
@@ -96,9 +76,13 @@ class Fetches:
             fetch.ids, fetch.origin = ids_of(fetch.request_id, context)
 
     def wanted(self, at_ns: int, said: Mapping[str, Any]) -> None:
+        """Every child of a composite says this; the one that loads has tokens."""
         fetch = self._fetch(said["request"], at_ns)
-        fetch.said.update(said)
-        if said["tokens_wanted"] == 0:  # all of it was here
+        if said["tokens_wanted"] > 0:
+            fetch.said.update(said)
+            fetch.ended_ns = fetch.close_at_ns = None
+        elif not fetch.said.get("tokens_wanted"):  # all of it was here, unless another child says otherwise
+            fetch.said.update(said)
             self._end(fetch, at_ns)
 
     def noticed(self, request_id: str, at_ns: int, failed: bool) -> None:
@@ -106,19 +90,16 @@ class Fetches:
             return
         fetch.noticed_ns = at_ns
         fetch.failed = fetch.failed or failed
-        if fetch.failed and self._engine.policy == RECOMPUTE:
-            fetch.effect = FetchEffect.RECOMPUTED
         self._end(fetch, at_ns)
 
     def request_finished(self, request_id: str, at_ns: int, status: str | None) -> None:
         """The request is over; a fetch of it that is still open is over with it."""
         if (fetch := self.open.get(request_id)) is None:
             return
-        if status_word(status) == "error" and fetch.failed:
-            fetch.effect = FetchEffect.FAILED
-        if fetch.ended_ns is None:
-            fetch.status = status_word(status) or "finished"
-            self._end(fetch, at_ns)
+        word = status_word(status) or "finished"
+        if fetch.ended_ns is None or word == ERROR:  # policy "fail" ends the request before the connector is told
+            fetch.status = word
+        self._end(fetch, at_ns)
 
     def first_token(self, request_id: str, at_ns: int) -> None:
         """A load within the call is over when its step is, whatever the workers said."""
@@ -128,18 +109,18 @@ class Fetches:
     # --- what the workers say ---------------------------------------------------------------------------------------------
     def load(self, request_id: str, rank: int, at_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
-        part.load_ns = _least(part.load_ns, at_ns)
+        part.load_ns = least(part.load_ns, at_ns)
 
     def posted(self, request_id: str, rank: int, at_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
-        part.posted_ns = _least(part.posted_ns, at_ns)
+        part.posted_ns = least(part.posted_ns, at_ns)
 
     def done(self, request_id: str, rank: int, at_ns: int, moved: int | None, descriptors: int | None, bound_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
         if part.done_ns is None or at_ns >= part.done_ns:
             part.done_ns, part.done_bound_ns = at_ns, bound_ns
-        part.moved = _sum(part.moved, moved)
-        part.descriptors = _sum(part.descriptors, descriptors)
+        part.moved = added(part.moved, moved)
+        part.descriptors = added(part.descriptors, descriptors)
 
     def loaded(self, request_id: str, rank: int, at_ns: int, failed: bool, bound_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
@@ -158,19 +139,6 @@ class Fetches:
         if fetch.failure is None:
             fetch.failure, fetch.failure_error = failure_type, error
         return True
-
-    def handshake(self, peer: str, rank: int, begin_ns: int, end_ns: int | None) -> None:
-        key = f"{rank}:{peer}"
-        known = self._handshakes.get(key)
-        if known is None:
-            known = []
-            self._handshakes.put(key, known)
-        for handshake in known:
-            if handshake.begin_ns == begin_ns:
-                handshake.end_ns = end_ns if end_ns is not None else handshake.end_ns
-                return
-        known.append(Handshake(begin_ns, end_ns))
-        del known[:-MAX_HANDSHAKES]
 
     # --- what comes of it -------------------------------------------------------------------------------------------------
     def settled(self, now_ns: int) -> Iterator[KvFetch]:
@@ -192,6 +160,14 @@ class Fetches:
             if fetch.told_ns is None or now_ns - fetch.told_ns >= limits.provisional_every_ns:
                 fetch.told_ns = now_ns
                 yield self._record(fetch, now_ns)
+
+    def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[KvFetch]:
+        """As for requests: the scheduler has nothing left to do."""
+        for fetch in [f for f in self.open.values() if f.boot == boot and f.ended_ns is None]:
+            if fetch.known_ns is not None and fetch.known_ns < before_ns:
+                del self.open[fetch.request_id]
+                fetch.status, fetch.ended_ns = LOST, at_ns
+                yield self._record(fetch, None)
 
     def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[KvFetch]:
         """The scheduler that wanted them is gone."""
@@ -234,9 +210,9 @@ class Fetches:
         loads = [r.load_ns for r in ranks if r.load_ns is not None]
         started = min(loads, default=None)
         posted = min((r.posted_ns for r in ranks if r.posted_ns is not None), default=None)
-        begun, met = self._contact(said.get("peer_engine_id"), fetch, started, posted)
-        done_ns, done_bound_ns = _last_done(ranks)
-        failed = fetch.failed or fetch.effect is not None
+        until = posted if posted is not None else fetch.ended_ns
+        begun, met = self.handshakes.contact(said.get("peer_engine_id"), fetch.ranks, started, until)
+        done_ns, done_bound_ns = last_done(ranks)
         return KvFetch(
             process=self._engine.process,
             source=Source.PLUGIN,
@@ -269,65 +245,22 @@ class Fetches:
             blocks=said.get("blocks"),
             block_bytes=self._engine.known.get("block_bytes"),
             bytes_expected=said.get("bytes_expected"),
-            bytes_moved=_total(r.moved for r in ranks),
-            descriptors=_total(r.descriptors for r in ranks),
+            bytes_moved=total(r.moved for r in ranks),
+            descriptors=total(r.descriptors for r in ranks),
             ranks=len(loads),
             ranks_done=sum(1 for r in ranks if r.loaded_ns is not None and not r.failed),
-            failure=(fetch.failure or "load_failed") if failed else fetch.failure,
+            failure=fetch.failure or ("load_failed" if fetch.failed else None),
             failure_error=fetch.failure_error,
             policy=self._engine.policy,
-            effect=fetch.effect,
+            effect=self._effect(fetch),
             request_status=fetch.status,
             provisional=seen_at_ns is not None,
         )
 
-    def _contact(self, peer: str | None, fetch: Fetch, started: int | None, posted: int | None) -> tuple[int | None, int | None]:
-        """Begin and end of the first contact with ``peer``, where this load waited for one."""
-        if peer is None or started is None:
-            return None, None
-        until = posted if posted is not None else fetch.ended_ns
-        begun: list[int] = []
-        met: list[int | None] = []
-        for rank in fetch.ranks:
-            for handshake in self._handshakes.get(f"{rank}:{peer}", ()):
-                over = handshake.end_ns is not None and handshake.end_ns <= started
-                if not over and (until is None or handshake.begin_ns <= until):
-                    begun.append(max(handshake.begin_ns, started))
-                    met.append(handshake.end_ns)
-        if not begun:
-            return None, None
-        ended = [end for end in met if end is not None]
-        return min(begun), max(ended) if len(ended) == len(met) else None
-
-
-def _last_done(ranks: list[Rank]) -> tuple[int | None, int]:
-    """When the last rank's last transfer was seen to be done, and how much earlier it may have been.
-
-    Where the transport told of no transfer, the worker's report to the scheduler is the end.
-    """
-    ends = []
-    for rank in ranks:
-        if rank.done_ns is not None:
-            ends.append((rank.done_ns, _since_begun(rank, rank.done_ns, rank.done_bound_ns)))
-        elif rank.loaded_ns is not None and not rank.failed:
-            ends.append((rank.loaded_ns, _since_begun(rank, rank.loaded_ns, rank.loaded_bound_ns)))
-    return max(ends, default=(None, 0))
-
-
-def _since_begun(rank: Rank, end_ns: int, bound_ns: int) -> int:
-    """A bound no longer than the transfer itself: the last poll may have been before it began."""
-    begun = rank.posted_ns if rank.posted_ns is not None else rank.load_ns
-    return bound_ns if begun is None else min(bound_ns, max(0, end_ns - begun))
-
-
-def _least(known: int | None, at_ns: int) -> int:
-    return at_ns if known is None else min(known, at_ns)
-
-
-def _sum(known: int | None, more: int | None) -> int | None:
-    return known if more is None else more + (known or 0)
-
-
-def _total(values: Any) -> int | None:
-    found = [value for value in values if value is not None]
-    return sum(found) if found else None
+    def _effect(self, fetch: Fetch) -> FetchEffect | None:
+        """What became of the request of a failed load; None where that is not known (an abort came first)."""
+        if not fetch.failed:
+            return None
+        if fetch.status == ERROR:
+            return FetchEffect.FAILED
+        return FetchEffect.RECOMPUTED if self._engine.policy == RECOMPUTE and fetch.noticed_ns is not None else None

@@ -21,6 +21,7 @@ from handrail.sources.merging.steps import Steps
 from handrail.sources.middleware import MiddlewareExchanges
 
 FACTS_EVERY_NS: Final = 300 * 10**9
+FORGOTTEN_NS: Final = 2 * 10**9  # longer than what is counted and what is said can be out of step
 ENGINE_LOST: Final = "engine_lost"
 HTTP_WORDS: Final = (words.HTTP_REQUEST, words.HTTP_PART, words.HTTP_HEAD, words.HTTP_BODY, words.HTTP_END)
 MAX_CONTEXTS: Final = 50_000
@@ -118,7 +119,7 @@ class Merge:
 
     def _make_hearers(self) -> dict[str, Callable[[Said], None]]:
         """What to do with each event. Field types were checked by the reader of the datagram."""
-        requests, fetches, publishes, processes = self.requests, self.fetches, self.publishes, self.processes
+        requests, fetches, publishes = self.requests, self.fetches, self.publishes
         return {
             words.STEP: self._step,
             words.QUEUED: self._queued,
@@ -126,7 +127,7 @@ class Merge:
             words.FIRST_TOKEN: self._first_token,
             words.PREEMPTED: lambda s: requests.preempted(s.request, s.at),
             words.FINISHED: self._finished,
-            words.ALIVE: lambda s: processes.told_life(s.boot, s.v["last_step_ns"], s.v["unfinished"]),
+            words.ALIVE: self._alive,
             words.FACTS: self._learn,
             words.LOG: self._log,
             words.DEGRADED: self._degraded,
@@ -146,6 +147,13 @@ class Merge:
             words.KV_EXPIRED: lambda s: publishes.expired(s.request, s.at),
             words.KV_FREED: lambda s: publishes.freed(s.request, s.at),
         }
+
+    def _alive(self, s: Said) -> None:
+        unfinished = s.v["unfinished"]
+        self.processes.told_life(s.boot, s.v["last_step_ns"], unfinished)
+        if unfinished == 0:
+            self._out += self.fetches.close_forgotten(s.boot, s.at - FORGOTTEN_NS, s.at)
+            self._out += self.requests.close_forgotten(s.boot, s.at - FORGOTTEN_NS, s.at)
 
     def _http(self, name: str) -> Callable[[Said], None]:
         def hear(s: Said) -> None:
@@ -178,7 +186,7 @@ class Merge:
             self._out.append(record)
 
     def _handshake(self, s: Said) -> None:
-        self.fetches.handshake(s.v["peer_engine_id"], s.rank, s.v["begin_ns"], None if s.v["ok"] is None else s.at)
+        self.fetches.handshakes.note(s.v["peer_engine_id"], s.rank, s.v["begin_ns"], None if s.v["ok"] is None else s.at)
 
     def _posted(self, s: Said) -> None:
         if s.v["writes"]:

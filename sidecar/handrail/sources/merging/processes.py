@@ -31,7 +31,7 @@ class GuestProcess:
     sequence: int = 0
     lost_events: int = 0
     step_ns: int | None = None
-    unfinished: int | None = None
+    busy_since_ns: int | None = None  # since when it has had requests to do
     hung: bool = False
     lost_told: int = 0
     lost_told_ns: int = 0
@@ -82,7 +82,10 @@ class Processes:
     def told_life(self, boot: str, step_ns: int | None, unfinished: int | None) -> None:
         process = self.alive.get(boot)
         if process is not None:
-            process.unfinished = unfinished
+            if not unfinished:
+                process.busy_since_ns = None
+            elif process.busy_since_ns is None:
+                process.busy_since_ns = process.heard_ns
             if step_ns is not None:
                 process.step_ns = max(process.step_ns or 0, step_ns)
 
@@ -100,12 +103,13 @@ class Processes:
             yield from self._tell_lost(process, now_ns)
 
     def _look_at(self, process: GuestProcess, now_ns: int, silent_ns: int) -> Iterator[ProcessEvent]:
-        idle_ns = now_ns - process.step_ns if process.step_ns is not None else 0
+        waits_since_ns = max(process.busy_since_ns or 0, process.step_ns or 0)
         silent = silent_ns >= self._limits.silent_ns
-        stuck = process.kind == CORE and bool(process.unfinished) and idle_ns >= self._limits.stuck_ns
+        busy = process.kind == CORE and process.busy_since_ns is not None
+        stuck = busy and now_ns - waits_since_ns >= self._limits.stuck_ns
         if (silent or stuck) and not process.hung:
             process.hung = True
-            since_ns = process.heard_ns if silent else (process.step_ns or process.heard_ns)
+            since_ns = process.heard_ns if silent else waits_since_ns
             why = "says nothing, though its process is not known to be gone" if silent else "steps no more while requests wait"
             yield self._event(process, ProcessEventKind.HUNG, since_ns, why)
         elif process.hung and not silent and not stuck:

@@ -61,6 +61,8 @@ class Publishes:
     def published(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
         """``said["traceparent"]`` is this publish's own span; ``context``: the engine's own trace context of the request."""
         publish = self._publish(said["request"], at_ns)
+        if publish.published_ns is not None:  # another child of a composite keeps the same blocks
+            return
         publish.boot, publish.published_ns, publish.published_unix_ns = boot, at_ns, unix_ns
         publish.said.update(said)
         ids, publish.origin = ids_of(publish.request_id, context)

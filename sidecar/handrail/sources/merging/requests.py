@@ -12,6 +12,7 @@ from handrail.sources.merging.engine import ENGINE, Engine
 from handrail.sources.merging.identity import ids_of
 
 _FINISHED = "FINISHED_"
+LOST = "lost"  # how it ended was not heard
 
 
 @dataclass(slots=True)
@@ -95,6 +96,13 @@ class Requests:
             if old and (request.said_ns == request.queued_ns or now_ns - request.said_ns >= limits.provisional_every_ns):
                 request.said_ns = now_ns
                 yield self._record(request, now_ns, finished=False, status=None, output_tokens=None)
+
+    def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[EngineTimes]:
+        """The scheduler has nothing left to do: what is open since before then has ended, and its end was lost."""
+        for request in [r for r in self.open.values() if r.boot == boot and r.queued_ns < before_ns]:
+            del self.open[request.request_id]
+            self._resume(request, at_ns)
+            yield self._record(request, at_ns, finished=True, status=LOST, output_tokens=None)
 
     def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[EngineTimes]:
         """The process that held them is gone."""
