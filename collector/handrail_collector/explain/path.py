@@ -10,6 +10,10 @@ from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import Group
 
 
+NO_ANSWER = frozenset({"error", "aborted", "engine_lost"})
+"""Words of an engine for a request that ended without one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One request inside one engine, by the engine's own id: what the plugin said of it. ``fetches``: in order of their start."""
@@ -45,7 +49,9 @@ class Visit:
         """It ended without an answer, by the proxy's word or the engine's."""
         if self.exchange is not None:
             return self.exchange.outcome not in (Outcome.OK, Outcome.UNKNOWN_FINISH, Outcome.INCOMPLETE)
-        return bool(self.runs) and all(run.times is not None and run.times.status in ("error", "aborted") for run in self.runs)
+        return bool(self.runs) and all(
+            run.times is not None and run.times.status in ("error", "aborted", "engine_lost") for run in self.runs
+        )
 
     @property
     def told(self) -> bool:
