@@ -109,7 +109,7 @@ def fetch(
         bytes_moved=64 * 32768,
         descriptors=128,
         ranks=1,
-        ranks_done=1,
+        ranks_done=0 if done_ms is None else 1,
     )
     return replace(base, **more)
 

@@ -97,6 +97,10 @@ class Running:
                 "damaged_bytes": journal.damaged_bytes,
             },
             "reporting": sorted(f"{role.value}:{source}" for role, source in self.pipeline.fleet().reporting),
+            "pinned": [
+                {"instance": instance, "bytes": size, "oldest_ns": oldest}
+                for instance, (size, oldest) in sorted(self.pipeline.pinned().items())
+            ],
             "clocks": [
                 {"from": a, "to": b, "low_ns": i.low_ns, "high_ns": i.high_ns}
                 for (a, b), i in sorted(self.pipeline.stitcher.clocks.intervals().items())

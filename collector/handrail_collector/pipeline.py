@@ -539,6 +539,16 @@ class Pipeline:
                     self._fault("an open request was left out of an answer")
         return waiting
 
+    def pinned(self) -> dict[str, tuple[int, int]]:
+        """By instance: bytes that it keeps for peers that have not read them, and the age of the oldest in ns, as last told."""
+        found: dict[str, tuple[int, int]] = {}
+        for evidence in self.stitcher.still_kept():
+            kept = evidence.record
+            if isinstance(kept, KvPublish):
+                size, oldest = found.get(kept.process.instance, (0, 0))
+                found[kept.process.instance] = size + (kept.kv_bytes or 0), max(oldest, kept.seen_ns or 0)
+        return found
+
     def fetches(self) -> Sequence[FetchRow]:
         """Decided hand-offs that are not published yet, then those of what is open (version 0)."""
         fleet = self.fleet()

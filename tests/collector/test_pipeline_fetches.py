@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from builders import EPOCH, MS
-from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN
-from handrail.export.facts import fact_log
-from handrail.export.plugin import plugin_log, plugin_spans
-from handrail.export.spans import resource_of
 from handrail.otlp.contract import Signal
-from handrail.records import Iteration, LogFact, LogKind, ProcessEventKind, Role, Source
+from handrail.records import Iteration, LogKind, ProcessEventKind, Role, Source
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -26,32 +18,8 @@ from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, proxies, running, send, stored, taken
+from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, stored, taken
 from plugin_parts import altered, fact, facts_of, fetch, happened, publish, times
-
-
-def plugin_batch(records: Sequence[Any], seq: int) -> bytes:
-    """Spans of the plugin, of one sidecar."""
-    request = ExportTraceServiceRequest()
-    resource = resource_of(replace(records[0].process, sender="plugin"))
-    scoped = request.resource_spans.add(resource=resource).scope_spans.add()
-    scoped.scope.name = SCOPE_PLUGIN
-    scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
-    for record in records:
-        scoped.spans.extend(plugin_spans(record))
-    return request.SerializeToString()
-
-
-def log_batch(records: Sequence[Any], seq: int) -> bytes:
-    """Log records of one sidecar."""
-    request = ExportLogsServiceRequest()
-    for index, record in enumerate(records):
-        resource = resource_of(replace(record.process, sender=f"plugin-{index}"))
-        scoped = request.resource_logs.add(resource=resource).scope_logs.add()
-        scoped.scope.name = SCOPE_EVENTS
-        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
-        scoped.log_records.append(fact_log(record) if isinstance(record, LogFact) else plugin_log(record))
-    return request.SerializeToString()
 
 
 def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
@@ -231,3 +199,21 @@ async def test_a_filter_means_the_same_in_python_and_in_sql(tmp_path: Path, want
     expected = sorted((r for r in rows if asked.matches(r)), key=asked.order)
     assert 0 < len(expected) <= 3
     assert fetches(tmp_path, sort="duration", **wanted) == expected
+
+
+async def test_what_p_keeps_for_peers_is_told_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+    clock = Clock()
+    kept_ones = [
+        publish(
+            at, rid=f"cmpl-{at}-0-0000aaaa", trace=f"t{at}", read_ms=None, freed_ms=None, provisional=True, seen_ns=age * SECOND
+        )
+        for at, age in ((0, 9), (4000, 5))
+    ]
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.LOGS, log_batch(kept_ones, 1))
+        await taken(pipeline, journal)
+        assert pipeline.pinned() == {"prefill:8000": (2 * 64 * 32768, 9 * SECOND)}
+        freed = altered(kept_ones[0], provisional=False, read_ns=10 * SECOND, freed_ns=10 * SECOND, readers=1)
+        await journal.consume(Signal.TRACES, plugin_batch([freed], 2))
+        await taken(pipeline, journal)
+        assert pipeline.pinned() == {"prefill:8000": (64 * 32768, 5 * SECOND)}

@@ -305,6 +305,16 @@ def test_one_client_id_used_twice_finds_both(store: Store) -> None:
     assert store.reader.find("again-1") == rows[::-1]
 
 
+def test_an_id_that_is_one_request_s_own_and_part_of_another_finds_both(store: Store) -> None:
+    own, other, answered = request_rows(3)
+    own = replace(own, client_request_id=f"cmpl-{KEY}", trace_id="1" * 32)
+    other = replace(other, other_trace_ids=("2" * 32, "1" * 32))
+    answered = replace(answered, client_request_id=KEY, request_key=KEY, response_id=f"cmpl-{KEY}")
+    store.publish([], [own, other, answered])
+    assert store.reader.find("1" * 32) == [other, own]
+    assert store.reader.find(f"cmpl-{KEY}") == [answered, own]
+
+
 def test_suggestions_are_the_likest_ids(store: Store) -> None:
     store.publish([], [*named_rows().values(), *request_rows(50, seed=3)])
     assert store.reader.near("lab-0002")[0] == "lab-0001"

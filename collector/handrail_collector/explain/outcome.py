@@ -143,7 +143,12 @@ def _expired_first(case: Case) -> bool:
 
 
 def _loaded(fetch: KvFetch | None) -> bool:
-    return fetch is not None and fetch.failure is None and fetch.effect is None and fetch.noticed_ns is not None
+    return fetch is not None and not load_failed(fetch) and fetch.noticed_ns is not None
+
+
+def load_failed(fetch: KvFetch) -> bool:
+    """The engine's policy came into play, or no rank has got its part: where only the word to P was lost, the KV is in."""
+    return fetch.effect is not None or (fetch.failure is not None and not fetch.ranks_done)
 
 
 def _left(case: Case) -> Verdict | None:
@@ -161,9 +166,9 @@ def _left(case: Case) -> Verdict | None:
 def _failed(case: Case) -> Verdict | None:
     fetch = case.handoff.fetch
     lines = case.said(*FAILED_FETCH_KINDS, LogKind.READ_DECLINED, LogKind.BAD_HANDOFF)
-    if fetch is not None and not case.handoff.last and (fetch.failure is not None or fetch.effect is not None):
+    if fetch is not None and not case.handoff.last and load_failed(fetch):
         return Verdict(FetchOutcome.RETRIED, fetch.failure or "", _failure_words(fetch, ()), lost_ns=_lost(case))
-    failing = fetch is not None and (fetch.failure is not None or fetch.effect is not None)
+    failing = fetch is not None and load_failed(fetch)
     if not failing and not lines:
         return None
     evidence = (*_failure_words(fetch, lines), *_expired(case))
@@ -247,8 +252,10 @@ def _unfinished(case: Case) -> Verdict | None:
     seen = case.answer
     if seen is not None and seen.outcome is Outcome.CLIENT_DISCONNECT:
         return Verdict(FetchOutcome.ABORTED, "", (f"{where} the client left while the load was open",), lost_ns=fetch.ended_ns)
-    if fetch.request_status is not None and fetch.request_status not in ("stopped", "length_capped", "finished"):
+    if fetch.request_status is not None and fetch.request_status not in ("stopped", "length_capped", "finished", "lost"):
         return Verdict(FetchOutcome.FAILED, fetch.request_status, (f"{where} the request ended: {fetch.request_status}",))
+    if fetch.request_status == "lost":
+        return Verdict(FetchOutcome.UNKNOWN, "lost", (f"{where} how the request ended was not heard",))
     age = fetch.seen_ns if fetch.seen_ns is not None else fetch.ended_ns
     if (fetch.provisional or fetch.ended_ns is None) and age is not None and age >= case.hung_ns:
         return Verdict(FetchOutcome.HUNG, "", (f"{where} open for {age / 1e9:.1f} s",), lost_ns=age, open=fetch.provisional)
@@ -275,6 +282,8 @@ def _went_well(case: Case) -> Verdict | None:
             return Verdict(FetchOutcome.OK, "already_there", (f"{fetch.process.role.value}:plugin nothing to load",))
         if fetch.noticed_ns is not None:
             evidence.append(f"{fetch.process.role.value}:plugin loaded and seen by the scheduler")
+            if fetch.failure is not None:
+                evidence.append(f"{fetch.process.role.value}:plugin {fetch.failure} after that")
     if read:
         evidence.append("prefill:plugin its reader said that it was done" if not case.handoff.backwards else "decode:plugin read")
     return Verdict(FetchOutcome.OK, "", tuple(evidence)) if evidence else None

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from handrail.records import EngineRequest, EngineTimes, Exchange, KvFetch, KvPublish, LogFact, Outcome, Role
+from handrail.records import EngineRequest, EngineTimes, Exchange, KvFetch, KvPublish, LogFact, Outcome, Role, RouterCall
 from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import Group
+
+
+NO_ANSWER = frozenset({"error", "aborted", "engine_lost"})
+"""Words of an engine for a request that ended without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class Visit:
         """It ended without an answer, by the proxy's word or the engine's."""
         if self.exchange is not None:
             return self.exchange.outcome not in (Outcome.OK, Outcome.UNKNOWN_FINISH, Outcome.INCOMPLETE)
-        return bool(self.runs) and all(run.times is not None and run.times.status in ("error", "aborted") for run in self.runs)
+        return bool(self.runs) and all(
+            run.times is not None and run.times.status in ("error", "aborted", "engine_lost") for run in self.runs
+        )
 
     @property
     def told(self) -> bool:
@@ -69,6 +75,7 @@ class Path:
     prefills: tuple[Visit, ...]
     decodes: tuple[Visit, ...]
     facts: tuple[LogFact, ...]
+    calls: tuple[RouterCall, ...]
     handed_off: bool | None
     """True: D was told to read KV, or a prefill worked; False: D is known to have computed the prompt; None: cannot tell."""
 
@@ -81,7 +88,8 @@ def path_of(group: Group) -> Path:
     decode = _answering(decodes)
     prefill = _read_by(decode, prefills)
     facts = tuple(e.record for e in group.evidence if isinstance(e.record, LogFact))
-    return Path(edge, prefill, decode, prefills, decodes, facts, _handed_off(prefills, decode))
+    calls = tuple(e.record for e in group.evidence if isinstance(e.record, RouterCall))
+    return Path(edge, prefill, decode, prefills, decodes, facts, calls, _handed_off(prefills, decode))
 
 
 def _firstness(run: Run) -> tuple[bool, int, str]:

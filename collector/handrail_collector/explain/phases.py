@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 from handrail.phases import KV_AND_QUEUE, Phase, PhaseTime, Place, close_sum, path_order
 from handrail.records import Exchange, KvPublish, Process
+from handrail_collector.explain import hops
 from handrail_collector.explain.path import Path, Visit
 from handrail_collector.explain.timeline import PLUGIN, Account, account
+from handrail_collector.stitch.clocks import HostClocks
 
 ROUNDING_NS = 1_000
 """vLLM's durations are floats of seconds from monotonic clocks; a microsecond is their honest resolution."""
@@ -40,7 +42,7 @@ class _Inside:
     timed_by_proxy: bool  # False: HTTP front end and response are outside what was timed
 
 
-def breakdown(path: Path, *, prefill_likely: bool) -> Breakdown:
+def breakdown(path: Path, *, prefill_likely: bool, clocks: HostClocks) -> Breakdown:
     """Phases of ``path``. ``prefill_likely``: prefill engines exist in this fleet, so a silent one may be on the path.
 
     Scope edge: to the edge's first generated token (a response that is not streamed: to its end). Without an edge: from D's
@@ -67,7 +69,7 @@ def breakdown(path: Path, *, prefill_likely: bool) -> Breakdown:
         return Breakdown(of, total, path_order(close_sum(phases, total, rest)), ("prefill_decode_overlap",))
     known = (*(inside_p.phases if inside_p else ()), *(inside_d.phases if inside_d else ()))
     between = total - spent_d - (inside_p.total_ns if inside_p else 0)
-    return Breakdown(of, total, path_order((*known, *_between(path, between, inside_p, inside_d, prefill_likely))))
+    return Breakdown(of, total, path_order((*known, *_between(path, between, inside_p, inside_d, prefill_likely, clocks))))
 
 
 def _pushed(path: Path) -> KvPublish | None:
@@ -94,7 +96,7 @@ def _decode_scope(path: Path) -> Breakdown:
 
 
 def _between(
-    path: Path, between_ns: int, inside_p: _Inside | None, inside_d: _Inside | None, prefill_likely: bool
+    path: Path, between_ns: int, inside_p: _Inside | None, inside_d: _Inside | None, prefill_likely: bool, clocks: HostClocks
 ) -> tuple[PhaseTime, ...]:
     """The remainder: the router's and the hops' where every process on the path was timed from its door, else unattributed."""
     if not between_ns:
@@ -110,7 +112,7 @@ def _between(
         may_be.extend((Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND))
     if len(may_be) > 1:
         return (PhaseTime(_UNATTRIBUTED, between_ns, Place.PATH, "edge", 0, tuple(may_be)),)
-    return (PhaseTime(Phase.ROUTER_AND_HOPS, between_ns, Place.PATH, "edge-proxy"),)
+    return hops.parts(path, between_ns, inside_p.total_ns if inside_p is not None else None, clocks)
 
 
 def _prefill(visit: Visit) -> _Inside | None:

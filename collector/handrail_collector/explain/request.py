@@ -62,7 +62,7 @@ def explain_all(group: Group, fleet: Fleet) -> Explained:
 
 
 def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
-    parts = breakdown(path, prefill_likely=fleet.has_prefill)
+    parts = breakdown(path, prefill_likely=fleet.has_prefill, clocks=fleet.clocks)
     witness = path.edge or (path.decode.exchange if path.decode else None) or (path.prefill.exchange if path.prefill else None)
     engine = _engine_of(path)
     gaps = _gaps(path)
@@ -183,7 +183,9 @@ def _outcome(
     outcome = engine.outcome if engine is not None else _of_engines(path)
     if verdict is not None and verdict.tainted and outcome is Outcome.OK:
         return Outcome.TAINTED, None
-    if verdict is not None and verdict.reason == "engine_lost" and outcome is Outcome.UNKNOWN:
+    if outcome is Outcome.UPSTREAM_DISCONNECT or (
+        verdict is not None and verdict.reason == "engine_lost" and outcome is Outcome.UNKNOWN
+    ):
         return Outcome.UPSTREAM_DISCONNECT, "engine_lost"
     return outcome, None
 
@@ -195,6 +197,7 @@ _ENDED = {
     "ignored": Outcome.ABORTED,
     "aborted": Outcome.ABORTED,
     "error": Outcome.STREAM_ERROR,
+    "engine_lost": Outcome.UPSTREAM_DISCONNECT,
 }
 
 

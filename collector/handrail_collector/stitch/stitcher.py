@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from handrail.clocks import contains
 from handrail.identity import JoinKind
-from handrail.records import Exchange, Finding, Hint, ProcessEvent, Role
+from handrail.records import Exchange, Finding, Hint, KvPublish, LogFact, ProcessEvent, Role
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engine_join import EngineIndex
 from handrail_collector.stitch.engines import GONE
@@ -165,7 +165,7 @@ class Stitcher:
     def _replace(self, group: Group, evidence: Evidence) -> None:
         for index, old in enumerate(group.evidence):
             if old.span == evidence.span:
-                if old.record != evidence.record and (old.provisional or not evidence.provisional):
+                if old.record != evidence.record and _replaces(evidence, old):
                     self.stats.updates += 1
                     self._leave(old)
                     self._enter(evidence)
@@ -507,6 +507,10 @@ class Stitcher:
         """Groups not decided yet, oldest first."""
         return [g for g in self._groups.values() if g.state is State.OPEN]
 
+    def still_kept(self) -> list[Evidence]:
+        """KV that is kept for a peer, as last told."""
+        return [e for g in self._groups.values() for e in g.evidence if isinstance(e.record, KvPublish) and e.provisional]
+
     def reporting(self, now: int) -> set[tuple[Role, str]]:
         """(role, source) pairs that sent evidence lately."""
         oldest = now - self.settings.source_memory_ns
@@ -518,6 +522,13 @@ class Stitcher:
 
 def _is_edge(evidence: Evidence) -> bool:
     return evidence.role is Role.EDGE and isinstance(evidence.record, Exchange)
+
+
+def _replaces(new: Evidence, old: Evidence) -> bool:
+    """What came later wins; but how things stood says nothing after how they ended, nor a line's earlier state after a later."""
+    if isinstance(new.record, LogFact) and isinstance(old.record, LogFact):
+        return new.record.revision >= old.record.revision
+    return old.provisional or not new.provisional
 
 
 def _one_reader(one: Evidence, two: Evidence) -> bool:

@@ -20,7 +20,7 @@ from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FLAT
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
-from handrail_collector.store.match import MIN_PREFIX, best
+from handrail_collector.store.match import MIN_PREFIX, Match, best, match
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
@@ -78,7 +78,8 @@ class StoreReader:
         rows: list[RequestRow] = []
         offset = 0
         while (missing := wanted.limit - len(rows)) > 0:
-            batch = self._fetch(sql.requests(wanted, missing, offset), files, request_row)
+            bound = next(iter(self._fetch(sql.bound(wanted, missing + offset), files, _number)), None)
+            batch = self._fetch(sql.requests(wanted, missing, offset, bound), files, request_row)
             rows.extend(self._newest(batch, every))
             offset += len(batch)
             if len(batch) < missing:
@@ -99,22 +100,26 @@ class StoreReader:
     def find(self, any_id: str) -> list[RequestRow]:
         """The requests that an id in any form may name, latest first; at most ``MAX_FOUND``.
 
-        An id that is equal wins over one whose key is (``handrail.identity``), and that over one that only begins so.
+        An id that is equal wins over one whose key is (``handrail.identity``), and that over one that only begins so. Where a
+        row has the id as it is, others whose response id is the same by chance but stored as a part of their key are not looked
+        for.
         """
-        every = self._files(Table.REQUESTS)
-        queries = [sql.find_equal(any_id, candidate_keys(any_id), MAX_FOUND)]
+        every, keys = self._files(Table.REQUESTS), candidate_keys(any_id)
+        rows = self._found(sql.find_stored(any_id, keys, MAX_FOUND), every)
+        if any(match(row, any_id, keys) is Match.EQUAL for row in rows):
+            return best(rows, any_id)
+        queries = [sql.find_equal(any_id, keys, MAX_FOUND)]
         if len(any_id) >= MIN_PREFIX:
             queries.append(sql.find_prefix(any_id, MAX_FOUND))
-        for query in queries:
-            places = self._fetch(query, every, lambda stored: (stored["filename"], stored["started_unix_ns"]))
-            if not places:
-                continue
-            paths = {path for path, _ in places}
-            files = [file for file, path in zip(every, self._paths(every), strict=True) if path in paths]
-            rows = self._fetch(sql.started([time for _, time in places]), files, request_row)
-            if found := best([row for row in self._newest(rows, every) if row.scope != MERGED], any_id):
-                return found
-        return []
+        return next((found for query in queries if (found := best(self._found(query, every), any_id))), [])
+
+    def _found(self, query: sql.Query, every: Sequence[StoredFile]) -> list[RequestRow]:
+        """The rows at the places that ``query`` finds, in their newest version."""
+        places = self._fetch(query, every, lambda stored: (stored["filename"], stored["started_unix_ns"]))
+        paths = {path for path, _ in places}
+        files = [file for file, path in zip(every, self._paths(every), strict=True) if path in paths]
+        rows = self._fetch(sql.started([time for _, time in places]), files, request_row) if places else []
+        return [row for row in self._newest(rows, every) if row.scope != MERGED]
 
     def near(self, any_id: str, limit: int = 5) -> list[str]:
         """Ids of recent requests that look like ``any_id``, the likest first."""

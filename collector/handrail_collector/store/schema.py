@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from inspect import signature
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -200,6 +201,7 @@ def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
     """The Parquet file of ``table``, whose columns are ``columns`` in order."""
     chosen = {_leaf(column): _encoding(column, table[column.name]) for column in columns}
     sink = pa.BufferOutputStream()
+    blooms = {c.name: _bloom(table[c.name]) for c in columns if c.name in LOOKED_UP} if name is Table.REQUESTS else {}
     with pq.ParquetWriter(
         sink,
         table.schema,
@@ -211,6 +213,7 @@ def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
         write_statistics=[c.name for c in columns if c.name in STATISTICS],
         store_schema=False,  # the Arrow schema would be half of a small file, and says nothing that Parquet's does not
         write_page_checksum=True,
+        **({"bloom_filter_options": blooms} if blooms and BLOOM_FILTERS else {}),
     ) as writer:
         writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         writer.add_key_value_metadata({SCHEMA_VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name.value})
@@ -219,6 +222,18 @@ def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
 
 STATISTICS = frozenset({"started_unix_ns", "start_unix_ns", "at_unix_ns", "version", "ttft_token_ns", "duration_ns"})
 """Columns with minimum and maximum per row group: what queries prune by."""
+
+
+LOOKED_UP = frozenset({"client_request_id", "request_key", "response_id", "request_id", "trace_id"})
+"""Columns of ``requests`` with a Bloom filter per row group: look-ups by an id read the groups that may have it (``sql.py``)."""
+
+BLOOM_FILTERS = "bloom_filter_options" in signature(pq.ParquetWriter.__init__).parameters
+"""Whether this pyarrow writes them; files without are read whole, with the same answers."""
+
+
+def _bloom(values: pa.ChunkedArray) -> dict[str, float]:
+    """Filter options for a row group of ``values``: one in a hundred groups is read in vain, for 10 bits a distinct value."""
+    return {"ndv": max(1, min(ROW_GROUP_ROWS, pc.count_distinct(values).as_py())), "fpp": 0.01}
 
 
 def _leaf(column: Column) -> str:

@@ -55,14 +55,32 @@ class Query:
     with_file: bool = False
 
 
-def requests(wanted: RequestFilter, limit: int, offset: int) -> Query:
-    """Whole rows, all versions, in the order of ``RequestFilter.order``."""
+def bound(wanted: RequestFilter, rows: int) -> Query:
+    """The figure that is asked for of the last of so many rows, one row; none where fewer fit or it is not known there."""
     where, parameters = _where(wanted)
-    column = SORT_FIELDS.get(wanted.sort) or phase_column(wanted.sort)
-    direction = "DESC" if wanted.descending else "ASC"
+    column, direction = _ordered_by(wanted)
+    known = f"{where} AND {column} IS NOT NULL"
+    text = f"SELECT {column} FROM {{table}} WHERE {known} ORDER BY {column} {direction} LIMIT 1 OFFSET $before"
+    return Query(text, parameters | {"before": rows - 1})
+
+
+def requests(wanted: RequestFilter, limit: int, offset: int, bound: int | None = None) -> Query:
+    """Whole rows, all versions, in the order of ``RequestFilter.order``.
+
+    ``bound``: none of them has a figure beyond it. DuckDB then reads the other columns of few rows: half the time of 10 million.
+    """
+    where, parameters = _where(wanted)
+    column, direction = _ordered_by(wanted)
+    if bound is not None:
+        where += f" AND {column} {'>=' if wanted.descending else '<='} $bound"
+        parameters["bound"] = bound
     order = f"{column} {direction} NULLS LAST, started_unix_ns DESC, trace_id, request_id, version DESC"
     text = f"SELECT * FROM {{table}} WHERE {where} ORDER BY {order} LIMIT $row_limit OFFSET $row_offset"
     return Query(text, parameters | {"row_limit": limit, "row_offset": offset})
+
+
+def _ordered_by(wanted: RequestFilter) -> tuple[str, str]:
+    return SORT_FIELDS.get(wanted.sort) or phase_column(wanted.sort), "DESC" if wanted.descending else "ASC"
 
 
 def count(wanted: RequestFilter) -> Query:
@@ -89,6 +107,26 @@ def newest_versions(request_ids: list[bytes], base_version: int) -> Query:
         " WHERE version > $base_version AND list_contains($request_ids::BLOB[], request_id) GROUP BY ALL"
     )
     return Query(text, {"base_version": base_version, "request_ids": request_ids})
+
+
+def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> Query:
+    """Where the rows are whose columns hold ``raw`` or one of its ``keys`` as they are stored: filename, started_unix_ns.
+
+    One branch a column, so that DuckDB goes by each column's Bloom filters (with OR it goes by none): 0.1 s instead of 1.1 s of
+    processor time over 10 million requests. What is put together from other columns (``SAME``) is ``find_equal``'s.
+    """
+    parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
+    listed = ", ".join(f"${name}" for name in parameters)
+    conditions = [f"client_request_id IN ({listed})", f"request_key IN ({listed})", "response_id = $key_0"]
+    if (plain := _hex(raw)) is not None and len(plain) in (16, 32):
+        conditions.append("request_id = $plain" if len(plain) == 16 else "trace_id = $plain")
+        parameters["plain"] = bytes.fromhex(plain)
+        if len(plain) == 32:  # null in nearly every row
+            conditions.append("contains(lower(hex(other_trace_ids)), $hex)")
+            parameters["hex"] = plain
+    branches = " UNION ALL ".join(f"SELECT filename, started_unix_ns FROM {{table}} WHERE {each}" for each in conditions)
+    text = f"SELECT DISTINCT * FROM ({branches}) ORDER BY started_unix_ns DESC LIMIT $row_limit"
+    return Query(text, parameters | {"row_limit": limit}, with_file=True)
 
 
 def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:

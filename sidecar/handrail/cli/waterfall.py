@@ -200,8 +200,10 @@ def _first_token(row: RequestRow) -> list[str]:
 def _tokens(row: RequestRow) -> str:
     parts = []
     if row.prompt_tokens is not None:
-        cached = f" ({row.cached_tokens} cached)" if row.cached_tokens else ""
-        parts.append(f"{row.prompt_tokens} tokens in{cached}")
+        saved = [f"{row.cached_tokens} cached" if row.cached_tokens else ""]
+        saved += [f"{row.kv_returned_tokens} taken back from D" if row.kv_returned_tokens else ""]
+        told = ", ".join(filter(None, saved))
+        parts.append(f"{row.prompt_tokens} tokens in{f' ({told})' if told else ''}")
     if row.output_tokens is not None:
         parts.append(f"{row.output_tokens} out")
     return ", ".join(parts)

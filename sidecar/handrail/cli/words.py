@@ -62,6 +62,8 @@ SOURCE: Final[Mapping[str, str]] = {
     "otlp": "the engine's own span",
     "proxy+otlp": "between the proxy's and the engine's stamp, one clock",
     "edge-proxy": "the edge's time less what P and D took",
+    "otlp-proxy": "between two of the router's calls, less what P took",
+    "clocks": "between stamps of two hosts, whose clocks are bounded by what caused what",
     "edge": "measured by the edge's proxy",
     "plugin": "reported by the plugin in the engine",
     "proxy+plugin": "between the proxy's stamp and the engine's own, one clock",

@@ -164,10 +164,13 @@ def _count(known: Known, told: Causes | None, index: int | None, fault_place: st
     phase = PHASES[told.leading[index]]
     if phase is Phase.UNATTRIBUTED:
         tally.unattributed += true_phase in HIDDEN & _may_be(known.row)
-    elif phase.value == true_phase:
+    elif (Phase.ROUTER_AND_HOPS if phase in _BETWEEN else phase).value == true_phase:
         tally.named += 1
     else:
         tally.misnamed += 1
+
+
+_BETWEEN = frozenset({Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS})
 
 
 def _in_words_of_a_row(phase: truth.Phase) -> str:

@@ -291,9 +291,22 @@ def test_A26_only_the_third_refusal_is_a_failed_fetch() -> None:
         ({"noticed_ms": None, "request_status": "aborted", "ended_ns": 20 * MS}, "aborted", None),
         ({"noticed_ms": None, "provisional": True, "seen_ns": 61 * SECOND, "ended_ns": None}, "hung", None),
         ({"noticed_ms": None, "provisional": True, "seen_ns": 5 * SECOND, "ended_ns": None}, "unknown", "open"),
+        ({"done_ms": 10, "failure": "notification_failed"}, "ok", None),
+        ({"noticed_ms": None, "request_status": "engine_lost", "ended_ns": 20 * MS}, "failed", "engine_lost"),
+        ({"noticed_ms": None, "request_status": "lost", "ended_ns": 20 * MS}, "unknown", "lost"),
         ({"tokens_wanted": 0, "noticed_ms": None}, "ok", "already_there"),
     ],
-    ids=["failed", "timed-out", "aborted", "hung", "young", "already-there"],
+    ids=[
+        "failed",
+        "timed-out",
+        "aborted",
+        "hung",
+        "young",
+        "only-the-word-to-p-was-lost",
+        "engine-lost",
+        "end-not-heard",
+        "already-there",
+    ],
 )  # fmt: skip
 def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcome: str, reason: str | None) -> None:
     seen = split_request()
