@@ -2,7 +2,7 @@
 
 It notes of each request what it did and what P had offered, so that a test asks nobody under test. Run as ``python -m
 vllm.faulty_proxy --prefill URL --decode URL --control FOLDER ...``. A request that is to wait between its steps says so by a file
-``<id>.held`` in the folder and goes on once ``<id>.go`` is there.
+``<id>.held`` in the folder and goes on once ``<id>.go`` is there; ``<id>.left`` says that its client left while D had it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,11 @@ class FaultyProxy:
         if fault in _SPOIL:
             params = dict(params)
             _SPOIL[fault](params)
-        return await self._decode(request, {**body, "kv_transfer_params": params}, headers)
+        try:
+            return await self._decode(request, {**body, "kv_transfer_params": params}, headers)
+        except asyncio.CancelledError:  # the client left; the connection to D is closed by now
+            (self._settings.control / f"{name}.left").touch()
+            raise
 
     async def _decode(self, request: web.Request, body: dict[str, Any], headers: dict[str, str]) -> web.StreamResponse:
         async with self._session.post(self._settings.decode + request.path, json=body, headers=headers) as response:

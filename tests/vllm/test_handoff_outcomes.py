@@ -25,7 +25,8 @@ from vllm.client import prompt as random_words
 from vllm.faulty_proxy import HEADER, Fault
 from vllm.figures import Figures
 from vllm.handoffs import Bed, processes, running_bed, wait_for
-from vllm.pair import find_installation
+from vllm.observed import post
+from vllm.pair import MODEL_NAME, find_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -174,7 +175,7 @@ def hundred(bed: Bed, policy: str) -> list[Sent]:
 
 
 def with_p_stopped(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]]) -> list[Sent]:
-    """P's workers are stopped while D reads from them, until the clients have left."""
+    """P's workers are stopped while D reads from them, until the clients have left and D has heard of it: then it answers another."""
     going = Sending(bed, policy, batch)
     names = [str(request.request_id) for _, request in batch]
     bed.wait_held(*names)
@@ -185,7 +186,12 @@ def with_p_stopped(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]])
     try:
         for name in names:
             bed.let_go(name)
-        return going.end()
+        sent = going.end()
+        for name in names:
+            wait_for((bed.control / f"{name}.left").exists, f"{name} left", 20.0)
+        body = {"model": MODEL_NAME, "prompt": "of its own", "max_tokens": 1}
+        assert post(bed.engines["decode"].url, body, f"{policy}-after").status == 200
+        return sent
     finally:
         for pid in workers:
             with contextlib.suppress(ProcessLookupError):
