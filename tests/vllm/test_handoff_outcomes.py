@@ -175,7 +175,7 @@ def hundred(bed: Bed, policy: str) -> list[Sent]:
 
 
 def with_p_stopped(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]]) -> list[Sent]:
-    """P's workers are stopped while D reads from them, until the clients have left and D has heard of it: then it answers another."""
+    """P's workers are stopped while D reads from them, until the clients have left and D has heard of it."""
     going = Sending(bed, policy, batch)
     names = [str(request.request_id) for _, request in batch]
     bed.wait_held(*names)
