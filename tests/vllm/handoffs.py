@@ -109,14 +109,13 @@ class Bed:
             reader.close()
         return [each for each in found if isinstance(each, ProcessEventRow)]
 
-    def wait_event(self, kind: str, role: str, timeout_s: float = 45.0) -> list[ProcessEventRow]:
-        """Events of ``kind`` of the engine ``role``, once there is one."""
+    def wait_event(self, kind: str, pid: int, timeout_s: float = 45.0) -> ProcessEventRow:
+        """The event of ``kind`` of the process ``pid``, once there is one. Fails when the time is up."""
         deadline_s = time.monotonic() + timeout_s
-        while not (found := [e for e in self.process_events() if (e.kind, e.role) == (kind, role)]):
-            if time.monotonic() > deadline_s:
-                break
+        while not (found := [e for e in self.process_events() if (e.kind, e.pid) == (kind, pid)]):
+            assert time.monotonic() < deadline_s, f"{kind} of {pid} is not told"
             time.sleep(_POLL_S)
-        return found
+        return found[0]
 
     # --- the proxy's control folder ---------------------------------------------------------------------------------------
 

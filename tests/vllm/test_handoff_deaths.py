@@ -118,7 +118,7 @@ def test_too_few_blocks_end_d_and_its_neighbours(decode: Bed, figures: Figures) 
     rows = decided(decode, {"few": ("failed",), "few-neighbour": ("ok",)}, figures, "too few blocks")
     assert rows["few"].kv_reason == "engine_lost"
     assert all(row.outcome not in ("ok", "tainted") for row in rows.values())
-    assert any(event.pid == core for event in decode.wait_event("dead", "decode"))
+    assert decode.wait_event("dead", core).role == "decode"
 
 
 def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figures: Figures) -> None:
@@ -128,7 +128,7 @@ def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figure
     neighbour.end()
     rows = decided(decode, {"none": ("aborted", "failed"), "none-neighbour": ("ok",)}, figures, "no engine id")
     assert rows["none"].outcome not in ("ok", "tainted")
-    wait_for(lambda: any(e.pid == core for e in decode.wait_event("dead", "decode")), "D's end is told", 45)
+    assert decode.wait_event("dead", core).role == "decode"
 
 
 def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode: Bed, figures: Figures) -> None:
@@ -137,7 +137,7 @@ def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode
     os.kill(core, signal.SIGSTOP)
     try:
         loading = Asking(decode, request("stop-load"))
-        assert any(event.pid == core for event in decode.wait_event("hung", "decode"))
+        assert decode.wait_event("hung", core).role == "decode"
         with urllib.request.urlopen(f"{decode.engines['decode'].url}/health", timeout=10) as response:
             assert response.status == 200
     finally:
@@ -146,7 +146,7 @@ def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode
         assert result.answer.error is None
     rows = decided(decode, {"stop-load": ("ok",), "stop-neighbour": ("ok",)}, figures, "EngineCore stopped")
     assert {row.outcome for row in rows.values()} == {"ok"}
-    assert any(event.pid == core for event in decode.wait_event("recovered", "decode"))
+    assert decode.wait_event("recovered", core).role == "decode"
 
 
 def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, figures: Figures) -> None:
@@ -155,7 +155,7 @@ def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, f
     between = Asking(decode, request("kill-before", Fault.WAIT))
     decode.wait_held("kill-before")
     os.kill(core, signal.SIGKILL)
-    assert any(event.pid == core for event in decode.wait_event("dead", "decode"))
+    assert decode.wait_event("dead", core).role == "decode"
     decode.let_go("kill-before")
     with contextlib.suppress(AssertionError):
         between.end()
