@@ -5,7 +5,6 @@ One prefill engine; D is started anew for each, at the same address.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -155,13 +154,12 @@ def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode
 def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, figures: Figures) -> None:
     (core,) = processes(decode.engines["decode"], CORE)
     neighbour = streaming(decode, "kill-neighbour")
-    between = Asking(decode, request("kill-before", Fault.WAIT))
-    decode.wait_held("kill-before")
+    loading = Asking(decode, request("kill-load", Fault.NO_ENGINE))  # a load that never begins
+    wait_for(lambda: any(f.open and f.client_request_id == "kill-load" for f in decode.fetches()), "its load is open", 30)
     os.kill(core, signal.SIGKILL)
     assert decode.wait_event("dead", core).role == "decode"
-    decode.let_go("kill-before")
-    with contextlib.suppress(AssertionError):
-        between.end()
-    neighbour.end()
-    rows = decided(decode, {"kill-before": ("failed",), "kill-neighbour": ("ok",)}, figures, "EngineCore killed")
+    results = [*loading.end(), *neighbour.end()]
+    assert all(result.answer.usage is None for result in results)
+    rows = decided(decode, {"kill-load": ("failed",), "kill-neighbour": ("ok",)}, figures, "EngineCore killed")
+    assert rows["kill-load"].kv_reason == "engine_lost"
     assert all(row.outcome not in ("ok", "tainted") for row in rows.values())
