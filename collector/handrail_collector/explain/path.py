@@ -9,7 +9,6 @@ from handrail.records import EngineRequest, EngineTimes, Exchange, KvFetch, KvPu
 from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import Group
 
-
 NO_ANSWER = frozenset({"error", "aborted", "engine_lost"})
 """Words of an engine for a request that ended without one."""
 
