@@ -84,7 +84,7 @@ def gather(bed: Bed, results: Sequence[Result], counted: Sequence[float]) -> See
     names = [str(result.request.request_id) for result in results]
 
     def whole(rows: dict[str, list[RequestRow]]) -> bool:
-        return all(len(rows.get(name, ())) == 1 and rows[name][0].version and rows[name][0].kv_outcome == "ok" for name in names)
+        return all(len(rows.get(name, ())) == 1 and told_of(rows[name][0]) for name in names)
 
     rows = bed.wait_rows(whole, 40.0)
     done = read_done(bed.control)
@@ -98,6 +98,12 @@ def gather(bed: Bed, results: Sequence[Result], counted: Sequence[float]) -> See
         nixl_bytes=counted[0],
         prefix_hits=counted[1],
     )
+
+
+def told_of(row: RequestRow) -> bool:
+    """Decided, with the times of both engines, what P kept and what D loaded."""
+    spans = [join.evidence for join in row.joins]
+    return row.version > 0 and spans.count("prefill:plugin") == spans.count("decode:plugin") == 2
 
 
 def said(row: RequestRow) -> dict[str, int]:
