@@ -18,6 +18,9 @@ from store_rows import START_UNIX_NS, request_rows, spans_of_requests
 ROWS = [replace(row, version=1, first_offset=index * 10, last_offset=index * 10) for index, row in enumerate(request_rows(12))]
 SPANS = spans_of_requests(6)
 LATER = START_UNIX_NS + 1000 * HOUR_NS
+PUBLISHED = (Table.REQUESTS, Table.SPANS)
+"""Tables that ``publish_all`` fills."""
+
 EVERYTHING = RequestFilter(limit=1000, descending=False)
 
 

@@ -6,10 +6,14 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.api.live import newest_fetches
+from handrail_collector.rows import MERGED, FetchRow, RequestRow
+from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.match import best
 from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 
 
@@ -22,6 +26,7 @@ class Kept:
     rows: list[tuple[int, RequestRow]] = field(default_factory=list)  # with the end of the range that brought them
     spans: list[SpanRow] = field(default_factory=list)
     observed: dict[str, int] = field(default_factory=dict)
+    fetches: list[FetchRow] = field(default_factory=list)
 
 
 class MemoryWriter:
@@ -50,6 +55,7 @@ class MemoryWriter:
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow],
         observed: Mapping[str, int] | None = None,
+        flat: FlatRows | None = None,
     ) -> None:
         kept = self._kept
         if not kept.end_offset <= first_offset <= end_offset or not kept.low_water_offset <= low_water_offset <= end_offset:
@@ -58,6 +64,7 @@ class MemoryWriter:
         kept.rows += [(end_offset, row) for row in requests]
         kept.spans += spans
         kept.observed = dict(observed or kept.observed)
+        kept.fetches += (flat or {}).get(Table.KV_FETCHES, ())
 
     def close(self) -> None:
         """Nothing is held."""
@@ -100,6 +107,16 @@ class MemoryReader:
             grown = len(members)
             members |= {span.span_id for span in latest.values() if span.parent_span_id in members}
         return sorted((s for s in latest.values() if s.span_id in members), key=lambda s: (s.start_unix_ns, s.span_id))
+
+    def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
+        if problems := wanted.validate():
+            raise ValueError("; ".join(problems))
+        return sorted(filter(wanted.matches, newest_fetches(self._kept.fetches)), key=wanted.order)[: wanted.limit]
+
+    def fetches_of(self, row: RequestRow) -> list[FetchRow]:
+        own = (row.trace_id, row.request_id)
+        found = [f for f in newest_fetches(self._kept.fetches) if (f.trace_id, f.request_id) == own and f.number >= 0]
+        return sorted(found, key=lambda fetch: fetch.number)
 
     def close(self) -> None:
         """Nothing is held."""

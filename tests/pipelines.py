@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from builders import EPOCH, split_request
-from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
+from handrail.export.facts import fact_log
+from handrail.export.plugin import plugin_log, plugin_spans
 from handrail.export.spans import resource_of, to_span
 from handrail.otlp.contract import Signal
-from handrail.records import Exchange, Record
+from handrail.records import Exchange, LogFact, Record
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.rows import RequestRow
@@ -72,6 +75,30 @@ def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") ->
     if seq is not None:
         scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
     scoped.spans.extend(to_span(r) for r in records if isinstance(r, Exchange))
+    return request.SerializeToString()
+
+
+def plugin_batch(records: Sequence[Any], seq: int) -> bytes:
+    """Spans of the plugin, of one sidecar."""
+    request = ExportTraceServiceRequest()
+    resource = resource_of(replace(records[0].process, sender="plugin"))
+    scoped = request.resource_spans.add(resource=resource).scope_spans.add()
+    scoped.scope.name = SCOPE_PLUGIN
+    scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
+    for record in records:
+        scoped.spans.extend(plugin_spans(record))
+    return request.SerializeToString()
+
+
+def log_batch(records: Sequence[Any], seq: int) -> bytes:
+    """Log records of one sidecar."""
+    request = ExportLogsServiceRequest()
+    for index, record in enumerate(records):
+        resource = resource_of(replace(record.process, sender=f"plugin-{index}"))
+        scoped = request.resource_logs.add(resource=resource).scope_logs.add()
+        scoped.scope.name = SCOPE_EVENTS
+        scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
+        scoped.log_records.append(fact_log(record) if isinstance(record, LogFact) else plugin_log(record))
     return request.SerializeToString()
 
 

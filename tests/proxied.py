@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail.proxy.settings import ProxySettings
-from handrail.records import Exchange, Process, Record, Role
+from handrail.records import Exchange, Observation, Process, Role
 from handrail.sources.proxy import ProxySource
 
 DEADLINE_S = 20.0
@@ -111,7 +111,7 @@ class Proxied:
         self.records: list[Exchange] = []
         self._changed = asyncio.Event()
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Observation) -> None:
         assert isinstance(record, Exchange)
         self.records.append(record)
         self._changed.set()

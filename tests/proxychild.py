@@ -15,7 +15,7 @@ import uvloop
 
 from handrail.process import spare_the_heap
 from handrail.proxy.settings import ProxySettings
-from handrail.records import Exchange, Process, Record, Role
+from handrail.records import Exchange, Observation, Process, Role
 from handrail.sources.proxy import ProxySource
 
 
@@ -23,7 +23,7 @@ async def main(upstream_port: int, role: Role) -> None:
     outcomes: Counter[str] = Counter()
     events = 0
 
-    def sink(record: Record) -> None:
+    def sink(record: Observation) -> None:
         nonlocal events
         assert isinstance(record, Exchange)
         outcomes[record.outcome.value] += 1

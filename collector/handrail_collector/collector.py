@@ -26,6 +26,7 @@ from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.observed import Seen
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
+from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.group import Closing
 from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.publish import Publisher, StoreLockedError
@@ -96,6 +97,10 @@ class Running:
                 "damaged_bytes": journal.damaged_bytes,
             },
             "reporting": sorted(f"{role.value}:{source}" for role, source in self.pipeline.fleet().reporting),
+            "pinned": [
+                {"instance": instance, "bytes": size, "oldest_ns": oldest}
+                for instance, (size, oldest) in sorted(self.pipeline.pinned().items())
+            ],
             "clocks": [
                 {"from": a, "to": b, "low_ns": i.low_ns, "high_ns": i.high_ns}
                 for (a, b), i in sorted(self.pipeline.stitcher.clocks.intervals().items())
@@ -220,6 +225,7 @@ def _pipeline_settings(config: CollectorConfig) -> PipelineSettings:
     decision = config.decision
     return PipelineSettings(
         flush_interval_ns=config.flush_interval,
+        hung_ns=decision.hung_after,
         stitch=StitchSettings(
             settle_ns=decision.settle,
             engine_wait_ns=decision.engine_wait,
@@ -238,6 +244,15 @@ def _warn_of_open_ports(config: CollectorConfig) -> None:
                 name,
                 address,
             )
+
+
+CLOCK_PAIRS = 50
+
+
+def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:
+    """Seconds by (host, peer host)."""
+    widths = {pair: interval.width_ns / 1e9 for pair, interval in clocks.intervals().items() if interval.width_ns is not None}
+    return dict(sorted(widths.items(), key=lambda each: -each[1])[:CLOCK_PAIRS])
 
 
 def _rows(running: Running) -> list[Row]:
@@ -317,6 +332,13 @@ def _rows(running: Running) -> list[Row]:
             ("closing",),
         ),
         Row(f"{prefix}_held_requests", "gauge", "Requests held in memory, decided ones included", lambda: len(stitcher)),
+        Row(
+            names.METRIC_CLOCK_BOUND,
+            "gauge",
+            f"How far apart the bounds of two hosts' clock offset lie; the {CLOCK_PAIRS} widest pairs that are bounded at all",
+            lambda: clock_bounds(stitcher.clocks),
+            ("host", "peer_host"),
+        ),
         Row(f"{prefix}_journal_lag_bytes", "gauge", "Journalled and not taken yet", lambda: running.journal.lag_bytes),
         Row(f"{prefix}_store_bytes", "gauge", "Files of the store, as of the last upkeep pass", lambda: kept_up.bytes),
         Row(f"{prefix}_store_files", "gauge", "Number of these files", lambda: kept_up.files),

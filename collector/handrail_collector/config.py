@@ -40,6 +40,13 @@ class DecisionConfig:
         at_least=1,
     )
 
+    hung_after: Duration = setting(
+        Duration(60 * 10**9),
+        help="a KV hand-off that is open for longer is called hung",
+        example="30s",
+        at_least=10**9,
+    )
+
     def too_short(self) -> Iterator[Problem]:
         """``max_open`` below the waits would cut every request."""
         for name in ("settle", "engine_wait"):

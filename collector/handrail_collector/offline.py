@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from handrail.records import Record
 from handrail_collector.explain.request import Fleet, explain
 from handrail_collector.pipeline import withdrawn
 from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import Publisher
 
 ROWS_A_PUBLISH = 20_000
 
 
-def rows_of(records: Iterable[tuple[int, Record]], settings: StitchSettings | None = None) -> Iterator[RequestRow]:
+def rows_of(records: Iterable[tuple[int, Item]], settings: StitchSettings | None = None) -> Iterator[RequestRow]:
     """Rows in the order in which they are decided, later versions and withdrawals included.
 
     ``records``: each with the wall time at which it was received, in that order. A record's place among them is its offset.
@@ -47,7 +47,10 @@ def _end(stitcher: Stitcher, swept: int) -> Iterator[RequestRow]:
 def _rows(stitcher: Stitcher, decisions: Iterable[Decision], now: int) -> Iterator[RequestRow]:
     for decision in decisions:
         group = decision.group
-        row = explain(group, Fleet(frozenset(stitcher.reporting(min(now, group.deadline_unix_ns or now)))))
+        if not group.is_request:
+            continue
+        reporting = frozenset(stitcher.reporting(min(now, group.deadline_unix_ns or now)))
+        row = explain(group, Fleet(reporting, clocks=stitcher.clocks))
         told = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
         group.superseded.clear()
         told.pop((row.trace_id, row.request_id), None)

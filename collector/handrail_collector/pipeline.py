@@ -16,24 +16,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
-from handrail.records import Role
-from handrail_collector.explain.request import Fleet, explain
+from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, KvPublish, LogFact, ProcessEvent, Role
+from handrail_collector.explain.outcome import HUNG_NS
+from handrail_collector.explain.request import Fleet, explain, explain_all
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.observed import Observed, Seen
-from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
+from handrail_collector.stitch.engines import EngineBook
+from handrail_collector.stitch.events import MINUTE_NS, EventRows, clock_rows, finding_row, iteration_row, process_event_row
 from handrail_collector.stitch.group import Closing, Group
-from handrail_collector.stitch.reading import Batch, SpanReader, batches
+from handrail_collector.stitch.reading import Batch, Event, SpanReader, batches, log_batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
+from handrail_collector.store.flat import FLAT, FlatRows
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.recovered import Recovered, ambiguous_findings
 from handrail_collector.store.request_columns import requests_table
+from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanPlace, SpanRow
 from handrail_collector.store.span_columns import spans_table
 
@@ -49,6 +55,9 @@ PRESSED_WINDOW_NS = 10 * SECOND
 BY_ENTRY = (Seen.SPANS, Seen.DUPLICATE_BATCHES, Seen.DUPLICATE_SPANS, Seen.UNREADABLE_SPANS)
 """Counted when an entry is taken; the rest of ``Seen`` when a row is decided, or at the publish."""
 
+MAX_FOUND = 10_000
+"""Findings remembered so as not to say them again."""
+
 SPANS_A_SLICE = 128
 """Spans worked on before the loop may do something else: about 3 ms, so that senders are acknowledged between slices."""
 
@@ -61,6 +70,7 @@ class PipelineSettings:
     max_buffered_spans: int = 100_000
     dedup_window_ns: int = 120 * SECOND
     journal_high_ratio: float = 0.8
+    hung_ns: int = HUNG_NS
     stitch: StitchSettings = field(default_factory=StitchSettings)
 
 
@@ -71,6 +81,7 @@ class PipelineStats:
     entries: dict[str, int] = field(default_factory=lambda: {signal.value: 0 for signal in Signal})
     spans: int = 0
     spans_stored: int = 0
+    log_records: int = 0
     rows: int = 0
     rows_skipped: int = 0  # made again by a replay, already in the store
     undecodable: int = 0
@@ -118,6 +129,7 @@ class Pipeline:
         self.stitcher = Stitcher(self.settings.stitch)
         self.duplicates = Duplicates(2 * self.settings.dedup_window_ns)
         self.reader = SpanReader()
+        self.engines = EngineBook()
         self.observed = Observed(recovered.observed)
         self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
         self._journal = journal
@@ -139,6 +151,11 @@ class Pipeline:
         self._entry_clock, self._wall_clock = SteadyClock(), SteadyClock()
         self._spans: list[SpanRow] = []
         self._rows: list[RequestRow] = []
+        self._fetches: list[FetchRow] = []
+        self._events = EventRows()
+        self._found: dict[str, None] = {}
+        self._minute = 0
+        self._flushing_fetches: list[FetchRow] = []
         self._flushing: list[RequestRow] = []
         self._recent: deque[tuple[int, int]] = deque()  # (received, offset) of entries inside the deduplication window
         self._publishing = asyncio.Lock()
@@ -192,6 +209,8 @@ class Pipeline:
             self._sweep(now)
         if entry.signal is Signal.TRACES:
             await self._take_spans(entry, now)
+        elif entry.signal is Signal.LOGS:
+            await self._take_logs(entry, now)
         if self._forward is not None and entry.offset >= self._stored_offset:
             self._forward(entry.signal, entry.payload)
         self._observe(entry)
@@ -247,6 +266,46 @@ class Pipeline:
             self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
         return place.row(span, attributes)
 
+    async def _take_logs(self, entry: Entry, now: int) -> None:
+        try:
+            request = ExportLogsServiceRequest.FromString(entry.payload)
+        except DecodeError:
+            self.stats.undecodable += 1
+            return
+        rows = EventRows()
+        taken = 0
+        for resource_logs in request.resource_logs:
+            for batch in log_batches(resource_logs):
+                if self.duplicates.batch(batch.process.sender, batch.seq, batch.scope, now):
+                    continue
+                for record in batch.logs:
+                    try:
+                        event = self.reader.read_log(record, batch.process)
+                        if event is not None:
+                            self._take_event(event, entry.offset, now, rows)
+                    except Exception:
+                        self._fault("a log record was left out")
+                    taken += 1
+                    if taken % SPANS_A_SLICE == 0:
+                        await asyncio.sleep(0)
+        self.stats.log_records += taken
+        if entry.offset >= self._stored_offset:
+            self._events.extend(rows)
+
+    def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
+        """Feed what a log record says to whoever it is for."""
+        if isinstance(event, Iteration):
+            rows.add(Table.ITERATIONS, iteration_row(event, offset))
+            return
+        if isinstance(event, ProcessEvent | EngineFacts | LogFact):
+            learned = self.engines.take(event)
+            for happened in (learned, event if isinstance(event, ProcessEvent) else None):
+                if happened is not None:
+                    rows.add(Table.PROCESS_EVENTS, process_event_row(happened, offset))
+                    self.stitcher.engine_gone(happened, now)
+        if isinstance(event, EngineTimes | KvFetch | KvPublish | LogFact) and event.request_id:
+            self.stitcher.add(event, offset, now)
+
     def _fault(self, what: str) -> None:
         """One thing that arrived broke us: counted, told while it is new, and the rest goes on."""
         self.stats.faults += 1
@@ -258,10 +317,19 @@ class Pipeline:
     def _sweep(self, now: int) -> None:
         self._swept_unix_ns = now
         self._decided(self.stitcher.sweep(now), now)
+        self._tell_clocks(now)
         held = self.stitcher.low_water()
         if self._pressed() and held is not None and (not self._recent or held < self._recent[0][1]):
             # what is held open keeps its journal segments: under pressure the oldest tenth is decided with what there is
             self._decided(self.stitcher.evict(max(1, len(self.stitcher) // 10), now), now)
+
+    def _tell_clocks(self, now: int) -> None:
+        """Once a minute, and not of the past: a replay would tell it again."""
+        if now // MINUTE_NS == self._minute or self._position < self._replayed_to:
+            return
+        self._minute = now // MINUTE_NS
+        for row in clock_rows(self.stitcher.clocks.intervals(), now, self._position):
+            self._events.add(Table.CLOCK_PAIRS, row)
 
     def _pressed(self) -> bool:
         """The journal is nearly full."""
@@ -274,7 +342,13 @@ class Pipeline:
             group = decision.group
             fleet = self.fleet(min(now, group.deadline_unix_ns or now))  # as it was then: a replay may come hours later
             try:
-                row, earlier = self._unless_told(group, explain(group, fleet))
+                if group.only_facts:
+                    continue
+                explained = explain_all(group, fleet)
+                if explained.row is None:  # nobody saw a request: KV that was kept, or a load
+                    self._fetches.extend(explained.fetches)
+                    continue
+                row, earlier = self._unless_told(group, explained.row)
             except Exception:
                 self._fault("a request was left out")
                 continue
@@ -288,6 +362,23 @@ class Pipeline:
             self._rows.append(row)
             earlier.pop((row.trace_id, row.request_id), None)
             self._rows.extend(withdrawn(row, *told, version) for told, version in sorted(earlier.items()))
+            self._fetches.extend(numbered(explained.fetches, row))
+            self._fetches.extend(withdrawn_fetches(row, *told, version) for told, version in sorted(earlier.items()))
+            self._compare_engines(row)
+
+    def _compare_engines(self, row: RequestRow) -> None:
+        """What two engines that hand KV over differ in, as a finding of its own: once an hour."""
+        p, d = row.prefill_instance, row.decode_instance
+        if not p or not d:
+            return
+        for what, at_p, at_d in self.engines.differences(p, d):
+            detail = f"{what} is {at_p} at P and {at_d} at D"
+            found = finding_row("kv_mismatch", detail, p, d, row.started_unix_ns, row.last_offset)
+            if found.key not in self._found:
+                self._found[found.key] = None
+                self._events.add(Table.FINDINGS, found)
+                if len(self._found) > MAX_FOUND:
+                    self._found.pop(next(iter(self._found)))
 
     def _count(self, group: Group, row: RequestRow, closing: Closing) -> None:
         """A row that goes into the next publish. Each request of an edge counts once, by what is known of it last."""
@@ -337,7 +428,8 @@ class Pipeline:
 
     def fleet(self, now: int | None = None) -> Fleet:
         """Who had been reporting at ``now``, which in a replay is long ago."""
-        return Fleet(frozenset(self.stitcher.reporting(self._now_unix_ns() if now is None else now)))
+        reporting = frozenset(self.stitcher.reporting(self._now_unix_ns() if now is None else now))
+        return Fleet(reporting, self.engines, self.stitcher.clocks, self.settings.hung_ns)
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
@@ -355,24 +447,29 @@ class Pipeline:
     async def _flush(self) -> None:
         async with self._publishing:
             first, end, low = self._stored_offset, self._taken_offset, self._low()
-            if end == first and not self._rows and low <= self._low_water:
+            if end == first and not self._rows and not self._fetches and low <= self._low_water:
                 return  # an empty range still moves the low-water mark, which is what frees the journal
             spans, self._spans = self._spans, []
             rows, self._rows = self._rows, []
-            self._flushing, self._stored_offset = rows, end
+            fetches, self._fetches = self._fetches, []
+            events, self._events = self._events, EventRows()
+            self._flushing, self._flushing_fetches, self._stored_offset = rows, fetches, end
             counted = self.observed.take()
             try:
-                totals = await asyncio.to_thread(self._publish, first, end, low, spans, rows, self.observed.with_added(counted))
+                flat = events.with_fetches(fetches)
+                counts = self.observed.with_added(counted)
+                totals = await asyncio.to_thread(self._publish, first, end, low, spans, rows, counts, flat)
             except Exception as error:
                 self.stats.publish_failures += 1
                 self.stats.failing += 1
                 log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
-                self._spans, self._rows = spans + self._spans, rows + self._rows
+                self._spans, self._rows, self._fetches = spans + self._spans, rows + self._rows, fetches + self._fetches
+                self._events = events.then(self._events)
                 self._stored_offset = first
                 self.observed.put_back(counted)
                 return
             finally:
-                self._flushing = []
+                self._flushing, self._flushing_fetches = [], []
             self._low_water = low
             if low >= self._replayed_to:
                 # nothing is held any more of what a replay could say twice
@@ -385,23 +482,34 @@ class Pipeline:
             self._journal.release(low)
 
     def _publish(
-        self, first: int, end: int, low: int, spans: list[SpanRow], rows: list[RequestRow], counted: dict[str, int]
+        self,
+        first: int,
+        end: int,
+        low: int,
+        spans: list[SpanRow],
+        rows: list[RequestRow],
+        counted: dict[str, int],
+        flat: FlatRows,
     ) -> dict[str, int]:
         """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The totals stored."""
         stored = Seen.SPANS_STORED.value
         before = counted.get(stored, 0)
         try:
             counted[stored] = before + len(spans)
-            self._publisher.publish(first, end, low, spans, rows, counted)
+            self._publisher.publish(first, end, low, spans, rows, counted, flat)
         except OSError:
             raise
         except Exception:
             fitting = [span for span in spans if self._storable(lambda span=span: spans_table([span]))]  # type: ignore[misc]
             telling = [row for row in rows if self._storable(lambda row=row: requests_table([row]))]  # type: ignore[misc]
-            if len(fitting) == len(spans) and len(telling) == len(rows):
+            others = {
+                name: [row for row in of_table if self._storable(lambda row=row, name=name: FLAT[name].encode([row]))]  # type: ignore[misc]
+                for name, of_table in flat.items()
+            }
+            if (fitting, telling, others) == (spans, rows, flat):
                 raise
             counted[stored] = before + len(fitting)
-            self._publisher.publish(first, end, low, fitting, telling, counted)
+            self._publisher.publish(first, end, low, fitting, telling, counted, others)
         return counted
 
     def _storable(self, encode: Callable[[], object]) -> bool:
@@ -438,6 +546,45 @@ class Pipeline:
                 except Exception:
                     self._fault("an open request was left out of an answer")
         return waiting
+
+    def pinned(self) -> dict[str, tuple[int, int]]:
+        """By instance: bytes that it keeps for peers that have not read them, and the age of the oldest in ns, as last told."""
+        found: dict[str, tuple[int, int]] = {}
+        for evidence in self.stitcher.still_kept():
+            kept = evidence.record
+            if isinstance(kept, KvPublish):
+                size, oldest = found.get(kept.process.instance, (0, 0))
+                found[kept.process.instance] = size + (kept.kv_bytes or 0), max(oldest, kept.seen_ns or 0)
+        return found
+
+    def fetches(self) -> Sequence[FetchRow]:
+        """Decided hand-offs that are not published yet, then those of what is open (version 0)."""
+        fleet = self.fleet()
+        waiting = [*self._flushing_fetches, *self._fetches]
+        for group in self.stitcher.open_groups():
+            if not group.only_facts and any(isinstance(e.record, KvFetch | KvPublish) for e in group.evidence):
+                try:
+                    waiting.extend(explain_all(group, fleet).fetches)
+                except Exception:
+                    self._fault("an open hand-off was left out of an answer")
+        return waiting
+
+
+def numbered(fetches: Sequence[FetchRow], row: RequestRow) -> list[FetchRow]:
+    """The hand-offs of ``row``, under the ids and the version that it got."""
+    return [replace(f, trace_id=row.trace_id, request_id=row.request_id, version=row.version) for f in fetches]
+
+
+def withdrawn_fetches(row: RequestRow, trace_id: str, request_id: str, version: int) -> FetchRow:
+    """What takes back the hand-offs told under an earlier row of a part of ``row``'s request."""
+    return FetchRow(
+        started_unix_ns=row.started_unix_ns,
+        trace_id=trace_id,
+        request_id=request_id,
+        version=version + 1,
+        number=WITHDRAWN_FETCHES,
+        span_id=request_id,
+    )
 
 
 def withdrawn(row: RequestRow, trace_id: str, request_id: str, version: int) -> RequestRow:

@@ -85,3 +85,146 @@ class RequestRow:
     span_ids: tuple[str, ...]
     first_offset: int  # journal offsets of the evidence
     last_offset: int
+    kv_reason: str | None = None  # a word beside ``kv_outcome``: the engine's failure type, or one of explain/outcome.py
+    kv_evidence: tuple[str, ...] = ()  # who said so, strongest first
+    kv_bytes: int | None = None  # moved for the answer's hand-off, as the transport counted
+    kv_lost_ns: int | None = None  # what a hand-off that did not go well cost
+    kv_returned_tokens: int | None = None  # of an earlier turn's KV, that P took back from D instead of computing them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRow:
+    """One hand-off of KV. *reader*: the engine that loads it; *keeper*: the one that kept it; D and P, unless ``direction`` is
+    ``d_to_p``. Durations by the reader's clock; None: not known.
+
+    The rows of one request are told together, numbered from 0, under its ids and version; those of its highest version count.
+    """
+
+    started_unix_ns: int  # the load was known, else the KV was kept
+    trace_id: str  # with request_id: the request's row
+    request_id: str
+    version: int
+    number: int  # WITHDRAWN_FETCHES: none any more
+    span_id: str  # of the record
+    client_request_id: str | None = None
+    direction: str | None = None  # p_to_d | d_to_p; None: shared storage
+    mode: str | None = None  # pull | push
+    connector: str | None = None
+    reader_instance: str | None = None
+    keeper_instance: str | None = None
+    reader_host: str | None = None
+    keeper_host: str | None = None
+    reader_engine_id: str | None = None
+    keeper_engine_id: str | None = None
+    reader_request: str | None = None  # raw, in that engine's form
+    keeper_request: str | None = None
+    keeper_address: str | None = None  # host:port of its side channel, as the reader was told
+    outcome: str = "unknown"
+    reason: str | None = None
+    error: str | None = None  # the transport's error name
+    evidence: tuple[str, ...] = ()
+    tainted: bool = False
+    open: bool = False
+    duration_ns: int | None = None  # known to seen by the scheduler, or to its end; of an open one its age
+    wait_ns: int | None = None
+    handshake_ns: int | None = None  # 0: the peer was known
+    transfer_ns: int | None = None
+    transfer_bound_ns: int | None = None
+    notice_ns: int | None = None
+    held_ns: int | None = None  # at least so long KV lay before its read began
+    clock_bound_ns: int | None = None  # so wide is what the two hosts' clocks may differ by; None: one clock, or no bound
+    lease_ns: int | None = None
+    late_ns: int | None = None  # read so long after the lease had ended
+    lost_ns: int | None = None
+    tokens: int | None = None
+    tokens_local: int | None = None
+    blocks: int | None = None
+    block_bytes: int | None = None
+    bytes_expected: int | None = None
+    bytes_moved: int | None = None
+    descriptors: int | None = None
+    ranks: int | None = None
+    first_offset: int = 0
+    last_offset: int = 0
+
+
+WITHDRAWN_FETCHES = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEventRow:
+    """What happened to a process of an engine. ``key``: equal for the same event told twice."""
+
+    at_unix_ns: int
+    key: str
+    offset: int
+    kind: str
+    role: str
+    instance: str
+    host: str
+    source: str
+    engine: str
+    engine_id: str | None
+    pid: int | None
+    process_kind: str | None
+    detail: str
+    at_bound_ns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """Something wrong between two processes, of no single request. Said again each hour while it lasts."""
+
+    at_unix_ns: int
+    key: str
+    offset: int
+    kind: str
+    detail: str
+    instance: str
+    peer_instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockPairRow:
+    """Wall clock of ``peer_host`` minus that of ``host`` lay within [low, high]; None: open on that side. Once a minute."""
+
+    at_unix_ns: int
+    key: str
+    offset: int
+    host: str
+    peer_host: str
+    low_ns: int | None
+    high_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationRow:
+    """What an engine ran: ``records.Iteration`` as a row."""
+
+    at_unix_ns: int
+    key: str
+    offset: int
+    role: str
+    instance: str
+    host: str
+    engine_id: str | None
+    core: int | None
+    duration_ns: int
+    steps: int
+    full: bool
+    busy_ns: int
+    longest_ns: int
+    longest_at_ns: int
+    requests: int
+    prefill_requests: int
+    prefill_tokens: int
+    decode_tokens: int
+    preemptions: int
+    running: int | None
+    waiting: int | None
+    kv_landing_steps: int
+
+
+EventRow = ProcessEventRow | FindingRow | ClockPairRow | IterationRow
+"""Rows of the tables that only grow; each is known by its key."""

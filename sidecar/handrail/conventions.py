@@ -9,12 +9,20 @@ from typing import Final
 
 # --- scopes (the emitting part) -------------------------------------------------------------------------------------------
 SCOPE_PROXY: Final = "handrail.proxy"
-SCOPE_EVENTS: Final = "handrail.events"
+SCOPE_PLUGIN: Final = "handrail.plugin"
+SCOPE_EVENTS: Final = "handrail.events"  # log records
 
 # --- span names -----------------------------------------------------------------------------------------------------------
 SPAN_REQUEST: Final = "handrail.request"  # SERVER, edge: the request as the client saw it
 SPAN_PREFILL: Final = "prefill"  # SERVER, in front of P
 SPAN_DECODE: Final = "decode"  # SERVER, in front of D
+SPAN_PREFILL_QUEUE: Final = "prefill.queue"  # INTERNAL, at P: queued to scheduled; carries the record
+SPAN_PREFILL_COMPUTE: Final = "prefill.compute"  # scheduled to first token; drawn
+SPAN_DECODE_QUEUE: Final = "decode.queue"  # INTERNAL, at D: queued to scheduled; carries the record
+SPAN_DECODE_FIRST_STEP: Final = "decode.first_step"  # scheduled to first token; drawn
+SPAN_DECODE_STREAM: Final = "decode.stream"  # first token to finished; drawn
+SPAN_KV_PUBLISH: Final = "kv.publish"  # PRODUCER
+SPAN_KV_FETCH: Final = "kv.fetch"  # CONSUMER, child of kv.publish
 
 # --- resource -------------------------------------------------------------------------------------------------------------
 SERVICE_NAME: Final = "service.name"
@@ -106,6 +114,36 @@ KV_FIELDS: Final = (
     "bootstrap_room",
 )
 
+# Records of the plugin: the prefix, then the field of the dataclass in records.py (``handrail.kv.fetch.bytes_moved``).
+ENGINE_TIMES_PREFIX: Final = "handrail.engine."
+KV_FETCH_PREFIX: Final = "handrail.kv.fetch."
+KV_PUBLISH_PREFIX: Final = "handrail.kv.publish."
+ITERATION_PREFIX: Final = "handrail.iteration."
+PROCESS_EVENT_PREFIX: Final = "handrail.process."
+ENGINE_FACTS_PREFIX: Final = "handrail.facts."
+PARENT_SPAN_ID: Final = "handrail.parent_span_id"  # of a record that travels as a log record
+
+# --- log records (event names, scope handrail.events) ---------------------------------------------------------------------
+LOG_ENGINE_TIMES: Final = "handrail.engine.open"  # provisional EngineTimes
+LOG_KV_FETCH: Final = "handrail.kv.fetch.open"  # provisional KvFetch
+LOG_KV_PUBLISH: Final = "handrail.kv.publish.open"  # provisional KvPublish
+LOG_ITERATION: Final = "handrail.iteration"
+LOG_PROCESS_EVENT: Final = "handrail.process"
+LOG_ENGINE_FACTS: Final = "handrail.facts"
+
+# What logs and metrics pages of an engine say: log records of scope ``handrail.events``, metrics of scope ``handrail.samples``.
+LOG_KV_LINE: Final = "handrail.kv.log"  # records.LogFact
+LOG_SCHEMA: Final = "handrail.schema"  # records.SchemaReport
+KV_LINE_PREFIX: Final = "handrail.log."
+KV_LINE_NUMBERS: Final = "handrail.log.number."  # then the number's own name, which carries its unit
+KV_LINE_WORDS: Final = "handrail.log.word."
+SCHEMA_EMITTERS: Final = "handrail.schema.emitters"
+SCHEMA_NOTES: Final = "handrail.schema."  # then the state: an array of "quantity|seen|expected"
+SCOPE_SAMPLES: Final = "handrail.samples"
+METRIC_ENGINE: Final = "handrail_engine"  # then the quantity of families/schema.py
+ENGINE_LABEL: Final = "engine"  # on a data point: the engine's own label of that name
+MODEL_LABEL: Final = "model_name"
+
 # --- span events ----------------------------------------------------------------------------------------------------------
 EVENT_ERROR: Final = "handrail.stream_error"
 EVENT_ABORT: Final = "handrail.abort"
@@ -113,3 +151,4 @@ EVENT_ABORT: Final = "handrail.abort"
 # --- metrics: (name, unit, help) live in the part that emits them; prefixes here ------------------------------------------
 METRIC_SIDECAR: Final = "handrail_sidecar"
 METRIC_COLLECTOR: Final = "handrail_collector"
+METRIC_CLOCK_BOUND: Final = "handrail_clock_bound_seconds"

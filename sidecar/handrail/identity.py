@@ -32,6 +32,7 @@ class JoinKind(str, Enum):
 
     OPENED = "opened"  # the evidence that gave the request its row
     CONNECTOR = "connector"  # remote engine id + remote request id, bootstrap room, transfer id
+    ENGINE_ID = "engine_id"  # the same request id inside one engine
     ANCESTOR = "ancestor"  # same trace, and a parent chain that reaches a span we sent
     REQUEST_KEY = "request_key"  # same key, inside the lifetime of one edge or router exchange
 

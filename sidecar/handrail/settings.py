@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from handrail.config import Problem, section, setting
 from handrail.records import Role
@@ -80,6 +81,69 @@ class SpoolConfig:
     )
 
 
+class LogStart(str, Enum):
+    """From where a log file is read that is there at start and of which no position was kept."""
+
+    END = "end"
+    START = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """The engine's log."""
+
+    files: tuple[str, ...] = setting(
+        (),
+        help="log files or named pipes of the engine, read for lines about KV; - is standard input",
+        example="[/var/log/vllm/decode.log]",
+        flag="--log-file",
+        unset="none",
+    )
+    start: LogStart = setting(
+        LogStart.END,
+        help="where to begin in a file that is there already and of which spool.dir remembers no position",
+        example="start",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """The engine's own metrics page."""
+
+    url: Url | None = setting(
+        None,
+        help="the engine's or router's metrics page; without a path it is /metrics",
+        example="http://127.0.0.1:8200/metrics",
+        unset="none",
+    )
+    interval: Duration = setting(
+        Duration(5 * 10**9),
+        help="how often it is read",
+        example="2s",
+        at_least=100 * 10**6,
+    )
+    timeout: Duration = setting(
+        Duration(4 * 10**9),
+        help="how long an answer may take",
+        example="10s",
+        at_least=10 * 10**6,
+    )
+    headers: Mapping[str, str] = setting(
+        default_factory=dict,
+        help="headers sent with it, such as a token",
+        example='{authorization: "Bearer ..."}',
+        flag="--metrics-header",
+        secret=True,
+        unset="none",
+    )
+    hung_after: Duration = setting(
+        Duration(30 * 10**9),
+        help="how long no step, token or finished request may be counted while work waits, until the engine is said to hang",
+        example="1m",
+        at_least=10**9,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
@@ -107,7 +171,7 @@ class SidecarConfig:
         "",
         help="host:port by which the observed process is known in every row and metric",
         example="10.0.0.7:8100",
-        unset="host:port of upstream",
+        unset="host:port of upstream, else of metrics.url",
     )
     service_name: str = setting(
         "",
@@ -131,6 +195,14 @@ class SidecarConfig:
         loopback=True,
         unset="off",
     )
+    plugin_socket: Path | None = setting(
+        None,
+        help="datagram socket for the plugin inside vLLM: the path that the engine has in HANDRAIL_SOCKET",
+        example="/run/handrail/engine.sock",
+        unset="off",
+    )
+    log: LogConfig = section(LogConfig)
+    metrics: MetricsConfig = section(MetricsConfig)
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
         help="/metrics, /healthz and /readyz",
@@ -172,24 +244,37 @@ class SidecarConfig:
             yield Problem(
                 path="upstream", rule="must be given with listen: the proxy needs a process to forward to", example=_UPSTREAM
             )
-        if self.listen is None and self.otlp_grpc is None and self.otlp_http is None:
-            rule = "nothing to observe: give listen (an inline proxy), or otlp_grpc or otlp_http (a tap for the engine's spans)"
+        if not self._observes():
+            rule = (
+                "nothing to observe: give listen (an inline proxy), otlp_grpc or otlp_http (a tap for the engine's spans), "
+                "plugin_socket (the plugin inside vLLM), log.files (its log) or metrics.url (its metrics page)"
+            )
             yield Problem(path="listen", rule=rule, example="listen: 0.0.0.0:8000")
-        if self.upstream is None and not self.instance:
-            rule = "must be given where there is no upstream to name the process by"
+        if self.upstream is None and self.metrics.url is None and not self.instance:
+            rule = "must be given where there is no upstream and no metrics.url to name the process by"
             yield Problem(path="instance", rule=rule, example="instance: 10.0.0.7:8100")
         if self.listen and self.upstream and self.listen.port and _same_place(self.listen, self.upstream):
             yield Problem(
                 path="upstream", value=repr(str(self.upstream)), rule="is the sidecar's own listen address", example=_UPSTREAM
             )
+        if len(set(self.log.files)) < len(self.log.files):
+            yield Problem(path="log.files", rule="names a file twice", example="log: {files: [/var/log/vllm/decode.log]}")
         yield from clashes({name: getattr(self, name) for name in ("listen", "otlp_grpc", "otlp_http", "admin")})
 
     def resolved(self) -> SidecarConfig:
         """``instance``, ``request_id`` as they take effect."""
         add = self.role is Role.EDGE
         mode = (RequestIdMode.ADD if add else RequestIdMode.PASS) if self.request_id is RequestIdMode.AUTO else self.request_id
-        instance = self.instance or (str(Address(self.upstream.host, self.upstream.port)) if self.upstream else "")
-        return replace(self, instance=instance, request_id=mode)
+        named = self.upstream or self.metrics.url
+        instance = self.instance or (str(Address(named.host, named.port)) if named else "")
+        url = self.metrics.url
+        if url is not None and not urlsplit(url).path.strip("/"):
+            url = Url(f"{url.rstrip('/')}/metrics")
+        return replace(self, instance=instance, request_id=mode, metrics=replace(self.metrics, url=url))
+
+    def _observes(self) -> bool:
+        sources = (self.listen, self.otlp_grpc, self.otlp_http, self.plugin_socket, self.metrics.url)
+        return any(each is not None for each in sources) or bool(self.log.files)
 
 
 _UPSTREAM: Final = "upstream: http://127.0.0.1:8100"

@@ -1,4 +1,4 @@
-"""The sidecar's process: an inline proxy, an OTLP tap, or both, and the exporter that both feed."""
+"""The sidecar's process: an inline proxy, taps for spans, log and metrics, the plugin's socket, and the exporter they feed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from dataclasses import dataclass
 
 from handrail import conventions as names
 from handrail.admin import AdminServer
+from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
+from handrail.families.progress import ProgressSettings
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
+from handrail.pluginmetrics import plugin_rows
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
-from handrail.settings import NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.sources.log import LogSettings, LogSource
+from handrail.sources.logtail import TailSettings
+from handrail.sources.metrics import MetricsSettings, MetricsSource
 from handrail.sources.otlp import OtlpTap, TapSettings
+from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
 
 log = logging.getLogger(__name__)
@@ -61,8 +69,22 @@ async def _main(config: SidecarConfig) -> int:
     )
     tap = _tap(config, process, exporter)
     proxy = _proxy(config, process, exporter, tapped=tap is not None)
+    evidence = EvidenceExport(own_resource(process, cluster=config.cluster), exporter.take)
+    logs = _logs(config, process, evidence)
+    events = EventCounts(exporter.sink)
+    scraper = _scraper(config, process, evidence, events, proxy)
+    plugin = None
+    if config.plugin_socket is not None:
+        plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
     watch = SpanWatch()
-    metrics = SelfMetrics(_rows(exporter, proxy, tap, watch))
+    metrics = SelfMetrics(
+        [
+            *_rows(exporter, proxy, tap, watch),
+            *(plugin_rows(plugin) if plugin is not None else ()),
+            *(log_rows(logs) if logs is not None else ()),
+            *(engine_rows(scraper, events) if scraper is not None else ()),
+        ]
+    )
     drain_s = config.drain.seconds
     parts = Parts()
     addresses: dict[str, str] = {}
@@ -75,10 +97,19 @@ async def _main(config: SidecarConfig) -> int:
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
         addresses.update(bound(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
+    if logs is not None:
+        await parts.start("log", logs.start(), lambda: logs.shutdown(min(drain_s, 5.0)))
+    if scraper is not None:
+        await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
+    if plugin is not None:
+        await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
+        addresses["plugin"] = str(plugin.path)
     if proxy is not None:
         await parts.start("proxy", proxy.start(), lambda: proxy.shutdown(drain_s))
         addresses.update(bound(proxy=proxy.address))
-    log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in addresses.items()))
+    seen = {**addresses, **({"metrics": str(config.metrics.url)} if scraper is not None else {})}
+    seen |= {"log": " ".join(config.log.files)} if config.log.files else {}
+    log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in seen.items()))
     spare_the_heap(young=5_000)
     state["not_ready"] = ""
     if config.ready_file is not None:
@@ -127,6 +158,35 @@ def _proxy(config: SidecarConfig, process: Process, exporter: Exporter, *, tappe
         drain_seconds=config.drain.seconds,
     )
     return ProxySource(settings, exporter.sink)
+
+
+def _logs(config: SidecarConfig, process: Process, evidence: EvidenceExport) -> LogSource | None:
+    """The log tap: for files, and for the lines that the plugin's handler sends."""
+    if not config.log.files and config.plugin_socket is None:
+        return None
+    settings = LogSettings(
+        paths=config.log.files,
+        tail=TailSettings(from_start=config.log.start is LogStart.START),
+        positions=config.spool.dir / "positions" if config.spool.dir is not None else None,
+    )
+    return LogSource(settings, process, evidence.facts)
+
+
+def _scraper(
+    config: SidecarConfig, process: Process, evidence: EvidenceExport, events: EventCounts, proxy: ProxySource | None
+) -> MetricsSource | None:
+    if config.metrics.url is None:
+        return None
+    settings = MetricsSettings(
+        url=config.metrics.url,
+        interval_s=config.metrics.interval.seconds,
+        timeout_s=config.metrics.timeout.seconds,
+        headers=config.metrics.headers,
+        progress=ProgressSettings(hung_after_ns=config.metrics.hung_after.ns),
+    )
+    stats = proxy.stats if proxy is not None else None
+    open_requests = None if stats is None else lambda: stats.requests - stats.passed - sum(stats.outcomes.values())
+    return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
 
 
 async def _check_collector(client: ClientSettings) -> None:

@@ -15,9 +15,10 @@ from handrail.cli.simulated import Arrived, arrivals
 from handrail.engines.vllm import VllmAdapter
 from handrail.export.spans import resource_of
 from handrail.otlp.contract import Signal
-from handrail.records import EngineRequest, Exchange, Record, Role
+from handrail.records import EngineRequest, Exchange, Role
 from handrail_collector.offline import newest, publish, rows_of
 from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.read import StoreReader
@@ -41,7 +42,7 @@ def rows(made: list[Arrived]) -> list[RequestRow]:
     return list(rows_of((one.received_unix_ns, one.record) for one in made))
 
 
-def otlp(record: Record, number: int) -> bytes:
+def otlp(record: Item, number: int) -> bytes:
     if isinstance(record, Exchange):
         return batch([record], number, record.process.role.value)
     assert isinstance(record, EngineRequest)

@@ -205,7 +205,8 @@ class Crashes:
             wrong.append(f"rows of {len(told)} requests, {len(due)} expected")
         if not set(view.spans) <= allowed:
             wrong.append("spans that had left the store")
-        lost = len(expected - set(view.spans))
+        told_events = {event for each in sent for event in each.events}
+        lost = len(expected - set(view.spans)) + len(told_events - set(view.events)) + view.loads_lost
         said = "; ".join([*([f"{lost} spans lost"] if lost else []), *([f"{view.twice} twice"] if view.twice else []), *wrong])
         return Outcome(lost=lost, twice=view.twice, wrong=len(wrong), said=said)
 

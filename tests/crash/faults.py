@@ -17,7 +17,7 @@ from typing import TypeVar
 from crash.crashes import Crashes, Outcome, Tally, stored
 from crash.life import Collector, Step, UpkeepFailedError
 from crash.recorded import Point, Recorded
-from handrail.otlp.contract import Retryable, Signal
+from handrail.otlp.contract import Retryable
 from pipelines import Clock, taken
 from power_disk import Disk, Operation, RecordingFiles
 
@@ -102,7 +102,7 @@ class FaultyLife:
         waiting = list(step.sent)
         for _ in range(TRIES):
             answers = await asyncio.gather(
-                *(collector.journal.consume(Signal.TRACES, each.payload) for each in waiting), return_exceptions=True
+                *(collector.journal.consume(each.signal, each.payload) for each in waiting), return_exceptions=True
             )
             waiting = [each for each, answer in zip(waiting, answers, strict=True) if isinstance(answer, Retryable)]
             if not waiting:

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from builders import EPOCH, split_request
 from handrail.files import Files
 from handrail.otlp.contract import Signal
-from handrail.records import Exchange, SpanIds
+from handrail.records import Exchange, ProcessEventKind, Role, SpanIds
 from handrail.segments import Limits, SegmentLog
 from handrail_collector.journal.journal import Journal
 from handrail_collector.pipeline import Pipeline, PipelineSettings
@@ -27,11 +27,14 @@ from handrail_collector.store.manifest import files_of
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.schema import Table
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, batch, taken, until
+from pipelines import Clock, batch, log_batch, plugin_batch, taken, until
+from plugin_parts import fetch, happened
 
 DAY0 = (EPOCH // DAY_NS + 1) * DAY_NS + HOUR_NS
 TODAY = DAY0 + 40 * DAY_NS
 GRACE_NS = 60 * SECOND
+LOAD = 9
+"""Last digits of the span ids of loads."""
 LIMITS = Limits(max_bytes=256 << 10, segment_bytes=2 << 10, max_record_bytes=64 << 10)
 STITCH = StitchSettings(
     engine_wait_ns=3 * SECOND,
@@ -48,13 +51,19 @@ class UpkeepFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One export request: ``spans`` by id, and those of them that a request row rests on."""
+    """One export request: ``spans`` by id, and those of them that a request row rests on. ``events``: of an export of logs."""
 
     payload: bytes
     request: str
     spans: tuple[str, ...]
     evidence: tuple[str, ...]
     edge: bool = False
+    events: tuple[str, ...] = ()
+
+    @property
+    def signal(self) -> Signal:
+        """What is exported."""
+        return Signal.LOGS if self.events else Signal.TRACES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,22 @@ class Script:
         ids = (record.ids.span_id,)
         return Sent(payload, rid, ids, ids, record.process.role.value == "edge")
 
+    def load(self, at_unix_ns: int, rid: str, below: Exchange) -> None:
+        """What the plugin in D says of the load."""
+        self._seq += 1
+        span_id = f"{len(self.steps) + 1:08x}{LOAD:08x}"
+        record = replace(
+            fetch((at_unix_ns - EPOCH) / 1e6, rid=f"cmpl-{rid}-0-0000dddd", peer=None),
+            ids=SpanIds(trace_id=below.ids.trace_id, span_id=span_id, parent_span_id=below.ids.span_id),
+        )
+        self.steps.append(Step(at_unix_ns, (Sent(plugin_batch([record], self._seq), rid, (span_id,), (span_id,)),)))
+
+    def tell(self, at_unix_ns: int, detail: str) -> None:
+        """What a sidecar says of an engine's process."""
+        self._seq += 1
+        event = happened(ProcessEventKind.HUNG, Role.DECODE, (at_unix_ns - EPOCH) / 1e6, detail=detail)
+        self.steps.append(Step(at_unix_ns, (Sent(log_batch([event], self._seq), detail, (), (), events=(detail,)),)))
+
     def link(self, at_unix_ns: int, rid: str, span_id: str, parent: Exchange) -> None:
         """A router's span, which says nothing itself but what hangs where."""
         span = Span(
@@ -127,7 +152,10 @@ def script() -> list[Step]:
         s.act(at + 20 * SECOND, "decide", "publish")
     for number in range(3):
         at = TODAY + number * 10 * SECOND
-        (s.send_at_once if number else s.send)(at, f"whole-{number}", *s.records(f"whole-{number}", at - SECOND))
+        whole = s.records(f"whole-{number}", at - SECOND)
+        (s.send_at_once if number else s.send)(at, f"whole-{number}", *whole)
+        s.load(at, f"whole-{number}", whole[2])
+        s.tell(at, f"event-{number}")
         s.act(at + 5 * SECOND, "decide", *(["publish"] if number % 2 else []))
     at = TODAY + 60 * SECOND
     edge, p, d = s.records("late", at - SECOND)
@@ -190,7 +218,7 @@ class Collector:
     async def send(self, sent: Sequence[Sent]) -> None:
         """Returns when all of it is acknowledged and taken."""
         if sent:
-            await asyncio.gather(*(self.journal.consume(Signal.TRACES, each.payload) for each in sent))
+            await asyncio.gather(*(self.journal.consume(each.signal, each.payload) for each in sent))
             await taken(self.pipeline, self.journal)
 
     async def settled(self) -> None:
@@ -252,7 +280,7 @@ class Collector:
 
 def requests_of(sent: Sequence[Sent]) -> Iterator[frozenset[str]]:
     """The evidence of each request that is to have one row, when just this was sent and time has passed."""
-    linked = any(not each.evidence for each in sent)
+    linked = any(not each.evidence and each.spans for each in sent)
     by_request: dict[str, set[str]] = {}
     for each in sent:
         alone = each.request == "linked" and not linked and not each.edge and each.spans[0].endswith("3")

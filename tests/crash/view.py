@@ -14,10 +14,13 @@ import pyarrow.parquet as pq
 from first_answer import disagreement
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store.cells import Scoped
+from handrail_collector.store.flat import FLAT
 from handrail_collector.store.manifest import MANIFEST, files_of, parse
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
+
+LOAD_DIGITS = "00000009"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +29,31 @@ class View:
 
     rows: tuple[RequestRow, ...]
     spans: tuple[str, ...]
+    fetches: tuple[tuple[str, str, int, int], ...] = ()  # trace, request, version, number
+    events: tuple[str, ...] = ()  # by their detail
 
     @property
-    def said(self) -> tuple[frozenset[tuple[str, int]], frozenset[str]]:
+    def said(self) -> tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str]]:
         """What differs between two states of a store, and not between two ways of writing the same one."""
-        return frozenset((row.request_id, row.version) for row in self.rows), frozenset(self.spans)
+        return frozenset((row.request_id, row.version) for row in self.rows), frozenset(self.spans), frozenset(self.events)
+
+    @property
+    def loads_lost(self) -> int:
+        """Rows that rest on a load and have no hand-off of their version."""
+        told = {(trace_id, request_id, version) for trace_id, request_id, version, _ in self.fetches}
+        resting = [row for row in self.rows if any(span_id.endswith(LOAD_DIGITS) for span_id in row.span_ids)]
+        return sum((row.trace_id, row.request_id, row.version) not in told for row in resting)
 
     @property
     def twice(self) -> int:
         """Spans that are there more than once, and spans that more than one row rests on."""
         resting = Counter(span_id for row in self.rows for span_id in row.span_ids)
         rows = Counter((row.trace_id, row.request_id) for row in self.rows)
-        return sum(times > 1 for counted in (resting, rows, Counter(self.spans)) for times in counted.values())
+        return sum(
+            times > 1
+            for counted in (resting, rows, Counter(self.spans), Counter(self.fetches), Counter(self.events))
+            for times in counted.values()
+        )
 
 
 def first_answer_of(store: Path) -> str:
@@ -66,7 +82,10 @@ def view_of(manifest: bytes, contents: Mapping[str, bytes]) -> View:
             if row.version >= known[0].version and known[0] is not row:
                 newest[key] = [row] if row.version > known[0].version else [*known, row]
     spans = [span_id for file in files_of(publishes, Table.SPANS) for span_id in _span_ids(contents[file.path])]
-    return View(tuple(row for rows in newest.values() for row in rows if row.scope != MERGED), tuple(spans))
+    fetches = [key for file in files_of(publishes, Table.KV_FETCHES) for key in _fetches(contents[file.path])]
+    events = [event for file in files_of(publishes, Table.PROCESS_EVENTS) for event in _events(contents[file.path])]
+    rows = tuple(row for rows in newest.values() for row in rows if row.scope != MERGED)
+    return View(rows, tuple(spans), tuple(fetches), tuple(events))
 
 
 @lru_cache(maxsize=20_000)
@@ -77,3 +96,14 @@ def _rows(data: bytes) -> tuple[RequestRow, ...]:
 @lru_cache(maxsize=20_000)
 def _span_ids(data: bytes) -> tuple[str, ...]:
     return tuple(span_id.hex() for span_id in pq.ParquetFile(io.BytesIO(data)).read(["span_id"])["span_id"].to_pylist())
+
+
+@lru_cache(maxsize=20_000)
+def _fetches(data: bytes) -> tuple[tuple[str, str, int, int], ...]:
+    rows = map(FLAT[Table.KV_FETCHES].decode, pq.ParquetFile(io.BytesIO(data)).read().to_pylist())
+    return tuple((row.trace_id, row.request_id, row.version, row.number) for row in rows)
+
+
+@lru_cache(maxsize=20_000)
+def _events(data: bytes) -> tuple[str, ...]:
+    return tuple(pq.ParquetFile(io.BytesIO(data)).read(["detail"])["detail"].to_pylist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.clocks import DRIFT_PPM, OffsetInterval, contains, from_call
+from handrail.clocks import DRIFT_PPM, OffsetInterval, contains
 
 
 @given(
@@ -17,7 +17,7 @@ def test_the_true_offset_is_always_inside(offset: int, calls: list[tuple[int, in
     for start, there, work, back in calls:
         sent, received = start, start + there + offset
         responded, answered = received + work, start + there + work + back
-        seen = from_call(sent, answered, received, responded)
+        seen = OffsetInterval(responded - answered, received - sent, answered)
         assert contains((sent, answered), (received, responded), seen)
         known = seen if known is None else known.narrowed(seen)
         assert not known.contradictory

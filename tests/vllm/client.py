@@ -49,6 +49,8 @@ class Request:
     prompt: str
     max_tokens: int = 12
     model: str = "tiny"
+    more_headers: tuple[tuple[str, str], ...] = ()
+    leaves_after_s: float | None = None  # the client gives up then
 
     @property
     def path(self) -> str:
@@ -57,7 +59,7 @@ class Request:
     @property
     def headers(self) -> dict[str, str]:
         pairs = (("X-Request-Id", self.request_id), ("traceparent", self.traceparent))
-        return {name: value for name, value in pairs if value is not None}
+        return {name: value for name, value in (*pairs, *self.more_headers) if value is not None}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -183,8 +185,9 @@ async def send(session: aiohttp.ClientSession, base_url: str, request: Request) 
     status: int | None = None
     kept: dict[str, str] = {}
     sent_ns, sent_unix_ns = time.monotonic_ns(), time.time_ns()
+    timeout = aiohttp.ClientTimeout(total=request.leaves_after_s or TIMEOUT_S)
     try:
-        async with session.post(base_url + request.path, data=body, headers=headers) as response:
+        async with session.post(base_url + request.path, data=body, headers=headers, timeout=timeout) as response:
             status = response.status
             kept = {name.lower(): value for name, value in response.headers.items()}
             async for data in response.content.iter_any():
@@ -209,8 +212,7 @@ async def send(session: aiohttp.ClientSession, base_url: str, request: Request) 
 async def send_all(targets: Sequence[tuple[str, Request]], concurrency: int) -> list[Result]:
     """Send each request to its base URL, at most ``concurrency`` at once, started in order; results in the same order."""
     gate = asyncio.Semaphore(concurrency)
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def one(base_url: str, request: Request) -> Result:
             async with gate:

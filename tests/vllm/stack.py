@@ -137,7 +137,7 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
     """Everything of ``configuration`` around the bed's engines; whoever sends is stopped before whoever receives."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as parts:
-        start = _Starter(parts, folder)
+        start = Starter(parts, folder)
         any_port = f"{HOST}:0"
         data = folder / "data"
         ports = ("--otlp-grpc", any_port, "--otlp-http", any_port, "--api", any_port)
@@ -195,11 +195,11 @@ def running_relay(upstream_url: str, folder: Path) -> Iterator[tuple[str, Path]]
     log = folder / "relay.jsonl"
     with contextlib.ExitStack() as parts:
         address = upstream_url.removeprefix("http://")
-        found = _Starter(parts, folder).module("vllm.relay", "relay", "--upstream", address, "--log", str(log))
+        found = Starter(parts, folder).module("vllm.relay", "relay", "--upstream", address, "--log", str(log))
         yield f"http://{found['proxy']}", log
 
 
-class _Starter:
+class Starter:
     """Starts children that write a ready file; they are stopped in the opposite order."""
 
     def __init__(self, parts: contextlib.ExitStack, folder: Path) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
+from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
 from handrail_collector.store import attribute_json
 from handrail_collector.store.span import SpanRow
 
-_TEXTS = ("other_trace_ids", "findings", "hints", "span_ids")
+_TEXTS = ("other_trace_ids", "findings", "hints", "span_ids", "kv_evidence")
 
 
 def row_to_json(row: RequestRow) -> dict[str, Any]:
@@ -37,6 +37,20 @@ def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a request row: {error}") from error
     return RequestRow(**known)
+
+
+def fetch_to_json(row: FetchRow) -> dict[str, Any]:
+    """Every field; ``provisional`` while the request is open."""
+    return asdict(row) | {"provisional": row.version == 0}
+
+
+def fetch_from_json(plain: Mapping[str, Any]) -> FetchRow:
+    """Inverse of ``fetch_to_json``; unknown names are ignored. Raises ``ValueError`` where a field is missing."""
+    try:
+        known = {field.name: plain[field.name] for field in fields(FetchRow)}
+        return FetchRow(**(known | {"evidence": tuple(known["evidence"])}))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a hand-off: {error}") from error
 
 
 def span_to_json(span: SpanRow) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.rows import MERGED, FetchRow, RequestRow
+from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.match import best
 
@@ -15,6 +16,8 @@ class LiveRows(Protocol):
     """Rows that the store does not have yet. Called in the event loop; the rows are frozen and may be kept."""
 
     def rows(self) -> Sequence[RequestRow]: ...
+
+    def fetches(self) -> Sequence[FetchRow]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +54,21 @@ def named(stored: Sequence[RequestRow], live: Sequence[RequestRow], any_id: str)
     rows = best([answer.row for answer in answers], any_id)
     fitting = [answer for answer in answers if answer.row in rows]
     return sorted(fitting, key=lambda answer: -answer.row.started_unix_ns)
+
+
+def newest_fetches(rows: Iterable[FetchRow]) -> list[FetchRow]:
+    """Of each request the hand-offs of its highest version, each number once; of equal ones the last given."""
+    newest: dict[tuple[str, str], tuple[int, dict[int, FetchRow]]] = {}
+    for row in rows:
+        key = row.trace_id, row.request_id
+        known = newest.get(key)
+        if known is None or known[0] < row.version:
+            newest[key] = row.version, {row.number: row}
+        elif known[0] == row.version:
+            known[1][row.number] = row
+    return [row for _, numbered in newest.values() for row in numbered.values()]
+
+
+def listed_fetches(stored: Sequence[FetchRow], live: Sequence[FetchRow], wanted: FetchFilter) -> list[FetchRow]:
+    """As ``listed``."""
+    return sorted(filter(wanted.matches, newest_fetches([*stored, *live])), key=wanted.order)[: wanted.limit]

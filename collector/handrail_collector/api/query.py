@@ -1,4 +1,4 @@
-"""The query string of ``GET /api/v1/requests`` as a ``RequestFilter``. Pure; the present is passed in."""
+"""Query strings as the filters and questions that they stand for. Pure; the present is passed in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.explain.question import Question
+from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
 WHERE = "query string"
@@ -27,6 +28,13 @@ def parse_question(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> Questi
     question = Question(**_fields(pairs, EXPLAIN_PARAMETERS, now_unix_ns))
     _refuse(question.validate())
     return question
+
+
+def parse_fetches(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> FetchFilter:
+    """The filter of ``GET /api/v1/fetches``. Raises as ``parse_query``."""
+    wanted = FetchFilter(**_fields(pairs, FETCH_PARAMETERS, now_unix_ns))
+    _refuse(wanted.validate())
+    return wanted
 
 
 def _refuse(problems: Sequence[str]) -> None:
@@ -106,3 +114,16 @@ EXPLAIN_PARAMETERS: dict[str, Reading] = {
     "fast": ("fast", lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false")),
 }
 """Every parameter of ``/api/v1/explain``."""
+
+_YES_NO = (lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false"))
+
+FETCH_PARAMETERS: dict[str, Reading] = {
+    **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns", "descending", "limit")},
+    "outcome": ("outcome", _word(OUTCOMES), ", ".join(OUTCOMES), OUTCOMES),
+    "failed": ("failed", *_YES_NO),
+    "open": ("open", *_YES_NO),
+    "direction": ("direction", _word(DIRECTIONS), ", ".join(DIRECTIONS), DIRECTIONS),
+    "peer": ("peer", _text, "host:port or host of either engine, or the side channel's address", ()),
+    "sort": ("sort", _word(tuple(FETCH_SORTS)), ", ".join(FETCH_SORTS), tuple(FETCH_SORTS)),
+}
+"""Every parameter of ``/api/v1/fetches``."""

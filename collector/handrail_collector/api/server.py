@@ -18,11 +18,19 @@ from handrail.admin import Problem, add_routes
 from handrail.selfmetrics import SelfMetrics
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
-from handrail_collector.api.json import row_to_json, span_to_json
-from handrail_collector.api.live import Answer, LiveRows, listed, named
-from handrail_collector.api.query import EXPLAIN_PARAMETERS, PARAMETERS, parse_query, parse_question
-from handrail_collector.rows import RequestRow
+from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
+from handrail_collector.api.live import Answer, LiveRows, listed, listed_fetches, named
+from handrail_collector.api.query import (
+    EXPLAIN_PARAMETERS,
+    FETCH_PARAMETERS,
+    PARAMETERS,
+    parse_fetches,
+    parse_query,
+    parse_question,
+)
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.contract import StoreQueries
+from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.read import StoreReader
@@ -39,7 +47,8 @@ MAX_ID_CHARS = 512
 
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
-    ("/api/v1/requests/{id}", "one request with its spans, by an id in any form"),
+    ("/api/v1/requests/{id}", "one request with its hand-offs and spans, by an id in any form"),
+    ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
     ("/api/v1/status", "what the collector received, holds and lost"),
@@ -79,6 +88,7 @@ class ApiServer:
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
+        app.router.add_get("/api/v1/fetches", self._fetches)
         app.router.add_get("/api/v1/explain", self._explain)
         app.router.add_get("/api/v1/compare", self._compare)
         app.router.add_get("/api/v1/status", self._state)
@@ -109,8 +119,17 @@ class ApiServer:
         if request.query:
             name = next(iter(request.query))
             raise ApiError(status=400, what=f"unknown parameter {name!r}", where="query string", valid="none here")
-        live = self._live.rows()
-        return await self._answer(lambda: self._naming(any_id, live))
+        live, live_fetches = self._live.rows(), self._live.fetches()
+        return await self._answer(lambda: self._naming(any_id, live, live_fetches))
+
+    async def _fetches(self, request: web.Request) -> web.Response:
+        wanted = parse_fetches(request.query.items(), self._now_unix_ns())
+        live = self._live.fetches()
+        return await self._answer(lambda: (200, self._handed(wanted, live)))
+
+    def _handed(self, wanted: FetchFilter, live: Sequence[FetchRow]) -> dict[str, Any]:
+        more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
+        return {"fetches": [fetch_to_json(row) for row in listed_fetches(self._reader.fetches(more), live, wanted)]}
 
     async def _explain(self, request: web.Request) -> web.Response:
         pairs, now = list(request.query.items()), self._now_unix_ns()
@@ -136,7 +155,7 @@ class ApiServer:
             return self._reader
         raise ApiError(status=501, what="this store gives no columns", where=request.path, valid="a store of files")
 
-    def _naming(self, any_id: str, live: Sequence[RequestRow]) -> tuple[int, dict[str, Any]]:
+    def _naming(self, any_id: str, live: Sequence[RequestRow], live_fetches: Sequence[FetchRow]) -> tuple[int, dict[str, Any]]:
         found = named(self._reader.find(any_id), live, any_id)
         if not found:
             raise ApiError(
@@ -150,8 +169,16 @@ class ApiServer:
             return 300, {"candidates": [_row(answer) for answer in found], "matches": len(found)}
         spans = self._reader.spans(found[0].row)
         usual = _compared(self._reader, found[0].row) if isinstance(self._reader, StoreReader) else None
-        told = {"request": _row(found[0]), "spans": [span_to_json(span) for span in spans], "matches": 1, "usual": usual}
-        return 200, told
+        row = found[0].row
+        own = [f for f in live_fetches if (f.trace_id, f.request_id) == (row.trace_id, row.request_id)]
+        fetches = listed_fetches(self._reader.fetches_of(row), own, FetchFilter(descending=False))
+        return 200, {
+            "request": _row(found[0]),
+            "fetches": [fetch_to_json(fetch) for fetch in sorted(fetches, key=lambda fetch: fetch.number)],
+            "spans": [span_to_json(span) for span in spans],
+            "matches": 1,
+            "usual": usual,
+        }
 
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
         """The answer of ``question``, which may block, as JSON."""

@@ -51,6 +51,7 @@ ROUTER: Final = "router"
 _UNATTRIBUTED: Final = PHASES.index(Phase.UNATTRIBUTED)
 _AT_PREFILL: Final = [PHASES.index(p) for p in PHASES if p.value.startswith("prefill_") and p is not Phase.PREFILL_HOPS]
 _ON_PATH: Final = [PHASES.index(p) for p in (Phase.ROUTER_AND_HOPS, Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)]
+_ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_HANDSHAKE, Phase.KV_TRANSFER)]
 _QUEUE: Final = PHASES.index(Phase.PREFILL_QUEUE)
 _COMPUTE: Final = PHASES.index(Phase.PREFILL_COMPUTE)
 _BANDS: Final = 24
@@ -194,14 +195,17 @@ def _expected_ns(tokens: Floats, phases_ns: Floats, uncached_tokens: Floats) -> 
 
 
 def _located(requests: Requests, growth_ns: Floats, chosen: Ints) -> Located:
-    """Each phase at its host; on the way between hosts at the router."""
+    """Each phase at its host; on the way between hosts at the router; what moves KV from P to D on their link."""
     prefill, decode = requests.prefill_host[chosen], requests.decode_host[chosen]
     prefill = np.where(prefill == "", decode, prefill)
-    names, codes = np.unique(np.concatenate([[ROUTER], prefill, decode]).astype(str), return_inverse=True)
-    router, at_prefill, at_decode = codes[0], codes[1 : 1 + len(chosen)], codes[1 + len(chosen) :]
+    links = _links(prefill, decode)
+    links = np.where(links == "", decode, links)
+    names, codes = np.unique(np.concatenate([[ROUTER], prefill, decode, links]).astype(str), return_inverse=True)
+    router, (at_prefill, at_decode, on_link) = codes[0], np.split(codes[1:], 3)
     places = np.repeat(at_decode[:, None], len(PHASES), axis=1)
     places[:, _AT_PREFILL] = at_prefill[:, None]
     places[:, _ON_PATH] = router
+    places[:, _ON_LINK] = on_link[:, None]
     rest_at = requests.rest_at[chosen]
     rest = np.where(rest_at == Place.PREFILL.value, at_prefill, at_decode)
     places[:, _UNATTRIBUTED] = np.where(rest_at == Place.PATH.value, router, rest)

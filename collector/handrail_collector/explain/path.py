@@ -5,25 +5,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from handrail.records import EngineRequest, Exchange, Outcome, Role
+from handrail.records import EngineRequest, EngineTimes, Exchange, KvFetch, KvPublish, LogFact, Outcome, Role, RouterCall
 from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import Group
+
+NO_ANSWER = frozenset({"error", "aborted", "engine_lost"})
+"""Words of an engine for a request that ended without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request inside one engine, by the engine's own id: what the plugin said of it. ``fetches``: in order of their start."""
+
+    request_id: str
+    times: EngineTimes | None
+    fetches: tuple[KvFetch, ...]
+    publishes: tuple[KvPublish, ...]
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def fetch(self) -> KvFetch | None:
+        """The load that its first token rests on: the last."""
+        return self.fetches[-1] if self.fetches else None
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request inside one process: what the proxy beside it saw, what the engine said, or both."""
+    """One request inside one process: what the proxy beside it saw, what the engine and the plugin in it said.
+
+    ``runs``: of several prompts or choices, each.
+    """
 
     instance: str
     host: str
     exchange: Exchange | None
     engine: EngineRequest | None  # of several (batched prompts, choices), the one that finished last
     evidence: tuple[Evidence, ...]
+    runs: tuple[Run, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """The proxy saw it end without an answer."""
-        return self.exchange is not None and self.exchange.outcome not in (Outcome.OK, Outcome.UNKNOWN_FINISH, Outcome.INCOMPLETE)
+        """It ended without an answer, by the proxy's word or the engine's."""
+        if self.exchange is not None:
+            return self.exchange.outcome not in (Outcome.OK, Outcome.UNKNOWN_FINISH, Outcome.INCOMPLETE)
+        return bool(self.runs) and all(
+            run.times is not None and run.times.status in ("error", "aborted", "engine_lost") for run in self.runs
+        )
+
+    @property
+    def told(self) -> bool:
+        """Somebody saw the request there, not only the KV that it left."""
+        return self.exchange is not None or self.engine is not None or any(run.times is not None for run in self.runs)
+
+    @property
+    def first_run(self) -> Run | None:
+        """The run that made the first token; without one, the first that was queued."""
+        timed = [run for run in self.runs if run.times is not None]
+        return min(timed, key=_firstness, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +73,8 @@ class Path:
     decode: Visit | None
     prefills: tuple[Visit, ...]
     decodes: tuple[Visit, ...]
+    facts: tuple[LogFact, ...]
+    calls: tuple[RouterCall, ...]
     handed_off: bool | None
     """True: D was told to read KV, or a prefill worked; False: D is known to have computed the prompt; None: cannot tell."""
 
@@ -46,7 +86,15 @@ def path_of(group: Group) -> Path:
     decodes = _visits(group.role(Role.DECODE, Role.COLLOCATED))
     decode = _answering(decodes)
     prefill = _read_by(decode, prefills)
-    return Path(edge, prefill, decode, prefills, decodes, _handed_off(prefills, decode))
+    facts = tuple(e.record for e in group.evidence if isinstance(e.record, LogFact))
+    calls = tuple(e.record for e in group.evidence if isinstance(e.record, RouterCall))
+    return Path(edge, prefill, decode, prefills, decodes, facts, calls, _handed_off(prefills, decode))
+
+
+def _firstness(run: Run) -> tuple[bool, int, str]:
+    assert run.times is not None
+    first = run.times.first_token_ns
+    return first is None, run.times.queued_unix_ns + (first or 0), run.request_id
 
 
 def _visits(evidence: Sequence[Evidence]) -> tuple[Visit, ...]:
@@ -66,12 +114,41 @@ def _visits(evidence: Sequence[Evidence]) -> tuple[Visit, ...]:
             alone.append(item)
         else:
             engines[index].append(item)
-    visits = [_visit(exchange, mine) for exchange, mine in zip(exchanges, engines, strict=True)]
+    runs: list[list[Run]] = [[] for _ in exchanges]
+    runs_alone: dict[str, list[Run]] = {}
+    for run in _runs(evidence):
+        index = next((i for e in run.evidence if (i := _exchange_of(e, exchanges)) is not None), None)
+        if index is None:
+            runs_alone.setdefault(run.evidence[0].record.process.instance, []).append(run)
+        else:
+            runs[index].append(run)
+    visits = [_visit(*of) for of in zip(exchanges, engines, runs, strict=True)]
     by_instance: dict[str, list[Evidence]] = {}
     for item in alone:
         by_instance.setdefault(item.record.process.instance, []).append(item)
-    visits.extend(_visit(None, mine) for mine in by_instance.values())
+    without = dict.fromkeys((*by_instance, *runs_alone))
+    visits.extend(_visit(None, by_instance.get(instance, []), runs_alone.get(instance, [])) for instance in without)
     return tuple(sorted(visits, key=lambda v: v.evidence[0].start_unix_ns))
+
+
+def _runs(evidence: Sequence[Evidence]) -> list[Run]:
+    found: dict[tuple[str, str], list[Evidence]] = {}
+    for item in evidence:
+        if isinstance(item.record, EngineTimes | KvFetch | KvPublish):
+            found.setdefault((item.record.process.instance, item.record.request_id), []).append(item)
+    return [_run(request_id, items) for (_, request_id), items in sorted(found.items())]
+
+
+def _run(request_id: str, items: Sequence[Evidence]) -> Run:
+    items = sorted(items, key=lambda e: (e.start_unix_ns, e.span))
+    times = [e.record for e in items if isinstance(e.record, EngineTimes)]
+    return Run(
+        request_id=request_id,
+        times=times[-1] if times else None,
+        fetches=tuple(e.record for e in items if isinstance(e.record, KvFetch)),
+        publishes=tuple(e.record for e in items if isinstance(e.record, KvPublish)),
+        evidence=tuple(items),
+    )
 
 
 def _exchange_of(item: Evidence, exchanges: Sequence[Evidence]) -> int | None:
@@ -84,8 +161,8 @@ def _exchange_of(item: Evidence, exchanges: Sequence[Evidence]) -> int | None:
     return near[0] if len(near) == 1 else None
 
 
-def _visit(exchange: Evidence | None, engines: Sequence[Evidence]) -> Visit:
-    evidence = (*((exchange,) if exchange else ()), *engines)
+def _visit(exchange: Evidence | None, engines: Sequence[Evidence], runs: Sequence[Run]) -> Visit:
+    evidence = (*((exchange,) if exchange else ()), *engines, *(item for run in runs for item in run.evidence))
     last = max(engines, key=lambda e: (e.end_unix_ns or 0, e.span), default=None)
     record = last.record if last is not None else None
     process = evidence[0].record.process
@@ -95,6 +172,7 @@ def _visit(exchange: Evidence | None, engines: Sequence[Evidence]) -> Visit:
         exchange=exchange.record if exchange is not None and isinstance(exchange.record, Exchange) else None,
         engine=record if isinstance(record, EngineRequest) else None,
         evidence=evidence,
+        runs=tuple(runs),
     )
 
 
@@ -110,6 +188,11 @@ def _output_tokens(visit: Visit) -> int:
     tokens = exchange.output_tokens if exchange is not None else None
     if tokens is None and engine is not None:
         tokens = engine.output_tokens
+    if tokens is None:
+        made = [r.times.output_tokens for r in visit.runs if r.times is not None and r.times.output_tokens is not None]
+        tokens = sum(made) if made else None
+    if tokens is None and any(r.times is not None and r.times.first_token_ns is not None for r in visit.runs):
+        return 1
     if tokens is None and exchange is not None and exchange.ttft_token_ns is not None:
         return 1
     return tokens or 0
@@ -131,6 +214,8 @@ def _handed_off(prefills: Sequence[Visit], decode: Visit | None) -> bool | None:
     """Connectors over shared storage carry nothing in the request: a body without KV parameters alone proves no local prefill."""
     if decode is not None and decode.evidence[0].role is Role.COLLOCATED:
         return False
+    if decode is not None and any(run.fetches for run in decode.runs):
+        return True
     exchange = decode.exchange if decode is not None else None
     if exchange is not None and exchange.kv_in is not None and (exchange.kv_in.do_remote_prefill or exchange.kv_in.keys()):
         return True

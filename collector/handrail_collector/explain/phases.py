@@ -1,7 +1,8 @@
 """From a path to phases that sum exactly: what each process's own clock says, and one remainder between processes.
 
-Without the plugin, vLLM says three durations: queued to scheduled, scheduled to first token, and the whole. What it books as
-queue time on D holds the KV pull as well, so that time is ``unattributed`` (and says what it may be), never ``decode_queue``.
+The plugin's account of an engine (``timeline.py``) is preferred. Without it, vLLM says three durations: queued to scheduled,
+scheduled to first token, and the whole. What it books as queue time on D holds the KV pull as well, so that time is
+``unattributed`` (and says what it may be), never ``decode_queue``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from handrail.phases import KV_AND_QUEUE, Phase, PhaseTime, Place, close_sum, path_order
-from handrail.records import Exchange
+from handrail.records import Exchange, KvPublish, Process
+from handrail_collector.explain import hops
 from handrail_collector.explain.path import Path, Visit
+from handrail_collector.explain.timeline import PLUGIN, Account, account
+from handrail_collector.stitch.clocks import HostClocks
 
 ROUNDING_NS = 1_000
 """vLLM's durations are floats of seconds from monotonic clocks; a microsecond is their honest resolution."""
@@ -38,7 +42,7 @@ class _Inside:
     timed_by_proxy: bool  # False: HTTP front end and response are outside what was timed
 
 
-def breakdown(path: Path, *, prefill_likely: bool) -> Breakdown:
+def breakdown(path: Path, *, prefill_likely: bool, clocks: HostClocks) -> Breakdown:
     """Phases of ``path``. ``prefill_likely``: prefill engines exist in this fleet, so a silent one may be on the path.
 
     Scope edge: to the edge's first generated token (a response that is not streamed: to its end). Without an edge: from D's
@@ -50,7 +54,8 @@ def breakdown(path: Path, *, prefill_likely: bool) -> Breakdown:
     of, total = _goal(path.edge)
     if total is None:
         return Breakdown("", 0, ())
-    inside_d = _decode(decode, path.handed_off, first_token=of == "ttft") if decode is not None else None
+    pushed = _pushed(path)
+    inside_d = _decode(decode, path.handed_off, pushed, first_token=of == "ttft") if decode is not None else None
     on_path = path.prefill if path.handed_off is not False else None
     inside_p = _prefill(on_path) if on_path is not None else None
     if inside_d is not None and inside_d.total_ns > total:
@@ -64,7 +69,13 @@ def breakdown(path: Path, *, prefill_likely: bool) -> Breakdown:
         return Breakdown(of, total, path_order(close_sum(phases, total, rest)), ("prefill_decode_overlap",))
     known = (*(inside_p.phases if inside_p else ()), *(inside_d.phases if inside_d else ()))
     between = total - spent_d - (inside_p.total_ns if inside_p else 0)
-    return Breakdown(of, total, path_order((*known, *_between(path, between, inside_p, inside_d, prefill_likely))))
+    return Breakdown(of, total, path_order((*known, *_between(path, between, inside_p, inside_d, prefill_likely, clocks))))
+
+
+def _pushed(path: Path) -> KvPublish | None:
+    """What P says of its own writes to D."""
+    kept = [p for run in (path.prefill.runs if path.prefill is not None else ()) for p in run.publishes if p.done_ns is not None]
+    return kept[-1] if kept else None
 
 
 def _goal(exchange: Exchange) -> tuple[str, int | None]:
@@ -78,14 +89,14 @@ def _decode_scope(path: Path) -> Breakdown:
     if decode is None:
         return Breakdown("", 0, ())
     streamed = decode.exchange.stream if decode.exchange is not None else True
-    inside = _decode(decode, path.handed_off, first_token=bool(streamed))
+    inside = _decode(decode, path.handed_off, _pushed(path), first_token=bool(streamed))
     if inside is None:
         return Breakdown("", 0, ())
     return Breakdown("ttft" if streamed else "total", inside.total_ns, path_order(inside.phases))
 
 
 def _between(
-    path: Path, between_ns: int, inside_p: _Inside | None, inside_d: _Inside | None, prefill_likely: bool
+    path: Path, between_ns: int, inside_p: _Inside | None, inside_d: _Inside | None, prefill_likely: bool, clocks: HostClocks
 ) -> tuple[PhaseTime, ...]:
     """The remainder: the router's and the hops' where every process on the path was timed from its door, else unattributed."""
     if not between_ns:
@@ -101,42 +112,46 @@ def _between(
         may_be.extend((Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND))
     if len(may_be) > 1:
         return (PhaseTime(_UNATTRIBUTED, between_ns, Place.PATH, "edge", 0, tuple(may_be)),)
-    return (PhaseTime(Phase.ROUTER_AND_HOPS, between_ns, Place.PATH, "edge-proxy"),)
+    return hops.parts(path, between_ns, inside_p.total_ns if inside_p is not None else None, clocks)
 
 
 def _prefill(visit: Visit) -> _Inside | None:
     """Arrival at P to its response complete."""
     exchange, engine = visit.exchange, visit.engine
-    if exchange is None and (engine is None or engine.end_unix_ns is None):
+    own = _account(visit, Place.PREFILL, computes=True)
+    span = _from_to(visit, own)
+    if span is None:
         return None
+    total = exchange.duration_ns if exchange is not None else span[1] - span[0]
     known: list[PhaseTime] = []
-    if engine is not None:
+    if own is not None:
+        known.extend(_doors(visit, own, span, (Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND), Place.PREFILL))
+    elif engine is not None:
         known.extend(_engine(Phase.PREFILL_QUEUE, engine.queue_ns, Place.PREFILL))
         known.extend(_engine(Phase.PREFILL_COMPUTE, engine.prefill_ns, Place.PREFILL))
-    if exchange is None:
-        assert engine is not None
-        assert engine.end_unix_ns is not None
-        total = engine.end_unix_ns - engine.start_unix_ns
-    else:
-        total = exchange.duration_ns
-        if engine is not None and _one_clock(visit):
+        if exchange is not None and _one_clock(exchange.process, engine.process) and engine.start_unix_ns > 0:
             known.extend(_edge_part(Phase.PREFILL_ADMISSION, engine.start_unix_ns - exchange.arrival_unix_ns, Place.PREFILL))
             if engine.end_unix_ns is not None:
                 after = exchange.arrival_unix_ns + exchange.duration_ns - engine.end_unix_ns
                 known.extend(_edge_part(Phase.PREFILL_RESPOND, after, Place.PREFILL))
     may_be = _unmeasured(_PREFILL_ALL, known)
-    phases = close_sum(known, total, _rest(Place.PREFILL, "proxy" if exchange is not None else "otlp", may_be))
+    phases = close_sum(known, total, _rest(Place.PREFILL, _teller(visit), may_be))
     return _Inside(total, _widen(phases), exchange is not None)
 
 
-def _decode(visit: Visit, handed_off: bool | None, *, first_token: bool) -> _Inside | None:
+def _decode(visit: Visit, handed_off: bool | None, pushed: KvPublish | None, *, first_token: bool) -> _Inside | None:
     """Arrival at D to the first token (or, not streamed, to the whole response) leaving D."""
     exchange, engine = visit.exchange, visit.engine
-    total = _decode_total(visit, first_token=first_token)
+    own = _account(visit, Place.DECODE, computes=handed_off is False, pushed=pushed)
+    total = _decode_total(visit, own, first_token=first_token)
     if total is None:
         return None
     known: list[PhaseTime] = []
-    if engine is not None:
+    if own is not None:
+        span = _from_to(visit, own)
+        begin = span[0] if span is not None else own.begin_unix_ns
+        known.extend(_doors(visit, own, (begin, begin + total), (Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND), Place.DECODE))
+    elif engine is not None:
         if handed_off is False:
             known.extend(_engine(Phase.PREFILL_QUEUE, engine.queue_ns, Place.DECODE))
             known.extend(_engine(Phase.PREFILL_COMPUTE, engine.prefill_ns, Place.DECODE))
@@ -144,7 +159,7 @@ def _decode(visit: Visit, handed_off: bool | None, *, first_token: bool) -> _Ins
             if engine.queue_ns is not None:
                 known.append(PhaseTime(_UNATTRIBUTED, engine.queue_ns, Place.DECODE, "otlp", ROUNDING_NS, KV_AND_QUEUE))
             known.extend(_engine(Phase.FIRST_STEP, engine.prefill_ns, Place.DECODE))
-        if exchange is not None and _one_clock(visit):
+        if exchange is not None and _one_clock(exchange.process, engine.process) and engine.start_unix_ns > 0:
             known.extend(_edge_part(Phase.DECODE_ADMISSION, engine.start_unix_ns - exchange.arrival_unix_ns, Place.DECODE))
             if engine.ttft_ns is not None:
                 after = exchange.arrival_unix_ns + total - engine.start_unix_ns - engine.ttft_ns
@@ -153,37 +168,78 @@ def _decode(visit: Visit, handed_off: bool | None, *, first_token: bool) -> _Ins
             known.extend(_engine(Phase.DECODE_RESPOND, total - engine.ttft_ns, Place.DECODE))
     own_prefill = (Phase.DECODE_ADMISSION, Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE, Phase.DECODE_RESPOND)
     may_be = _unmeasured(own_prefill if handed_off is False else _DECODE_ALL, known)
-    phases = close_sum(known, total, _rest(Place.DECODE, "proxy" if exchange is not None else "otlp", may_be))
+    phases = close_sum(known, total, _rest(Place.DECODE, _teller(visit), may_be))
     return _Inside(total, _widen(phases), exchange is not None)
 
 
-def _decode_total(visit: Visit, *, first_token: bool) -> int | None:
+def _account(visit: Visit, place: Place, *, computes: bool, pushed: KvPublish | None = None) -> Account | None:
+    run = visit.first_run
+    if run is None or run.times is None:
+        return None
+    return account(run.times, run.fetch, place, computes=computes, pushed=pushed)
+
+
+def _teller(visit: Visit) -> str:
+    """Whose clock gave the whole time inside the process."""
+    if visit.exchange is not None:
+        return "proxy"
+    return "otlp" if visit.engine is not None else PLUGIN
+
+
+def _from_to(visit: Visit, own: Account | None) -> tuple[int, int] | None:
+    """From arrival to the end of the response, on the wall clock of whoever saw both; the outermost witness."""
+    exchange, engine, run = visit.exchange, visit.engine, visit.first_run
+    if exchange is not None:
+        return exchange.arrival_unix_ns, exchange.arrival_unix_ns + exchange.duration_ns
+    if engine is not None and engine.end_unix_ns is not None and engine.start_unix_ns > 0:
+        return engine.start_unix_ns, engine.end_unix_ns
+    if own is None or run is None or run.times is None:
+        return None
+    times = run.times
+    began = min(times.arrival_unix_ns or own.begin_unix_ns, own.begin_unix_ns)
+    return began, max(own.first_unix_ns, times.queued_unix_ns + (times.finished_ns or 0))
+
+
+def _doors(visit: Visit, own: Account, span: tuple[int, int], doors: tuple[Phase, Phase], place: Place) -> tuple[PhaseTime, ...]:
+    """The engine's account with what lies before it and after it, where its clock and that of the span's witness are one."""
+    exchange, run = visit.exchange, visit.first_run
+    assert run is not None
+    assert run.times is not None
+    if exchange is not None and not _one_clock(exchange.process, run.times.process):
+        return own.phases
+    source = "proxy+plugin" if exchange is not None else PLUGIN
+    before, after = own.begin_unix_ns - span[0], span[1] - own.first_unix_ns
+    return (*_edge_part(doors[0], before, place, source), *own.phases, *_edge_part(doors[1], after, place, source))
+
+
+def _decode_total(visit: Visit, own: Account | None, *, first_token: bool) -> int | None:
     exchange, engine = visit.exchange, visit.engine
     if exchange is not None:
         return exchange.ttft_token_ns if first_token else exchange.duration_ns
-    if engine is None:
-        return None
-    if first_token:
-        return engine.ttft_ns
-    return engine.end_unix_ns - engine.start_unix_ns if engine.end_unix_ns is not None else None
+    if first_token and own is not None:
+        span = _from_to(visit, own)
+        return own.first_unix_ns - min(span[0] if span is not None else own.begin_unix_ns, own.first_unix_ns)
+    if engine is not None:
+        if first_token:
+            return engine.ttft_ns
+        return engine.end_unix_ns - engine.start_unix_ns if engine.end_unix_ns is not None else None
+    span = _from_to(visit, own)
+    return span[1] - span[0] if span is not None else None
 
 
-def _one_clock(visit: Visit) -> bool:
-    """Proxy and engine share a wall clock (the sidecar stands on the engine's host), so their stamps may be compared."""
-    assert visit.exchange is not None
-    assert visit.engine is not None
-    a, b = visit.exchange.process.host, visit.engine.process.host
-    return bool(a) and a == b and visit.engine.start_unix_ns > 0
+def _one_clock(one: Process, two: Process) -> bool:
+    """The sidecar stands on the engine's host, so their wall stamps may be compared."""
+    return bool(one.host) and one.host == two.host
 
 
 def _engine(phase: Phase, duration_ns: int | None, place: Place) -> Sequence[PhaseTime]:
     return () if duration_ns is None else (PhaseTime(phase, duration_ns, place, "otlp", ROUNDING_NS),)
 
 
-def _edge_part(phase: Phase, duration_ns: int, place: Place) -> Sequence[PhaseTime]:
+def _edge_part(phase: Phase, duration_ns: int, place: Place, source: str = "proxy+otlp") -> Sequence[PhaseTime]:
     """The part of a phase between the proxy's stamp and the engine's, both wall clock of one host. A few microseconds below zero
     are stamps of neighbouring moments; the phase is then 0."""
-    return (PhaseTime(phase, max(0, duration_ns), place, "proxy+otlp", max(0, -duration_ns)),)
+    return (PhaseTime(phase, max(0, duration_ns), place, source, max(0, -duration_ns)),)
 
 
 _AT_THE_DOORS = frozenset({Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND, Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND})

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from handrail.identity import JoinKind
+from handrail.outcomes import FetchOutcome
 from handrail.records import EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
 from handrail.sketch import GapSketch
+from handrail_collector.explain.fetch_rows import Handed, fetch_rows, judge
+from handrail_collector.explain.handoff_findings import handoff_findings
+from handrail_collector.explain.outcome import ANSWERED, HUNG_NS, Verdict
 from handrail_collector.explain.path import Path, path_of
 from handrail_collector.explain.phases import breakdown
-from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
+from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
+from handrail_collector.stitch.clocks import HostClocks
+from handrail_collector.stitch.engines import EngineBook
 from handrail_collector.stitch.group import Group
 
 _T = TypeVar("_T")
@@ -19,9 +25,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is known of the fleet beside this request: which (role, source) pairs have reported lately."""
+    """What is known beside this request: which (role, source) pairs have reported lately; engines; clocks."""
 
     reporting: Collection[tuple[Role, str]] = ()
+    engines: EngineBook = field(default_factory=EngineBook)
+    clocks: HostClocks = field(default_factory=HostClocks)
+    hung_ns: int = HUNG_NS
 
     @property
     def has_prefill(self) -> bool:
@@ -29,15 +38,37 @@ class Fleet:
         return any(role is Role.PREFILL for role, _ in self.reporting)
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What is said of a group. ``row``: None where nobody saw a request, only KV that was kept or loaded."""
+
+    row: RequestRow | None
+    fetches: tuple[FetchRow, ...]
+
+
 def explain(group: Group, fleet: Fleet) -> RequestRow:
     """The row of ``group``: of a decided one under its row id and version, of an open one under what its id would be now."""
     path = path_of(group)
-    parts = breakdown(path, prefill_likely=fleet.has_prefill)
+    return _row(group, fleet, path, judge(group, path, fleet.engines, fleet.clocks, fleet.hung_ns))
+
+
+def explain_all(group: Group, fleet: Fleet) -> Explained:
+    """As ``explain``, with its hand-offs."""
+    path = path_of(group)
+    handed = judge(group, path, fleet.engines, fleet.clocks, fleet.hung_ns)
+    row = _row(group, fleet, path, handed) if group.is_request else None
+    client = row.client_request_id if row is not None else None
+    return Explained(row, fetch_rows(group, handed, group.version, client) if handed.every else ())
+
+
+def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
+    parts = breakdown(path, prefill_likely=fleet.has_prefill, clocks=fleet.clocks)
     witness = path.edge or (path.decode.exchange if path.decode else None) or (path.prefill.exchange if path.prefill else None)
     engine = _engine_of(path)
     gaps = _gaps(path)
     sketch = _sketch(gaps)
-    outcome, error_type = _outcome(path, witness, engine)
+    verdict = handed.chosen.verdict if handed.chosen is not None else None
+    outcome, error_type = _outcome(path, witness, engine, verdict)
     exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
     trace_id, request_id = group.identity
     started, duration = _times(group, witness, engine)
@@ -46,7 +77,7 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
         version=group.version,
         scope=_scope(path),
         trace_id=trace_id,
-        other_trace_ids=tuple(dict.fromkeys(t for e in group.evidence if (t := e.record.ids.trace_id) != trace_id)),
+        other_trace_ids=tuple(dict.fromkeys(t for e in group.evidence if (t := e.trace_id) and t != trace_id)),
         client_request_id=_client_id(group, witness),
         request_key=_key(group),
         response_id=_first(x.response_id for x in exchanges),
@@ -72,7 +103,12 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
         prefill_host=path.prefill.host if path.prefill else None,
         decode_host=path.decode.host if path.decode else None,
         prefill_attempts=len(path.prefills),
-        kv_outcome=_kv_outcome(path),
+        kv_outcome=_kv_outcome(path, verdict),
+        kv_reason=verdict.reason or None if verdict is not None else None,
+        kv_evidence=verdict.evidence if verdict is not None else (),
+        kv_bytes=_kv_bytes(handed),
+        kv_lost_ns=verdict.lost_ns if verdict is not None else None,
+        kv_returned_tokens=_returned(handed),
         gap_unit=gaps.unit if gaps else None,
         gap_count=gaps.count if gaps else None,
         gap_max_ns=gaps.max_ns if gaps else None,
@@ -92,13 +128,18 @@ def explain(group: Group, fleet: Fleet) -> RequestRow:
             for p in parts.phases
         ),
         joins=tuple(
-            JoinRow(evidence=e.label, how=e.how.value, span_id=e.record.ids.span_id)
+            JoinRow(evidence=e.label, how=e.how.value, span_id=e.span_id)
             for e in sorted(group.evidence, key=lambda e: (e.offset, e.span))
         ),
-        findings=_findings(group, path, parts.findings, trace_id),
-        hints=tuple(dict.fromkeys(h.value for x in exchanges for h in x.hints)),
+        findings=_findings(
+            group,
+            path,
+            (*parts.findings, *handoff_findings(path, handed, fleet.engines, prefill_likely=fleet.has_prefill)),
+            trace_id,
+        ),
+        hints=tuple(dict.fromkeys((*(h.value for x in exchanges for h in x.hints), *_probes(path)))),
         complete=_complete(path, fleet),
-        span_ids=tuple(e.record.ids.span_id for e in group.evidence),
+        span_ids=tuple(e.span_id for e in group.evidence),
         first_offset=min(e.offset for e in group.evidence),
         last_offset=max(e.offset for e in group.evidence),
     )
@@ -126,21 +167,74 @@ def _times(group: Group, witness: Exchange | None, engine: EngineRequest | None)
     return start, max(0, max(ends, default=start) - start)
 
 
-def _outcome(path: Path, witness: Exchange | None, engine: EngineRequest | None) -> tuple[Outcome, str | None]:
-    """What the client got, as the outermost witness saw it; an inner failure keeps its error type."""
+def _outcome(
+    path: Path, witness: Exchange | None, engine: EngineRequest | None, verdict: Verdict | None
+) -> tuple[Outcome, str | None]:
+    """What the client got, as the outermost witness saw it; an inner failure keeps its error type.
+
+    An answer that ended well on KV that cannot be trusted is ``tainted``: no count of good requests may hold it.
+    """
     if witness is not None:
         inner = path.decode.exchange if path.decode else None
-        return witness.outcome, witness.error_type or (inner.error_type if inner else None)
-    return (engine.outcome if engine else Outcome.UNKNOWN), None
+        error = witness.error_type or (inner.error_type if inner else None)
+        if verdict is not None and verdict.tainted and witness.outcome in ANSWERED:
+            return Outcome.TAINTED, error
+        return witness.outcome, error
+    outcome = engine.outcome if engine is not None else _of_engines(path)
+    if verdict is not None and verdict.tainted and outcome is Outcome.OK:
+        return Outcome.TAINTED, None
+    if outcome is Outcome.UPSTREAM_DISCONNECT or (
+        verdict is not None and verdict.reason == "engine_lost" and outcome is Outcome.UNKNOWN
+    ):
+        return Outcome.UPSTREAM_DISCONNECT, "engine_lost"
+    return outcome, None
 
 
-def _kv_outcome(path: Path) -> str | None:
-    """None: no hand-off. Proxies and spans cannot see a fetch succeed: a hand-off is ``unknown`` until the plugin says more."""
-    if path.handed_off:
-        return "unknown"
-    if path.handed_off is False and path.prefills:
-        return "fallback_local"
-    return None
+_ENDED = {
+    "stopped": Outcome.OK,
+    "length_capped": Outcome.OK,
+    "repetition": Outcome.OK,
+    "ignored": Outcome.ABORTED,
+    "aborted": Outcome.ABORTED,
+    "error": Outcome.STREAM_ERROR,
+    "engine_lost": Outcome.UPSTREAM_DISCONNECT,
+}
+
+
+def _of_engines(path: Path) -> Outcome:
+    """As the plugin in D, else in P, saw it end."""
+    visit = path.decode or path.prefill
+    run = visit.first_run if visit is not None else None
+    status = run.times.status if run is not None and run.times is not None else None
+    return _ENDED.get(status or "", Outcome.UNKNOWN)
+
+
+def _kv_outcome(path: Path, verdict: Verdict | None) -> str | None:
+    """None: no hand-off is known of. Proxies and spans cannot see one succeed: it is ``unknown`` until the plugin says more."""
+    if verdict is not None and (verdict.outcome is not FetchOutcome.UNKNOWN or path.handed_off):
+        return verdict.outcome.value
+    return FetchOutcome.UNKNOWN.value if path.handed_off else None
+
+
+def _kv_bytes(handed: Handed) -> int | None:
+    chosen = handed.chosen.handoff if handed.chosen is not None else None
+    found = [record.bytes_moved for record in (chosen.fetch, chosen.publish) if record is not None] if chosen is not None else []
+    return _first(found)
+
+
+def _returned(handed: Handed) -> int | None:
+    """Tokens of earlier turns that P took back from D and so did not compute."""
+    back = [one.handoff.fetch for one in handed.every if one.handoff.backwards and one.verdict.outcome is FetchOutcome.OK]
+    tokens = [fetch.tokens_wanted for fetch in back if fetch is not None and fetch.tokens_wanted is not None]
+    return sum(tokens) if tokens else None
+
+
+def _probes(path: Path) -> tuple[str, ...]:
+    """A decode that was asked first and answered that its cache holds too little (llm-d's ``cache_hit_threshold``, case A23)."""
+    for visit in path.decodes:
+        if visit is not path.decode and visit.exchange is not None and "cache_threshold" in visit.exchange.finish_reasons:
+            return (Hint.CACHE_PROBE.value,)
+    return ()
 
 
 def _gaps(path: Path) -> Gaps | None:
@@ -194,7 +288,11 @@ def _findings(group: Group, path: Path, more: Iterable[str], trace_id: str) -> t
     found.extend(more)
     if path.edge is not None:
         lost = dict.fromkeys(
-            e.role.value for e in group.evidence if e.how is not JoinKind.ANCESTOR and e.record.ids.trace_id != trace_id
+            e.role.value
+            for e in group.evidence
+            if isinstance(e.record, Exchange | EngineRequest | RouterCall)
+            and e.how is not JoinKind.ANCESTOR
+            and e.trace_id != trace_id
         )
         found.extend(f"context_lost: no trace context reached {role}" for role in lost)
     if len(path.prefills) > 1:

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from handrail.identity import IdOrigin, JoinKind, joinable, request_key
-from handrail.records import EngineRequest, Exchange, Record, Role, RouterCall
+from handrail.records import (
+    Direction,
+    EngineRequest,
+    EngineTimes,
+    Exchange,
+    KvFetch,
+    KvPublish,
+    LogFact,
+    PluginSpan,
+    Record,
+    Role,
+    RouterCall,
+)
+
+Item = Record | PluginSpan | LogFact
+"""Everything that is evidence about one request."""
+
+CLEAN_UP = re.compile(r"[0-9a-f]{16}\Z")
+"""The id of a request that vLLM makes for itself to tell a peer that blocks may go; it carries another request's peer id."""
 
 
 @dataclass(slots=True)
 class Evidence:
     """A record inside the stitcher. ``span`` and ``parent`` are trace id + span id, the form every index uses."""
 
-    record: Record
+    record: Item
     offset: int  # journal offset of the batch it came in
     received_unix_ns: int
-    span: str
+    trace_id: str  # '' for a log fact
+    span_id: str  # of a log fact: its fact id
     parent: str  # '' for a root
     role: Role
     keys: tuple[str, ...]  # request keys it may be joined by
     connector_in: tuple[str, ...]  # keys of KV it was told to read (D)
     connector_out: tuple[str, ...]  # keys of KV it published (P)
+    engine_keys: tuple[str, ...]  # what names this request inside its own engine
     how: JoinKind = JoinKind.OPENED
+
+    @property
+    def span(self) -> str:
+        """Its key in every index."""
+        return self.trace_id + self.span_id
 
     @property
     def label(self) -> str:
@@ -31,18 +57,12 @@ class Evidence:
     @property
     def start_unix_ns(self) -> int:
         """When it began, on its host's wall clock; 0 when that is not usable."""
-        record = self.record
-        return record.arrival_unix_ns if isinstance(record, Exchange) else record.start_unix_ns
+        return _start(self.record)
 
     @property
     def end_unix_ns(self) -> int | None:
         """When it ended, on the same clock."""
-        record = self.record
-        if isinstance(record, Exchange):
-            return record.arrival_unix_ns + record.duration_ns
-        if isinstance(record, EngineRequest) and record.end_unix_ns is None and record.e2e_ns is not None:
-            return record.start_unix_ns + record.e2e_ns
-        return record.end_unix_ns
+        return _end(self.record)
 
     @property
     def interval(self) -> tuple[int, int] | None:
@@ -50,31 +70,48 @@ class Evidence:
         start, end = self.start_unix_ns, self.end_unix_ns
         return (start, end) if start and end is not None else None
 
+    @property
+    def within_request(self) -> bool:
+        """It happens while its request goes on; what P keeps for D, and what logs say of it, may outlive that."""
+        return not isinstance(self.record, KvPublish | LogFact)
 
-def evidence_of(record: Record, offset: int, received_unix_ns: int) -> Evidence:
+    @property
+    def provisional(self) -> bool:
+        """How things stood, not how they ended."""
+        return isinstance(self.record, EngineTimes | KvFetch | KvPublish) and self.record.provisional
+
+    @property
+    def tells_end(self) -> bool:
+        """With it, its source has said of this request what it has to say."""
+        return not isinstance(self.record, KvFetch | KvPublish | LogFact) and not self.provisional
+
+
+def evidence_of(record: Item, offset: int, received_unix_ns: int) -> Evidence:
     """Wrap a record with everything it can be joined by."""
-    ids = record.ids
-    connector_in: tuple[str, ...] = ()
-    connector_out: tuple[str, ...] = ()
-    if isinstance(record, Exchange):
-        if record.kv_in is not None and not record.kv_in.do_remote_decode:
-            connector_in = record.kv_in.keys()
-        if record.kv_out is not None:
-            connector_out = record.kv_out.keys()
+    ids = None if isinstance(record, LogFact) else record.ids
+    connector_in, connector_out = _connector_keys(record)
+    keys = _keys(record)
     return Evidence(
         record=record,
         offset=offset,
         received_unix_ns=received_unix_ns,
-        span=ids.trace_id + ids.span_id,
-        parent=ids.trace_id + ids.parent_span_id if ids.parent_span_id else "",
+        trace_id=ids.trace_id if ids is not None else "",
+        span_id=ids.span_id if ids is not None else _fact_id(record),
+        parent=_parent(record),
         role=role_of(record),
-        keys=_keys(record),
+        keys=keys,
         connector_in=connector_in,
         connector_out=connector_out,
+        engine_keys=_engine_keys(record, keys),
     )
 
 
-def role_of(record: Record) -> Role:
+def clean_up(record: Item) -> bool:
+    """The engine's own business, no client's request."""
+    return isinstance(record, EngineTimes | KvFetch) and bool(CLEAN_UP.match(record.request_id))
+
+
+def role_of(record: Item) -> Role:
     """The role the sidecar was given; a router's spans are a router's whatever sidecar's tap they came through.
 
     An engine that reports to us directly, past every sidecar, stays ``unknown``: names of services and pods are no evidence.
@@ -82,7 +119,85 @@ def role_of(record: Record) -> Role:
     return Role.ROUTER if isinstance(record, RouterCall) else record.process.role
 
 
-def _keys(record: Record) -> tuple[str, ...]:
+def connector_key(engine_id: str | None, request_id: str | None) -> tuple[str, ...]:
+    """As ``KvParams.keys`` names what vLLM's connectors hand over."""
+    return (f"vllm:{engine_id}:{request_id}",) if engine_id and request_id else ()
+
+
+def _connector_keys(record: Item) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What it read and what it published for the request's other engine. KV of an earlier turn is another request's."""
+    if isinstance(record, Exchange):
+        kv_in, kv_out = record.kv_in, record.kv_out
+        return (
+            kv_in.keys() if kv_in is not None and not kv_in.do_remote_decode else (),
+            kv_out.keys() if kv_out is not None else (),
+        )
+    if isinstance(record, KvFetch) and record.direction is not Direction.D_TO_P:
+        return connector_key(record.peer_engine_id, record.peer_request_id), ()
+    if isinstance(record, KvPublish) and record.direction is not Direction.D_TO_P:
+        return (), connector_key(record.engine_id, record.request_id)
+    return (), ()
+
+
+def _engine_keys(record: Item, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """``instance|id`` for the engine's own form of the id, ``instance|key:K`` for what is left of it at the front end."""
+    instance = record.process.instance
+    if not instance or isinstance(record, RouterCall) or record.process.role is Role.EDGE:
+        return ()
+    found = tuple(f"{instance}|key:{key}" for key in keys)
+    if isinstance(record, EngineTimes | KvFetch | KvPublish | LogFact) and record.request_id:
+        return (f"{instance}|{record.request_id}", *found)
+    return found
+
+
+def _parent(record: Item) -> str:
+    """A fetch is below what its peer published only for those who draw it: what was handed over may be another request's."""
+    if isinstance(record, LogFact):
+        return ""
+    parent = record.ids.parent_span_id
+    if isinstance(record, KvFetch) and parent == record.publish_span_id:
+        parent = record.decode_span_id
+    return record.ids.trace_id + parent if parent else ""
+
+
+def _fact_id(record: Item) -> str:
+    assert isinstance(record, LogFact)
+    return record.fact_id
+
+
+def _start(record: Item) -> int:
+    if isinstance(record, Exchange):
+        return record.arrival_unix_ns
+    if isinstance(record, EngineTimes):
+        return record.queued_unix_ns
+    if isinstance(record, KvFetch):
+        return record.known_unix_ns
+    if isinstance(record, KvPublish):
+        return record.published_unix_ns
+    return record.at_unix_ns if isinstance(record, LogFact) else record.start_unix_ns
+
+
+def _end(record: Item) -> int | None:
+    if isinstance(record, Exchange):
+        return record.arrival_unix_ns + record.duration_ns
+    if isinstance(record, EngineTimes):
+        return _later(record.queued_unix_ns, record.finished_ns, record.seen_ns)
+    if isinstance(record, KvFetch):
+        return _later(record.known_unix_ns, record.ended_ns, record.noticed_ns, record.done_ns, record.seen_ns)
+    if isinstance(record, KvPublish):
+        return _later(record.published_unix_ns, record.freed_ns, record.expired_ns, record.read_ns, record.seen_ns)
+    if isinstance(record, LogFact):
+        return record.last_unix_ns
+    if isinstance(record, EngineRequest) and record.end_unix_ns is None and record.e2e_ns is not None:
+        return record.start_unix_ns + record.e2e_ns
+    return record.end_unix_ns
+
+
+def _later(origin: int, *offsets: int | None) -> int:
+    return origin + next((offset for offset in offsets if offset is not None), 0)
+
+
+def _keys(record: Item) -> tuple[str, ...]:
     keys: dict[str, None] = {}
     if isinstance(record, Exchange):
         if record.request_id is not None and record.request_id_hash is None:
@@ -94,6 +209,10 @@ def _keys(record: Record) -> tuple[str, ...]:
     elif isinstance(record, EngineRequest):
         origin = IdOrigin.VLLM_EXTERNAL if record.engine == "vllm" else IdOrigin.OTHER
         keys[request_key(record.request_id, origin).key] = None
-    elif record.request_id is not None:
-        keys[request_key(record.request_id, IdOrigin.CLIENT).key] = None
+    elif isinstance(record, RouterCall):
+        if record.request_id is not None:
+            keys[request_key(record.request_id, IdOrigin.CLIENT).key] = None
+    elif record.request_id:
+        other = record.recogniser.startswith("sglang.") if isinstance(record, LogFact) else record.engine != "vllm"
+        keys[request_key(record.request_id, IdOrigin.OTHER if other else IdOrigin.VLLM_ENGINE).key] = None
     return tuple(k for k in keys if joinable(k))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from handrail.records import Exchange, Finding, Role
+from handrail.records import EngineRequest, EngineTimes, Exchange, Finding, Role, RouterCall
 from handrail_collector.stitch.evidence import Evidence
 
 AMBIGUOUS = "ambiguous_request_id"
@@ -68,14 +68,24 @@ class Group:
         if self.row_id is not None:
             return self.row_id
         opener = self.edge or min(
-            self.evidence, key=lambda e: (_OPENERS.index(e.role), not isinstance(e.record, Exchange), e.offset, e.span)
+            self.evidence, key=lambda e: (not e.trace_id, _OPENERS.index(e.role), _openness(e), e.offset, e.span)
         )
-        return opener.record.ids.trace_id, opener.record.ids.span_id
+        return opener.trace_id, opener.span_id
+
+    @property
+    def is_request(self) -> bool:
+        """Somebody saw a request; else there is a fetch, kept KV or a line of a log that nobody has claimed."""
+        return any(isinstance(e.record, Exchange | EngineRequest | EngineTimes | RouterCall) for e in self.evidence)
+
+    @property
+    def only_facts(self) -> bool:
+        """Lines of logs about a request that nobody has told of."""
+        return all(not e.trace_id for e in self.evidence)
 
     @property
     def sources(self) -> set[tuple[Role, str]]:
-        """Which kinds of evidence are here, as (role, source)."""
-        return {(e.role, e.record.source.value) for e in self.evidence}
+        """Which sources have said all of this request that they say, as (role, source)."""
+        return {(e.role, e.record.source.value) for e in self.evidence if e.tells_end}
 
     def has_decode_exchange(self) -> bool:
         """Whether a proxy beside D saw this request."""
@@ -84,3 +94,12 @@ class Group:
     def alone_at_prefill(self) -> bool:
         """Whether all evidence is of a prefill: its decode, and an edge, may come minutes later."""
         return all(e.role is Role.PREFILL for e in self.evidence)
+
+
+def _openness(evidence: Evidence) -> int:
+    """An exchange opens a request rather than an engine's span, that rather than the plugin's records."""
+    if isinstance(evidence.record, Exchange):
+        return 0
+    if isinstance(evidence.record, EngineRequest | RouterCall):
+        return 1
+    return 2 if isinstance(evidence.record, EngineTimes) else 3

@@ -1,17 +1,25 @@
-"""From OTLP spans to records: which span says what about one request."""
+"""From OTLP spans and log records to records: which says what about a request, an engine or a process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
-from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
 from handrail.engines import load_all
+from handrail.export.facts import read_fact
+from handrail.export.plugin import read_plugin_log, read_plugin_span
 from handrail.export.spans import process_of, read_exchange
 from handrail.otlp.values import Attributes
-from handrail.records import Process, Record
+from handrail.records import EngineFacts, Iteration, LogFact, PluginSpan, Process, ProcessEvent
+from handrail_collector.stitch.evidence import Item
+
+Event = PluginSpan | Iteration | ProcessEvent | EngineFacts | LogFact
+"""What a log record of a sidecar may say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +32,48 @@ class Batch:
     spans: Sequence[Span]
 
 
+@dataclass(frozen=True, slots=True)
+class LogBatch:
+    """As ``Batch``, of log records."""
+
+    process: Process
+    scope: str
+    seq: int | None
+    logs: Sequence[LogRecord]
+
+
 def batches(resource_spans: ResourceSpans) -> Iterator[Batch]:
     """One batch a scope."""
     process = process_of(resource_spans.resource)
     for scoped in resource_spans.scope_spans:
-        seq = next((a.value.int_value for a in scoped.scope.attributes if a.key == BATCH_SEQ), None)
-        yield Batch(process, scoped.scope.name, seq, scoped.spans)
+        yield Batch(process, scoped.scope.name, _seq(scoped.scope), scoped.spans)
+
+
+def log_batches(resource_logs: ResourceLogs) -> Iterator[LogBatch]:
+    """One batch a scope, of those that sidecars send."""
+    process = process_of(resource_logs.resource)
+    for scoped in resource_logs.scope_logs:
+        if scoped.scope.name == SCOPE_EVENTS:
+            yield LogBatch(process, scoped.scope.name, _seq(scoped.scope), scoped.log_records)
+
+
+def _seq(scope: InstrumentationScope) -> int | None:
+    return next((a.value.int_value for a in scope.attributes if a.key == BATCH_SEQ), None)
 
 
 class SpanReader:
-    """Asks the proxy's own reader, then the engine adapters; counts what looked like evidence and could not be read."""
+    """Asks our own readers, then the engine adapters; counts what looked like evidence and could not be read."""
 
     def __init__(self) -> None:
         self.unreadable = 0
         self._adapters = load_all()
 
-    def read(self, span: Span, scope: str, process: Process, attributes: Attributes) -> Record | None:
+    def read(self, span: Span, scope: str, process: Process, attributes: Attributes) -> Item | None:
         """The record of ``span``; None when it says nothing about one request, or nothing that can be used."""
-        if scope == SCOPE_PROXY:
+        if scope in (SCOPE_PROXY, SCOPE_PLUGIN):
+            reader = read_exchange if scope == SCOPE_PROXY else read_plugin_span
             try:
-                return read_exchange(span, process, attributes)
+                return reader(span, process, attributes)
             except ValueError:
                 self.unreadable += 1
                 return None
@@ -51,3 +81,11 @@ class SpanReader:
             if adapter.claims(span, scope):
                 return adapter.read(span, process, attributes)
         return None
+
+    def read_log(self, log: LogRecord, process: Process) -> Event | None:
+        """The record of ``log``; None for another kind of event, or nothing that can be used."""
+        try:
+            return read_plugin_log(log, process) or read_fact(log, process)
+        except ValueError:
+            self.unreadable += 1
+            return None

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 from handrail.clocks import contains
 from handrail.identity import JoinKind
-from handrail.records import Exchange, Finding, Hint, Record, Role
+from handrail.records import Exchange, Finding, Hint, KvPublish, LogFact, ProcessEvent, Role
 from handrail_collector.stitch.clocks import HostClocks
-from handrail_collector.stitch.evidence import Evidence, evidence_of
+from handrail_collector.stitch.engine_join import EngineIndex
+from handrail_collector.stitch.engines import GONE
+from handrail_collector.stitch.evidence import Evidence, Item, clean_up, evidence_of
 from handrail_collector.stitch.group import AMBIGUOUS, Closing, Group, State
 from handrail_collector.stitch.index import Index
 
@@ -46,6 +48,7 @@ class StitchStats:
     joins: dict[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in JoinKind})
     decided: dict[str, int] = field(default_factory=lambda: {closing.value: 0 for closing in Closing})
     merged_after_decision: int = 0
+    clean_ups: int = 0  # requests that an engine made for itself
     links_dropped: int = 0  # of foreign spans, because there were too many: a parent chain through them is not followed any more
 
 
@@ -72,6 +75,7 @@ class Stitcher:
         self._published = Index()  # connector key -> P's evidence of having published it
         self._reading = Index()  # connector key -> D's evidence of having been told to read it
         self._by_key = Index()  # request key -> evidence that carries it
+        self._engines = EngineIndex()
         self._seen_sources: dict[tuple[Role, str], int] = {}
         self._due: list[Group] = []
         self._first_unix_ns = 0
@@ -81,13 +85,17 @@ class Stitcher:
 
     # --- intake ----------------------------------------------------------------------------------------------------------
 
-    def add(self, record: Record, offset: int, received_unix_ns: int) -> None:
-        """Take one record. The same span again replaces what was there (an update; the later wins)."""
+    def add(self, record: Item, offset: int, received_unix_ns: int) -> None:
+        """Take one record. The same span again replaces what was there (an update; the later wins, a provisional one never)."""
         self.stats.records += 1
+        if clean_up(record):
+            self.stats.clean_ups += 1
+            return
         received_unix_ns = self._clock(received_unix_ns)
         self._first_unix_ns = self._first_unix_ns or received_unix_ns
         evidence = evidence_of(record, offset, received_unix_ns)
-        self._seen_sources[evidence.role, record.source.value] = received_unix_ns
+        if evidence.tells_end:
+            self._seen_sources[evidence.role, record.source.value] = received_unix_ns
         known = self._by_span.get(evidence.span)
         if known is not None:
             self._replace(known, evidence)
@@ -102,6 +110,7 @@ class Stitcher:
         self._by_span[evidence.span] = group
         self._enter(evidence)
         group = self._join_ancestors(group, evidence)
+        group = self._join_in_engine(group, evidence)
         for one in group.evidence:  # what a weaker join brought in before is confirmed by its context
             if one.how is not JoinKind.ANCESTOR and one is not group.edge and self._by_span.get(one.parent) is group:
                 one.how = JoinKind.ANCESTOR
@@ -126,6 +135,17 @@ class Stitcher:
         """Requests with an edge that carry one of this evidence's request keys."""
         return [g for key in evidence.keys for g in self._named(self._by_key.spans(key)) if g.edge is not None]
 
+    def engine_gone(self, event: ProcessEvent, received_unix_ns: int) -> None:
+        """What was open in an engine that is gone will hear no more from it: it is decided soon, with what there is."""
+        if event.kind not in GONE:
+            return
+        now = self._clock(received_unix_ns)
+        for group in self._groups.values():
+            if group.state is State.OPEN and any(
+                e.provisional and e.record.process.instance == event.process.instance for e in group.evidence
+            ):
+                group.deadline_unix_ns = min(group.deadline_unix_ns, now + self.settings.settle_ns)
+
     def link(self, span: str, parent: str, received_unix_ns: int) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
         self._clock(received_unix_ns)
@@ -144,7 +164,7 @@ class Stitcher:
     def _replace(self, group: Group, evidence: Evidence) -> None:
         for index, old in enumerate(group.evidence):
             if old.span == evidence.span:
-                if old.record != evidence.record:
+                if old.record != evidence.record and _replaces(evidence, old):
                     self.stats.updates += 1
                     self._leave(old)
                     self._enter(evidence)
@@ -157,18 +177,21 @@ class Stitcher:
                         if (waited := self._waits_for.pop(evidence.span, None)) is not None:
                             self._waiting.drop((waited,), evidence.span)
                         group = self._await_parent(group, evidence.span, evidence.parent)
-                    self._touch(group)
+                    if group.state is State.OPEN or not evidence.provisional:
+                        self._touch(group)
                 return
 
     def _enter(self, evidence: Evidence) -> None:
         self._by_key.add(evidence.keys, evidence.span)
         self._published.add(evidence.connector_out, evidence.span)
         self._reading.add(evidence.connector_in, evidence.span)
+        self._engines.add(evidence)
 
     def _leave(self, evidence: Evidence) -> None:
         self._by_key.drop(evidence.keys, evidence.span)
         self._published.drop(evidence.connector_out, evidence.span)
         self._reading.drop(evidence.connector_in, evidence.span)
+        self._engines.drop(evidence)
 
     def _named(self, spans: Iterable[str]) -> list[Group]:
         """The groups of these spans, each once."""
@@ -183,6 +206,16 @@ class Stitcher:
             self._waits_for.pop(child, None)
             group = self._union(group, self._by_span[child], JoinKind.ANCESTOR)
         return group
+
+    def _join_in_engine(self, group: Group, evidence: Evidence) -> Group:
+        """Join what one engine, or the proxy beside it, said of the same request; two exchanges are never joined by it."""
+        for other in self._engines.same(evidence):
+            group = self._union(_root(group), self._by_span[other.span], JoinKind.ENGINE_ID)
+        for inner in (evidence, *self._engines.inside(evidence)):
+            fronts = self._named(e.span for e in self._engines.around(inner))
+            if len(fronts) == 1:
+                group = self._union(fronts[0], self._by_span[inner.span], JoinKind.ENGINE_ID)
+        return self._by_span[evidence.span]
 
     def _await_parent(self, group: Group, span: str, parent: str) -> Group:
         """Join ``group``, whose evidence ``span`` has this parent, to what is above it; or wait for that."""
@@ -217,6 +250,7 @@ class Stitcher:
         keep.evidence.extend(gone.evidence)
         keep.findings.extend(gone.findings)
         keep.superseded.extend(gone.superseded)
+        keep.contradicting |= gone.contradicting
         keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
         keep.first_offset = min(keep.first_offset, gone.first_offset)
         if gone.row_id is not None:
@@ -234,8 +268,8 @@ class Stitcher:
         self._groups.pop(id(gone), None)
         if keep.edge is not None and how is not JoinKind.REQUEST_KEY:  # an id alone is no proof to set clocks by
             for evidence in gone.evidence:
-                if self.clocks.learn(keep.edge, evidence):
-                    keep.contradicting |= {evidence.record.ids.span_id}
+                if evidence.within_request and self.clocks.learn(keep.edge, evidence):
+                    keep.contradicting |= {evidence.span_id}
         return keep
 
     # --- deadlines -------------------------------------------------------------------------------------------------------
@@ -251,6 +285,8 @@ class Stitcher:
                 self._due.append(group)
             else:
                 group.deadline_unix_ns = max(group.edge.received_unix_ns, now) + settings.engine_wait_ns
+        elif group.only_facts:
+            group.deadline_unix_ns = group.opened_unix_ns + settings.late_window_ns
         elif group.alone_at_prefill():
             group.deadline_unix_ns = group.opened_unix_ns + settings.max_open_ns
         else:
@@ -322,6 +358,7 @@ class Stitcher:
         group.changed = False
         group.version += 1
         group.row_id = group.identity
+        self.clocks.learn_handoffs(group)
         self.stats.decided[closing.value] += 1
         return Decision(group, closing)
 
@@ -376,7 +413,12 @@ class Stitcher:
             self._find(reader_group, "wrong_request", "the KV read here was published for another request", publisher, reader)
             return
         taken = next((e for e in publisher_group.evidence if key in e.connector_in), None)
-        if taken is not None and taken is not reader and not set(publisher.keys) & set(reader.keys):
+        if (
+            taken is not None
+            and taken is not reader
+            and not _one_reader(taken, reader)
+            and not set(publisher.keys) & set(reader.keys)
+        ):
             self._find(reader_group, "wrong_request", "KV read again that another request had already read", publisher, reader)
             return
         edge = publisher_group.edge or reader_group.edge
@@ -439,7 +481,8 @@ class Stitcher:
         )
 
     def _group_within(self, edge: Evidence, group: Group, slack_ns: int) -> bool:
-        return all(self._within(edge, e, slack_ns) for e in group.evidence)
+        inside = [e for e in group.evidence if e.within_request]
+        return bool(inside) and all(self._within(edge, e, slack_ns) for e in inside)
 
     def _within(self, edge: Evidence, inner: Evidence, slack_ns: int) -> bool:
         outer_interval, inner_interval = edge.interval, inner.interval
@@ -463,6 +506,10 @@ class Stitcher:
         """Groups not decided yet, oldest first."""
         return [g for g in self._groups.values() if g.state is State.OPEN]
 
+    def still_kept(self) -> list[Evidence]:
+        """KV that is kept for a peer, as last told."""
+        return [e for g in self._groups.values() for e in g.evidence if isinstance(e.record, KvPublish) and e.provisional]
+
     def reporting(self, now: int) -> set[tuple[Role, str]]:
         """(role, source) pairs that sent evidence lately."""
         oldest = now - self.settings.source_memory_ns
@@ -474,6 +521,18 @@ class Stitcher:
 
 def _is_edge(evidence: Evidence) -> bool:
     return evidence.role is Role.EDGE and isinstance(evidence.record, Exchange)
+
+
+def _replaces(new: Evidence, old: Evidence) -> bool:
+    """What came later wins; but how things stood says nothing after how they ended, nor a line's earlier state after a later."""
+    if isinstance(new.record, LogFact) and isinstance(old.record, LogFact):
+        return new.record.revision >= old.record.revision
+    return old.provisional or not new.provisional
+
+
+def _one_reader(one: Evidence, two: Evidence) -> bool:
+    """Two witnesses of one read: what the proxy in front of D saw asked for, and what D then did."""
+    return one.record.process.instance == two.record.process.instance and bool(set(one.keys) & set(two.keys))
 
 
 def _root(group: Group) -> Group:

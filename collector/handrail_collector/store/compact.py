@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail_collector.rows import MERGED
+from handrail_collector.store.flat import FLAT
 from handrail_collector.store.folders import HOUR_NS, hour_of
 from handrail_collector.store.manifest import Publish, StoredFile
 from handrail_collector.store.schema import REQUEST_COLUMNS, SPAN_COLUMNS, Column, Table, attribute_column
@@ -163,6 +164,33 @@ def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
         key = (table[name][at].as_py() for name in ("request_id", "trace_id"))
         kept[at] = table["version"][at].as_py() >= later[next(key)].get(next(key), 0)
     return table if all(kept) else table.filter(pa.array(kept, pa.bool_()))
+
+
+def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[Column, ...]]:
+    """The rows of ``tables``, oldest first, by time: of events each key once, of hand-offs those of a request's last version.
+
+    A hand-off's row that withdraws others stays: theirs may lie in another hour. And the columns.
+    """
+    flat = FLAT[name]
+    table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), flat.columns)
+    if name is Table.KV_FETCHES:
+        table = table.take(pa.array(_last_fetches(table), pa.int64()))
+    else:
+        table = table.take(_last_of_each(table, ("key", flat.time), "offset"))
+    return table.take(pc.sort_indices(table, [(flat.time, "ascending")])), flat.columns
+
+
+def _last_fetches(table: pa.Table) -> list[int]:
+    """Places of the rows of each request's highest version, each number once."""
+    newest: dict[tuple[bytes, bytes], tuple[int, dict[int, int]]] = {}
+    columns = (table[name].to_pylist() for name in (*KEYS, "number"))
+    for at, (trace_id, request_id, version, number) in enumerate(zip(*columns, strict=True)):
+        known = newest.get((trace_id, request_id))
+        if known is None or known[0] < version:
+            newest[trace_id, request_id] = version, {number: at}
+        elif known[0] == version:
+            known[1][number] = at
+    return sorted(at for _, places in newest.values() for at in places.values())
 
 
 def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept: Sequence[bool]) -> list[int]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.span import SpanRow
 
@@ -35,6 +37,13 @@ class StoreQueries(Protocol):
     def spans(self, row: RequestRow) -> list[SpanRow]:
         """Its evidence and what hangs below, by start. Of spans sent again changed, the one with the highest offset."""
 
+    def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
+        """The hand-offs that fit in the order asked for (``FetchFilter.matches`` and ``order``): of each request those of its
+        highest version. Raises ``ValueError`` for a bad filter."""
+
+    def fetches_of(self, row: RequestRow) -> list[FetchRow]:
+        """The hand-offs of one request, in order."""
+
     def close(self) -> None:
         """Let go of what is held. Works twice."""
 
@@ -53,6 +62,7 @@ class StoreWriter(Protocol):
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow],
         observed: Mapping[str, int] | None = None,
+        flat: FlatRows | None = None,
     ) -> None:
         """All of it durable and visible when this returns, or nothing of it.
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.flat import FLAT, FlatRows
 from handrail_collector.store.folders import HOUR_NS, hour_folder
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table
@@ -20,7 +21,12 @@ SUFFIX = ".parquet"
 MAX_HOURS_A_PUBLISH = 24
 """Hours that get files of their own; rows of others (clocks gone wild) lie with the fullest. The manifest has their times."""
 
-TIME_COLUMN = {Table.REQUESTS: "started_unix_ns", Table.SPANS: "start_unix_ns", Table.ROLLUPS: "hour_unix_ns"}
+TIME_COLUMN = {
+    Table.REQUESTS: "started_unix_ns",
+    Table.SPANS: "start_unix_ns",
+    Table.ROLLUPS: "hour_unix_ns",
+    **{table: flat.time for table, flat in FLAT.items()},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,10 @@ class Part:
         return versions["min"], versions["max"]
 
 
-def parts_of(spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table, now_unix_ns: int) -> Iterator[Part]:
-    """Spans, then requests, by hour."""
+def parts_of(
+    spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table, flat: FlatRows, now_unix_ns: int
+) -> Iterator[Part]:
+    """Spans, then requests, then rows of other tables, by hour."""
     for hour, places in by_hour([span.start_unix_ns for span in spans]).items():
         table, columns = spans_table([spans[at] for at in places])
         yield Part(Table.SPANS, hour, table, columns, now_unix_ns)
@@ -63,6 +71,10 @@ def parts_of(spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table
     for hour, places in by_hour(table[TIME_COLUMN[Table.REQUESTS]].to_pylist()).items():
         rows = table.take(places) if len(places) < len(table) else table
         yield Part(Table.REQUESTS, hour, rows, REQUEST_COLUMNS, now_unix_ns)
+    for name, of_table in flat.items():
+        kind = FLAT[name]
+        for hour, places in by_hour([getattr(row, kind.time) for row in of_table]).items():
+            yield Part(name, hour, kind.encode([of_table[at] for at in places]), kind.columns, now_unix_ns)
 
 
 def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:

@@ -22,6 +22,7 @@ from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.damaged import ASIDE
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
+from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.manifest import Publish, Retired, StoredFile
 from handrail_collector.store.manifest_writer import ManifestWriter
 from handrail_collector.store.parts import SUFFIX, Part, parts_of
@@ -89,15 +90,17 @@ class Publisher:
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow] | pa.Table,
         observed: Mapping[str, int] | None = None,
+        flat: FlatRows | None = None,
     ) -> None:
         """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
 
         Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
         ``OSError`` when the disk does; after an error this publish is not in the store, and may be tried again as it is.
         ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
+        ``flat``: rows of other tables.
         """
         with self._guard:
-            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {})
+            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {}, flat or {})
 
     def publishes(self) -> tuple[Publish, ...]:
         """Everything published by now."""
@@ -175,6 +178,7 @@ class Publisher:
         spans: Sequence[SpanRow],
         requests: Sequence[RequestRow] | pa.Table,
         observed: Mapping[str, int],
+        flat: FlatRows,
     ) -> None:
         self._require_open()
         if not self._end_offset <= first_offset <= end_offset or not self._low_water_offset <= low_water_offset <= end_offset:
@@ -188,7 +192,7 @@ class Publisher:
             again = first_offset == end_offset  # only an empty range comes twice
             self._stem, self._stem_files = stem, max(self._next_index(table, f"{stem}-") for table in Table) if again else 0
         stored = []
-        for index, part in enumerate(parts_of(spans, requests, self._now_unix_ns()), start=self._stem_files):
+        for index, part in enumerate(parts_of(spans, requests, flat, self._now_unix_ns()), start=self._stem_files):
             self._make_folders(part)
             stored.append(self._write(part, f"{stem}-{index:03d}"))
         for folder in sorted({(self._root / file.path).parent for file in stored}):

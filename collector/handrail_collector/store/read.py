@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import duckdb
 
 from handrail.identity import candidate_keys
-from handrail_collector.rows import MERGED, RequestRow
-from handrail_collector.store import sql
+from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow
+from handrail_collector.store import fetch_sql, sql
 from handrail_collector.store.damaged import ADVICE
+from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.flat import FLAT
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
 from handrail_collector.store.match import MIN_PREFIX, Match, best, match
 from handrail_collector.store.request_columns import request_row
@@ -34,6 +36,9 @@ NEAR_ROWS = 200_000
 
 SPAN_MARGIN_NS = 120 * 1_000_000_000
 """Spans of a request are looked for this long before and after it: clocks of hosts, and spans that were sent late."""
+
+FETCH_MARGIN_NS = 3_600_000_000_000
+"""A later version of a hand-off begins at most this far from the earlier one."""
 
 VERSION_MARGIN_NS = 24 * 3_600_000_000_000
 """A later version of a row starts at most this far from the earlier one (evidence with another clock may open it)."""
@@ -141,6 +146,25 @@ class StoreReader:
         traces = [bytes.fromhex(trace_id) for trace_id in (row.trace_id, *row.other_trace_ids)]
         return _of_request(row, self._fetch(sql.spans(traces), files, span_row))
 
+    def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
+        """The hand-offs that fit, in the order asked for. Raises ``ValueError`` for a bad filter."""
+        if problems := wanted.validate():
+            raise ValueError("; ".join(problems))
+        files = _near_time(self._files(Table.KV_FETCHES), wanted.since_unix_ns, wanted.until_unix_ns, FETCH_MARGIN_NS)
+        return self._fetch(fetch_sql.fetches(wanted), files, FLAT[Table.KV_FETCHES].decode)
+
+    def fetches_of(self, row: RequestRow) -> list[FetchRow]:
+        """The hand-offs of one request, in order."""
+        until = row.started_unix_ns + row.duration_ns
+        files = _near_time(self._files(Table.KV_FETCHES), row.started_unix_ns, until, SPAN_MARGIN_NS + FETCH_MARGIN_NS)
+        query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
+        return self._fetch(query, files, FLAT[Table.KV_FETCHES].decode)
+
+    def events(self, table: Table, since_unix_ns: int, until_unix_ns: int, limit: int = 1000) -> list[EventRow]:
+        """Rows of a table that only grows (``rows.EventRow``), latest first."""
+        files = _near_time(self._files(table), since_unix_ns, until_unix_ns, 0)
+        return self._fetch(fetch_sql.events(since_unix_ns, until_unix_ns, limit), files, FLAT[table].decode)
+
     def _files(self, table: Table) -> list[StoredFile]:
         return files_of(self.publishes(), table)
 
@@ -215,6 +239,15 @@ def _in_time(files: Sequence[StoredFile], wanted: RequestFilter) -> list[StoredF
         for file in files
         if (wanted.since_unix_ns is None or file.max_unix_ns >= wanted.since_unix_ns)
         and (wanted.until_unix_ns is None or file.min_unix_ns < wanted.until_unix_ns)
+    ]
+
+
+def _near_time(files: Iterable[StoredFile], since: int | None, until: int | None, margin_ns: int) -> list[StoredFile]:
+    """Files that hold rows of this time, or that replace them within ``margin_ns`` of it."""
+    return [
+        file
+        for file in files
+        if (since is None or file.max_unix_ns >= since - margin_ns) and (until is None or file.min_unix_ns < until + margin_ns)
     ]
 
 

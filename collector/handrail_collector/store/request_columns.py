@@ -27,6 +27,9 @@ _COMPUTED = frozenset(
     | {UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE}
 )
 _PLAIN = tuple(c.name for c in REQUEST_COLUMNS if c.name not in _COMPUTED)
+_LATER = frozenset({"kv_reason", "kv_evidence", "kv_bytes", "kv_lost_ns", "kv_returned_tokens"})
+"""Columns that files of the first schema may lack."""
+
 _plain_values = attrgetter(*_PLAIN)
 
 SAME = "="
@@ -68,7 +71,8 @@ def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
 
 def request_row(stored: Mapping[str, object]) -> RequestRow:
     """Inverse of ``requests_table`` for one row, given by column name. Raises ``ValueError`` for a damaged row."""
-    fields = {name: stored[name] for name in _PLAIN}
+    fields = {name: stored[name] for name in _PLAIN if name not in _LATER} | {name: stored.get(name) for name in _LATER}
+    fields["kv_evidence"] = tuple(_strings(stored.get("kv_evidence") or ()))
     fields["findings"] = tuple(_strings(stored["findings"]))
     fields["hints"] = tuple(_strings(stored["hints"]))
     request_id = _bytes(stored["request_id"]).hex()

@@ -33,6 +33,11 @@ class Table(str, Enum):
     REQUESTS = "requests"
     SPANS = "spans"
     ROLLUPS = "rollups"
+    KV_FETCHES = "kv_fetches"
+    PROCESS_EVENTS = "process_events"
+    FINDINGS = "findings"
+    CLOCK_PAIRS = "clock_pairs"
+    ITERATIONS = "iterations"
 
 
 class Encoding(str, Enum):
@@ -103,6 +108,11 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
     Column("decode_host", _TEXT, _D),
     Column("prefill_attempts", _SMALL, _D),
     Column("kv_outcome", _TEXT, _D),
+    Column("kv_reason", _TEXT, _D),
+    Column("kv_evidence", pa.list_(_TEXT), _D),
+    Column("kv_bytes", _INT, _D),
+    Column("kv_lost_ns", _INT, _B),
+    Column("kv_returned_tokens", _INT, _D),
     Column("gap_unit", _TEXT, _D),
     Column("gap_count", _INT, _D),
     Column("gap_max_ns", _INT, _B),
@@ -210,7 +220,7 @@ def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
     return bytes(sink.getvalue())
 
 
-STATISTICS = frozenset({"started_unix_ns", "start_unix_ns", "version", "ttft_token_ns", "duration_ns"})
+STATISTICS = frozenset({"started_unix_ns", "start_unix_ns", "at_unix_ns", "version", "ttft_token_ns", "duration_ns"})
 """Columns with minimum and maximum per row group: what queries prune by."""
 
 

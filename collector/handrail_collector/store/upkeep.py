@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from handrail_collector.store import compact
 from handrail_collector.store.compact import Fold
 from handrail_collector.store.damaged import DamagedFiles
+from handrail_collector.store.flat import FLAT
 from handrail_collector.store.folders import DAY_NS, hour_folder
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import Publisher
@@ -205,6 +206,8 @@ class Upkeep:
         fold = replace(fold, ranged=tuple(each for each, table in read if table is not None))
         if fold.table is Table.SPANS:
             table, columns = compact.fold_spans(tables)
+        elif fold.table in FLAT:
+            table, columns = compact.fold_flat(fold.table, tables)
         else:
             elsewhere, all_known = self._elsewhere(fold, tables)
             table, columns = compact.fold_requests(tables, elsewhere, all_known)

@@ -55,6 +55,7 @@ class Flight:
     load_started_ns: int | None = None
     contact_ns: int | None = None
     loaded_ns: int | None = None
+    expired_ns: int | None = None  # P gave up what nobody had read
     seen_ns: int | None = None
     decode_scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -258,6 +259,7 @@ class Simulation:
 
     def _free(self, host: Host, flight: Flight) -> None:
         if flight.contact_ns is None and host.core.release(flight.id):
+            flight.expired_ns = self._now_ns
             self.kick(host)
 
     # --- the hand-off ---------------------------------------------------------------------------------------------------
@@ -300,6 +302,7 @@ class Simulation:
 
         def give_up() -> None:
             if prefill.core.release(flight.id):
+                flight.expired_ns = self._now_ns
                 self.kick(prefill)
 
         self.at(self._now_ns + FAILS_AFTER_NS, report)

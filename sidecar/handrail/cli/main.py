@@ -40,8 +40,12 @@ COMMANDS: Final = {
     "demo": Command("handrail.cli.demo", "run a small fleet and show where its time to first token went", "collector"),
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
+    "fetches": Command("handrail.cli.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
     "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
+    "metrics": Command(
+        "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
+    ),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
 from handrail_collector.explain.question import Question
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 
 DEFAULT_API: Final = "http://127.0.0.1:4380"
@@ -37,6 +38,7 @@ class Found:
     row: RequestRow | None = None
     provisional: bool = False  # the row may still change
     spans: Sequence[SpanView] = ()
+    fetches: Sequence[FetchRow] = ()
     usual: Mapping[str, Any] | None = None  # how it compares with those around it; None: nothing to compare
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
@@ -52,6 +54,8 @@ class RowSource(Protocol):
     def requests(self, query: RequestFilter) -> list[RequestRow]: ...
 
     def find(self, any_id: str) -> Found: ...
+
+    def fetches(self, query: FetchFilter) -> list[FetchRow]: ...
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         """As JSON, see docs/http-api.md."""
@@ -91,7 +95,7 @@ class ApiSource:
         return [row_from_json(row) for row in answer["requests"]]
 
     def find(self, any_id: str) -> Found:
-        from handrail_collector.api.json import row_from_json
+        from handrail_collector.api.json import fetch_from_json, row_from_json
 
         status, answer = self._get(f"/api/v1/requests/{urllib.parse.quote(any_id, safe='')}", (200, 300, 404))
         if status == 404:
@@ -100,7 +104,14 @@ class ApiSource:
             return Found(candidates=[row_from_json(row) for row in answer["candidates"]], answer=answer)
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
-        return Found(row=row, provisional=provisional, spans=spans, usual=answer.get("usual"), answer=answer)
+        fetches, usual = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("usual")
+        return Found(row=row, provisional=provisional, spans=spans, fetches=fetches, usual=usual, answer=answer)
+
+    def fetches(self, query: FetchFilter) -> list[FetchRow]:
+        from handrail_collector.api.json import fetch_from_json
+
+        _, answer = self._get(f"/api/v1/fetches?{urllib.parse.urlencode(query_parameters(query))}", (200,))
+        return [fetch_from_json(row) for row in answer["fetches"]]
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
@@ -173,7 +184,7 @@ class StoreSource:
             return self._reader.requests(query)
 
     def find(self, any_id: str) -> Found:
-        from handrail_collector.api.json import row_to_json, span_to_json
+        from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
         from handrail_collector.explain.compared import compared
 
         with self._damage_told():
@@ -184,10 +195,20 @@ class StoreSource:
                 plain = {"candidates": [row_to_json(row) for row in rows], "matches": len(rows)}
                 return Found(candidates=rows, answer=plain)
             spans = self._reader.spans(rows[0])
+            fetches = self._reader.fetches_of(rows[0])
             usual = compared(self._reader, rows[0])
-        shown = [span_to_json(span) for span in spans]
-        answer = {"request": row_to_json(rows[0]), "spans": shown, "matches": 1, "usual": usual}
-        return Found(row=rows[0], spans=spans, usual=usual, answer=answer)
+        answer = {
+            "request": row_to_json(rows[0]),
+            "fetches": [fetch_to_json(fetch) for fetch in fetches],
+            "spans": [span_to_json(span) for span in spans],
+            "matches": 1,
+            "usual": usual,
+        }
+        return Found(row=rows[0], spans=spans, fetches=fetches, usual=usual, answer=answer)
+
+    def fetches(self, query: FetchFilter) -> list[FetchRow]:
+        with self._damage_told():
+            return self._reader.fetches(query)
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         from handrail_collector.explain.answer import answered
@@ -222,11 +243,11 @@ def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
     return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
-def query_parameters(query: RequestFilter) -> dict[str, str]:
+def query_parameters(query: RequestFilter | FetchFilter) -> dict[str, str]:
     """The filter as the API's query parameters: only what differs from the defaults."""
-    defaults = RequestFilter()
+    defaults = type(query)()
     found: dict[str, str] = {}
-    for each in fields(RequestFilter):
+    for each in fields(query):
         value = getattr(query, each.name)
         if value != getattr(defaults, each.name) and value is not None:
             found[each.name] = str(value).lower() if isinstance(value, bool) else str(value)

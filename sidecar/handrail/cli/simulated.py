@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from handrail.cli.simulated_plugin import PluginRecords
 from handrail.identity import derive_trace_id
-from handrail.records import EngineRequest, Exchange, Gaps, KvParams, Outcome, Process, Record, Role, RouterCall, Source, SpanIds
+from handrail.records import EngineRequest, Exchange, Gaps, KvParams, Outcome, Process, Role, RouterCall, Source, SpanIds
 from handrail.sketch import GapSketch
+from handrail_collector.stitch.evidence import Item
 from handrail_fleet.faults import Fault
-from handrail_fleet.observe import EngineObservation, Observation, ProxyObservation, RouterObservation, clocks, observe
+from handrail_fleet.observe import Clock, EngineObservation, Observation, ProxyObservation, RouterObservation, clocks, observe
+from handrail_fleet.observe_plugin import observe_plugin
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.simulate import Flight
 
@@ -31,19 +34,27 @@ class Arrived:
     """``received_unix_ns``: when the collector has it, by its own right clock."""
 
     received_unix_ns: int
-    record: Record
+    record: Item
 
 
 def arrivals(
-    scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault], *, seed: int, started_unix_ns: int
+    scenario: Scenario,
+    flights: Sequence[Flight],
+    faults: Sequence[Fault],
+    *,
+    seed: int,
+    started_unix_ns: int,
+    plugin: bool = False,
 ) -> list[Arrived]:
-    """All that a collector receives of a run, in that order.
+    """All that a collector receives of a run, in that order. ``plugin``: the engines have one.
 
     Who is still waiting when the run is over gives up then: their proxies see a client that disconnects.
     """
     fleet = _Fleet(scenario, seed, started_unix_ns, over_ns(flights))
     by_host = clocks(scenario, faults, started_unix_ns)
     made = [one for flight in flights for one in fleet.records(flight, observe(scenario, flight, faults, by_host), by_host)]
+    if plugin:
+        made += [one for flight in flights for one in fleet.plugin_records(flight, by_host)]
     made.sort(key=lambda one: one.received_unix_ns)
     return made
 
@@ -87,9 +98,10 @@ class _Fleet:
             for host, role in roles.items()
         }
         self._engine_ids = {host: f"{self._random.getrandbits(128):032x}" for host in names.prefill}
+        self._published: dict[str, KvParams | None] = {}
         self._last_gaps: tuple[tuple[int, ...], Gaps | None] = ((), None)
 
-    def records(self, flight: Flight, said: Sequence[Observation], by_host: Mapping[str, object]) -> Iterator[Arrived]:
+    def records(self, flight: Flight, said: Sequence[Observation], by_host: Mapping[str, Clock]) -> Iterator[Arrived]:
         request = self._request(flight)
         for one in said:
             if isinstance(one, ProxyObservation):
@@ -99,7 +111,13 @@ class _Fleet:
             else:
                 yield self._arrives(one.said_ns, ENGINE_EVERY_NS, self._call(one, request))
 
-    def _arrives(self, said_ns: int | None, every_ns: int, record: Record) -> Arrived:
+    def plugin_records(self, flight: Flight, by_host: Mapping[str, Clock]) -> Iterator[Arrived]:
+        """After ``records`` of all flights, so that their ids are the same with and without a plugin."""
+        made = PluginRecords(self._processes, self._engine_ids, self._span_id)
+        for one in observe_plugin(self._scenario, flight, by_host, self._over_ns):
+            yield self._arrives(one.said_ns, PROXY_EVERY_NS, made.record(one, self._published[flight.id]))
+
+    def _arrives(self, said_ns: int | None, every_ns: int, record: Item) -> Arrived:
         """With the next batch of whoever says it."""
         said = self._over_ns if said_ns is None else said_ns
         return Arrived(self._started_unix_ns + (said // every_ns + 1) * every_ns, record)
@@ -121,6 +139,7 @@ class _Fleet:
                 transfer_mode="pull",
             )
         prefill, decode = calls[1:] or (edge, edge)
+        self._published[flight.id] = published
         request = _Request(derive_trace_id(flight.id), edge, prefill, decode, published)
         if calls:
             request.at |= {"server": calls[0], "prefill": calls[1], "decode": calls[2]}

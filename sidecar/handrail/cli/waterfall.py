@@ -17,10 +17,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from handrail.cli import words
+from handrail.cli.handoff import handoff_lines
 from handrail.cli.slowness import slowness
 from handrail.phases import ORDER, Phase
 from handrail.times import format_duration, format_time
-from handrail_collector.rows import PhaseRow, RequestRow
+from handrail_collector.rows import FetchRow, PhaseRow, RequestRow
 
 MIN_WIDTH: Final = 60
 _NAMES: Final = {phase.value: phase for phase in Phase}
@@ -81,6 +82,7 @@ def render_waterfall(
     *,
     provisional: bool = False,
     zone: tzinfo | None = None,
+    fetches: Sequence[FetchRow] = (),
     usual: Mapping[str, Any] | None = None,
 ) -> RenderableType:
     """The request drawn ``width`` columns wide (at least 60).
@@ -95,6 +97,7 @@ def render_waterfall(
         ("Findings", _findings(row, provisional, width)),
         ("", _phases(row, width)),
         ("Unattributed", _unattributed(row, width)),
+        ("KV hand-off", handoff_lines(fetches, width)),
         ("Stream", _stream(row, width)),
         ("How the evidence was joined", _joins(row, width)),
         ("Spans (each by the wall clock of its own host)", _spans(row, spans, width)),
@@ -200,8 +203,10 @@ def _first_token(row: RequestRow) -> list[str]:
 def _tokens(row: RequestRow) -> str:
     parts = []
     if row.prompt_tokens is not None:
-        cached = f" ({row.cached_tokens} cached)" if row.cached_tokens else ""
-        parts.append(f"{row.prompt_tokens} tokens in{cached}")
+        saved = [f"{row.cached_tokens} cached" if row.cached_tokens else ""]
+        saved += [f"{row.kv_returned_tokens} taken back from D" if row.kv_returned_tokens else ""]
+        told = ", ".join(filter(None, saved))
+        parts.append(f"{row.prompt_tokens} tokens in{f' ({told})' if told else ''}")
     if row.output_tokens is not None:
         parts.append(f"{row.output_tokens} out")
     return ", ".join(parts)

@@ -37,6 +37,7 @@ OUTCOME: Final[Mapping[str, str]] = {
     "upstream_unreachable": "the server could not be reached",
     "timed_out": "nothing came in time",
     "aborted": "the engine says that the request was aborted",
+    "tainted": "answered in full, from KV that cannot be trusted",
     "unknown": "how it ended is not known",
 }
 GOOD_OUTCOMES: Final = frozenset({"ok"})
@@ -51,6 +52,7 @@ SCOPE: Final[Mapping[str, str]] = {
 JOIN: Final[Mapping[str, str]] = {
     "opened": "opened this row",
     "connector": "same KV hand-off key (kv_transfer_params)",
+    "engine_id": "same request id inside one engine",
     "ancestor": "same trace, under a span that Handrail sent",
     "request_key": "same request id, while the edge's was open",
 }
@@ -60,8 +62,13 @@ SOURCE: Final[Mapping[str, str]] = {
     "otlp": "the engine's own span",
     "proxy+otlp": "between the proxy's and the engine's stamp, one clock",
     "edge-proxy": "the edge's time less what P and D took",
+    "otlp-proxy": "between two of the router's calls, less what P took",
+    "clocks": "between stamps of two hosts, whose clocks are bounded by what caused what",
     "edge": "measured by the edge's proxy",
     "plugin": "reported by the plugin in the engine",
+    "proxy+plugin": "between the proxy's stamp and the engine's own, one clock",
+    "plugin-preempted": "of that, the time that it stood preempted",
+    "plugin-peer": "by the clock of the engine that pushed the KV",
     "middleware": "measured by the middleware in the engine",
 }
 
@@ -92,12 +99,26 @@ HINT: Final[Mapping[str, str]] = {
     "context_conflict": "traceparent and B3 disagreed; traceparent won",
     "long_request_id": "the X-Request-Id was longer than 128 characters and is kept clipped, with a hash",
     "retried": "the request was sent again",
+    "cache_probe": "a decode was asked first whether its cache holds enough; that is no try and no error",
 }
 
 FINDING: Final[Mapping[str, str]] = {
     "ambiguous_request_id": "that evidence was left out rather than guessed",
     "bad_attribute": "those figures were not used",
     "clocks_unknown": "nothing relates the clocks of the two hosts yet, so that it happened within this request is not proved",
+    "answered_after_failure": "the answer cannot be trusted",
+    "engine_hung": "its process stood, or its engine did, while this request was there",
+    "engine_lost": "what was open there is lost",
+    "engine_restarted": "what was open there is lost, and its peers have to make contact anew",
+    "handoff_near_lease": "a little longer, and P frees the blocks before D reads them",
+    "handoff_over_lease": "P may have freed the blocks before D read them",
+    "kv_bytes_short": "some blocks may not be what they should be",
+    "kv_mismatch": "KV that one wrote may mean something else to the other",
+    "no_handoff_data": "a router's mistake, no failed transfer",
+    "prefill_error": "what D answers rests on no prefill",
+    "return_failed": "P computed those tokens again",
+    "stale_read": "D may have answered from blocks that another request wrote meanwhile",
+    "waiting_after_failure": "the engine put it back to wait and did not go on with it",
     "context_lost": "something on the way dropped traceparent; the join rests on ids",
     "duplicate_request_id": "each is a row of its own",
     "fallback_local": "the prefill's work was wasted",
@@ -107,7 +128,21 @@ FINDING: Final[Mapping[str, str]] = {
     "wrong_request": "D may have answered from another request's KV blocks",
 }
 """What follows from a finding; the finding itself says what was seen."""
-SEVERE_FINDINGS: Final = frozenset({"wrong_request", "model_mismatch", "fallback_local"})
+SEVERE_FINDINGS: Final = frozenset(
+    {
+        "wrong_request",
+        "model_mismatch",
+        "fallback_local",
+        "stale_read",
+        "kv_mismatch",
+        "prefill_error",
+        "answered_after_failure",
+        "engine_lost",
+        "engine_hung",
+        "engine_restarted",
+        "handoff_over_lease",
+    }
+)
 
 PLACE: Final[Mapping[str, str]] = {"prefill": "P", "decode": "D", "path": "path"}
 

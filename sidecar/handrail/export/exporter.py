@@ -20,7 +20,8 @@ from typing import Final, Protocol
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
+from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
+from handrail.export.plugin import plugin_log, plugin_spans
 from handrail.export.spans import to_span
 from handrail.export.spool import Spool
 from handrail.files import Files
@@ -29,11 +30,26 @@ from handrail.otlp.delivery import Backoff, DeliveryStats, deliver
 from handrail.otlp.fields import delimited
 from handrail.otlp.payload import count_items, with_batch_seq
 from handrail.otlp.refusals import Unavailable
-from handrail.records import Exchange, Record
+from handrail.records import (
+    EngineFacts,
+    EngineTimes,
+    Exchange,
+    Iteration,
+    KvFetch,
+    KvPublish,
+    Observation,
+    ProcessEvent,
+)
 from handrail.segments import Damage, Full
 
 _LOG = logging.getLogger(__name__)
 _FAULT_WAIT_S: Final = 1.0
+
+
+Own = Exchange | EngineTimes | KvFetch | KvPublish | Iteration | ProcessEvent | EngineFacts
+"""What is sent as spans and log records of ours."""
+
+_OWN: Final = (Exchange, EngineTimes, KvFetch, KvPublish, Iteration, ProcessEvent, EngineFacts)
 
 
 class Client(Protocol):
@@ -83,6 +99,15 @@ class ExportStats:
     dropped: dict[Drop, int] = field(default_factory=lambda: dict.fromkeys(Drop, 0))
 
 
+@dataclass(slots=True)
+class _Lane:
+    """What waits for the next flush under one scope; each item framed as ``encode_batch`` takes it."""
+
+    signal: Signal
+    scope: str
+    pending: list[bytes] = field(default_factory=list)
+
+
 class Exporter:
     """One sender: its resource carries its ``handrail.sender.id``, its batches are numbered from 1 without holes.
 
@@ -107,7 +132,10 @@ class Exporter:
         self._client_factory = client_factory
         self._files = files
         self._now_unix_ns = now_unix_ns
-        self._pending: list[bytes] = []  # spans, each framed as encode_batch takes it
+        self._exchanges = _Lane(Signal.TRACES, SCOPE_PROXY)
+        self._plugin_spans = _Lane(Signal.TRACES, SCOPE_PLUGIN)
+        self._events = _Lane(Signal.LOGS, SCOPE_EVENTS)
+        self._lanes = (self._exchanges, self._plugin_spans, self._events)
         self._seq = 0
         self._spool: Spool | None = None
         self._spool_full = False
@@ -143,14 +171,14 @@ class Exporter:
             asyncio.create_task(self._send_in_order(client, self._spool)),
         ]
 
-    def sink(self, record: Record) -> None:
-        """Take one finished exchange (``sources.base.Sink``). Other records are tapped spans already, so passed over."""
-        if not isinstance(record, Exchange):
+    def sink(self, record: Observation) -> None:
+        """Take one observation (``sources.base.Sink``). Records of tapped spans are passed over: those are sent as they are."""
+        if not isinstance(record, _OWN):
             return
         self.stats.spans_taken += 1
         if self._closed:
             self.stats.dropped[Drop.STOPPED] += 1
-        elif len(self._pending) >= self._settings.max_pending_spans:
+        elif sum(len(lane.pending) for lane in self._lanes) >= self._settings.max_pending_spans:
             self.stats.dropped[Drop.SPOOL_FULL if self._spool_full else Drop.PENDING_FULL] += 1
         else:
             self._encode(record)
@@ -182,23 +210,9 @@ class Exporter:
         spool = self._spool
         if spool is None:
             return False
-        while self._pending:
-            count = self._fitting(spool)
-            batch = self._pending[:count]
-            try:
-                self._put(spool, Signal.TRACES, encode_batch(self._resource, self._seq + 1, batch))
-            except Full:
-                self._spool_full = True
+        for lane in self._lanes:
+            if not self._flush_lane(spool, lane):
                 return False
-            except ValueError:
-                self.stats.dropped[Drop.TOO_LARGE] += count
-            except OSError:
-                self.stats.spool_errors += 1
-                self._spool_full = True
-                return False
-            else:
-                self.stats.spans_spooled += count
-            del self._pending[:count]
         self._spool_full = False
         self._some.clear()
         self._enough.clear()
@@ -209,8 +223,9 @@ class Exporter:
             return
         self._closed = True
         self.flush()
-        self.stats.dropped[Drop.STOPPED] += len(self._pending)
-        self._pending.clear()
+        for lane in self._lanes:
+            self.stats.dropped[Drop.STOPPED] += len(lane.pending)
+            lane.pending.clear()
         if self._spool is None:
             return
         self._tasks[0].cancel()
@@ -225,27 +240,54 @@ class Exporter:
             self._count_left(self._spool)
         self._spool.close()
 
-    def _encode(self, record: Exchange) -> None:
+    def _flush_lane(self, spool: Spool, lane: _Lane) -> bool:
+        while lane.pending:
+            count = self._fitting(spool, lane.pending)
+            batch = lane.pending[:count]
+            try:
+                self._put(spool, lane.signal, encode_batch(self._resource, self._seq + 1, batch, lane.scope))
+            except Full:
+                self._spool_full = True
+                return False
+            except ValueError:
+                self.stats.dropped[Drop.TOO_LARGE] += count
+            except OSError:
+                self.stats.spool_errors += 1
+                self._spool_full = True
+                return False
+            else:
+                self.stats.spans_spooled += count
+            del lane.pending[:count]
+        return True
+
+    def _encode(self, record: Own) -> None:
         try:
-            span = delimited(2, to_span(record).SerializeToString())
+            lane, encoded = self._encoded(record)
         except Exception:  # a sink never raises into a request
             self.stats.dropped[Drop.UNENCODABLE] += 1
             return
-        self._pending.append(span)
+        lane.pending += [delimited(2, item) for item in encoded]
         if not self._some.is_set():
             self._some.set()
-        if len(self._pending) >= self._settings.batch_spans:
+        if len(lane.pending) >= self._settings.batch_spans:
             self._enough.set()
 
-    def _fitting(self, spool: Spool) -> int:
-        """How many pending spans go into the next batch: at least one."""
+    def _encoded(self, record: Own) -> tuple[_Lane, list[bytes]]:
+        if isinstance(record, Exchange):
+            return self._exchanges, [to_span(record).SerializeToString()]
+        if isinstance(record, (EngineTimes, KvFetch, KvPublish)) and not record.provisional:
+            return self._plugin_spans, [span.SerializeToString() for span in plugin_spans(record)]
+        return self._events, [plugin_log(record).SerializeToString()]
+
+    def _fitting(self, spool: Spool, pending: Sequence[bytes]) -> int:
+        """How many pending items go into the next batch: at least one."""
         most = min(self._settings.max_batch_bytes, spool.max_payload_bytes // 2)  # half: room for resource and framing
         size = 0
-        for count, span in enumerate(self._pending[: self._settings.batch_spans]):
-            size += len(span)
+        for count, item in enumerate(pending[: self._settings.batch_spans]):
+            size += len(item)
             if count and size > most:
                 return count
-        return min(len(self._pending), self._settings.batch_spans)
+        return min(len(pending), self._settings.batch_spans)
 
     def _put(self, spool: Spool, signal: Signal, payload: bytes) -> None:
         """Spool one batch that carries the next number. The number is used up only where that worked: no holes."""
@@ -302,13 +344,13 @@ class Exporter:
             spool.acknowledge(batch.next_offset)
 
 
-def encode_batch(resource: bytes, seq: int, spans: Sequence[bytes]) -> bytes:
-    """An ``ExportTraceServiceRequest`` with scope ``handrail.proxy`` and batch number ``seq``.
+def encode_batch(resource: bytes, seq: int, items: Sequence[bytes], scope_name: str = SCOPE_PROXY) -> bytes:
+    """An ``ExportTraceServiceRequest`` or ``ExportLogsServiceRequest``, which have one shape, with one scope and batch ``seq``.
 
-    ``resource`` is encoded; ``spans`` are fields 2 of a ``ScopeSpans``, tag and length included.
+    ``resource`` is encoded; ``items`` are fields 2 of a ``ScopeSpans`` or ``ScopeLogs``, tag and length included.
     """
-    scope = InstrumentationScope(name=SCOPE_PROXY, attributes=[KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq))])
-    scope_spans = delimited(1, scope.SerializeToString()) + b"".join(spans)
+    scope = InstrumentationScope(name=scope_name, attributes=[KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq))])
+    scope_spans = delimited(1, scope.SerializeToString()) + b"".join(items)
     return delimited(1, delimited(1, resource) + delimited(2, scope_spans))
 
 

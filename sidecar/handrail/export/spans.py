@@ -13,16 +13,26 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from handrail import conventions as names
+from handrail.export.attributes import (
+    add_bytes,
+    add_flag,
+    add_number,
+    add_text,
+    add_texts,
+    clean_text,
+    read_bytes,
+    read_flag,
+    read_number,
+    read_text,
+    read_texts,
+)
 from handrail.identity import IdOrigin, joinable, request_key
 from handrail.otlp.values import LARGEST, Attributes, AttributeValue, attributes_of
 from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
-
-"""Durations, offsets and counts at or above this (104 days in ns) are absurd; below it every JSON reader keeps them exact."""
 
 _LATEST_UNIX_NS: Final = 2**63
 _FLAGS_REMOTE_KNOWN: Final = 0x100  # SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
@@ -135,9 +145,9 @@ def to_span(exchange: Exchange) -> Span:
     if exchange.outcome not in _NO_FAILURE:
         span.status.code = Status.STATUS_CODE_ERROR
     attributes = span.attributes
-    _add_text(attributes, names.SOURCE, exchange.source.value)
-    _add_text(attributes, names.OUTCOME, exchange.outcome.value)
-    _add_text(attributes, names.JOIN_KEY, join_key(exchange))
+    add_text(attributes, names.SOURCE, exchange.source.value)
+    add_text(attributes, names.OUTCOME, exchange.outcome.value)
+    add_text(attributes, names.JOIN_KEY, join_key(exchange))
     _EXCHANGE.write(attributes, exchange)
     if exchange.gaps is not None:
         _GAPS.write(attributes, exchange.gaps)
@@ -243,11 +253,6 @@ def process_of(resource: Resource) -> Process:
     )
 
 
-def clean_text(text: str) -> str:
-    """``text`` as protobuf can carry it: lone surrogates (undecodable bytes) escaped, so that distinct ids stay distinct."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
 _SOURCES: Final = {source.value: source for source in Source}
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 _ROLES: Final = {role.value: role for role in Role}
@@ -255,40 +260,8 @@ _HINTS: Final = {hint.value: hint for hint in Hint}
 _GAP_UNITS: Final = frozenset({"chunk", "token"})
 
 
-def _add_text(entries: Any, name: str, value: str) -> None:
-    # add() and two assignments take 0.4 us; add(key=..., value=AnyValue(...)) takes 1.0.
-    entry = entries.add()
-    entry.key = name
-    entry.value.string_value = clean_text(value)
-
-
-def _add_number(entries: Any, name: str, value: int) -> None:
-    if 0 <= value < LARGEST:  # some server's usage block may say anything
-        entry = entries.add()
-        entry.key = name
-        entry.value.int_value = value
-
-
-def _add_flag(entries: Any, name: str, value: bool) -> None:
-    entry = entries.add()
-    entry.key = name
-    entry.value.bool_value = value
-
-
-def _add_bytes(entries: Any, name: str, value: bytes) -> None:
-    entry = entries.add()
-    entry.key = name
-    entry.value.bytes_value = value
-
-
-def _add_texts(entries: Any, name: str, value: tuple[str, ...]) -> None:
-    entry = entries.add()
-    entry.key = name
-    entry.value.array_value.values.extend(AnyValue(string_value=clean_text(text)) for text in value)
-
-
 def _add_hints(entries: Any, name: str, value: tuple[Hint, ...]) -> None:
-    _add_texts(entries, name, tuple(hint.value for hint in value))
+    add_texts(entries, name, tuple(hint.value for hint in value))
 
 
 def _add_kv(entries: Any, name: str, value: KvParams) -> None:
@@ -298,28 +271,8 @@ def _add_kv(entries: Any, name: str, value: KvParams) -> None:
     _KV.write(entry.value.kvlist_value.values, value)
 
 
-def _read_text(value: AttributeValue) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _read_number(value: AttributeValue) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
-
-
-def _read_flag(value: AttributeValue) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _read_bytes(value: AttributeValue) -> bytes | None:
-    return value if isinstance(value, bytes) else None
-
-
-def _read_texts(value: AttributeValue) -> tuple[str, ...] | None:
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else None
-
-
 def _read_hints(value: AttributeValue) -> tuple[Hint, ...] | None:
-    return tuple(_HINTS[text] for text in _read_texts(value) or () if text in _HINTS)
+    return tuple(_HINTS[text] for text in read_texts(value) or () if text in _HINTS)
 
 
 def _read_kv(value: AttributeValue) -> KvParams | None:
@@ -333,20 +286,20 @@ def _read_kv(value: AttributeValue) -> KvParams | None:
 
 
 _WRITERS: Final[Mapping[Kind, Callable[[Any, str, Any], None]]] = {
-    Kind.TEXT: _add_text,
-    Kind.NUMBER: _add_number,
-    Kind.FLAG: _add_flag,
-    Kind.BYTES: _add_bytes,
-    Kind.TEXTS: _add_texts,
+    Kind.TEXT: add_text,
+    Kind.NUMBER: add_number,
+    Kind.FLAG: add_flag,
+    Kind.BYTES: add_bytes,
+    Kind.TEXTS: add_texts,
     Kind.HINTS: _add_hints,
     Kind.KV: _add_kv,
 }
 _READERS: Final[Mapping[Kind, Callable[[AttributeValue], Any]]] = {
-    Kind.TEXT: _read_text,
-    Kind.NUMBER: _read_number,
-    Kind.FLAG: _read_flag,
-    Kind.BYTES: _read_bytes,
-    Kind.TEXTS: _read_texts,
+    Kind.TEXT: read_text,
+    Kind.NUMBER: read_number,
+    Kind.FLAG: read_flag,
+    Kind.BYTES: read_bytes,
+    Kind.TEXTS: read_texts,
     Kind.HINTS: _read_hints,
     Kind.KV: _read_kv,
 }
@@ -373,8 +326,8 @@ _ITL: Final = _Writer(ITL_ATTRIBUTES, Gaps)
 _EXCHANGE: Final = _Writer(EXCHANGE_ATTRIBUTES, Exchange)
 _KV_ROWS: Final = {row.name: (row.field, _READERS[row.kind]) for row in KV_ATTRIBUTES}
 _ROWS: Final = {
-    names.SOURCE: (0, "source", _read_text),
-    names.OUTCOME: (0, "outcome", _read_text),
+    names.SOURCE: (0, "source", read_text),
+    names.OUTCOME: (0, "outcome", read_text),
     **{
         row.name: (part, row.field, _READERS[row.kind])
         for part, table in enumerate((EXCHANGE_ATTRIBUTES, GAP_ATTRIBUTES, ITL_ATTRIBUTES))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from handrail.records import Record
+from handrail.records import Observation
 
-Sink = Callable[[Record], None]
+Sink = Callable[[Observation], None]
 """Takes one finished record. Never blocks, never raises; drops are counted by the sink. Records are frozen and may be kept."""
 
 

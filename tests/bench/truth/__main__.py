@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=TRACES,
         help="folder of the published traces (default: their first lines, tests/data/request_traces; played again and again)",
     )
+    parser.add_argument("--plugin", action="store_true", help="the engines have the plugin: every phase and outcome is evidence")
     parser.add_argument("--write", action="store_true", help="put the table into docs/truth.md")
     given = parser.parse_args(arguments)
     unknown = set(given.names) - {case.name for case in CASES}
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say.print(f"again with: make bench-truth ARGS='{again}'", highlight=False)
     chosen = [case for case in CASES if not given.names or case.name in given.names]
     began = time.monotonic()
-    scores = _judge(Referee(given.requests, seed, given.traces), chosen, say, as_json=given.json)
+    scores = _judge(Referee(given.requests, seed, given.traces, plugin=given.plugin), chosen, say, as_json=given.json)
     say.print(f"{len(scores)} runs judged in {time.monotonic() - began:.0f} s", highlight=False)
     if not given.json:
         wide = max(Console().width, WIDTH)

@@ -37,7 +37,7 @@ _FETCHED: dict[truth.Fetch, set[str | None]] = {
     truth.Fetch.RECOMPUTED: {"recomputed", "unknown"},
     truth.Fetch.EXPIRED: {"expired", "recomputed", "unknown"},
     truth.Fetch.STALE_READ: {"stale_read", "unknown"},
-    truth.Fetch.NONE: {"unknown", None},
+    truth.Fetch.NONE: {"unknown", None, "hung", "aborted"},
 }
 
 
@@ -177,16 +177,20 @@ def _count(known: Known, told: Causes | None, index: int | None, fault_place: st
         tally.unattributed += bool(hidden & as_good)
         tally.strictly += true_phase in hidden
         return
-    tally.named += phase.value in as_good
-    tally.misnamed += phase.value not in as_good
-    tally.strictly += phase.value == true_phase
-    tally.misnamed_strictly += phase.value != true_phase
+    named = (Phase.ROUTER_AND_HOPS if phase in _BETWEEN else phase).value
+    tally.named += named in as_good
+    tally.misnamed += named not in as_good
+    tally.strictly += named == true_phase
+    tally.misnamed_strictly += named != true_phase
 
 
 def _as_good(excess: Excess) -> set[str]:
     """The phase that grew most, and those that grew by nearly as much: of these the truth itself does not say which it was."""
     most = max(excess.phases.values())
     return {_in_words_of_a_row(phase) for phase, ns in excess.phases.items() if ns >= ALIKE * most}
+
+
+_BETWEEN = frozenset({Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS})
 
 
 def _in_words_of_a_row(phase: truth.Phase) -> str:
@@ -204,7 +208,11 @@ def _may_be(row: RequestRow | None) -> set[str]:
 
 
 def _outcome_right(known: Known) -> bool:
-    return known.row is not None and known.row.outcome in _TOLD[known.truth.outcome]
+    """An answer from blocks that were given up is no good one, whatever the client saw, for who can know it."""
+    if known.row is None:
+        return False
+    tainted = known.row.outcome == "tainted" and known.truth.fetch is truth.Fetch.STALE_READ
+    return tainted or known.row.outcome in _TOLD[known.truth.outcome]
 
 
 def _kv_outcome_wrong(known: Known) -> bool:

@@ -10,6 +10,7 @@ from bench.truth import baseline
 from bench.truth.cases import TRACES, Case
 from bench.truth.judge import Known, Score, by_request, found_share, judge
 from handrail.cli.simulated import arrivals
+from handrail.records import EngineRequest
 from handrail_collector.offline import newest, rows_of
 from handrail_collector.rows import RequestRow
 from handrail_fleet.faults import Fault
@@ -35,7 +36,8 @@ class _Twin:
 class Referee:
     """Judges cases of ``requests`` requests each, by one seed."""
 
-    def __init__(self, requests: int, seed: int, traces: Path = TRACES) -> None:
+    def __init__(self, requests: int, seed: int, traces: Path = TRACES, *, plugin: bool = False) -> None:
+        self._plugin = plugin
         self._requests = requests
         self._seed = seed
         self._traces = traces
@@ -82,6 +84,6 @@ class Referee:
         self, scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault]
     ) -> tuple[list[RequestRow], dict[str, str]]:
         """Rows, and what vLLM alone would name."""
-        made = arrivals(scenario, flights, faults, seed=self._seed, started_unix_ns=STARTED_UNIX_NS)
+        made = arrivals(scenario, flights, faults, seed=self._seed, started_unix_ns=STARTED_UNIX_NS, plugin=self._plugin)
         rows = newest(rows_of((one.received_unix_ns, one.record) for one in made))
-        return rows, baseline.named(one.record for one in made)
+        return rows, baseline.named(one.record for one in made if isinstance(one.record, EngineRequest))

@@ -15,7 +15,7 @@ import pytest
 from handrail_collector.api.json import row_from_json
 from handrail_collector.api.query import PARAMETERS
 from handrail_collector.api.server import MAX_WAITING, ApiServer
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import MANIFEST
 from handrail_collector.store.publish import Publisher
@@ -35,9 +35,13 @@ class Live:
     """Rows as a pipeline holds them."""
 
     held: list[RequestRow] = field(default_factory=list)
+    handed: list[FetchRow] = field(default_factory=list)
 
     def rows(self) -> Sequence[RequestRow]:
         return self.held
+
+    def fetches(self) -> Sequence[FetchRow]:
+        return self.handed
 
 
 @dataclass(slots=True)

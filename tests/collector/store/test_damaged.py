@@ -17,12 +17,12 @@ from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.folders import DAY_NS, HOUR_NS
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.schema import Table
-from kept_store import EVERYTHING, ROWS, Kept, publish_all
+from kept_store import EVERYTHING, PUBLISHED, ROWS, Kept, publish_all
 from store_rows import START_UNIX_NS, request_rows
 
 
 @pytest.mark.parametrize("how", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("table", [Table.REQUESTS, Table.SPANS])  # rollups: test_rollups.py
+@pytest.mark.parametrize("table", PUBLISHED)  # rollups: test_rollups.py
 def test_the_others_of_its_hour_are_folded_and_a_copy_mends_it(
     store: Kept, table: Table, how: Callable[[bytes], bytes | None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,9 @@ class NoRows:
     def rows(self) -> tuple[()]:
         return ()
 
+    def fetches(self) -> tuple[()]:
+        return ()
+
 
 @pytest.fixture(autouse=True)
 def nobody_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ class NoLive:
     def rows(self) -> tuple[()]:
         return ()
 
+    def fetches(self) -> tuple[()]:
+        return ()
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

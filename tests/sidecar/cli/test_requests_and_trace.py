@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from handrail.cli.main import main
-from handrail_collector.api.json import row_from_json
+from handrail_collector.api.json import fetch_from_json, row_from_json
 from handrail_collector.api.server import ApiServer
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 from made_rows import MS, ROWS, SPANS, STARTED, TRACE
 
@@ -46,6 +47,59 @@ STORED = [
 ]
 
 
+FETCH = FetchRow(
+    started_unix_ns=STARTED + 100 * MS,
+    trace_id=ROWS["ordinary"].trace_id,
+    request_id=ROWS["ordinary"].request_id,
+    version=ROWS["ordinary"].version,
+    number=0,
+    span_id="f" * 16,
+    client_request_id="user-42-7",
+    direction="p_to_d",
+    mode="pull",
+    connector="NixlConnector",
+    reader_instance="10.0.0.2:8200",
+    keeper_instance="10.0.0.1:8100",
+    outcome="ok",
+    evidence=("decode:plugin loaded and seen by the scheduler",),
+    duration_ns=75 * MS,
+    wait_ns=MS,
+    handshake_ns=0,
+    transfer_ns=66 * MS,
+    transfer_bound_ns=MS,
+    notice_ns=8 * MS,
+    blocks=512,
+    tokens=8192,
+    bytes_expected=3 << 30,
+    bytes_moved=3 << 30,
+)
+STALE = replace(
+    FETCH,
+    request_id="b" * 16,
+    trace_id="b" * 32,
+    client_request_id="user-43-1",
+    started_unix_ns=STARTED + 2 * S,
+    outcome="stale_read",
+    reason="read_after_expiry",
+    tainted=True,
+    late_ns=21 * S,
+    bytes_moved=None,
+    transfer_ns=None,
+    evidence=("prefill:plugin read after the lease had ended",),
+)
+OPEN_FETCH = replace(
+    FETCH,
+    request_id="c" * 16,
+    trace_id="c" * 32,
+    version=0,
+    client_request_id="live",
+    started_unix_ns=STARTED + 3 * S,
+    outcome="hung",
+    open=True,
+    duration_ns=85 * S,
+)
+
+
 def span_row(made: object) -> SpanRow:
     shown = {name: getattr(made, name) for name in ("name", "role", "instance", "start_unix_ns", "end_unix_ns", "status")}
     ids = {name: getattr(made, name) for name in ("span_id", "parent_span_id")}
@@ -65,7 +119,8 @@ def data(tmp_path: Path) -> Path:
     """A collector's data folder with a published store."""
     publisher = Publisher(tmp_path / "store")
     publisher.open()
-    publisher.publish(0, 5000, 5000, [span_row(made) for made in SPANS], STORED)
+    flat = {Table.KV_FETCHES: [FETCH, STALE]}
+    publisher.publish(0, 5000, 5000, [span_row(made) for made in SPANS], STORED, flat=flat)
     publisher.close()
     return tmp_path
 
@@ -76,6 +131,9 @@ class Live:
 
     def rows(self) -> Sequence[RequestRow]:
         return self.held
+
+    def fetches(self) -> Sequence[FetchRow]:
+        return [OPEN_FETCH]
 
 
 Ask = Callable[..., Awaitable[int]]
@@ -194,3 +252,55 @@ def test_a_folder_without_a_store_and_a_damaged_one_are_told(tmp_path: Path, cap
 def test_an_empty_id_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", " "]) == 2
     assert "the ID is empty" in capsys.readouterr().err
+
+
+async def test_a_trace_shows_its_hand_off_with_who_said_so(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", "user-42-7") == 0
+    text = capsys.readouterr().out
+    assert "KV hand-off\nP 10.0.0.1:8100 → D 10.0.0.2:8200   ok" in text
+    assert "3.0 GiB moved, 512 blocks, 8192 tokens, 48.81 GB/s, pull, NixlConnector" in text
+    assert "peer known, no handshake" in text
+    assert "by decode:plugin loaded and seen by the scheduler" in text
+    assert await ask("trace", "user-42-7", "--json") == 0
+    (fetch,) = json.loads(capsys.readouterr().out)["fetches"]
+    assert fetch_from_json(fetch) == FETCH
+
+
+async def test_an_answer_from_expired_blocks_is_called_what_it_is(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("trace", "user-43-1") == 0
+    text = capsys.readouterr().out
+    assert "stale_read  read_after_expiry" in text
+    assert "the answer cannot be trusted" in text
+    assert "read 21.0 s after its lease had ended" in text
+
+
+async def test_hand_offs_are_listed_filtered_and_sorted(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("fetches", "--failed", "--outcome", "stale_read") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "user-43-1" in lines[1]
+    assert await ask("fetches", "--sort", "bytes", "--json", "--peer", "10.0.0.1:8100") == 0
+    rows = [fetch_from_json(json.loads(line)) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0].bytes_moved == 3 << 30
+    assert STALE in rows
+
+
+async def test_an_open_hand_off_is_listed_by_its_age_while_it_hangs(api: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(main, ["fetches", "--open", "--sort", "duration", "--api", api]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "hung (open)" in lines[1]
+    assert "85.0 s" in lines[1]
+
+
+async def test_a_wrong_outcome_is_refused_with_the_nearest(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask("fetches", "--outcome", "stale_reed") == 2
+    assert "did you mean stale_read?" in capsys.readouterr().err
+
+
+async def test_no_hand_off_says_what_would_tell_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    publisher.publish(0, 1, 1, [], STORED)
+    publisher.close()
+    assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path)]) == 0
+    assert "hand-offs are told by the plugin in the engines" in capsys.readouterr().out

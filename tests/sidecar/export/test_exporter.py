@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
@@ -16,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from crash_files import CrashFiles
 from exchanges import PROCESS, exchange
 from handrail.export.exporter import Drop, Exporter, ExportSettings, encode_batch
+from handrail.export.plugin import read_plugin_log, read_plugin_span
 from handrail.export.spans import process_of, read_exchange, resource_of, to_span
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
@@ -23,7 +25,7 @@ from handrail.otlp.delivery import Backoff
 from handrail.otlp.fields import delimited
 from handrail.otlp.refusals import Unavailable
 from handrail.otlp.server import OtlpServer
-from handrail.records import EngineRequest, Source, SpanIds
+from handrail.records import EngineRequest, KvFetch, ProcessEvent, ProcessEventKind, Source, SpanIds
 
 QUICK = Backoff(initial_s=0.002, max_s=0.01)
 RESOURCE = resource_of(PROCESS)
@@ -373,3 +375,34 @@ def test_a_batch_is_what_the_protobuf_library_would_write() -> None:
     scope.spans.extend(spans)
     encoded = encode_batch(RESOURCE.SerializeToString(), 300, [delimited(2, span.SerializeToString()) for span in spans])
     assert encoded == expected.SerializeToString()
+
+
+async def test_the_plugins_records_go_under_their_own_scopes(collector: Collector) -> None:
+    """Final ones as spans, open ones and events as log records; every batch holds one scope and has the next number."""
+    sending = exporter(collector)
+    await sending.start()
+    process = exchange().process
+    ids = SpanIds(trace_id="a" * 32, span_id="b" * 16)
+    fetch = KvFetch(
+        process=process, source=Source.PLUGIN, ids=ids, engine="vllm", request_id="r", known_unix_ns=10**18, ended_ns=5
+    )
+    event = ProcessEvent(process=process, source=Source.PLUGIN, at_unix_ns=10**18, kind=ProcessEventKind.STARTED)
+    for record in (exchange(1), fetch, replace(fetch, provisional=True, ended_ns=None, seen_ns=4), event):
+        sending.sink(record)
+    await sending.shutdown(5.0)
+    assert [signal for signal, _ in collector.received] == [Signal.TRACES, Signal.TRACES, Signal.LOGS]
+    scopes, numbers, read = [], [], []
+    for signal, payload in collector.received:
+        if signal is Signal.LOGS:
+            logs = ExportLogsServiceRequest.FromString(payload).resource_logs[0].scope_logs[0]
+            scope = logs.scope
+            read += [read_plugin_log(log, process) for log in logs.log_records]
+        else:
+            spans = ExportTraceServiceRequest.FromString(payload).resource_spans[0].scope_spans[0]
+            scope = spans.scope
+            read += [read_plugin_span(span, process) for span in spans.spans]
+        scopes.append(scope.name)
+        numbers.append(scope.attributes[0].value.int_value)
+    assert (scopes, numbers) == (["handrail.proxy", "handrail.plugin", "handrail.events"], [1, 2, 3])
+    assert read == [None, fetch, replace(fetch, provisional=True, ended_ns=None, seen_ns=4), event]
+    assert sending.stats.spans_spooled == 4

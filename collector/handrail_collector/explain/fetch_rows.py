@@ -1,0 +1,246 @@
+"""The hand-offs of a request as rows, each with its verdict; and the one that its answer rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from handrail.records import KvFetch, KvPublish, LogFact, ProcessEvent
+from handrail_collector.explain.handoff import Handoff, handoffs, on_path
+from handrail_collector.explain.outcome import Case, Verdict, decide
+from handrail_collector.explain.path import Path, Visit
+from handrail_collector.rows import FetchRow
+from handrail_collector.stitch.clocks import HostClocks
+from handrail_collector.stitch.engines import EngineBook, LinkFault
+from handrail_collector.stitch.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A hand-off and what became of it."""
+
+    handoff: Handoff
+    verdict: Verdict
+    held_ns: tuple[int | None, int | None]
+    lease_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """All hand-offs of a request. ``chosen``: the one that its answer rests on; None: no hand-off is known of."""
+
+    every: tuple[Judged, ...]
+    chosen: Judged | None
+
+
+def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hung_ns: int) -> Handed:
+    """What became of every hand-off of ``group``."""
+    every = handoffs(path)
+    chosen = on_path(path, every)
+    wrong = next((f.detail or f.kind for f in group.findings if f.kind == "wrong_request"), "")
+    judged = []
+    for handoff in every:
+        held, lease = _held(handoff, clocks), _lease(handoff, path.facts, engines)
+        verdict = decide(
+            Case(
+                handoff=handoff,
+                path=path,
+                facts=path.facts if handoff is chosen or len(every) == 1 else (),
+                wrong=_wrong(handoff, path, wrong if handoff is chosen else ""),
+                lost=_lost(handoff, engines),
+                link_fault=_link_fault(handoff.reader, engines),
+                wait_ns=held,
+                lease_ns=lease,
+                hung_ns=hung_ns,
+            )
+        )
+        judged.append(Judged(handoff, verdict, held, lease))
+    of_chosen = next((one for one in judged if one.handoff is chosen), None) if chosen is not None else None
+    if of_chosen is None and (path.prefills or path.handed_off or path.facts):
+        handoff = Handoff(None, None, path.decode, path.prefill, None)
+        fault = _link_fault(path.decode, engines)
+        case = Case(handoff=handoff, path=path, facts=path.facts, wrong=wrong, lost=_lost(handoff, engines), link_fault=fault)
+        of_chosen = Judged(handoff, decide(case), (None, None), None)
+    return Handed(tuple(judged), of_chosen)
+
+
+def fetch_rows(group: Group, handed: Handed, version: int, client_request_id: str | None) -> tuple[FetchRow, ...]:
+    """In order, numbered."""
+    trace_id, request_id = group.identity
+    first, last = min(e.offset for e in group.evidence), max(e.offset for e in group.evidence)
+    return tuple(
+        _row(one, trace_id, request_id, version, number, client_request_id, first, last)
+        for number, one in enumerate(handed.every)
+    )
+
+
+def _row(
+    judged: Judged, trace_id: str, request_id: str, version: int, number: int, client: str | None, first: int, last: int
+) -> FetchRow:
+    handoff, verdict = judged.handoff, judged.verdict
+    fetch, publish = handoff.fetch, handoff.publish
+    record = fetch or publish
+    assert record is not None
+    transfer, bound = _transfer(fetch, publish)
+    return FetchRow(
+        started_unix_ns=fetch.known_unix_ns if fetch is not None else publish.published_unix_ns if publish is not None else 0,
+        trace_id=trace_id,
+        request_id=request_id,
+        version=version,
+        number=number,
+        span_id=record.ids.span_id,
+        client_request_id=client,
+        direction=record.direction.value if record.direction is not None else None,
+        mode=record.mode,
+        connector=record.connector,
+        reader_instance=handoff.reader.instance if handoff.reader is not None else None,
+        keeper_instance=handoff.keeper.instance if handoff.keeper is not None else None,
+        reader_host=handoff.reader.host if handoff.reader is not None else None,
+        keeper_host=handoff.keeper.host if handoff.keeper is not None else None,
+        reader_engine_id=fetch.engine_id if fetch is not None else None,
+        keeper_engine_id=publish.engine_id if publish is not None else fetch.peer_engine_id if fetch is not None else None,
+        reader_request=fetch.request_id if fetch is not None else None,
+        keeper_request=publish.request_id if publish is not None else fetch.peer_request_id if fetch is not None else None,
+        keeper_address=f"{fetch.peer_host}:{fetch.peer_port}" if fetch is not None and fetch.peer_host else None,
+        outcome=verdict.outcome.value,
+        reason=verdict.reason or None,
+        error=(fetch.failure_error if fetch is not None else None) or (publish.failure_error if publish is not None else None),
+        evidence=verdict.evidence,
+        tainted=verdict.tainted,
+        open=verdict.open,
+        duration_ns=_duration(fetch, publish),
+        wait_ns=fetch.load_started_ns if fetch is not None else None,
+        handshake_ns=_handshake(fetch),
+        transfer_ns=transfer,
+        transfer_bound_ns=bound,
+        notice_ns=_between(fetch.done_ns, fetch.noticed_ns) if fetch is not None else None,
+        held_ns=max(0, judged.held_ns[0]) if judged.held_ns[0] is not None else None,
+        clock_bound_ns=_width(judged.held_ns),
+        lease_ns=judged.lease_ns,
+        late_ns=verdict.late_ns,
+        lost_ns=verdict.lost_ns,
+        tokens=fetch.tokens_wanted if fetch is not None else publish.tokens if publish is not None else None,
+        tokens_local=fetch.tokens_local if fetch is not None else None,
+        blocks=record.blocks,
+        block_bytes=record.block_bytes,
+        bytes_expected=fetch.bytes_expected if fetch is not None else publish.kv_bytes if publish is not None else None,
+        bytes_moved=_moved(fetch, publish),
+        descriptors=record.descriptors,
+        ranks=fetch.ranks if fetch is not None else None,
+        first_offset=first,
+        last_offset=last,
+    )
+
+
+def _moved(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:
+    """As the side that moved it counted: P where it pushed."""
+    for record in (publish, fetch) if fetch is not None and fetch.mode == "push" else (fetch, publish):
+        if record is not None and record.bytes_moved is not None:
+            return record.bytes_moved
+    return None
+
+
+def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | None, int | None]:
+    """Posted to done, by the clock of the side that moved it, and its bound."""
+    for record in (publish, fetch) if fetch is None or fetch.mode == "push" else (fetch,):
+        if record is not None and (took := _between(record.posted_ns, record.done_ns)) is not None:
+            return took, record.done_bound_ns
+    return None, None
+
+
+def _handshake(fetch: KvFetch | None) -> int | None:
+    if fetch is None:
+        return None
+    if fetch.handshake_begin_ns is None:
+        return 0 if fetch.posted_ns is not None or fetch.done_ns is not None else None
+    return _between(fetch.handshake_begin_ns, fetch.handshake_end_ns)
+
+
+def _duration(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:
+    if fetch is not None:
+        return next((at for at in (fetch.noticed_ns, fetch.ended_ns, fetch.done_ns, fetch.seen_ns) if at is not None), None)
+    if publish is None:
+        return None
+    ends = (publish.freed_ns, publish.expired_ns, publish.read_ns, publish.seen_ns)
+    return next((at for at in ends if at is not None), None)
+
+
+def _between(begin_ns: int | None, end_ns: int | None) -> int | None:
+    return max(0, end_ns - begin_ns) if begin_ns is not None and end_ns is not None else None
+
+
+def _held(handoff: Handoff, clocks: HostClocks) -> tuple[int | None, int | None]:
+    """Least and most that KV lay at its keeper before its read began: the two hosts' clocks are only bounded."""
+    fetch, keeper = handoff.fetch, handoff.keeper
+    if fetch is None or fetch.posted_ns is None or keeper is None:
+        return None, None
+    if handoff.publish is not None:
+        kept_at = handoff.publish.published_unix_ns
+    elif keeper.exchange is not None:
+        kept_at = keeper.exchange.arrival_unix_ns + keeper.exchange.duration_ns
+    else:
+        return None, None
+    apart = fetch.known_unix_ns + fetch.posted_ns - kept_at
+    offset = clocks.between(keeper.evidence[0].record.process.host, fetch.process.host, fetch.known_unix_ns)
+    if offset is None:
+        return apart, apart
+    return (
+        None if offset.high_ns is None else apart - offset.high_ns,
+        None if offset.low_ns is None else apart - offset.low_ns,
+    )
+
+
+def _width(held_ns: tuple[int | None, int | None]) -> int | None:
+    least, most = held_ns
+    return most - least if least is not None and most is not None and most != least else None
+
+
+def _lease(handoff: Handoff, facts: Sequence[LogFact], engines: EngineBook) -> int | None:
+    if handoff.publish is not None and handoff.publish.lease_end_ns is not None:
+        return handoff.publish.lease_end_ns
+    for fact in facts:
+        seconds = dict(fact.numbers).get("timeout_s")
+        if seconds is not None:
+            return round(seconds * 1e9)
+    return engines.lease_ns(handoff.keeper.instance) if handoff.keeper is not None else None
+
+
+def _wrong(handoff: Handoff, path: Path, found: str) -> str:
+    """The stitcher's finding; or D read a key that this request's prefill did not publish."""
+    if found or handoff.backwards or handoff.fetch is None or handoff.publish is not None or path.prefill is None:
+        return found
+    published = {key for e in path.prefill.evidence for key in e.connector_out}
+    read = {key for e in _of(handoff.reader, handoff.fetch) for key in e}
+    return "D read KV that this request's prefill did not publish" if published and read and not published & read else ""
+
+
+def _of(visit: Visit | None, fetch: KvFetch) -> Iterable[tuple[str, ...]]:
+    return (e.connector_in for e in (visit.evidence if visit is not None else ()) if e.record is fetch)
+
+
+def _lost(handoff: Handoff, engines: EngineBook) -> tuple[ProcessEvent, ...]:
+    """What happened to the two engines before the load had ended: what comes after cannot be why it failed."""
+    found: list[ProcessEvent] = []
+    fetch = handoff.fetch
+    over = fetch.known_unix_ns + fetch.ended_ns + _TOLD_NS if fetch is not None and fetch.ended_ns is not None else None
+    for visit in (handoff.reader, handoff.keeper):
+        if visit is not None:
+            begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
+            end = max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0)
+            until = end + _GRACE_NS
+            found.extend(engines.wrong(visit.instance, begin, until if over is None else min(over, until)))
+    return tuple(found)
+
+
+_TOLD_NS = 10**9
+"""So much later than it happened a death may be stamped."""
+
+_GRACE_NS = 5 * 10**9
+"""An engine's death is told by those who still live, a little after what it was doing was last heard of."""
+
+
+def _link_fault(visit: Visit | None, engines: EngineBook) -> LinkFault | None:
+    if visit is None:
+        return None
+    begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
+    return engines.link_fault(visit.instance, begin, max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0))

@@ -1,0 +1,68 @@
+"""The hand-offs of a request: each load of an engine with what its peer kept for it, and what was kept and never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from handrail.records import Direction, KvFetch, KvPublish
+from handrail_collector.explain.path import Path, Run, Visit
+from handrail_collector.stitch.evidence import connector_key
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """One. ``reader`` and ``run``: the process that loads, and its engine's request; ``keeper``: the one that kept the KV."""
+
+    fetch: KvFetch | None
+    publish: KvPublish | None
+    reader: Visit | None
+    keeper: Visit | None
+    run: Run | None
+
+    @property
+    def backwards(self) -> bool:
+        """P takes back what D kept of an earlier turn."""
+        said = self.fetch or self.publish
+        return said is not None and said.direction is Direction.D_TO_P
+
+    @property
+    def last(self) -> bool:
+        """The load that the engine's answer rests on; one before it was tried again."""
+        return self.run is None or self.run.fetch is self.fetch
+
+
+def handoffs(path: Path) -> list[Handoff]:
+    """In order of their beginning: loads with what was kept for them, then what was kept for nobody."""
+    kept = {key: found for found in _kept(path) for key in connector_key(found[0].engine_id, found[0].request_id)}
+    loads: list[Handoff] = []
+    for visit in (*path.prefills, *path.decodes):
+        for run in visit.runs:
+            for fetch in run.fetches:
+                key = connector_key(fetch.peer_engine_id, fetch.peer_request_id)
+                publish, keeper = kept.get(key[0], (None, None)) if key else (None, None)
+                if keeper is None and key:
+                    keeper = next((v for v in path.prefills if any(key[0] in e.connector_out for e in v.evidence)), None)
+                loads.append(Handoff(fetch, publish, visit, keeper, run))
+    loads.sort(key=lambda h: (h.fetch.known_unix_ns, h.fetch.ids.span_id) if h.fetch is not None else (0, ""))
+    taken = {id(load.publish) for load in loads}
+    unread = [Handoff(None, publish, None, keeper, None) for publish, keeper in kept.values() if id(publish) not in taken]
+    return [*loads, *sorted(unread, key=lambda h: (h.publish.published_unix_ns, h.publish.ids.span_id) if h.publish else (0, ""))]
+
+
+def on_path(path: Path, every: list[Handoff]) -> Handoff | None:
+    """The hand-off that the answer rests on: D's last load, else what the prefill on the path kept."""
+    for handoff in reversed(every):
+        if handoff.fetch is not None and not handoff.backwards and handoff.reader is path.decode:
+            return handoff
+    for handoff in reversed(every):
+        if handoff.fetch is None and not handoff.backwards and handoff.keeper is path.prefill and path.prefill is not None:
+            return handoff
+    return None
+
+
+def _kept(path: Path) -> Iterator[tuple[KvPublish, Visit]]:
+    for visit in (*path.prefills, *path.decodes):
+        for run in visit.runs:
+            for publish in run.publishes:
+                yield publish, visit

@@ -1,0 +1,346 @@
+"""What became of a hand-off, and which record says so: pure, from everything that was joined.
+
+Order matters and is the order of the functions in ``_RULES``: what makes an answer untrustworthy comes before what failed, that
+before what is open, and only what nothing speaks against is ``ok``. Where the evidence cannot tell, the answer is ``unknown``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.outcomes import TAINTING, FetchOutcome
+from handrail.records import (
+    FAILED_FETCH_KINDS,
+    Exchange,
+    FetchEffect,
+    KvFetch,
+    LogFact,
+    LogKind,
+    Outcome,
+    ProcessEvent,
+    ProcessEventKind,
+)
+from handrail_collector.explain.handoff import Handoff
+from handrail_collector.explain.path import Path
+from handrail_collector.stitch.engines import LinkFault
+
+HUNG_NS: Final = 60 * 10**9
+"""A fetch that is open for longer is hung, unless the configuration says otherwise."""
+
+ANSWERED: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH, Outcome.TRUNCATED})
+_TIMEOUT = re.compile(r"time(d)?[_ -]?out|status -80", re.I)
+_EXPIRED = re.compile(r"expired|lease", re.I)
+_KV_ERROR = re.compile(r"\bkv|kv_|transfer|hand_?-?off|sequence.?not.?found|disaggregat|bootstrap", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``evidence``: who said what, strongest first. ``tainted``: the answer rests on KV that cannot be trusted.
+
+    ``lost_ns``: what the failure cost the request, by the reader's clock; ``late_ns``: how long after its lease KV was read.
+    """
+
+    outcome: FetchOutcome
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    tainted: bool = False
+    lost_ns: int | None = None
+    late_ns: int | None = None
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Everything that is known about one hand-off. ``wait_ns``: least and most that KV lay before its read began."""
+
+    handoff: Handoff
+    path: Path
+    facts: tuple[LogFact, ...] = ()
+    wrong: str = ""  # why what was read is taken to be another request's
+    lost: tuple[ProcessEvent, ...] = ()  # what happened to the two engines meanwhile
+    link_fault: LinkFault | None = None
+    wait_ns: tuple[int | None, int | None] = (None, None)
+    lease_ns: int | None = None
+    hung_ns: int = HUNG_NS
+
+    def said(self, *kinds: LogKind) -> list[LogFact]:
+        """Lines of these kinds about this request."""
+        return [fact for fact in self.facts if fact.kind in kinds]
+
+    @property
+    def answer(self) -> Exchange | None:
+        """What the proxy beside D saw, else the edge."""
+        decode = self.path.decode
+        return decode.exchange if decode is not None and decode.exchange is not None else self.path.edge
+
+    @property
+    def answered(self) -> bool:
+        """Tokens came, and the answer ended as answers do."""
+        decode = self.path.decode
+        seen = self.answer
+        if seen is not None:
+            return seen.outcome in ANSWERED and (seen.output_tokens != 0 or seen.ttft_token_ns is not None)
+        return decode is not None and any(run.times is not None and run.times.first_token_ns is not None for run in decode.runs)
+
+
+Rule = Callable[[Case], "Verdict | None"]
+
+
+def decide(case: Case) -> Verdict:
+    """The verdict of the first rule that has one."""
+    for rule in _RULES:
+        verdict = rule(case)
+        if verdict is not None:
+            return verdict
+    return Verdict(FetchOutcome.UNKNOWN)
+
+
+def _wrong(case: Case) -> Verdict | None:
+    return Verdict(FetchOutcome.WRONG_REQUEST, "other_request", (f"join: {case.wrong}",), True) if case.wrong else None
+
+
+def _stale(case: Case) -> Verdict | None:
+    publish, fetch = case.handoff.publish, case.handoff.fetch
+    lines = case.said(LogKind.STALE_READ)
+    evidence = [f"prefill:log stale_read ({fact.lines} lines, one request)" for fact in lines]
+    late: int | None = None
+    if publish is not None and publish.late_read_ns is not None:
+        evidence.insert(0, "prefill:plugin read after the lease had ended")
+        ended = publish.expired_ns if publish.expired_ns is not None else publish.lease_end_ns
+        late = max(0, publish.late_read_ns - ended) if ended is not None else None
+    if lines and late is None:
+        seconds = dict(lines[0].numbers).get("since_expiry_s")
+        late = round(seconds * 1e9) if seconds is not None else None
+    expired = _expired(case)
+    least = case.wait_ns[0]
+    if not evidence and expired and _loaded(fetch) and least is not None and case.lease_ns is not None and least > case.lease_ns:
+        evidence = [
+            *expired,
+            f"clocks: its read began {least / 1e9:.1f} s after the KV was kept, for {case.lease_ns / 1e9:.0f} s",
+        ]
+        late = least - case.lease_ns
+    if not evidence:
+        return None
+    return Verdict(FetchOutcome.STALE_READ, "read_after_expiry", tuple(evidence), True, late_ns=late)
+
+
+def _expired(case: Case) -> list[str]:
+    publish = case.handoff.publish
+    found = [f"prefill:log expired ({fact.lines} lines)" for fact in case.said(LogKind.EXPIRED)]
+    if publish is not None and publish.expired_ns is not None:
+        found.insert(0, f"prefill:plugin lease ended after {publish.expired_ns / 1e9:.1f} s, {publish.readers} readers")
+    return found
+
+
+def _expired_first(case: Case) -> bool:
+    """P had given the blocks up before the read began, whatever the two clocks may differ by: not because it had failed."""
+    publish, least = case.handoff.publish, case.wait_ns[0]
+    ended = publish.expired_ns if publish is not None else case.lease_ns if case.said(LogKind.EXPIRED) else None
+    return ended is not None and least is not None and least >= ended
+
+
+def _loaded(fetch: KvFetch | None) -> bool:
+    return fetch is not None and not load_failed(fetch) and fetch.noticed_ns is not None
+
+
+def load_failed(fetch: KvFetch) -> bool:
+    """The engine's policy came into play, or no rank has got its part: where only the word to P was lost, the KV is in."""
+    return fetch.effect is not None or (fetch.failure is not None and not fetch.ranks_done)
+
+
+def _left(case: Case) -> Verdict | None:
+    """The request was given up while its load was open; what became of the load after that is nobody's any more.
+
+    Also where P calls it a late read: D's clean-up tells P to free the blocks while the transfer still goes on (vLLM 0.32).
+    """
+    fetch = case.handoff.fetch
+    if fetch is None or fetch.request_status != "aborted" or fetch.effect is not None or fetch.provisional:
+        return None
+    said = f"{fetch.process.role.value}:plugin the request was aborted while the load was open"
+    return Verdict(FetchOutcome.ABORTED, "", (said,), lost_ns=fetch.ended_ns)
+
+
+def _failed(case: Case) -> Verdict | None:
+    fetch = case.handoff.fetch
+    lines = case.said(*FAILED_FETCH_KINDS, LogKind.READ_DECLINED, LogKind.BAD_HANDOFF)
+    if fetch is not None and not case.handoff.last and load_failed(fetch):
+        return Verdict(FetchOutcome.RETRIED, fetch.failure or "", _failure_words(fetch, ()), lost_ns=_lost(case))
+    failing = fetch is not None and load_failed(fetch)
+    if not failing and not lines:
+        return None
+    evidence = (*_failure_words(fetch, lines), *_expired(case))
+    reason = _reason(fetch, lines)
+    words = " ".join(filter(None, (reason, fetch.failure_error if fetch else None, *(fact.reason for fact in lines))))
+    declined = any(fact.kind is LogKind.READ_DECLINED for fact in lines) or bool(_EXPIRED.search(reason))
+    recomputed = (fetch is not None and fetch.effect is FetchEffect.RECOMPUTED) or any(
+        fact.kind is LogKind.RECOMPUTED for fact in lines
+    )
+    if declined or (_expired_first(case) and not recomputed):
+        return Verdict(FetchOutcome.EXPIRED, reason or "lease_ended", evidence, lost_ns=_lost(case))
+    if recomputed or (case.answered and fetch is not None and fetch.policy == "recompute"):
+        return Verdict(FetchOutcome.RECOMPUTED, reason, evidence, lost_ns=_lost(case))
+    if case.lost:
+        return _engine_lost(case, evidence)
+    outcome = FetchOutcome.TIMED_OUT if _TIMEOUT.search(words) else FetchOutcome.FAILED
+    # an engine that failed to load and answers all the same, without having computed the prompt, answers from nothing
+    return Verdict(outcome, reason, evidence, case.answered, lost_ns=_lost(case))
+
+
+def _failure_words(fetch: KvFetch | None, lines: Sequence[LogFact]) -> tuple[str, ...]:
+    found = []
+    if fetch is not None and (fetch.failure or fetch.effect):
+        what = ", ".join(filter(None, (fetch.failure, fetch.failure_error, fetch.effect.value if fetch.effect else None)))
+        found.append(f"{fetch.process.role.value}:plugin load failed: {what}")
+    for fact in lines:
+        what = " ".join(filter(None, (fact.kind.value, fact.failure, fact.reason)))
+        found.append(f"{fact.process.role.value}:log {what} ({fact.lines} lines)")
+    return tuple(found)
+
+
+def _reason(fetch: KvFetch | None, lines: Sequence[LogFact]) -> str:
+    if fetch is not None and fetch.failure:
+        return fetch.failure
+    return next((fact.failure or fact.reason or fact.kind.value for fact in lines), "load_failed")
+
+
+def _lost(case: Case) -> int | None:
+    """Until the engine knew that the load had failed; where it computed the prompt after that, until the first token."""
+    fetch, run = case.handoff.fetch, case.handoff.run
+    if fetch is None:
+        return None
+    until = fetch.noticed_ns if fetch.noticed_ns is not None else fetch.ended_ns
+    times = run.times if run is not None else None
+    if fetch.effect is FetchEffect.RECOMPUTED and times is not None and times.first_token_ns is not None:
+        until = times.queued_unix_ns + times.first_token_ns - fetch.known_unix_ns
+    return max(0, until) if until is not None else None
+
+
+def _prefill_error(case: Case) -> Verdict | None:
+    """P gave up and D went on, or waits for what will never come (case A21)."""
+    prefills = case.path.prefills
+    if not prefills or case.path.handed_off is False or not all(visit.failed for visit in prefills):
+        return None
+    said = prefills[-1].exchange
+    what = (said.error_type or said.outcome.value) if said is not None else "ended in an error"
+    evidence = (f"prefill:{'proxy' if said is not None else 'plugin'} {what}",)
+    return Verdict(FetchOutcome.FAILED, "prefill_error", evidence, case.answered, open=_is_open(case))
+
+
+def _engine_lost(case: Case, evidence: tuple[str, ...] = ()) -> Verdict | None:
+    gone = [event for event in case.lost if event.kind is not ProcessEventKind.HUNG]
+    if not gone or case.answered or _loaded(case.handoff.fetch):
+        return None
+    words = tuple(f"{event.process.role.value}:{event.source.value} engine {event.kind.value}" for event in gone)
+    return Verdict(FetchOutcome.FAILED, "engine_lost", (*evidence, *words), lost_ns=_lost(case))
+
+
+def _is_open(case: Case) -> bool:
+    fetch, publish = case.handoff.fetch, case.handoff.publish
+    if fetch is not None:
+        return fetch.provisional
+    return publish is not None and publish.provisional
+
+
+def _unfinished(case: Case) -> Verdict | None:
+    fetch = case.handoff.fetch
+    if fetch is None or fetch.noticed_ns is not None or fetch.tokens_wanted == 0:
+        return None
+    where = f"{fetch.process.role.value}:plugin"
+    seen = case.answer
+    if seen is not None and seen.outcome is Outcome.CLIENT_DISCONNECT:
+        return Verdict(FetchOutcome.ABORTED, "", (f"{where} the client left while the load was open",), lost_ns=fetch.ended_ns)
+    if fetch.request_status is not None and fetch.request_status not in ("stopped", "length_capped", "finished", "lost"):
+        return Verdict(FetchOutcome.FAILED, fetch.request_status, (f"{where} the request ended: {fetch.request_status}",))
+    if fetch.request_status == "lost":
+        return Verdict(FetchOutcome.UNKNOWN, "lost", (f"{where} how the request ended was not heard",))
+    age = fetch.seen_ns if fetch.seen_ns is not None else fetch.ended_ns
+    if (fetch.provisional or fetch.ended_ns is None) and age is not None and age >= case.hung_ns:
+        return Verdict(FetchOutcome.HUNG, "", (f"{where} open for {age / 1e9:.1f} s",), lost_ns=age, open=fetch.provisional)
+    if fetch.provisional:
+        return Verdict(FetchOutcome.UNKNOWN, "open", (f"{where} open for {(age or 0) / 1e9:.1f} s",), open=True)
+    return None
+
+
+def _link(case: Case) -> Verdict | None:
+    """Errors of the link that name no request, while nothing says that this load went well (case A16)."""
+    fault = case.link_fault
+    if fault is None or not (case.handoff.fetch or case.path.handed_off):
+        return None
+    said = f"decode:log {fault.reason} since {fault.since_unix_ns / 1e9:.0f}, {fault.count} times, naming no request"
+    return Verdict(FetchOutcome.UNKNOWN, "link_failing", (said,), case.answered)
+
+
+def _went_well(case: Case) -> Verdict | None:
+    fetch, publish = case.handoff.fetch, case.handoff.publish
+    read = publish is not None and publish.read_ns is not None
+    evidence = []
+    if fetch is not None:
+        if fetch.tokens_wanted == 0:
+            return Verdict(FetchOutcome.OK, "already_there", (f"{fetch.process.role.value}:plugin nothing to load",))
+        if fetch.noticed_ns is not None:
+            evidence.append(f"{fetch.process.role.value}:plugin loaded and seen by the scheduler")
+            if fetch.failure is not None:
+                evidence.append(f"{fetch.process.role.value}:plugin {fetch.failure} after that")
+    if read:
+        evidence.append("prefill:plugin its reader said that it was done" if not case.handoff.backwards else "decode:plugin read")
+    return Verdict(FetchOutcome.OK, "", tuple(evidence)) if evidence else None
+
+
+def _kept_for_nobody(case: Case) -> Verdict | None:
+    """Only P's word, or that of its log."""
+    publish = case.handoff.publish
+    if case.handoff.fetch is not None:
+        return None
+    if publish is not None and publish.failure == "engine_lost":
+        return Verdict(FetchOutcome.FAILED, "engine_lost", ("prefill:plugin the engine that kept it is gone",))
+    if expired := _expired(case):
+        # D answers though nobody had read by the end of the lease: from freed blocks, or it computed the prompt unseen
+        return Verdict(FetchOutcome.EXPIRED, "nobody_read_in_time", tuple(expired), case.answered)
+    if publish is not None and publish.provisional and publish.seen_ns is not None:
+        waits = f"prefill:plugin kept for {publish.seen_ns / 1e9:.1f} s, not read"
+        hung = publish.seen_ns >= case.hung_ns
+        return Verdict(FetchOutcome.HUNG if hung else FetchOutcome.UNKNOWN, "" if hung else "open", (waits,), open=True)
+    return None
+
+
+def _local(case: Case) -> Verdict | None:
+    if case.path.handed_off is False and case.path.prefills:
+        return Verdict(FetchOutcome.FALLBACK_LOCAL, "", ("decode:proxy was told of no KV to read",))
+    return None
+
+
+def _decode_error(case: Case) -> Verdict | None:
+    """D said nothing of a load and ended before its first token, in words that are about the hand-off."""
+    seen = case.answer
+    if seen is None or case.path.handed_off is not True or seen.ttft_token_ns is not None or seen.outcome in ANSWERED:
+        return None
+    words = " ".join(filter(None, (seen.error_type, seen.error_code)))
+    if _KV_ERROR.search(words):
+        return Verdict(FetchOutcome.FAILED, words, (f"{seen.process.role.value}:{seen.source.value} {words}",), lost_ns=None)
+    if seen.outcome is Outcome.CLIENT_DISCONNECT:
+        return Verdict(FetchOutcome.ABORTED, "", (f"{seen.process.role.value}:{seen.source.value} the client left",))
+    return None
+
+
+_RULES: Final[tuple[Rule, ...]] = (
+    _wrong,
+    _left,
+    _stale,
+    _failed,
+    _prefill_error,
+    _engine_lost,
+    _unfinished,
+    _link,
+    _went_well,
+    _local,
+    _kept_for_nobody,
+    _decode_error,
+)
+
+
+def is_tainted(verdict: Verdict) -> bool:
+    """Whatever its status said, the answer cannot be trusted."""
+    return verdict.tainted and (verdict.outcome in TAINTING or verdict.outcome is not FetchOutcome.OK)

@@ -1,0 +1,120 @@
+"""Rows of the tables that only grow, from what sidecars tell of engines and processes, and from what was learned of clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from handrail.clocks import OffsetInterval
+from handrail.records import Iteration, ProcessEvent
+from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
+from handrail_collector.store.flat import FlatRows
+from handrail_collector.store.schema import Table
+
+MINUTE_NS = 60 * 10**9
+HOUR_NS = 60 * MINUTE_NS
+
+
+def key_of(*parts: object) -> str:
+    """16 hex digits that are the same for the same parts."""
+    return blake2b("\x1f".join(map(str, parts)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def process_event_row(event: ProcessEvent, offset: int) -> ProcessEventRow:
+    """``event`` as a row; what several witnesses say of one event at one time stays several rows."""
+    process = event.process
+    return ProcessEventRow(
+        at_unix_ns=event.at_unix_ns,
+        key=key_of(process.instance, event.at_unix_ns, event.kind.value, event.source.value, event.pid, event.process_kind),
+        offset=offset,
+        kind=event.kind.value,
+        role=process.role.value,
+        instance=process.instance,
+        host=process.host_name or process.host,
+        source=event.source.value,
+        engine=event.engine,
+        engine_id=event.engine_id,
+        pid=event.pid,
+        process_kind=event.process_kind,
+        detail=event.detail,
+        at_bound_ns=event.at_bound_ns,
+        count=event.count,
+    )
+
+
+def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
+    """``iteration`` as a row."""
+    process = iteration.process
+    return IterationRow(
+        at_unix_ns=iteration.started_unix_ns,
+        key=key_of(process.instance, iteration.started_unix_ns, iteration.core, iteration.full),
+        offset=offset,
+        role=process.role.value,
+        instance=process.instance,
+        host=process.host_name or process.host,
+        engine_id=iteration.engine_id,
+        core=iteration.core,
+        duration_ns=iteration.duration_ns,
+        steps=iteration.steps,
+        full=iteration.full,
+        busy_ns=iteration.busy_ns,
+        longest_ns=iteration.longest_ns,
+        longest_at_ns=iteration.longest_at_ns,
+        requests=iteration.requests,
+        prefill_requests=iteration.prefill_requests,
+        prefill_tokens=iteration.prefill_tokens,
+        decode_tokens=iteration.decode_tokens,
+        preemptions=iteration.preemptions,
+        running=iteration.running,
+        waiting=iteration.waiting,
+        kv_landing_steps=iteration.kv_landing_steps,
+    )
+
+
+def finding_row(kind: str, detail: str, instance: str, peer: str, at_unix_ns: int, offset: int) -> FindingRow:
+    """The same finding has one key an hour: so long is it said once."""
+    key = key_of(kind, detail, instance, peer, at_unix_ns // HOUR_NS)
+    return FindingRow(
+        at_unix_ns=at_unix_ns, key=key, offset=offset, kind=kind, detail=detail, instance=instance, peer_instance=peer
+    )
+
+
+def clock_rows(intervals: dict[tuple[str, str], OffsetInterval], at_unix_ns: int, offset: int) -> Iterator[ClockPairRow]:
+    """Every pair that is bounded, one row a minute."""
+    minute = at_unix_ns // MINUTE_NS
+    for (a, b), interval in intervals.items():
+        if interval.low_ns is not None or interval.high_ns is not None:
+            yield ClockPairRow(
+                at_unix_ns=minute * MINUTE_NS,
+                key=key_of(a, b, minute),
+                offset=offset,
+                host=a,
+                peer_host=b,
+                low_ns=interval.low_ns,
+                high_ns=interval.high_ns,
+            )
+
+
+class EventRows:
+    """Rows of such tables, by table, on their way to the store."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Table, list[EventRow]] = {}
+
+    def add(self, table: Table, row: EventRow) -> None:
+        """One more."""
+        self._rows.setdefault(table, []).append(row)
+
+    def extend(self, more: EventRows) -> None:
+        """All of ``more`` behind these."""
+        for table, rows in more._rows.items():
+            self._rows.setdefault(table, []).extend(rows)
+
+    def then(self, more: EventRows) -> EventRows:
+        """These, and ``more`` behind them."""
+        self.extend(more)
+        return self
+
+    def with_fetches(self, fetches: Sequence[FetchRow]) -> FlatRows:
+        """All that is to be published, hand-offs included."""
+        return {**self._rows, Table.KV_FETCHES: fetches} if fetches else dict(self._rows)

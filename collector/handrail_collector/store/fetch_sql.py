@@ -1,0 +1,52 @@
+"""Questions about hand-offs as SQL, as ``sql.py`` for requests. Of a request's rows those of its highest version count."""
+
+from __future__ import annotations
+
+from handrail_collector.store.fetch_filter import FAILED, FETCH_SORTS, FetchFilter
+from handrail_collector.store.sql import Parameter, Query
+
+_NEWEST = (
+    "SELECT * FROM {table} QUALIFY version = max(version) OVER (PARTITION BY trace_id, request_id)"
+    ' AND row_number() OVER (PARTITION BY trace_id, request_id, version, "number" ORDER BY last_offset DESC) = 1'
+)
+
+_CONDITIONS = {
+    "since_unix_ns": "started_unix_ns >= $since_unix_ns",
+    "until_unix_ns": "started_unix_ns < $until_unix_ns",
+    "outcome": "outcome = $outcome",
+    "failed": f"(outcome IN ({', '.join(repr(word) for word in sorted(FAILED))})) = $failed",
+    "open": '"open" = $open',
+    "direction": "direction = $direction",
+    "peer": "$peer IN (reader_instance, keeper_instance, reader_host, keeper_host, keeper_address)",
+}
+
+
+def fetches(wanted: FetchFilter) -> Query:
+    """Rows that fit, in the order asked for."""
+    parameters: dict[str, Parameter] = {"row_limit": wanted.limit}
+    conditions = ['"number" >= 0']
+    for name, condition in _CONDITIONS.items():
+        value = getattr(wanted, name)
+        if value is not None:
+            parameters[name] = value
+            conditions.append(condition)
+    direction = "DESC" if wanted.descending else "ASC"
+    order = f'{FETCH_SORTS[wanted.sort]} {direction} NULLS LAST, started_unix_ns DESC, trace_id, request_id, "number"'
+    text = f"SELECT * FROM ({_NEWEST}) WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT $row_limit"
+    return Query(text, parameters)
+
+
+def of_request(trace_id: bytes, request_id: bytes) -> Query:
+    """The hand-offs of one request, in order."""
+    where = 'trace_id = $trace_id AND request_id = $request_id AND "number" >= 0'
+    text = f'SELECT * FROM ({_NEWEST}) WHERE {where} ORDER BY "number"'
+    return Query(text, {"trace_id": trace_id, "request_id": request_id})
+
+
+def events(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
+    """Rows of a table that only grows, each key once, latest first."""
+    text = (
+        "SELECT * FROM {table} WHERE at_unix_ns >= $since AND at_unix_ns < $until"
+        ' QUALIFY row_number() OVER (PARTITION BY key ORDER BY "offset" DESC) = 1 ORDER BY at_unix_ns DESC LIMIT $row_limit'
+    )
+    return Query(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})

@@ -1,0 +1,87 @@
+"""Tables whose rows are plain dataclasses: their columns follow from the fields, and a row is its columns and nothing else.
+
+Ids are bytes in the file and hex in a row. A column that an older file lacks reads as the field's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Final
+
+import pyarrow as pa
+
+from handrail_collector.rows import ClockPairRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
+from handrail_collector.store.schema import ID_8, ID_16, Column, Encoding, Table
+
+_IDS: Final = {"trace_id": ID_16, "request_id": ID_8, "span_id": ID_8, "key": ID_8}
+_TYPES: Final = {
+    "str": (pa.string(), Encoding.DICTIONARY),
+    "int": (pa.int64(), Encoding.DELTA),
+    "bool": (pa.bool_(), Encoding.PLAIN),
+    "tuple[str, ...]": (pa.list_(pa.string()), Encoding.DICTIONARY),
+}
+
+
+def _column(name: str, type_name: str) -> Column:
+    if name in _IDS:
+        return Column(name, _IDS[name], Encoding.PLAIN)
+    kind, encoding = _TYPES[type_name.removesuffix(" | None")]
+    return Column(name, kind, encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """One such table. ``time``: the column that its hours go by."""
+
+    table: Table
+    row: type[Any]
+    time: str
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """In the order of the fields."""
+        return tuple(_column(field.name, str(field.type)) for field in fields(self.row))
+
+    def encode(self, rows: Sequence[Any]) -> pa.Table:
+        """``rows`` in the order of their time. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column takes."""
+        rows = sorted(rows, key=lambda row: getattr(row, self.time))
+        columns = self.columns
+        arrays = [
+            pa.array([bytes.fromhex(value) for value in values] if column.name in _IDS else values, column.type)
+            for column in columns
+            for values in ([getattr(row, column.name) for row in rows],)
+        ]
+        return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
+
+    def decode(self, stored: Mapping[str, Any]) -> Any:
+        """Inverse of ``encode`` for one row, by column name. Raises ``ValueError`` for a damaged row."""
+        found: dict[str, Any] = {}
+        for field in fields(self.row):
+            value = stored.get(field.name)
+            if value is None and field.default is not MISSING:
+                value = field.default
+            elif field.name in _IDS:
+                if not isinstance(value, bytes):
+                    raise ValueError(f"{field.name}: an id expected")
+                value = value.hex()
+            elif isinstance(value, list):
+                value = tuple(value)
+            found[field.name] = value
+        return self.row(**found)
+
+
+FLAT: Final[Mapping[Table, Flat]] = {
+    flat.table: flat
+    for flat in (
+        Flat(Table.KV_FETCHES, FetchRow, "started_unix_ns"),
+        Flat(Table.PROCESS_EVENTS, ProcessEventRow, "at_unix_ns"),
+        Flat(Table.FINDINGS, FindingRow, "at_unix_ns"),
+        Flat(Table.CLOCK_PAIRS, ClockPairRow, "at_unix_ns"),
+        Flat(Table.ITERATIONS, IterationRow, "at_unix_ns"),
+    )
+}
+"""By table."""
+
+FlatRows = Mapping[Table, Sequence[Any]]
+"""Rows of such tables, each of its own class."""

@@ -1,0 +1,49 @@
+"""A handler on the engine's own logger, so that no log file is needed: warnings and worse, as the line that was logged.
+
+What the lines mean is the sidecar's business (kv/loglines.py). Nothing is formatted that the engine would not format as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from handrail.guest.events import MAX_LINE_CHARS
+from handrail.guest.recorder import Recorder
+
+LOGGER: Final = "vllm"
+LINES_A_SECOND: Final = 200
+
+
+class GuestHandler(logging.Handler):
+    """Hands lines to the recorder; more than ``LINES_A_SECOND`` are counted as lost."""
+
+    def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logging.WARNING)
+        self._recorder = recorder
+        self._clock = clock
+        self._second = -1
+        self._count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            second = int(self._clock())
+            if second != self._second:
+                self._second, self._count = second, 0
+            self._count += 1
+            if self._count > LINES_A_SECOND:
+                self._recorder.lost += 1
+                return
+            line = record.getMessage()[:MAX_LINE_CHARS]
+            self._recorder.say_line(record.levelname, line, at_once=record.levelno >= logging.ERROR)
+        except Exception:  # the engine's own logging must go on
+            self._recorder.lost += 1
+
+
+def listen(recorder: Recorder) -> None:
+    """Attach a handler, once."""
+    logger = logging.getLogger(LOGGER)
+    if not any(isinstance(handler, GuestHandler) for handler in logger.handlers):
+        logger.addHandler(GuestHandler(recorder))

@@ -1,0 +1,197 @@
+"""Keeps what the hooks say until a thread of its own has sent it to the sidecar; one recorder a process.
+
+``record`` is the hot path: one append to a bounded deque (tests/bench/bench_guest.py). The thread starts with the first event
+of a process that will not fork any more (``start``), sends datagrams, and outlives a sidecar that is not there or starts again.
+A fork begins anew: no thread, no events, another boot.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from handrail.guest.events import ALIVE, FACTS, LOG, UNKNOWN, Event, datagrams
+
+TICK_S: Final = 0.1
+ALIVE_EVERY_TICKS: Final = 10
+FACTS_EVERY_TICKS: Final = 600
+ABSENT_TICKS: Final = 10  # between attempts while nobody listens
+MAX_EVENTS: Final = 16_384
+MAX_BATCH: Final = 2_048  # events encoded in one go: 5 ms of the engine's interpreter lock at most
+
+
+class Recorder:
+    """``record``, ``start`` and ``say`` may be called from any thread. Nothing here raises into the caller but a bug."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        wall: Callable[[], int] = time.time_ns,
+        max_events: int = MAX_EVENTS,
+    ) -> None:
+        self.path = path
+        self.kind = UNKNOWN
+        self.life: Callable[[], tuple[int | None, int | None]] | None = None  # when it last stepped, requests it holds
+        self._clock = clock
+        self._wall = wall
+        self._max_events = max_events
+        self._lock = threading.Lock()  # guards the start of the thread and ``flush``
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The state of a process that has said nothing."""
+        self.lost = 0
+        self.boot = os.urandom(6).hex()
+        self._events: deque[Event] = deque(maxlen=self._max_events)
+        self._outbox: deque[bytes] = deque()
+        self._facts: dict[str, Any] = {}
+        self._facts_due = False
+        self._sequence = 1
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._socket: socket.socket | None = None
+        self._listener: tuple[int, int] | None = None
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread is not here and the events are the parent's."""
+        self._lock = threading.Lock()
+        self.kind = UNKNOWN
+        self.life = None
+        if self._socket is not None:
+            self._socket.close()
+        self._begin_anew()
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None
+
+    def record(self, event: Event) -> None:
+        """Keep ``event``; the oldest is given up, and counted, where there is no room."""
+        events = self._events
+        if len(events) == self._max_events:
+            self.lost += 1
+        events.append(event)
+
+    def start(self, kind: str) -> None:
+        """From now on this process is a ``kind``, and what it says is sent."""
+        with self._lock:
+            if self.kind == UNKNOWN:
+                self.kind = kind
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="handrail-guest", daemon=True)
+                self._thread.start()
+
+    def say(self, facts: Mapping[str, Any]) -> None:
+        """Facts about the engine: sent now, every minute, and to every sidecar that begins to listen."""
+        self._facts = {**self._facts, **facts}
+        self._facts_due = True
+
+    def say_line(self, level: str, line: str, *, at_once: bool) -> None:
+        """A log line. ``at_once``: a process without a thread (it may still fork) sends it itself."""
+        self.record((LOG, self._clock(), level, line))
+        if at_once and self._thread is None:
+            self.flush()
+
+    def flush(self) -> bool:
+        """Send what there is; False where nobody takes it now. Never blocks on the socket."""
+        with self._lock:
+            self._look_who_listens()
+            while True:
+                if not self._outbox:
+                    self._encode()
+                while self._outbox:
+                    if not self._send(self._outbox[0]):
+                        return False
+                    self._outbox.popleft()
+                if not self._events:
+                    return True
+
+    def stop(self) -> None:
+        """End the thread after a last flush; for tests and the end of the interpreter."""
+        thread, self._thread = self._thread, None
+        self._stop.set()
+        if thread is not None:
+            thread.join(2.0)
+        self.flush()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _run(self) -> None:
+        stop, tick, absent = self._stop, 0, 0
+        while not stop.wait(TICK_S):
+            tick += 1
+            if absent and tick % ABSENT_TICKS:
+                continue
+            if tick % FACTS_EVERY_TICKS == 0 or absent:
+                self._facts_due = True
+            if tick % ALIVE_EVERY_TICKS == 0 or absent:
+                self._say_alive()
+            try:
+                absent = 0 if self.flush() else absent + 1
+            except Exception:
+                self.lost += len(self._outbox) + 1  # a fault of ours: what could not be encoded must not stop the rest
+                self._outbox.clear()
+
+    def _say_alive(self) -> None:
+        life = self.life
+        try:
+            stepped, unfinished = life() if life is not None else (None, None)
+        except Exception:
+            stepped = unfinished = None
+        self.record((ALIVE, self._clock(), stepped, unfinished))
+
+    def _encode(self) -> None:
+        """Move events into the outbox as datagrams, with the clocks of now."""
+        events = []
+        if self._facts_due and self._facts:
+            self._facts_due = False
+            events.append((FACTS, self._clock(), self._facts))
+        source = self._events
+        while source and len(events) < MAX_BATCH:
+            events.append(source.popleft())
+        if not events:
+            return
+        made, self.lost = datagrams(
+            events,
+            boot=self.boot,
+            pid=os.getpid(),
+            kind=self.kind,
+            sequence=self._sequence,
+            monotonic_ns=self._clock(),
+            unix_ns=self._wall(),
+            lost=self.lost,
+        )
+        self._sequence += len(made)
+        self._outbox.extend(made)
+
+    def _look_who_listens(self) -> None:
+        """A sidecar that has come since the last flush is told what the engine is, although nothing failed in between."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return
+        listener = (found.st_ino, found.st_ctime_ns)
+        if listener != self._listener:
+            self._listener = listener
+            self._facts_due = True
+
+    def _send(self, data: bytes) -> bool:
+        """False where there is no sidecar, or it is behind: the datagram is kept.
+
+        The path is looked up each time, since a sidecar that starts again binds a new socket there.
+        """
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            self._socket.sendto(data, self.path)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""What engines say about KV hand-offs in their logs."""

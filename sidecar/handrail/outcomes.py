@@ -1,0 +1,40 @@
+"""What became of a KV hand-off: the closed set of outcomes, and which of them make an answer one that cannot be trusted."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class FetchOutcome(str, Enum):
+    """The outcome of one KV fetch. What the client got is another matter: HTTP 200 does not mean ``OK``."""
+
+    OK = "ok"
+    FAILED = "failed"  # and the request with it
+    RECOMPUTED = "recomputed"  # failed, and the engine computed the prompt itself
+    RETRIED = "retried"  # failed, and a later load of the same request went well
+    EXPIRED = "expired"  # the lease ended before the read, and the reader knew
+    STALE_READ = "stale_read"  # the lease ended before the read, and the blocks were read all the same
+    WRONG_REQUEST = "wrong_request"  # what was read was published for another request
+    TIMED_OUT = "timed_out"  # the engine or transport gave up waiting
+    FALLBACK_LOCAL = "fallback_local"  # no hand-off was asked for: the prompt was computed where it was decoded
+    HUNG = "hung"  # open for longer than the limit
+    ABORTED = "aborted"  # the request ended while it was open
+    UNKNOWN = "unknown"  # the evidence cannot tell
+
+
+TAINTING = frozenset({FetchOutcome.STALE_READ, FetchOutcome.WRONG_REQUEST})
+"""The answer rests on KV that was not this request's any more, whatever status it came with."""
+
+FAILURES = frozenset(
+    {
+        FetchOutcome.FAILED,
+        FetchOutcome.RECOMPUTED,
+        FetchOutcome.RETRIED,
+        FetchOutcome.EXPIRED,
+        FetchOutcome.STALE_READ,
+        FetchOutcome.WRONG_REQUEST,
+        FetchOutcome.TIMED_OUT,
+        FetchOutcome.HUNG,
+    }
+)
+"""What a count of failed fetches counts."""

@@ -1,0 +1,94 @@
+"""What the sidecar says on /metrics of the plugin's source: what is open now, and what was lost on the way."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from handrail import conventions as names
+from handrail.selfmetrics import Row, by_label
+from handrail.sources.merging.bounds import Bounded
+from handrail.sources.plugin import PluginSource
+
+_SECONDS: Final = 1e-9
+
+
+def plugin_rows(source: PluginSource) -> list[Row]:
+    """Rows for ``SelfMetrics``."""
+    prefix = f"{names.METRIC_SIDECAR}_plugin"
+    merge, stats = source.merge, source.stats
+    evicted: dict[str, Bounded[Any]] = {
+        "request": merge.requests.open,
+        "fetch": merge.fetches.open,
+        "publish": merge.publishes.open,
+    }
+    return [
+        Row(f"{prefix}_datagrams", "counter", "Datagrams received from the plugin", lambda: stats.datagrams),
+        Row(f"{prefix}_bad_datagrams", "counter", "Datagrams that were none of the plugin's", lambda: stats.bad_datagrams),
+        Row(f"{prefix}_events", "counter", "Events received", lambda: merge.stats.events),
+        Row(f"{prefix}_unread_events", "counter", "Events that could not be read", lambda: merge.stats.unread_events),
+        Row(
+            f"{prefix}_lost_events",
+            "counter",
+            "Events that the engine's side could not keep",
+            lambda: merge.processes.lost_events,
+        ),
+        Row(f"{prefix}_lost_datagrams", "counter", "Datagrams that did not arrive", lambda: merge.processes.lost_datagrams),
+        Row(f"{prefix}_records", "counter", "Records made", lambda: stats.records),
+        Row(f"{prefix}_hook_failures", "counter", "Failures of hooks inside the engine", lambda: merge.stats.hook_failures),
+        Row(f"{prefix}_lines", "counter", "Log lines of the engine received", lambda: merge.stats.lines),
+        Row(
+            f"{prefix}_unmatched",
+            "counter",
+            "What was said of something whose beginning was not heard",
+            lambda: by_label(
+                {
+                    "request": merge.requests.unmatched,
+                    "fetch": merge.fetches.orphans,
+                    "publish": merge.publishes.orphans + merge.publishes.late_reads_of_unknown,
+                }
+            ),
+            ("kind",),
+        ),
+        Row(
+            f"{prefix}_evicted",
+            "counter",
+            "Given up because too many were open",
+            lambda: by_label({kind: held.evicted for kind, held in evicted.items()}),
+            ("kind",),
+        ),
+        Row(f"{prefix}_processes", "gauge", "Engine processes that speak", lambda: len(merge.processes.alive)),
+        Row(
+            "handrail_kv_fetches",
+            "counter",
+            "KV fetches that ended, as the receiving engine tells it; reason: the engine's failure type",
+            lambda: {key: float(count) for key, count in source.hand_offs.fetches.items()},
+            ("outcome", "reason"),
+        ),
+        Row("handrail_kv_fetched_bytes", "counter", "KV moved by fetches that ended", lambda: source.hand_offs.bytes_fetched),
+        Row(
+            "handrail_kv_publishes",
+            "counter",
+            "KV kept for a peer, by how that ended; a stale_read has been counted as expired before",
+            lambda: by_label(source.hand_offs.publishes),
+            ("end",),
+        ),
+        Row(
+            "handrail_kv_fetch_oldest_age_seconds",
+            "gauge",
+            "Age of the oldest open KV fetch; 0 where none is open",
+            lambda: merge.fetches.oldest_age_ns(time.monotonic_ns()) * _SECONDS,
+        ),
+        Row(
+            "handrail_kv_pinned_bytes",
+            "gauge",
+            "KV kept for a peer that has not read it yet",
+            lambda: merge.publishes.pinned(time.monotonic_ns())[0],
+        ),
+        Row(
+            "handrail_kv_pinned_oldest_age_seconds",
+            "gauge",
+            "Age of the oldest KV kept for a peer",
+            lambda: merge.publishes.pinned(time.monotonic_ns())[1] * _SECONDS,
+        ),
+    ]

@@ -1,0 +1,103 @@
+"""Datagrams of the plugin, read: whatever arrives on the socket is a ``Packet`` or a ValueError. Format: guest/events.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from handrail.guest.events import FIELDS, LONG, MAX_DATAGRAM_BYTES, MAX_LINE_CHARS, MAX_PART_CHARS, MAX_TEXT_CHARS, VERSION
+
+_MOST_NS: Final = 2**63
+_MOST_ITEMS: Final = 256
+_LONGEST: Final = max(MAX_LINE_CHARS, MAX_PART_CHARS)
+_HEAD_FIELDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One event: its name, the host's monotonic clock, and its fields (``guest.events.FIELDS``) by name, each of its type."""
+
+    name: str
+    at_ns: int
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One datagram. ``unread``: events of it that are no events of ours (a later version's, or damage)."""
+
+    boot: str
+    pid: int
+    kind: str
+    sequence: int
+    monotonic_ns: int
+    unix_ns: int
+    lost: int
+    events: tuple[Heard, ...]
+    unread: int = 0
+
+
+def read_packet(data: bytes) -> Packet:
+    """Raises ValueError for anything that is no datagram of this version; an event that cannot be read is counted, not fatal."""
+    if len(data) > MAX_DATAGRAM_BYTES:
+        raise ValueError("too long")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not JSON") from error
+    if not isinstance(found, list) or len(found) < _HEAD_FIELDS + 1 or found[0] != VERSION or isinstance(found[0], bool):
+        raise ValueError("not a datagram of this version")
+    _, boot, pid, kind, sequence, monotonic_ns, unix_ns, lost, events = found[: _HEAD_FIELDS + 1]
+    if not _is_text(boot) or not boot or not _is_text(kind) or not isinstance(events, list):
+        raise ValueError("head of wrong types")
+    if not all(_is_count(value) for value in (pid, sequence, monotonic_ns, unix_ns, lost)):
+        raise ValueError("head of wrong types")
+    read = [heard for event in events if (heard := _read_event(event)) is not None]
+    unread = len(events) - len(read)
+    return Packet(boot, pid, kind, sequence, monotonic_ns, unix_ns, lost, tuple(read), unread)
+
+
+def _read_event(event: object) -> Heard | None:
+    if not isinstance(event, list) or len(event) < 2 or not isinstance(event[0], str):
+        return None
+    name, at_ns, *values = event
+    wanted = FIELDS.get(name)
+    if wanted is None or not _is_count(at_ns):
+        return None
+    values += [None] * (len(wanted) - len(values))
+    fields = dict(zip(wanted, values, strict=False))  # a later version may add fields at the end
+    if not all(_fits(fields[field], kind, _LONGEST if field in LONG else MAX_TEXT_CHARS) for field, kind in wanted.items()):
+        return None
+    return Heard(name, at_ns, fields)
+
+
+def _fits(value: object, kind: str, limit: int) -> bool:
+    if value is None:
+        return kind.endswith("?")
+    if kind[0] == "i":
+        return _is_count(value)
+    if kind[0] == "s":
+        return _is_text(value, limit)
+    if kind[0] == "b":
+        return isinstance(value, bool)
+    return isinstance(value, dict) and len(value) <= _MOST_ITEMS and all(_is_plain(item) for item in value.values())
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return len(value) <= _MOST_ITEMS and all(_is_text(item) for item in value)
+    return value is None or isinstance(value, bool) or _is_number(value) or _is_text(value, MAX_LINE_CHARS)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_MOST_NS <= value < _MOST_NS
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_NS
+
+
+def _is_text(value: object, limit: int = MAX_TEXT_CHARS) -> bool:
+    return isinstance(value, str) and len(value) <= limit

@@ -1,0 +1,256 @@
+"""Reads what is appended to a log file, through rotation and truncation, and remembers where it was.
+
+Rotation by rename: the old file is read to its end before the new one is begun. Rotation by copy and truncate: the file is
+shorter than what was read, or begins with other bytes (it was filled again between two looks); it is read from its beginning.
+What was written and truncated away between two looks is lost, and nobody can know it.
+
+One thread only; every call reads a bounded amount. ``poll`` may block on a slow disk: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+_HEAD_BYTES: Final = 256
+_SIBLINGS: Final = 1000
+LONGEST_LINE: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where reading stands: which file, and how far. ``head`` is a hash of its first ``head_bytes`` bytes."""
+
+    device: int
+    inode: int
+    offset: int
+    head: str
+    head_bytes: int
+
+    def save(self, path: Path) -> None:
+        """Write it whole or not at all. Raises ``OSError``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(asdict(self)), encoding="ascii")
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Position | None:
+        """What was saved; None where nothing was or it cannot be read."""
+        try:
+            given = json.loads(path.read_text(encoding="ascii"))
+            return Position(
+                int(given["device"]), int(given["inode"]), int(given["offset"]), str(given["head"]), int(given["head_bytes"])
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(slots=True)
+class TailStats:
+    """Counts since start."""
+
+    bytes_read: int = 0
+    lines: int = 0
+    long_lines: int = 0  # cut at 64 KiB
+    rotations: int = 0
+    truncations: int = 0
+    skipped_bytes: int = 0  # too far behind to read
+    errors: int = 0  # the file is there and could not be read
+
+
+class LineSplitter:
+    """Bytes to lines, the unfinished one kept for the next bytes; of a line above ``LONGEST_LINE`` the rest is dropped."""
+
+    def __init__(self, stats: TailStats) -> None:
+        self._stats = stats
+        self._partial = b""
+        self._dropping = False
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ``data`` ends, decoded; what is not UTF-8 is replaced, NULs (holes of a truncated file) are dropped."""
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        if self._dropping and whole:
+            del whole[0]
+            self._dropping = False
+        if len(self._partial) > LONGEST_LINE:
+            if not self._dropping:
+                whole.append(self._partial[:LONGEST_LINE])
+                self._stats.long_lines += 1
+            self._dropping, self._partial = True, b""
+        self._stats.lines += len(whole)
+        return [line.replace(b"\0", b"").decode("utf-8", "replace") for line in whole]
+
+    def end(self) -> list[str]:
+        """What is left of a file that gets no more: its last line, where it lacks a line end."""
+        return self.feed(b"\n") if self._partial and not self._dropping else self.reset()
+
+    def reset(self) -> list[str]:
+        """Forget the unfinished line."""
+        self._partial, self._dropping = b"", False
+        return []
+
+    def skip_line(self) -> None:
+        """The next bytes begin in the middle of a line: drop up to its end."""
+        self._partial, self._dropping = b"", True
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the unfinished line: read, and to be read again after a restart."""
+        return len(self._partial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailSettings:
+    """``from_start``: whether a file that is there at first is read from its beginning, where no position was kept."""
+
+    from_start: bool = False
+    most_bytes: int = 1 << 20  # a poll
+    most_behind_bytes: int = 256 << 20  # further behind than this, the middle is skipped
+    idle_polls: int = 5  # a renamed file is left when this many polls found nothing: its writer reopens its log a little later
+
+
+class FileTail:
+    """One file, which need not exist yet. ``close`` works twice."""
+
+    def __init__(self, path: Path, settings: TailSettings, saved: Position | None = None) -> None:
+        self.path = path
+        self.stats = TailStats()
+        self.written_unix_ns = 0
+        """When the file was last written to, as of the last poll."""
+        self.caught_up = False
+        """Whether the last poll read to the end: what the next one finds was written since."""
+        self._settings = settings
+        self._saved = saved
+        self._first = True
+        self._fd: int | None = None
+        self._offset = 0
+        self._head, self._head_bytes = "", 0
+        self._lines = LineSplitter(self.stats)
+        self._idle = 0
+
+    @property
+    def position(self) -> Position | None:
+        """Where a later process should go on; before an unfinished line. None while there is no file."""
+        if self._fd is None:
+            return None
+        state = os.fstat(self._fd)
+        return Position(state.st_dev, state.st_ino, self._offset - self._lines.pending_bytes, self._head, self._head_bytes)
+
+    def poll(self) -> list[str]:
+        """The lines that were finished since the last call, at most ``most_bytes`` of them."""
+        try:
+            return self._poll()
+        except FileNotFoundError:
+            self._first, self.caught_up = False, True
+            return []
+        except OSError:
+            self.stats.errors += 1
+            self.close()
+            self.caught_up = True
+            return []
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _poll(self) -> list[str]:
+        if self._fd is None:
+            self._open_first()
+        fd = self._fd
+        if fd is None:
+            return []
+        state = os.fstat(fd)
+        self.written_unix_ns = state.st_mtime_ns
+        lines: list[str] = []
+        if state.st_size < self._offset or not self._same_beginning(fd):
+            self.stats.truncations += 1
+            lines += self._lines.reset()
+            self._offset, self._head, self._head_bytes = 0, "", 0
+        self._skip_what_is_too_far(state.st_size)
+        data = os.pread(fd, self._settings.most_bytes, self._offset)
+        self._offset += len(data)
+        self.stats.bytes_read += len(data)
+        self._note_beginning(fd)
+        lines += self._lines.feed(data) if data else []
+        self.caught_up = len(data) < self._settings.most_bytes
+        self._idle = 0 if data else self._idle + 1
+        if self._idle >= self._settings.idle_polls and self._replaced(fd):
+            lines += self._lines.end()
+            self.close()
+            self.stats.rotations += 1
+            self._begin(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), 0)
+            self.caught_up = False
+        return lines
+
+    def _open_first(self) -> None:
+        saved, self._saved = self._saved, None
+        first, self._first = self._first, False
+        if saved is not None and (found := self._find(saved)) is not None:
+            self._begin(os.open(found, os.O_RDONLY | os.O_CLOEXEC), saved.offset)
+            self._head, self._head_bytes = saved.head, saved.head_bytes
+            return
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        size = os.fstat(fd).st_size
+        at_end = first and saved is None and not self._settings.from_start
+        self._begin(fd, size if at_end else 0)
+        if at_end and size and os.pread(fd, 1, size - 1) != b"\n":
+            self._lines.skip_line()
+
+    def _begin(self, fd: int, offset: int) -> None:
+        self._fd, self._offset = fd, offset
+        self._head, self._head_bytes, self._idle = "", 0, 0
+        self._lines.reset()
+        self._note_beginning(fd)
+
+    def _find(self, saved: Position) -> Path | None:
+        """The file that ``saved`` speaks of: ours, or the one beside it that it was renamed to."""
+        candidates = [self.path]
+        with contextlib.suppress(OSError), os.scandir(self.path.parent) as entries:
+            candidates += [
+                Path(entry.path)
+                for entry, _ in zip(entries, range(_SIBLINGS), strict=False)
+                if entry.name.startswith(self.path.name) and entry.name != self.path.name
+            ]
+        for candidate in candidates:
+            with contextlib.suppress(OSError):
+                state = candidate.stat()
+                if (state.st_dev, state.st_ino) == (saved.device, saved.inode) and state.st_size >= saved.offset:
+                    with candidate.open("rb") as file:
+                        if _digest(file.read(saved.head_bytes)) == saved.head:
+                            return candidate
+        return None
+
+    def _same_beginning(self, fd: int) -> bool:
+        return not self._head_bytes or _digest(os.pread(fd, self._head_bytes, 0)) == self._head
+
+    def _note_beginning(self, fd: int) -> None:
+        if self._head_bytes < _HEAD_BYTES:
+            beginning = os.pread(fd, min(_HEAD_BYTES, self._offset), 0)
+            self._head, self._head_bytes = _digest(beginning), len(beginning)
+
+    def _skip_what_is_too_far(self, size: int) -> None:
+        behind = size - self._offset
+        if behind > self._settings.most_behind_bytes:
+            self.stats.skipped_bytes += behind - self._settings.most_bytes
+            self._offset = size - self._settings.most_bytes
+            self._lines.skip_line()
+
+    def _replaced(self, fd: int) -> bool:
+        """Whether another file stands under our name now. One that is gone may come back: we keep what we have."""
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            return False
+        ours = os.fstat(fd)
+        return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -1,0 +1,266 @@
+"""KV loads of one engine: what the scheduler wanted, what each rank did, one record a load.
+
+Scheduler and workers send on their own time, so a worker's word may come before the scheduler's and after its end: a fetch that
+has ended waits a moment for the rest. Everything is on one monotonic clock, so the order in which it is told does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from handrail.context import TraceContext
+from handrail.records import Direction, FetchEffect, KvFetch, Source, SpanIds
+from handrail.sources.merging.bounds import Bounded, MergeLimits
+from handrail.sources.merging.engine import ENGINE, Engine
+from handrail.sources.merging.handshakes import Handshakes
+from handrail.sources.merging.identity import ids_of, read_context
+from handrail.sources.merging.ranks import Rank, added, last_done, least, total
+from handrail.sources.merging.requests import LOST, since, status_word
+
+_DIRECTIONS: Final = {direction.value: direction for direction in Direction}
+RECOMPUTE: Final = "recompute"
+ERROR: Final = "error"  # the status of a request that the engine failed
+
+
+@dataclass(slots=True)
+class Fetch:
+    """What is known of one load. ``known_ns`` None: only workers have spoken of it yet."""
+
+    request_id: str
+    first_heard_ns: int
+    known_ns: int | None = None
+    known_unix_ns: int = 0
+    boot: str = ""
+    said: dict[str, Any] = field(default_factory=dict)  # of kv_known and kv_wanted
+    ids: SpanIds | None = None
+    origin: str = ""
+    publish_span_id: str = ""
+    decode_span_id: str = ""
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    noticed_ns: int | None = None
+    ended_ns: int | None = None
+    close_at_ns: int | None = None
+    failed: bool = False
+    failure: str | None = None
+    failure_error: str | None = None
+    status: str | None = None
+    told_ns: int | None = None
+
+
+class Fetches:
+    """Open loads by request id."""
+
+    def __init__(self, engine: Engine, limits: MergeLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self.open: Bounded[Fetch] = Bounded(limits.fetches)
+        self.orphans = 0
+        self.handshakes = Handshakes()
+
+    # --- what the scheduler says ------------------------------------------------------------------------------------------
+    def known(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
+        """``context``: the engine's own trace context of the request, where it has one."""
+        fetch = self._fetch(said["request"], at_ns)
+        if fetch.known_ns is not None:  # another child of a composite has said so
+            return
+        fetch.known_ns, fetch.known_unix_ns, fetch.boot = at_ns, unix_ns, boot
+        fetch.said = {**said, **fetch.said}
+        publish = read_context(said["traceparent"])
+        fetch.publish_span_id = publish.span_id if publish else ""
+        fetch.decode_span_id = context.span_id if context else ""
+        if publish is not None and (context is None or context.trace_id == publish.trace_id):
+            fetch.ids, fetch.origin = ids_of(fetch.request_id, publish)
+        else:  # the engine's own trace is the request's; that of the hand-off may have been derived
+            fetch.ids, fetch.origin = ids_of(fetch.request_id, context)
+
+    def wanted(self, at_ns: int, said: Mapping[str, Any]) -> None:
+        """Every child of a composite says this; the one that loads has tokens."""
+        fetch = self._fetch(said["request"], at_ns)
+        if said["tokens_wanted"] > 0:
+            fetch.said.update(said)
+            fetch.ended_ns = fetch.close_at_ns = None
+        elif not fetch.said.get("tokens_wanted"):  # all of it was here, unless another child says otherwise
+            fetch.said.update(said)
+            self._end(fetch, at_ns)
+
+    def noticed(self, request_id: str, at_ns: int, failed: bool) -> None:
+        if (fetch := self.open.get(request_id)) is None:
+            return
+        fetch.noticed_ns = at_ns
+        fetch.failed = fetch.failed or failed
+        self._end(fetch, at_ns)
+
+    def request_finished(self, request_id: str, at_ns: int, status: str | None) -> None:
+        """The request is over; a fetch of it that is still open is over with it."""
+        if (fetch := self.open.get(request_id)) is None:
+            return
+        word = status_word(status) or "finished"
+        if fetch.ended_ns is None or word == ERROR:  # policy "fail" ends the request before the connector is told
+            fetch.status = word
+        self._end(fetch, at_ns)
+
+    def first_token(self, request_id: str, at_ns: int) -> None:
+        """A load within the call is over when its step is, whatever the workers said."""
+        if (fetch := self.open.get(request_id)) is not None and fetch.said.get("asynchronous") is False:
+            self._end(fetch, max((r.loaded_ns for r in fetch.ranks.values() if r.loaded_ns is not None), default=at_ns))
+
+    # --- what the workers say ---------------------------------------------------------------------------------------------
+    def load(self, request_id: str, rank: int, at_ns: int) -> None:
+        part = self._rank(request_id, rank, at_ns)
+        part.load_ns = least(part.load_ns, at_ns)
+
+    def posted(self, request_id: str, rank: int, at_ns: int) -> None:
+        part = self._rank(request_id, rank, at_ns)
+        part.posted_ns = least(part.posted_ns, at_ns)
+
+    def done(self, request_id: str, rank: int, at_ns: int, moved: int | None, descriptors: int | None, bound_ns: int) -> None:
+        part = self._rank(request_id, rank, at_ns)
+        if part.done_ns is None or at_ns >= part.done_ns:
+            part.done_ns, part.done_bound_ns = at_ns, bound_ns
+        part.moved = added(part.moved, moved)
+        part.descriptors = added(part.descriptors, descriptors)
+
+    def loaded(self, request_id: str, rank: int, at_ns: int, failed: bool, bound_ns: int) -> None:
+        part = self._rank(request_id, rank, at_ns)
+        part.loaded_ns, part.failed, part.loaded_bound_ns = at_ns, failed, bound_ns
+        fetch = self.open[request_id]
+        fetch.failed = fetch.failed or failed
+        whole = sum(1 for r in fetch.ranks.values() if r.loaded_ns is not None) >= self._engine.ranks
+        if whole and fetch.said.get("asynchronous") is False:
+            self._end(fetch, at_ns)
+
+    def failure(self, request_id: str, at_ns: int, failure_type: str, error: str | None) -> bool:
+        """False where no open fetch has this id. The first failure is the cause, the others follow from it."""
+        fetch = self.open.get(request_id)
+        if fetch is None:
+            return False
+        if fetch.failure is None:
+            fetch.failure, fetch.failure_error = failure_type, error
+        return True
+
+    # --- what comes of it -------------------------------------------------------------------------------------------------
+    def settled(self, now_ns: int) -> Iterator[KvFetch]:
+        """Fetches that have ended and of which nothing more is expected."""
+        for fetch in list(self.open.values()):
+            if fetch.known_ns is None:
+                if now_ns - fetch.first_heard_ns >= self._limits.orphan_ns:
+                    del self.open[fetch.request_id]
+                    self.orphans += 1
+            elif fetch.close_at_ns is not None and (now_ns >= fetch.close_at_ns or self._complete(fetch)):
+                del self.open[fetch.request_id]
+                yield self._record(fetch, None)
+
+    def provisional(self, now_ns: int) -> Iterator[KvFetch]:
+        limits = self._limits
+        for fetch in self.open.values():
+            if fetch.known_ns is None or fetch.ended_ns is not None or now_ns - fetch.known_ns < limits.provisional_after_ns:
+                continue
+            if fetch.told_ns is None or now_ns - fetch.told_ns >= limits.provisional_every_ns:
+                fetch.told_ns = now_ns
+                yield self._record(fetch, now_ns)
+
+    def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[KvFetch]:
+        """As for requests: the scheduler has nothing left to do."""
+        for fetch in [f for f in self.open.values() if f.boot == boot and f.ended_ns is None]:
+            if fetch.known_ns is not None and fetch.known_ns < before_ns:
+                del self.open[fetch.request_id]
+                fetch.status, fetch.ended_ns = LOST, at_ns
+                yield self._record(fetch, None)
+
+    def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[KvFetch]:
+        """The scheduler that wanted them is gone."""
+        for fetch in [f for f in self.open.values() if f.boot == boot]:
+            del self.open[fetch.request_id]
+            if fetch.ended_ns is None:
+                fetch.status, fetch.ended_ns = status, at_ns
+            yield self._record(fetch, None)
+
+    def oldest_age_ns(self, now_ns: int) -> int:
+        """Of the open ones; 0 where there is none."""
+        ages = (now_ns - f.known_ns for f in self.open.values() if f.known_ns is not None and f.ended_ns is None)
+        return max(ages, default=0)
+
+    def _fetch(self, request_id: str, at_ns: int) -> Fetch:
+        fetch = self.open.get(request_id)
+        if fetch is None:
+            fetch = Fetch(request_id, at_ns)
+            self.open.put(request_id, fetch)
+        return fetch
+
+    def _rank(self, request_id: str, rank: int, at_ns: int) -> Rank:
+        return self._fetch(request_id, at_ns).ranks.setdefault(rank, Rank())
+
+    def _end(self, fetch: Fetch, at_ns: int) -> None:
+        if fetch.ended_ns is None:
+            fetch.ended_ns = at_ns
+            fetch.close_at_ns = at_ns + self._limits.settle_ns
+
+    def _complete(self, fetch: Fetch) -> bool:
+        """Every rank has said that it is done, and the engine's policy has had its effect."""
+        ranks = fetch.ranks.values()
+        heard = len(ranks) >= self._engine.ranks and all(r.loaded_ns is not None for r in ranks)
+        return heard and not fetch.failed
+
+    def _record(self, fetch: Fetch, seen_at_ns: int | None) -> KvFetch:
+        assert fetch.ids is not None
+        assert fetch.known_ns is not None
+        origin, said, ranks = fetch.known_ns, fetch.said, list(fetch.ranks.values())
+        loads = [r.load_ns for r in ranks if r.load_ns is not None]
+        started = min(loads, default=None)
+        posted = min((r.posted_ns for r in ranks if r.posted_ns is not None), default=None)
+        until = posted if posted is not None else fetch.ended_ns
+        begun, met = self.handshakes.contact(said.get("peer_engine_id"), fetch.ranks, started, until)
+        done_ns, done_bound_ns = last_done(ranks)
+        return KvFetch(
+            process=self._engine.process,
+            source=Source.PLUGIN,
+            ids=fetch.ids,
+            engine=ENGINE,
+            request_id=fetch.request_id,
+            known_unix_ns=fetch.known_unix_ns,
+            connector=said.get("connector"),
+            engine_id=said.get("engine_id") or self._engine.engine_id,
+            peer_engine_id=said.get("peer_engine_id"),
+            peer_request_id=said.get("peer_request_id"),
+            peer_host=said.get("peer_host"),
+            peer_port=said.get("peer_port"),
+            direction=_DIRECTIONS.get(said.get("direction") or ""),
+            mode=said.get("mode"),
+            trace_origin=fetch.origin,
+            publish_span_id=fetch.publish_span_id,
+            decode_span_id=fetch.decode_span_id,
+            load_started_ns=since(origin, started),
+            handshake_begin_ns=since(origin, begun),
+            handshake_end_ns=since(origin, met),
+            posted_ns=since(origin, posted),
+            done_ns=since(origin, done_ns),
+            done_bound_ns=done_bound_ns,
+            noticed_ns=since(origin, fetch.noticed_ns),
+            ended_ns=since(origin, fetch.ended_ns),
+            seen_ns=since(origin, seen_at_ns),
+            tokens_wanted=said.get("tokens_wanted"),
+            tokens_local=said.get("tokens_local"),
+            blocks=said.get("blocks"),
+            block_bytes=self._engine.known.get("block_bytes"),
+            bytes_expected=said.get("bytes_expected"),
+            bytes_moved=total(r.moved for r in ranks),
+            descriptors=total(r.descriptors for r in ranks),
+            ranks=len(loads),
+            ranks_done=sum(1 for r in ranks if r.loaded_ns is not None and not r.failed),
+            failure=fetch.failure or ("load_failed" if fetch.failed else None),
+            failure_error=fetch.failure_error,
+            policy=self._engine.policy,
+            effect=self._effect(fetch),
+            request_status=fetch.status,
+            provisional=seen_at_ns is not None,
+        )
+
+    def _effect(self, fetch: Fetch) -> FetchEffect | None:
+        """What became of the request of a failed load; None where that is not known (an abort came first)."""
+        if not fetch.failed:
+            return None
+        if fetch.status == ERROR:
+            return FetchEffect.FAILED
+        return FetchEffect.RECOMPUTED if self._engine.policy == RECOMPUTE and fetch.noticed_ns is not None else None

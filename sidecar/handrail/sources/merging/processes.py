@@ -1,0 +1,162 @@
+"""The processes of one engine: alive, silent, stuck, gone, replaced; and what of their words was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.guest.events import CORE, UNKNOWN
+from handrail.records import ProcessEvent, ProcessEventKind, Source
+from handrail.sources.datagram import Packet
+from handrail.sources.merging.bounds import Bounded, MergeLimits
+from handrail.sources.merging.engine import ENGINE, Engine
+
+Exists = Callable[[int], "bool | None"]
+"""Whether a pid of this host is there; None where that cannot be told."""
+
+MAX_PROCESSES: Final = 1024
+
+
+@dataclass(slots=True)
+class GuestProcess:
+    """One process that has spoken; times on the monotonic clock."""
+
+    boot: str
+    pid: int
+    kind: str
+    offset_ns: int  # wall clock minus monotonic, as last told
+    heard_ns: int
+    host_pid: int | None  # as the kernel names the sender here
+    sequence: int = 0
+    lost_events: int = 0
+    step_ns: int | None = None
+    busy_since_ns: int | None = None  # since when it has had requests to do
+    hung: bool = False
+    lost_told: int = 0
+    lost_told_ns: int = 0
+
+
+class Processes:
+    """By boot. ``on_gone`` is told when one is dead or replaced."""
+
+    def __init__(self, engine: Engine, limits: MergeLimits, exists: Exists, on_gone: Callable[[GuestProcess, int], None]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._exists = exists
+        self._on_gone = on_gone
+        self.alive: Bounded[GuestProcess] = Bounded(MAX_PROCESSES)
+        self.lost_events = 0
+        self.lost_datagrams = 0
+
+    def knows(self, packet: Packet) -> bool:
+        """Whether this datagram, or a later one of its process, was heard before."""
+        process = self.alive.get(packet.boot)
+        return process is not None and packet.sequence <= process.sequence
+
+    def heard(self, packet: Packet, host_pid: int | None) -> Iterator[ProcessEvent]:
+        process = self.alive.get(packet.boot)
+        offset_ns = packet.unix_ns - packet.monotonic_ns
+        if process is None:
+            process = GuestProcess(packet.boot, packet.pid, packet.kind, offset_ns, packet.monotonic_ns, host_pid)
+            process.sequence = packet.sequence - 1  # what was sent before this sidecar listened is not lost to it
+            process.lost_events = process.lost_told = packet.lost
+            yield from self._replaced_by(process)
+            self.alive.put(packet.boot, process)
+        if packet.sequence > process.sequence + 1:
+            self.lost_datagrams += packet.sequence - process.sequence - 1
+        process.sequence = max(process.sequence, packet.sequence)
+        if packet.lost > process.lost_events:
+            self.lost_events += packet.lost - process.lost_events
+            process.lost_events = packet.lost
+        process.offset_ns, process.heard_ns = offset_ns, max(process.heard_ns, packet.monotonic_ns)
+        process.host_pid = host_pid or process.host_pid
+        if process.kind == UNKNOWN:
+            process.kind = packet.kind
+
+    def stepped(self, boot: str, at_ns: int) -> None:
+        process = self.alive.get(boot)
+        if process is not None:
+            process.step_ns = max(process.step_ns or 0, at_ns)
+
+    def told_life(self, boot: str, step_ns: int | None, unfinished: int | None) -> None:
+        process = self.alive.get(boot)
+        if process is not None:
+            if not unfinished:
+                process.busy_since_ns = None
+            elif process.busy_since_ns is None:
+                process.busy_since_ns = process.heard_ns
+            if step_ns is not None:
+                process.step_ns = max(process.step_ns or 0, step_ns)
+
+    def look(self, now_ns: int) -> Iterator[ProcessEvent]:
+        """Whether each is still there and goes on."""
+        for process in list(self.alive.values()):
+            silent_ns = now_ns - process.heard_ns
+            there = self._exists(process.host_pid) if process.host_pid is not None else None
+            if there is False and silent_ns >= self._limits.rollup_ns:
+                del self.alive[process.boot]
+                yield self._event(process, ProcessEventKind.DEAD, process.heard_ns, "the process is gone", bound_ns=silent_ns)
+                self._on_gone(process, process.heard_ns)
+                continue
+            yield from self._look_at(process, now_ns, silent_ns)
+            yield from self._tell_lost(process, now_ns)
+
+    def _look_at(self, process: GuestProcess, now_ns: int, silent_ns: int) -> Iterator[ProcessEvent]:
+        waits_since_ns = max(process.busy_since_ns or 0, process.step_ns or 0)
+        silent = silent_ns >= self._limits.silent_ns
+        busy = process.kind == CORE and process.busy_since_ns is not None
+        stuck = busy and now_ns - waits_since_ns >= self._limits.stuck_ns
+        if (silent or stuck) and not process.hung:
+            process.hung = True
+            since_ns = process.heard_ns if silent else waits_since_ns
+            why = "says nothing, though its process is not known to be gone" if silent else "steps no more while requests wait"
+            yield self._event(process, ProcessEventKind.HUNG, since_ns, why)
+        elif process.hung and not silent and not stuck:
+            process.hung = False
+            yield self._event(process, ProcessEventKind.RECOVERED, process.heard_ns, "goes on")
+
+    def _replaced_by(self, process: GuestProcess) -> Iterator[ProcessEvent]:
+        """A new boot: a start, or the successor of a process that is silent (of one kind there may be several: ranks)."""
+        gone = [
+            old
+            for old in self.alive.values()
+            if old.kind == process.kind
+            and process.heard_ns - old.heard_ns >= 2 * self._limits.rollup_ns
+            and (old.hung or old.host_pid is None or self._exists(old.host_pid) is False)
+        ]
+        for old in gone:
+            del self.alive[old.boot]
+            self._on_gone(old, old.heard_ns)
+        kind = ProcessEventKind.RESTARTED if gone else ProcessEventKind.STARTED
+        detail = f"instead of pid {', '.join(str(old.pid) for old in gone)}" if gone else ""
+        yield self._event(process, kind, process.heard_ns, detail)
+
+    def _tell_lost(self, process: GuestProcess, now_ns: int) -> Iterator[ProcessEvent]:
+        lost = process.lost_events - process.lost_told
+        if lost > 0 and now_ns - process.lost_told_ns >= self._limits.lost_every_ns:
+            process.lost_told, process.lost_told_ns = process.lost_events, now_ns
+            detail = "events that could not be kept or sent"
+            yield self._event(process, ProcessEventKind.PLUGIN_LOST, process.heard_ns, detail, count=lost)
+
+    def event(self, boot: str, kind: ProcessEventKind, at_ns: int, detail: str) -> Iterator[ProcessEvent]:
+        process = self.alive.get(boot)
+        if process is not None:
+            yield self._event(process, kind, at_ns, detail)
+
+    def _event(
+        self, process: GuestProcess, kind: ProcessEventKind, at_ns: int, detail: str, *, count: int = 0, bound_ns: int = 0
+    ) -> ProcessEvent:
+        return ProcessEvent(
+            process=self._engine.process,
+            source=Source.PLUGIN,
+            at_unix_ns=at_ns + process.offset_ns,
+            kind=kind,
+            engine=ENGINE,
+            engine_id=self._engine.engine_id,
+            pid=process.pid,
+            process_kind=process.kind,
+            detail=detail,
+            at_bound_ns=bound_ns,
+            count=count,
+        )

@@ -1,0 +1,214 @@
+"""KV that this engine keeps for a peer: published, read, freed or expired; and reads that came too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from handrail.context import TraceContext
+from handrail.records import Direction, KvPublish, Source, SpanIds
+from handrail.sources.merging.bounds import Bounded, MergeLimits
+from handrail.sources.merging.engine import ENGINE, Engine
+from handrail.sources.merging.identity import ids_of, read_context
+from handrail.sources.merging.requests import since
+
+_DIRECTIONS: Final = {direction.value: direction for direction in Direction}
+
+
+@dataclass(slots=True)
+class Publish:
+    """What is known of one; ``published_ns`` None: only workers have spoken of it yet."""
+
+    request_id: str
+    first_heard_ns: int
+    boot: str = ""
+    published_ns: int | None = None
+    published_unix_ns: int = 0
+    said: dict[str, Any] = field(default_factory=dict)
+    ids: SpanIds | None = None
+    origin: str = ""
+    lease_ends_ns: int | None = None
+    heartbeats: int = 0
+    posted_ns: int | None = None
+    done_ns: int | None = None
+    done_bound_ns: int = 0
+    moved: int | None = None
+    descriptors: int | None = None
+    read_ns: int | None = None
+    read_bound_ns: int = 0
+    readers: int = 0
+    reader: str | None = None
+    expired_ns: int | None = None
+    freed_ns: int | None = None
+    failure: str | None = None
+    failure_error: str | None = None
+    close_at_ns: int | None = None
+    told_ns: int | None = None
+
+
+class Publishes:
+    """Open ones by request id, and the last records of closed ones, for a read that comes after their end."""
+
+    def __init__(self, engine: Engine, limits: MergeLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self.open: Bounded[Publish] = Bounded(limits.publishes)
+        self.closed: Bounded[tuple[int, KvPublish]] = Bounded(limits.closed)
+        self.orphans = 0
+        self.late_reads_of_unknown = 0
+
+    def published(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
+        """``said["traceparent"]`` is this publish's own span; ``context``: the engine's own trace context of the request."""
+        publish = self._publish(said["request"], at_ns)
+        if publish.published_ns is not None:  # another child of a composite keeps the same blocks
+            return
+        publish.boot, publish.published_ns, publish.published_unix_ns = boot, at_ns, unix_ns
+        publish.said.update(said)
+        ids, publish.origin = ids_of(publish.request_id, context)
+        own = read_context(said["traceparent"])
+        if own is not None:
+            parent = context.span_id if context is not None and context.trace_id == own.trace_id else ""
+            ids = SpanIds(trace_id=own.trace_id, span_id=own.span_id, parent_span_id=parent, flags=own.flags)
+        publish.ids = ids
+
+    def lease(self, request_id: str, at_ns: int, left_ns: int) -> None:
+        publish = self._publish(request_id, at_ns)
+        publish.heartbeats += 1
+        publish.lease_ends_ns = max(publish.lease_ends_ns or 0, at_ns + left_ns)
+
+    def posted(self, request_id: str, at_ns: int) -> None:
+        publish = self._publish(request_id, at_ns)
+        publish.posted_ns = at_ns if publish.posted_ns is None else min(publish.posted_ns, at_ns)
+
+    def done(self, request_id: str, at_ns: int, moved: int | None, descriptors: int | None, bound_ns: int) -> None:
+        publish = self._publish(request_id, at_ns)
+        publish.moved = (publish.moved or 0) + (moved or 0)
+        publish.descriptors = (publish.descriptors or 0) + (descriptors or 0)
+        if publish.done_ns is None or at_ns >= publish.done_ns:
+            publish.done_ns, publish.done_bound_ns = at_ns, bound_ns
+
+    def read(self, request_id: str, at_ns: int, reader: str | None, bound_ns: int) -> None:
+        publish = self._publish(request_id, at_ns)
+        publish.readers += 1
+        if publish.read_ns is None or at_ns >= publish.read_ns:
+            publish.read_ns, publish.read_bound_ns, publish.reader = at_ns, bound_ns, reader
+
+    def read_late(self, request_id: str, at_ns: int, reader: str | None) -> KvPublish | None:
+        """A read of blocks that were given up: the record once more, once a request however many ranks read."""
+        if (publish := self.open.get(request_id)) is not None and publish.ids is not None and publish.published_ns is not None:
+            record, origin = self._record(publish, None), publish.published_ns
+        elif (found := self.closed.get(request_id)) is not None:
+            origin, record = found
+        else:
+            self.late_reads_of_unknown += 1
+            return None
+        if record.late_read_ns is not None:
+            return None
+        self.open.pop(request_id, None)
+        record = replace(record, late_read_ns=since(origin, at_ns), reader=reader or record.reader)
+        self.closed.put(request_id, (origin, record))
+        return record
+
+    def expired(self, request_id: str, at_ns: int) -> None:
+        publish = self._publish(request_id, at_ns)
+        publish.expired_ns = at_ns if publish.expired_ns is None else min(publish.expired_ns, at_ns)
+
+    def freed(self, request_id: str, at_ns: int) -> None:
+        if (publish := self.open.get(request_id)) is not None:
+            publish.freed_ns = at_ns
+            publish.close_at_ns = at_ns + self._limits.settle_ns
+
+    def failure(self, request_id: str, failure_type: str, error: str | None) -> None:
+        publish = self.open.get(request_id)
+        if publish is not None and publish.failure is None:
+            publish.failure, publish.failure_error = failure_type, error
+
+    def settled(self, now_ns: int) -> Iterator[KvPublish]:
+        for publish in list(self.open.values()):
+            if publish.published_ns is None:
+                if now_ns - publish.first_heard_ns >= self._limits.orphan_ns:
+                    del self.open[publish.request_id]
+                    self.orphans += 1
+            elif publish.close_at_ns is not None:
+                explained = publish.read_ns is not None or publish.expired_ns is not None or publish.done_ns is not None
+                if explained or now_ns >= publish.close_at_ns:
+                    yield self._close(publish)
+
+    def provisional(self, now_ns: int) -> Iterator[KvPublish]:
+        limits = self._limits
+        for publish in self.open.values():
+            if publish.published_ns is None or publish.freed_ns is not None:
+                continue
+            due = now_ns - publish.published_ns >= limits.provisional_after_ns
+            if due and (publish.told_ns is None or now_ns - publish.told_ns >= limits.provisional_every_ns):
+                publish.told_ns = now_ns
+                yield self._record(publish, now_ns)
+
+    def close_boot(self, boot: str, at_ns: int) -> Iterator[KvPublish]:
+        """The engine that kept them is gone, and the blocks with it."""
+        for publish in [p for p in self.open.values() if p.boot == boot]:
+            publish.failure = publish.failure or "engine_lost"
+            publish.freed_ns = publish.freed_ns or at_ns
+            yield self._close(publish)
+
+    def pinned(self, now_ns: int) -> tuple[int, int]:
+        """Bytes kept for peers, and the age of the oldest in ns."""
+        open_ = [p for p in self.open.values() if p.published_ns is not None and p.freed_ns is None]
+        kept = sum(p.said.get("kv_bytes") or 0 for p in open_)
+        return kept, max((now_ns - p.published_ns for p in open_ if p.published_ns is not None), default=0)
+
+    def _close(self, publish: Publish) -> KvPublish:
+        assert publish.published_ns is not None
+        del self.open[publish.request_id]
+        record = self._record(publish, None)
+        self.closed.put(publish.request_id, (publish.published_ns, record))
+        return record
+
+    def _publish(self, request_id: str, at_ns: int) -> Publish:
+        publish = self.open.get(request_id)
+        if publish is None:
+            publish = Publish(request_id, at_ns)
+            self.open.put(request_id, publish)
+        return publish
+
+    def _record(self, publish: Publish, seen_at_ns: int | None) -> KvPublish:
+        assert publish.ids is not None
+        assert publish.published_ns is not None
+        origin, said = publish.published_ns, publish.said
+        lease_ns = said.get("lease_ns")
+        return KvPublish(
+            process=self._engine.process,
+            source=Source.PLUGIN,
+            ids=publish.ids,
+            engine=ENGINE,
+            request_id=publish.request_id,
+            published_unix_ns=publish.published_unix_ns,
+            connector=said.get("connector"),
+            engine_id=said.get("engine_id") or self._engine.engine_id,
+            direction=_DIRECTIONS.get(said.get("direction") or ""),
+            mode=said.get("mode"),
+            trace_origin=publish.origin,
+            tokens=said.get("tokens"),
+            blocks=said.get("blocks"),
+            block_bytes=self._engine.known.get("block_bytes"),
+            kv_bytes=said.get("kv_bytes"),
+            lease_ns=lease_ns,
+            lease_end_ns=lease_ns if publish.lease_ends_ns is None else max(lease_ns or 0, publish.lease_ends_ns - origin),
+            heartbeats=publish.heartbeats,
+            posted_ns=since(origin, publish.posted_ns),
+            done_ns=since(origin, publish.done_ns),
+            done_bound_ns=publish.done_bound_ns,
+            bytes_moved=publish.moved,
+            descriptors=publish.descriptors,
+            read_ns=since(origin, publish.read_ns),
+            read_bound_ns=publish.read_bound_ns,
+            readers=publish.readers,
+            reader=publish.reader,
+            freed_ns=since(origin, publish.freed_ns),
+            expired_ns=since(origin, publish.expired_ns),
+            failure=publish.failure,
+            failure_error=publish.failure_error,
+            seen_ns=since(origin, seen_at_ns),
+            provisional=seen_at_ns is not None,
+        )

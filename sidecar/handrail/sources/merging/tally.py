@@ -1,0 +1,65 @@
+"""Hand-offs counted as they end, for the sidecar's own /metrics: what alerts look at while the collector still stitches.
+
+The words are those of DESIGN section 5, as far as one engine can tell by itself; the collector, which sees both ends, may know
+better (a read of expired blocks is ``ok`` to D and ``stale_read`` to P).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from handrail.records import FetchEffect, KvFetch, KvPublish, Observation
+
+OUTCOMES: Final = ("ok", "failed", "recomputed", "aborted", "unknown")
+ENDS: Final = ("read", "expired", "stale_read", "lost", "unknown")
+MAX_REASONS: Final = 32
+OTHER: Final = "other"
+
+
+class HandOffTally:
+    """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended."""
+
+    def __init__(self) -> None:
+        self.fetches: Counter[tuple[str, str]] = Counter({(outcome, ""): 0 for outcome in OUTCOMES})
+        self.publishes: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
+        self.bytes_fetched = 0
+        self._reasons: set[str] = {""}
+
+    def take(self, record: Observation) -> None:
+        if isinstance(record, KvFetch) and not record.provisional:
+            self.fetches[outcome_of(record), self._reason(record.failure or "")] += 1
+            self.bytes_fetched += record.bytes_moved or 0
+        elif isinstance(record, KvPublish) and not record.provisional:
+            self.publishes[end_of(record)] += 1
+
+    def _reason(self, reason: str) -> str:
+        if reason not in self._reasons:
+            if len(self._reasons) >= MAX_REASONS:
+                return OTHER
+            self._reasons.add(reason)
+        return reason
+
+
+def outcome_of(fetch: KvFetch) -> str:
+    """What the engine that received can say of its load."""
+    if fetch.effect is FetchEffect.RECOMPUTED:
+        return "recomputed"
+    if fetch.effect is FetchEffect.FAILED:
+        return "failed"
+    if fetch.request_status == "aborted":
+        return "aborted"
+    if fetch.request_status is not None:
+        return "unknown"
+    return "failed" if fetch.failure is not None and fetch.ranks_done == 0 else "ok"
+
+
+def end_of(publish: KvPublish) -> str:
+    """How what was kept for a peer came to its end. A read after expiry is told after the expiry, so both count."""
+    if publish.late_read_ns is not None:
+        return "stale_read"
+    if publish.failure == "engine_lost":
+        return "lost"
+    if publish.expired_ns is not None:
+        return "expired"
+    return "read" if publish.read_ns is not None or publish.done_ns is not None else "unknown"

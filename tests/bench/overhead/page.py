@@ -1,0 +1,126 @@
+"""docs/overhead.md and what the terminal shows: one table, the runs one by one, the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from bench.overhead.arms import CONCURRENCY, ORDER, REQUESTS, TOKENS, Arm, Measured
+from bench.overhead.paired import LIMIT, Difference
+from vllm.pair import VERSION, Installation
+
+PAGE = Path(__file__).parents[3] / "docs/overhead.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Everything that was measured. ``alone``: the figures of ``bench_guest``."""
+
+    differences: Sequence[Difference]
+    runs: Sequence[Mapping[Arm, Measured]]
+    alone: Sequence[Mapping[str, Any]]
+    middleware: bool
+    load: float  # of the machine, before
+    seconds: float
+    command: str
+
+    @property
+    def sidecar_ms(self) -> float:
+        """Processor time of both sidecars, a request."""
+        on = [run[Arm.ON] for run in self.runs]
+        return sum(m.sidecar_cpu_s for m in on) / sum(m.requests for m in on) * 1e3
+
+
+def machine(installation: Installation) -> str:
+    info = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    model = next((line.partition(":")[2].strip() for line in info if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    site = next((installation.root / "venv/lib").glob("python3*/site-packages"))
+    nixl = next((found.name.split("-")[1] for found in site.glob("nixl_cu12-*.dist-info")), "?")
+    return (
+        f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}, {site.parent.name}; "
+        f"vLLM {VERSION} on CPU, NIXL {nixl}, no GPU"
+    )
+
+
+def rows(result: Result) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for d in result.differences:
+        met = {True: "met", False: "missed", None: ""}[d.met]
+        limit = f"≤ {LIMIT:.0%}: {met}" if met else ""
+        span = f"{d.low:+.2%} to {d.high:+.2%}"
+        found.append(
+            (d.figure.name, f"{d.off:.2f} {d.figure.unit}", f"{d.on:.2f} {d.figure.unit}", f"{d.mean:+.2%}", span, limit)
+        )
+    return found
+
+
+def alone(result: Result) -> list[tuple[str, str, str]]:
+    """``bench_guest`` in words, and the rates that follow from it."""
+    by_name = {row["name"]: row for row in result.alone}
+    found = [
+        (name.removeprefix("guest_").replace("_", " "), f"{row['value']} {row['unit']}", _budget(row))
+        for name, row in by_name.items()
+    ]
+    record_ns, sent_us = by_name["guest_record_event"]["value"], by_name["guest_thread_encode_and_send_event"]["value"]
+    found.append(("events recorded a second, one core", f"{1e9 / record_ns:,.0f}", ""))
+    found.append(("events recorded, encoded and sent a second, one core", f"{1e9 / (record_ns + 1e3 * sent_us):,.0f}", ""))
+    return found
+
+
+def _budget(row: Mapping[str, Any]) -> str:
+    return "" if row["budget"] is None else f"≤ {row['budget']:g} {row['unit']}: {'met' if row['met'] else 'missed'}"
+
+
+_METHOD = """
+Arms: the engines as they are, and with {with_it}, each with a sidecar beside it that sends to a sink. {count} runs;
+in each, two pairs of engines are started anew, one an arm, and get the same prompts in alternating blocks ({order}; A
+is the other arm in every second run) of {requests} streamed requests, {concurrency} at once, {tokens} tokens each:
+{all:,} requests an arm in all. Differences are taken within a run, the interval is Student's t over the runs.
+Everything shares the cores, load generator and sidecars too: what they take shows in TTFT and gaps, not in the CPU of
+the engines, which is user and system time of all their processes.
+"""
+_READING = """
+An interval that holds zero shows no cost, and none smaller than its width. Absolute times are those of a model of 0.7 million
+parameters on CPU: a step of a real model takes longer, and the plugin's part of it is smaller.
+"""
+
+
+def page(result: Result, where: str) -> str:
+    """The whole of docs/overhead.md."""
+    method = _METHOD.format(
+        with_it="plugin and middleware" if result.middleware else "plugin, no middleware",
+        count=len(result.runs),
+        order=", ".join(ORDER),
+        requests=REQUESTS,
+        concurrency=CONCURRENCY,
+        tokens=TOKENS,
+        all=sum(run[Arm.ON].requests for run in result.runs),
+    )
+    runs = [[f"{n + 1}", *(f"{d.each[n]:+.2%}" for d in result.differences)] for n in range(len(result.runs))]
+    parts = [
+        "# What the plugin costs",
+        f"Written by `{result.command}`, {result.seconds / 60:.0f} minutes, load average before it {result.load:.1f}.",
+        f"{where}.",
+        fill(method.strip(), 128),
+        _table(("figure", "without", "with", "difference", "95 % interval", "limit of its upper end"), rows(result)),
+        f"Both sidecars together took {result.sidecar_ms:.2f} ms of CPU a request.",
+        "## Run by run",
+        _table(("run", *(d.figure.name for d in result.differences)), runs),
+        "## In isolation",
+        "The hooks with a scheduler and a connector that do nothing (`python -m tests.bench guest`); CPU time.",
+        _table(("figure", "value", "budget"), alone(result)),
+        "## How to read it",
+        fill(_READING.strip(), 128),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

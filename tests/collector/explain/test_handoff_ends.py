@@ -1,0 +1,50 @@
+"""Seen on the real pair: what came after a hand-off was over is not what became of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builders import split_request
+from handrail.records import FetchEffect, LogKind, Outcome, ProcessEventKind, Role
+from joined import told
+from plugin_parts import altered, fact, fetch, happened, publish
+
+RAW_D = "cmpl-req-a-0-0000dddd"
+GIVEN_UP: dict[str, Any] = {"request_status": "aborted", "ended_ns": 20_000_000}
+
+
+@pytest.mark.parametrize(
+    ("of_fetch", "late_read_ms", "outcome"),
+    [
+        ({"done_ms": None, "noticed_ms": None}, None, "aborted"),
+        ({"done_ms": 3800, "noticed_ms": 3801}, None, "aborted"),  # the transfer went on, and the scheduler was told
+        ({"done_ms": 3800, "noticed_ms": 3801}, 3802, "aborted"),  # P had freed the blocks by D's clean-up meanwhile
+        ({"done_ms": None, "noticed_ms": None, "failure": "handshake_failed"}, None, "aborted"),
+        ({"done_ms": None, "noticed_ms": 19, "failure": "x", "effect": FetchEffect.RECOMPUTED}, None, "recomputed"),
+    ],
+    ids=["open", "done-later", "done-later-late-for-p", "failed-later", "left-after-the-failure"],
+)
+def test_a_request_given_up_while_its_load_was_open_is_aborted(
+    of_fetch: dict[str, Any], late_read_ms: float | None, outcome: str
+) -> None:
+    seen = split_request()
+    left = altered(seen["edge"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None)
+    d = altered(seen["d"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None)
+    load = fetch(134, parent=d, rid=RAW_D, **(of_fetch | GIVEN_UP))
+    kept = publish(105, parent=seen["p"], read_ms=40, freed_ms=41, late_read_ms=late_read_ms)
+    said = fact(LogKind.HANDSHAKE_FAILED, Role.DECODE, 5100, RAW_D)
+    row = told([left, seen["p"], d, load, kept, *([said] if "failure" in of_fetch else [])]).row("req-a")
+    assert row.kv_outcome == outcome
+    assert row.kv_evidence
+
+
+@pytest.mark.parametrize(("died_ms", "reason"), [(150, "engine_lost"), (4_000, "transfer_setup_failed")], ids=["before", "after"])
+def test_an_engine_that_dies_after_the_load_had_failed_is_not_why(died_ms: float, reason: str) -> None:
+    seen = split_request()
+    d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
+    load = fetch(134, parent=d, done_ms=None, noticed_ms=20, failure="transfer_setup_failed", effect=FetchEffect.FAILED)
+    kept = publish(105, parent=seen["p"], read_ms=None, freed_ms=None, expired_ms=5_000)
+    row = told([seen["edge"], seen["p"], d, load, kept, happened(ProcessEventKind.DEAD, Role.PREFILL, died_ms)]).row("req-a")
+    assert (row.kv_outcome, row.kv_reason) == ("failed", reason)

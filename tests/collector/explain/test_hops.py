@@ -1,0 +1,74 @@
+"""What lies between the processes, in parts: by the router's own spans, by bounded clocks, or in one where nothing tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builders import MS, ids, router, split_request
+from handrail.records import Role
+from handrail_collector.rows import RequestRow
+from joined import told
+from plugin_parts import altered
+
+
+def between(row: RequestRow) -> dict[str, float]:
+    return {p.phase: p.duration_ns / MS for p in row.phases if p.process == "path"}
+
+
+def routed(**of_calls: float) -> list[Any]:
+    """The router takes it at 2 ms, calls P at 6 ms and D at 118 ms."""
+    seen: dict[str, Any] = dict(split_request())
+    server = router(2, 990, parent=seen["edge"])
+    at = {"p": 6.0, "d": 118.0} | of_calls
+    calls = {
+        name: altered(router(at[name], 0, parent=server, kind="client"), phase=role, end_unix_ns=None)
+        for name, role in (("p", Role.PREFILL), ("d", Role.DECODE))
+    }
+    for name in ("p", "d"):
+        seen[name] = altered(seen[name], ids=ids(parent=calls[name], span=seen[name].ids.span_id))
+    return [*seen.values(), server, *calls.values()]
+
+
+def test_a_routers_spans_part_what_lies_between_and_the_sum_is_exact() -> None:
+    row = told(routed()).row("req-a")
+    assert between(row) == {"router": 4, "prefill_hops": 12, "decode_hops": 24}
+    assert sum(p.duration_ns for p in row.phases) == 300 * MS
+
+
+def test_spans_that_cannot_be_of_this_way_part_nothing() -> None:
+    row = told(routed(d=50.0)).row("req-a")  # D called before P was done
+    assert between(row) == {"router_and_hops": 40}
+
+
+def test_on_one_host_nothing_is_told_apart_without_a_router() -> None:
+    assert between(told(split_request().values()).row("req-a")) == {"router_and_hops": 40}
+
+
+def hosts(at_ms: float, number: int, skew_ms: float, hop_ms: float) -> list[Any]:
+    """A request whose D stands on a host with another clock; D's answer goes so long to the edge."""
+    seen: dict[str, Any] = dict(split_request(f"req-{number}", f"t{number}", at_ms))
+    d = altered(
+        seen["d"],
+        process=altered(seen["d"].process, host="hd"),
+        arrival_unix_ns=seen["d"].arrival_unix_ns + round(skew_ms * MS),
+        duration_ns=round((870 - hop_ms) * MS),
+        ttft_token_ns=round((170 - hop_ms) * MS),
+    )
+    early = altered(d, arrival_unix_ns=seen["edge"].arrival_unix_ns + round((0.2 + skew_ms) * MS), duration_ns=MS)
+    return [seen["edge"], seen["p"], d, altered(early, ids=ids(f"t{number}", seen["edge"]), response_id=None, kv_in=None)]
+
+
+def test_clocks_that_are_bounded_narrowly_tell_the_way_from_d_to_the_edge_with_its_bound() -> None:
+    every = [one for number in range(5) for one in hosts(number * 2000, number, 5000, 0.5)]
+    row = told(every).row("req-4")
+    found = {p.phase: p for p in row.phases if p.process == "path"}
+    hops = found["decode_hops"]
+    assert hops.source == "clocks"
+    assert 0 < hops.bound_ns <= MS
+    assert abs(hops.duration_ns - 0.5 * MS) <= hops.bound_ns
+    assert sum(p.duration_ns for p in row.phases) == 300 * MS
+
+
+def test_clocks_that_nothing_bounds_narrowly_tell_nothing_apart() -> None:
+    row = told(hosts(0, 0, 5000, 20)[:3]).row("req-0")
+    assert "decode_hops" not in between(row)

@@ -1,0 +1,219 @@
+"""What sidecars say of hand-offs, engines and processes, from their bytes to the tables; killed in between, nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import EPOCH, MS
+from handrail.otlp.contract import Signal
+from handrail.records import Iteration, LogKind, ProcessEventKind, Role, Source
+from handrail_collector.rows import FetchRow
+from handrail_collector.stitch.stitcher import SECOND
+from handrail_collector.store.fetch_filter import FetchFilter
+from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
+from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, stored, taken
+from plugin_parts import altered, fact, facts_of, fetch, happened, publish, times
+
+
+def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
+    """Its proxies, and the plugin's spans of P and of D."""
+    edge, p, d = proxies(rid, trace, at_ms)
+    raw_p, raw_d = f"cmpl-{rid}-0-0000aaaa", f"cmpl-{rid}-0-0000dddd"
+    at_p = [
+        times(Role.PREFILL, at_ms + 12, 20, 92, 93, rid=raw_p, parent=p, trace=trace),
+        publish(at_ms + 105, rid=raw_p, parent=p),
+    ]
+    at_d = [
+        times(Role.DECODE, at_ms + 133, 110, 150, 850, rid=raw_d, parent=d, trace=trace),
+        fetch(at_ms + 134, rid=raw_d, peer=raw_p, parent=d, trace=trace),
+    ]
+    return [edge, p, d], [at_p, at_d]
+
+
+def fetches(root: Path, **wanted: Any) -> list[FetchRow]:
+    reader = StoreReader(root / "store", threads=1)
+    try:
+        return reader.fetches(FetchFilter(**wanted))
+    finally:
+        reader.close()
+
+
+def kept(root: Path, table: Table) -> list[Any]:
+    reader = StoreReader(root / "store", threads=1)
+    try:
+        return reader.events(table, 0, 1 << 62)
+    finally:
+        reader.close()
+
+
+async def test_a_hand_off_is_a_row_under_its_requests_ids_and_version(tmp_path: Path) -> None:
+    clock = Clock()
+    seen, plugin = a_request()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await send(journal, seen)
+        for seq, of_process in enumerate(plugin, 1):
+            await journal.consume(Signal.TRACES, plugin_batch(of_process, seq))
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 20 * SECOND)
+    (row,) = stored(tmp_path)
+    (one,) = fetches(tmp_path)
+    assert (one.trace_id, one.request_id, one.version) == (row.trace_id, row.request_id, row.version)
+    assert (one.outcome, one.reader_instance, one.keeper_instance) == ("ok", "decode:8000", "prefill:8000")
+    assert (one.bytes_moved, one.transfer_ns, one.handshake_ns) == (64 * 32768, 59 * MS, 0)
+    assert (row.kv_outcome, row.kv_bytes) == ("ok", 64 * 32768)
+    assert row.client_request_id == one.client_request_id == "req-a"
+    assert {p.phase for p in row.phases} >= {"kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_queue"}
+
+
+async def test_an_open_hand_off_is_a_provisional_row_with_its_age_until_its_end_comes(tmp_path: Path) -> None:
+    clock = Clock()
+    open_one = fetch(0, done_ms=None, noticed_ms=None, provisional=True, seen_ns=3 * SECOND, ended_ns=None, bytes_moved=None)
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.LOGS, log_batch([open_one], 1))
+        await taken(pipeline, journal)
+        (live,) = pipeline.fetches()
+        assert (live.version, live.open, live.duration_ns, live.outcome, live.reason) == (0, True, 3 * SECOND, "unknown", "open")
+        later = altered(open_one, seen_ns=70 * SECOND)
+        await journal.consume(Signal.LOGS, log_batch([later], 2))
+        await taken(pipeline, journal)
+        assert [f.outcome for f in pipeline.fetches()] == ["hung"]
+        ended = altered(open_one, provisional=False, noticed_ns=80 * SECOND, ended_ns=80 * SECOND)
+        await journal.consume(Signal.TRACES, plugin_batch([ended], 3))
+        await journal.consume(Signal.LOGS, log_batch([later], 4))  # one that was held up says nothing any more
+        await taken(pipeline, journal)
+        assert [(f.outcome, f.open) for f in pipeline.fetches()] == [("ok", False)]
+        pipeline._sweep(clock.now + 30 * SECOND)
+    assert [f.outcome for f in fetches(tmp_path)] == ["ok"]
+    assert stored(tmp_path) == []  # nobody saw a request
+
+
+async def test_events_of_processes_iterations_and_findings_are_tables_and_each_is_there_once(tmp_path: Path) -> None:
+    clock = Clock()
+    told = [
+        happened(ProcessEventKind.HUNG, Role.DECODE, 100),
+        Iteration(process=happened(ProcessEventKind.DEAD, Role.DECODE, 0).process, source=Source.PLUGIN, started_unix_ns=EPOCH,
+                  duration_ns=SECOND, steps=40, decode_tokens=400),
+        facts_of(Role.PREFILL, 0, engine_id="E1"),
+        facts_of(Role.PREFILL, 5000, engine_id="E2", dtype="float16"),
+    ]  # fmt: skip
+    for life in range(2):
+        async with running(tmp_path, clock) as (journal, pipeline):
+            if life == 0:
+                await journal.consume(Signal.LOGS, log_batch(told, 1))
+                await journal.consume(Signal.LOGS, log_batch([facts_of(Role.DECODE, 5000)], 2))
+                await send(journal, a_request()[0])
+            await journal.consume(Signal.LOGS, log_batch(told, 1))  # delivered twice
+            await taken(pipeline, journal)
+            pipeline._sweep(clock.now + 20 * SECOND)
+    assert [(e.kind, e.detail) for e in kept(tmp_path, Table.PROCESS_EVENTS)] == [
+        ("restarted", "engine E1 -> E2 at one address"),
+        ("hung", ""),
+    ]
+    assert [i.decode_tokens for i in kept(tmp_path, Table.ITERATIONS)] == [400]
+    assert [(f.kind, f.detail) for f in kept(tmp_path, Table.FINDINGS)] == [
+        ("kv_mismatch", "dtype is float16 at P and bfloat16 at D"),
+    ]
+    (row,) = stored(tmp_path)
+    assert "kv_mismatch: dtype is float16 at P and bfloat16 at D" in row.findings
+
+
+async def test_a_replay_says_nothing_twice_and_a_late_expiry_makes_a_new_version(tmp_path: Path) -> None:
+    clock = Clock()
+    seen, (at_p, _) = a_request()
+    unread = [at_p[0], publish(105, parent=seen[1], read_ms=None, freed_ms=None, provisional=True, seen_ns=2 * SECOND)]
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await send(journal, seen)
+        await journal.consume(Signal.TRACES, plugin_batch(unread[:1], 1))
+        await journal.consume(Signal.LOGS, log_batch(unread[1:], 2))
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 20 * SECOND)
+        await pipeline.flush()
+        assert [(f.version, f.outcome) for f in fetches(tmp_path)] == [(1, "unknown")]
+        late = altered(unread[1], provisional=False, seen_ns=None, freed_ns=30 * SECOND, expired_ns=30 * SECOND)
+        await journal.consume(Signal.TRACES, plugin_batch([late], 3))
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 40 * SECOND)
+    assert [(f.version, f.outcome) for f in fetches(tmp_path)] == [(2, "expired")]
+    async with running(tmp_path, clock) as (journal, pipeline):  # another life replays it
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 60 * SECOND)
+    assert [(f.version, f.outcome) for f in fetches(tmp_path)] == [(2, "expired")]
+    (row,) = stored(tmp_path)
+    assert (row.version, row.outcome, row.kv_outcome) == (2, "tainted", "expired")
+
+
+async def test_hand_offs_are_folded_to_their_last_version_and_leave_with_their_day(tmp_path: Path) -> None:
+    await test_a_replay_says_nothing_twice_and_a_late_expiry_makes_a_new_version(tmp_path)
+    publisher, later = Publisher(tmp_path / "store"), Clock.at(EPOCH + 50 * HOUR_NS)
+    publisher.open()
+    upkeep = Upkeep(publisher, UpkeepSettings(closed_after_ns=0), later)
+    upkeep.run_pass()
+    files = [f for p in publisher.publishes() for f in p.files if f.table is Table.KV_FETCHES]
+    assert [f.rows for f in files] == [1]
+    assert upkeep.stats.failures == 0
+    assert [f.outcome for f in fetches(tmp_path)] == ["expired"]
+    Upkeep(publisher, UpkeepSettings(closed_after_ns=0, retention_ns=HOUR_NS), Clock.at(1 << 61)).run_pass()
+    publisher.close()
+    assert fetches(tmp_path) == []
+
+
+async def test_a_line_of_a_log_reaches_its_request(tmp_path: Path) -> None:
+    clock = Clock()
+    seen, plugin = a_request()
+    line = fact(LogKind.STALE_READ, Role.PREFILL, 51_000, "cmpl-req-a-0-0000aaaa", lines=8, numbers=(("since_expiry_s", 21.0),))
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await send(journal, seen)
+        await journal.consume(Signal.TRACES, plugin_batch(plugin[0][:1], 1))
+        await journal.consume(Signal.LOGS, log_batch([line], 2))
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 20 * SECOND)
+    (row,) = stored(tmp_path)
+    assert (row.kv_outcome, row.outcome) == ("stale_read", "tainted")
+    assert row.kv_evidence == ("prefill:log stale_read (8 lines, one request)",)
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"outcome": "ok"}, {"peer": "10.0.0.1:5600"}, {"failed": False}, {"direction": "p_to_d"}], ids=str
+)
+async def test_a_filter_means_the_same_in_python_and_in_sql(tmp_path: Path, wanted: dict[str, Any]) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        for number in range(3):
+            seen, plugin = a_request(f"req-{number}", f"t{number}", number * 2000)
+            await send(journal, seen, 3 * number + 1)
+            if number == 2:
+                plugin[1][1] = altered(plugin[1][1], failure="transfer_failed", done_ns=None, peer_host="10.0.0.2")
+            for seq, of_process in enumerate(plugin):
+                await journal.consume(Signal.TRACES, plugin_batch(of_process, 10 * number + seq))
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 20 * SECOND)
+        rows = list(pipeline.fetches())
+    asked = FetchFilter(sort="duration", **wanted)
+    expected = sorted((r for r in rows if asked.matches(r)), key=asked.order)
+    assert 0 < len(expected) <= 3
+    assert fetches(tmp_path, sort="duration", **wanted) == expected
+
+
+async def test_what_p_keeps_for_peers_is_told_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+    clock = Clock()
+    kept_ones = [
+        publish(
+            at, rid=f"cmpl-{at}-0-0000aaaa", trace=f"t{at}", read_ms=None, freed_ms=None, provisional=True, seen_ns=age * SECOND
+        )
+        for at, age in ((0, 9), (4000, 5))
+    ]
+    async with running(tmp_path, clock) as (journal, pipeline):
+        await journal.consume(Signal.LOGS, log_batch(kept_ones, 1))
+        await taken(pipeline, journal)
+        assert pipeline.pinned() == {"prefill:8000": (2 * 64 * 32768, 9 * SECOND)}
+        freed = altered(kept_ones[0], provisional=False, read_ns=10 * SECOND, freed_ns=10 * SECOND, readers=1)
+        await journal.consume(Signal.TRACES, plugin_batch([freed], 2))
+        await taken(pipeline, journal)
+        assert pipeline.pinned() == {"prefill:8000": (64 * 32768, 5 * SECOND)}

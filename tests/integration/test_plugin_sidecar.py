@@ -1,0 +1,95 @@
+"""A sidecar process with nothing but the plugin's socket: recorded datagrams in, the plugin's records at a collector's door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from handrail.export.plugin import read_plugin_log, read_plugin_span
+from handrail.export.spans import process_of
+from handrail.otlp.contract import Signal
+from handrail.otlp.server import OtlpServer
+from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, ProcessEvent, Role
+
+RECORDING = Path(__file__).parents[1] / "data/recordings/plugin/decode.jsonl"
+
+
+class Door:
+    """Takes what is exported, and says when the sixth fetch was among it."""
+
+    def __init__(self) -> None:
+        self.records: list[object] = []
+        self.scopes: set[str] = set()
+        self.whole = asyncio.Event()
+
+    async def consume(self, signal: Signal, payload: bytes) -> None:
+        if signal is Signal.TRACES:
+            for entry in ExportTraceServiceRequest.FromString(payload).resource_spans:
+                process = process_of(entry.resource)
+                for scope in entry.scope_spans:
+                    self.scopes.add(scope.scope.name)
+                    self.records += [read_plugin_span(span, process) for span in scope.spans]
+        elif signal is Signal.LOGS:
+            for logged in ExportLogsServiceRequest.FromString(payload).resource_logs:
+                process = process_of(logged.resource)
+                for logs in logged.scope_logs:
+                    self.scopes.add(logs.scope.name)
+                    self.records += [read_plugin_log(log, process) for log in logs.log_records]
+        if sum(isinstance(record, KvFetch) and not record.provisional for record in self.records) >= 6:
+            self.whole.set()
+
+
+async def test_recorded_datagrams_reach_the_collector(tmp_path: Path) -> None:
+    door = Door()
+    server = OtlpServer(
+        door, grpc=None, http=("127.0.0.1", 0), max_body_bytes=1 << 22, max_in_flight_bytes=1 << 24, loopback_only=True
+    )
+    await server.start()
+    assert server.http_address is not None
+    path, ready = tmp_path / "engine.sock", tmp_path / "ready.json"
+    options = ("--role", "decode", "--instance", "10.0.0.7:8100", "--plugin-socket", str(path), "--ready-file", str(ready))
+    command = (sys.executable, "-m", "handrail.cli.main", "sidecar", *options)
+    collector = "http://{}:{}".format(*server.http_address)
+    child = await asyncio.create_subprocess_exec(*command, "--collector", collector, stderr=asyncio.subprocess.PIPE)
+    try:
+        while not await asyncio.to_thread(ready.exists):
+            assert child.returncode is None, await child.stderr.read() if child.stderr else ""
+            await asyncio.wait({asyncio.create_task(child.wait())}, timeout=0.05)
+        addresses = json.loads(await asyncio.to_thread(ready.read_text))["addresses"]
+        assert addresses["plugin"] == str(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for line in (await asyncio.to_thread(RECORDING.read_bytes)).splitlines():
+                sender.sendto(line, str(path))
+        await asyncio.wait_for(door.whole.wait(), 60)
+        page = await asyncio.to_thread(_metrics, addresses["admin"])
+    finally:
+        child.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(child.wait(), 30)
+        await server.shutdown(5.0)
+    assert child.returncode == 0
+    assert door.scopes == {"handrail.plugin", "handrail.events"}
+    kinds = {type(record) for record in door.records}
+    assert {EngineTimes, KvFetch, EngineFacts, Iteration, ProcessEvent} <= kinds
+    fetches = [record for record in door.records if isinstance(record, KvFetch)]
+    assert all(f.process.role is Role.DECODE and f.process.instance == "10.0.0.7:8100" for f in fetches)
+    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert float(lines["handrail_sidecar_plugin_datagrams_total"]) == len(RECORDING.read_bytes().splitlines())
+    assert float(lines['handrail_sidecar_plugin_unmatched_total{kind="request"}']) == 0
+    assert float(lines["handrail_kv_pinned_bytes"]) == 0
+    assert float(lines['handrail_kv_fetches_total{outcome="ok",reason=""}']) == 6
+    assert float(lines['handrail_kv_fetches_total{outcome="failed",reason=""}']) == 0
+    assert float(lines["handrail_kv_fetched_bytes_total"]) == 786_432
+
+
+def _metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        found: str = response.read().decode()
+    return found

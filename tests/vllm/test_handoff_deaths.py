@@ -1,0 +1,165 @@
+"""What ends or stops the decode engine, with the plugin or without: outcomes of the request and its neighbours, and the event.
+
+One prefill engine; D is started anew for each, at the same address.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from handrail_collector.rows import RequestRow
+from vllm.client import Request, Result, load, new_traceparent
+from vllm.client import prompt as random_words
+from vllm.faulty_proxy import HEADER, Fault
+from vllm.figures import Figures
+from vllm.handoffs import Bed, processes, running_bed, wait_for
+from vllm.pair import find_installation
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+CORE = "VLLM::EngineCore"
+TITLE = "engines that end or stand still"
+LONG = 1200  # tokens: a neighbour is still answered when the engine ends
+ROWS_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    with running_bed(find_installation(), tmp_path_factory.mktemp("deaths")) as found:
+        found.start("prefill")
+        yield found
+
+
+@pytest.fixture
+def decode(bed: Bed) -> Iterator[Bed]:
+    """D, new."""
+    bed.start("decode")
+    bed.wait_healthy()
+    yield bed
+    bed.stop("decode")
+
+
+def request(
+    name: str, fault: Fault = Fault.NONE, *, stream: bool = True, tokens: int = 12, leaves_after_s: float = 60.0
+) -> Request:
+    source = random.Random(name)
+    return Request(
+        request_id=name,
+        traceparent=new_traceparent(source),
+        chat=False,
+        stream=stream,
+        prompt=random_words(source, (60, 100)),
+        max_tokens=tokens,
+        more_headers=((HEADER, fault.value),),
+        leaves_after_s=leaves_after_s,
+    )
+
+
+class Asking(threading.Thread):
+    """Requests beside the test."""
+
+    def __init__(self, bed: Bed, *asked: Request) -> None:
+        super().__init__()
+        self._bed, self._asked = bed, asked
+        self.results: list[Result] = []
+        self.start()
+
+    def run(self) -> None:
+        self.results = load(self._bed.edge_url, self._asked, len(self._asked))
+
+    def end(self) -> list[Result]:
+        self.join(90)
+        assert not self.is_alive()
+        return self.results
+
+
+def streaming(bed: Bed, name: str) -> Asking:
+    """A neighbour that D is answering."""
+    neighbour = Asking(bed, request(name, tokens=LONG))
+    wait_for(lambda: answers(bed), f"{name} is answered", 30)
+    return neighbour
+
+
+def answers(bed: Bed) -> bool:
+    """D runs a request: the only one that there is."""
+    with urllib.request.urlopen(f"{bed.engines['decode'].url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return any(line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in lines)
+
+
+def decided(bed: Bed, wanted: dict[str, tuple[str, ...]], figures: Figures, what: str) -> dict[str, RequestRow]:
+    """The rows of these requests, once their hand-offs have one of the outcomes; asserts that."""
+
+    def settled(rows: dict[str, list[RequestRow]]) -> bool:
+        return all(len(rows.get(n, ())) == 1 and rows[n][0].version > 0 and rows[n][0].kv_outcome in k for n, k in wanted.items())
+
+    rows = bed.wait_rows(settled, ROWS_S)
+    for name, known in wanted.items():
+        assert len(rows.get(name, ())) == 1, (name, len(rows.get(name, ())))
+        row = rows[name][0]
+        figures.add(TITLE, f"{what:34} {name:18} {row.outcome:18} KV {row.kv_outcome} {row.kv_reason or ''}")
+        assert row.kv_outcome in known, (name, row.kv_outcome, row.kv_reason, row.kv_evidence, row.outcome)
+        assert row.version > 0
+    return {name: rows[name][0] for name in wanted}
+
+
+def test_too_few_blocks_end_d_and_its_neighbours(decode: Bed, figures: Figures) -> None:
+    neighbour = streaming(decode, "few-neighbour")
+    (core,) = processes(decode.engines["decode"], CORE)
+    Asking(decode, request("few", Fault.FEW_BLOCKS)).end()
+    (result,) = neighbour.end()
+    assert result.answer.usage is None, "the neighbour was to be cut"
+    rows = decided(decode, {"few": ("failed",), "few-neighbour": ("ok",)}, figures, "too few blocks")
+    assert rows["few"].kv_reason == "engine_lost"
+    assert all(row.outcome not in ("ok", "tainted") for row in rows.values())
+    assert decode.wait_event("dead", core).role == "decode"
+
+
+def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figures: Figures) -> None:
+    """The API server's clean-up request carries the same parameters and ends the core; of a stream it makes none (vLLM 0.32)."""
+    neighbour = streaming(decode, "none-neighbour")
+    (core,) = processes(decode.engines["decode"], CORE)
+    Asking(decode, request("none", Fault.NO_ENGINE, stream=False, leaves_after_s=2.0)).end()
+    neighbour.end()
+    rows = decided(decode, {"none": ("aborted", "failed"), "none-neighbour": ("ok",)}, figures, "no engine id")
+    assert rows["none"].outcome not in ("ok", "tainted")
+    assert decode.wait_event("dead", core).role == "decode"
+
+
+def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode: Bed, figures: Figures) -> None:
+    (core,) = processes(decode.engines["decode"], CORE)
+    neighbour = streaming(decode, "stop-neighbour")
+    os.kill(core, signal.SIGSTOP)
+    try:
+        loading = Asking(decode, request("stop-load"))
+        assert decode.wait_event("hung", core).role == "decode"
+        with urllib.request.urlopen(f"{decode.engines['decode'].url}/health", timeout=10) as response:
+            assert response.status == 200
+    finally:
+        os.kill(core, signal.SIGCONT)
+    for result in (*neighbour.end(), *loading.end()):
+        assert result.answer.error is None
+    rows = decided(decode, {"stop-load": ("ok",), "stop-neighbour": ("ok",)}, figures, "EngineCore stopped")
+    assert {row.outcome for row in rows.values()} == {"ok"}
+    assert decode.wait_event("recovered", core).role == "decode"
+
+
+def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, figures: Figures) -> None:
+    (core,) = processes(decode.engines["decode"], CORE)
+    neighbour = streaming(decode, "kill-neighbour")
+    loading = Asking(decode, request("kill-load", Fault.NO_ENGINE))  # a load that never begins
+    wait_for(lambda: any(f.open and f.client_request_id == "kill-load" for f in decode.fetches()), "its load is open", 30)
+    os.kill(core, signal.SIGKILL)
+    assert decode.wait_event("dead", core).role == "decode"
+    results = [*loading.end(), *neighbour.end()]
+    assert all(result.answer.usage is None for result in results)
+    rows = decided(decode, {"kill-load": ("failed",), "kill-neighbour": ("ok",)}, figures, "EngineCore killed")
+    assert rows["kill-load"].kv_reason == "engine_lost"
+    assert all(row.outcome not in ("ok", "tainted") for row in rows.values())
