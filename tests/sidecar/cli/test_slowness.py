@@ -20,7 +20,7 @@ from handrail.cli.waterfall import render_waterfall
 from handrail_collector.api.server import ApiServer
 from handrail_collector.explain.cause import LEAST_REQUESTS, requests_of
 from handrail_collector.explain.usual import against, to_json
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from made_period import Change, period, slower
@@ -87,6 +87,9 @@ def data(tmp_path: Path) -> Path:
 
 class Nothing:
     def rows(self) -> list[RequestRow]:
+        return []
+
+    def fetches(self) -> list[FetchRow]:
         return []
 
 
