@@ -1,6 +1,6 @@
 """What ends or stops the decode engine, with the plugin or without: outcomes of the request and its neighbours, and the event.
 
-One prefill engine; D is started anew for each, at the same address.
+One prefill engine; D is started anew where the test before ended it, at the same address.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 @pytest.fixture
 def decode(bed: Bed) -> Iterator[Bed]:
-    """D, new."""
-    bed.start("decode")
-    bed.wait_healthy()
+    """A D to which nothing was done that lasts: a new one where the test before ended it."""
+    if "decode" not in bed.engines:
+        bed.start("decode")
+        bed.wait_healthy()
     yield bed
-    bed.stop("decode")
+    if not processes(bed.engines["decode"], CORE):
+        bed.stop("decode")
 
 
 def request(
@@ -110,6 +112,24 @@ def decided(bed: Bed, wanted: dict[str, tuple[str, ...]], figures: Figures, what
     return {name: rows[name][0] for name in wanted}
 
 
+def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode: Bed, figures: Figures) -> None:
+    (core,) = processes(decode.engines["decode"], CORE)
+    neighbour = streaming(decode, "stop-neighbour")
+    os.kill(core, signal.SIGSTOP)
+    try:
+        loading = Asking(decode, request("stop-load"))
+        assert decode.wait_event("hung", core).role == "decode"
+        with urllib.request.urlopen(f"{decode.engines['decode'].url}/health", timeout=10) as response:
+            assert response.status == 200
+    finally:
+        os.kill(core, signal.SIGCONT)
+    for result in (*neighbour.end(), *loading.end()):
+        assert result.answer.error is None
+    rows = decided(decode, {"stop-load": ("ok",), "stop-neighbour": ("ok",)}, figures, "EngineCore stopped")
+    assert {row.outcome for row in rows.values()} == {"ok"}
+    assert decode.wait_event("recovered", core).role == "decode"
+
+
 def test_too_few_blocks_end_d_and_its_neighbours(decode: Bed, figures: Figures) -> None:
     neighbour = streaming(decode, "few-neighbour")
     (core,) = processes(decode.engines["decode"], CORE)
@@ -131,24 +151,6 @@ def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figure
     rows = decided(decode, {"none": ("aborted", "failed"), "none-neighbour": ("ok",)}, figures, "no engine id")
     assert rows["none"].outcome not in ("ok", "tainted")
     assert decode.wait_event("dead", core).role == "decode"
-
-
-def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode: Bed, figures: Figures) -> None:
-    (core,) = processes(decode.engines["decode"], CORE)
-    neighbour = streaming(decode, "stop-neighbour")
-    os.kill(core, signal.SIGSTOP)
-    try:
-        loading = Asking(decode, request("stop-load"))
-        assert decode.wait_event("hung", core).role == "decode"
-        with urllib.request.urlopen(f"{decode.engines['decode'].url}/health", timeout=10) as response:
-            assert response.status == 200
-    finally:
-        os.kill(core, signal.SIGCONT)
-    for result in (*neighbour.end(), *loading.end()):
-        assert result.answer.error is None
-    rows = decided(decode, {"stop-load": ("ok",), "stop-neighbour": ("ok",)}, figures, "EngineCore stopped")
-    assert {row.outcome for row in rows.values()} == {"ok"}
-    assert decode.wait_event("recovered", core).role == "decode"
 
 
 def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, figures: Figures) -> None:

@@ -41,7 +41,7 @@ def machine(installation: Installation) -> str:
     model = next((line.partition(":")[2].strip() for line in info if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     site = next((installation.root / "venv/lib").glob("python3*/site-packages"))
-    nixl = next((found.name.split("-")[1] for found in site.glob("nixl_cu12-*.dist-info")), "?")
+    nixl = next((found.name.removesuffix(".dist-info").split("-")[1] for found in site.glob("nixl_cu12-*.dist-info")), "?")
     return (
         f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}, {site.parent.name}; "
         f"vLLM {VERSION} on CPU, NIXL {nixl}, no GPU"

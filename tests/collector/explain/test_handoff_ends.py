@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders import split_request
+from builders import MS, split_request
 from handrail.records import FetchEffect, LogKind, Outcome, ProcessEventKind, Role
 from joined import told
 from plugin_parts import altered, fact, fetch, happened, publish
@@ -38,6 +38,17 @@ def test_a_request_given_up_while_its_load_was_open_is_aborted(
     row = told([left, seen["p"], d, load, kept, *([said] if "failure" in of_fetch else [])]).row("req-a")
     assert row.kv_outcome == outcome
     assert row.kv_evidence
+
+
+def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is() -> None:
+    seen = split_request()
+    p = altered(seen["p"], duration_ns=160 * MS)  # told to be over 40 ms after D had been asked
+    row = told([seen["edge"], p, seen["d"], seen["engine_p"], seen["engine_d"]]).row("req-a")
+    phases = {phase.phase: phase for phase in row.phases if phase.process == "prefill"}
+    assert (phases["prefill_queue"].duration_ns, phases["prefill_compute"].duration_ns) == (20 * MS, 60 * MS)
+    assert phases["prefill_respond"].bound_ns >= 20 * MS
+    assert "prefill_decode_overlap" not in row.findings
+    assert sum(phase.duration_ns for phase in row.phases) == row.ttft_token_ns
 
 
 @pytest.mark.parametrize(("died_ms", "reason"), [(150, "engine_lost"), (4_000, "transfer_setup_failed")], ids=["before", "after"])
