@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _again(given: argparse.Namespace, seed: int) -> str:
     """The arguments that repeat this run, whatever becomes of the defaults."""
     traces = [] if given.traces == TRACES else ["--traces", str(given.traces)]
-    return shlex.join([f"--seed={seed}", f"--requests={given.requests}", *traces, *given.names])
+    plugin = ["--plugin"] if given.plugin else []
+    return shlex.join([f"--seed={seed}", f"--requests={given.requests}", *traces, *plugin, *given.names])
 
 
 def _judge(referee: Referee, chosen: Sequence[Case], say: Console, *, as_json: bool) -> list[Score]:
