@@ -46,7 +46,8 @@ class Measured:
     failed: Estimate
     failed_together: Estimate  # at ``TOGETHER``
     handoff: Handoff | None
-    handoff_figure: Figure  # the most that the hand-off may have added, mean over requests
+    in_handoff: Figure  # kv phases and unattributed time at D that may be those, mean over the requests of ``phases``
+    phased_share: float  # of the requests with a TTFT: those of ``phases``
     quantiles_ns: Mapping[str, Mapping[str, float]]
 
 
@@ -65,7 +66,11 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
         for at, phase in enumerate(PHASES)
         if sample.phase_sums[:, at].any()
     }
-    handoff, most = _handoff(sample.handoff, of_slice, bootstrap)
+    in_handoff = bootstrap.ratio(
+        _by_block(sample.handoff.known_ns + sample.handoff.hidden_ns, of_slice, bootstrap),
+        _by_block(sample.phased, of_slice, bootstrap),
+    )
+    timed = int((~np.isnan(sample.ttft_ns)).sum())
     return Measured(
         levels=levels,
         judged=judged,
@@ -74,8 +79,9 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
         phases=phases,
         failed=share(sample.failed, ended, block, bootstrap),
         failed_together=share(sample.failed, ended, block, bootstrap, TOGETHER),
-        handoff=handoff,
-        handoff_figure=most,
+        handoff=_handoff(sample.handoff, of_slice, bootstrap),
+        in_handoff=in_handoff,
+        phased_share=float(sample.phased.sum()) / max(1, timed),
         quantiles_ns=_picture(sample),
     )
 
@@ -120,27 +126,25 @@ def _counted(block: NDArray[np.int64], values: Floats, bootstrap: Bootstrap) -> 
     return np.bincount(block, weights=values, minlength=bootstrap.blocks).astype(np.float64)
 
 
-def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> tuple[Handoff | None, Figure]:
+def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> Handoff | None:
     def mean(numerator: Floats, denominator: Floats) -> Figure:
         return bootstrap.ratio(_by_block(numerator, of_slice, bootstrap), _by_block(denominator, of_slice, bootstrap))
 
     requests = float(sums.requests.sum())
-    most = mean(sums.known_ns + sums.hidden_ns + sums.hops_ns, sums.requests)
     if not requests:
-        return None, most
+        return None
     measured = float(sums.measured.sum()) / requests
-    if measured == 1:
-        most = mean(sums.known_ns, sums.requests)
+    most = sums.known_ns if measured == 1 else sums.known_ns + sums.hidden_ns + sums.unseen_ns
     ceiling = sums.prompted_known_ns if measured == 1 else sums.prompted_ceiling_ns
-    handoff = Handoff(
+    return Handoff(
         requests=int(requests),
         measured=measured,
         at_least_ns=estimate(mean(sums.known_ns, sums.requests)),
-        at_most_ns=estimate(most),
+        at_most_ns=estimate(mean(most, sums.requests)),
         at_least_per_1000_tokens_ns=estimate(mean(1000 * sums.prompted_known_ns, sums.prompt_tokens)),
         at_most_per_1000_tokens_ns=estimate(mean(1000 * ceiling, sums.prompt_tokens)),
+        between_ns=estimate(mean(sums.hops_ns, sums.requests)),
     )
-    return handoff, most
 
 
 def _picture(sample: Sample) -> dict[str, dict[str, float]]:

@@ -84,6 +84,7 @@ class Goodput:
 class Handoff:
     """What the hand-off added to TTFT: at least and at most, per request and per 1,000 prompt tokens, ns.
 
+    ``between_ns``: what router and network between the processes took beside it, per request; no part of either bound.
     ``measured``: the share of requests whose transfer was measured; where it is 1, both bounds are the same.
     """
 
@@ -93,6 +94,7 @@ class Handoff:
     at_most_ns: Estimate
     at_least_per_1000_tokens_ns: Estimate
     at_most_per_1000_tokens_ns: Estimate
+    between_ns: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
