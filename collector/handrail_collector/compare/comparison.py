@@ -122,6 +122,7 @@ def _pair(of: Side, to: Side, objectives: Objectives) -> PairReport:
         of=of[0].name,
         to=to[0].name,
         word=found.word,
+        word_tpot=found.word_tpot,
         short=found.short,
         reasons=found.reasons,
         unlike=why_not,

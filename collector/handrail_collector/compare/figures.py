@@ -14,7 +14,7 @@ from handrail.sketch import MAX_BUCKETS, bucket_middle_ns
 from handrail_collector.compare.bootstrap import BEYOND, CONFIDENCE, Bootstrap, Figure
 from handrail_collector.compare.goodput import Judged, judge, rate_levels, share
 from handrail_collector.compare.levels import Level, block_of_slice, levels_of
-from handrail_collector.compare.report import Estimate, Handoff, Objectives, RateLevel
+from handrail_collector.compare.report import TPOT, Estimate, Handoff, Objectives, RateLevel
 from handrail_collector.compare.sample import PHASES, Floats, HandoffSums, Sample
 
 FIGURES: Final = ("ttft_p50_ns", "ttft_p90_ns", "ttft_p99_ns", "gap_p50_ns", "gap_p99_ns", "per_token_ns")
@@ -41,6 +41,7 @@ class Measured:
     levels: tuple[Level, ...]
     judged: Judged
     rates: tuple[RateLevel, ...]
+    rates_tpot: tuple[RateLevel, ...]  # by DistServe's objective
     figures: Mapping[str, Figure]
     phases: Mapping[str, Figure]  # mean contribution to TTFT
     failed: Estimate
@@ -58,6 +59,10 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
     bootstrap = Bootstrap(level_of_block, (seed,))
     block = of_slice[sample.slice_of]
     judged = judge(sample, objectives)
+
+    def rates(each: Judged) -> tuple[RateLevel, ...]:
+        return rate_levels(sample, levels, block, level_of_block, each, (seed, 1))
+
     ended = ~sample.refused
     phases = {
         phase: bootstrap.ratio(
@@ -74,7 +79,8 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
     return Measured(
         levels=levels,
         judged=judged,
-        rates=rate_levels(sample, levels, block, level_of_block, judged, (seed, 1)),
+        rates=rates(judged),
+        rates_tpot=rates(judge(sample, replace(objectives, itl_of=TPOT))),
         figures=_figures(sample, block, of_slice, bootstrap),
         phases=phases,
         failed=share(sample.failed, ended, block, bootstrap),

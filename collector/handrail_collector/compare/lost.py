@@ -49,11 +49,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """All places, most first, and the difference of the mean TTFT of the same requests. ``measured``: the hand-off was seen itself."""
+    """All places, most first, and the difference of the mean TTFT of the same requests; nothing where phases do not say.
 
-    places: tuple[Loss, ...] = ()
-    all_ns: Estimate = Estimate(None, None, None)
-    measured: bool = False
+    ``measured``: the hand-off was seen itself, so no unattributed time counts as it.
+    """
+
+    places: tuple[Loss, ...]
+    all_ns: Estimate
+    measured: bool
 
     @property
     def main(self) -> str | None:
@@ -66,10 +69,13 @@ class Losses:
         return first.place if value is not None and low is not None and low > 0 and value >= MOSTLY * whole else None
 
 
+NOTHING_KNOWN: Final = Losses((), Estimate(None, None, None), measured=False)
+
+
 def losses(base: Measured, split: Measured) -> Losses:
     """Empty where the phases of too few requests are known."""
     if min(base.phased_share, split.phased_share) < ENOUGH_PHASED:
-        return Losses()
+        return NOTHING_KNOWN
     hidden = difference(_sum(split, KV_PHASES), split.in_handoff)
     moved = {
         IN_THE_HANDOFF: difference(_sum(base, (*KV_PHASES, Phase.UNATTRIBUTED)), split.in_handoff),

@@ -5,6 +5,8 @@ How long it is stands in the row's own column (``UNATTRIBUTED_DECODE``); the row
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from handrail.phases import Phase, Place
 from handrail_collector.store.request_columns import may_be
 
-KV_PHASES = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
+KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
 """The hand-off's own phases."""
 
 

@@ -17,12 +17,12 @@ Two arms of one layout: ``better``, ``worse``, ``mixed``, ``no difference`` or `
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from handrail_collector.compare.goodput import FEWEST_JUDGED
 from handrail_collector.compare.lost import IN_THE_HANDOFF, Losses
-from handrail_collector.compare.report import ArmReport, Change, Estimate, Objectives, RateLevel
+from handrail_collector.compare.report import TPOT, ArmReport, Change, Estimate, Objectives, RateLevel
 from handrail_collector.compare.telling import bounds, changed, label, portion, rate, signed
 
 PAYS: Final = "split pays"
@@ -42,11 +42,15 @@ SAME_RATE: Final = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A word of this module and why, in plain words, most important first. ``short``: the reasons in a few words each."""
+    """A word of this module and why, in plain words, most important first. ``short``: the reasons in a few words each.
+
+    ``word_tpot``: the word by DistServe's goodput, where a split arm is set against one that is not.
+    """
 
     word: str
     reasons: tuple[str, ...]
     short: tuple[str, ...] = ()
+    word_tpot: str | None = None
 
 
 def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike: Sequence[str]) -> Verdict:
@@ -72,14 +76,30 @@ def split_against(
     by_figure = {change.figure: change for change in changes}
     gaps, first = by_figure["gap_p99_ns"], by_figure["ttft_p50_ns"]
     tail, start = _tail(gaps, goal), _first_token(first, split, goal, lost)
-    why = [f"{tail} ({changed(gaps, split.gap_unit)})", f"{start} ({changed(first)})", *_where_lost(start, lost)]
+    why = [f"{tail}: {changed(gaps, split.gap_unit)}", f"{start}: {changed(first)}", *_where_lost(start, lost)]
     why += [f"so they were not at the same load: {each}" for each in _other_rate(base, split)]
+    told = _decided(base, split, goal)
+    paper = _by_tpot(base, split, goal)
+    if goal.itl_of != TPOT:
+        why.append(f"by DistServe's goodput (mean time per output token instead of the gaps): {paper.word}; {paper.reasons[0]}")
+    short = told.short if told.word == CANNOT_TELL else (tail, start)
+    return Verdict(told.word, (*told.reasons, *why), short, paper.word)
+
+
+def _by_tpot(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+    """The same rules by DistServe's goodput, whose second objective is about the mean time per output token (TPOT)."""
+    ours, theirs = (replace(arm, goodput=arm.goodput_tpot) for arm in (base, split))
+    return _decided(ours, theirs, goal)
+
+
+def _decided(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+    """Rules 2 to 4."""
     told = _by_goodput(base, split)
-    if told.word == CANNOT_TELL:
-        shares = _by_share(base, split, goal)
-        reasons = shares.reasons if shares.word != CANNOT_TELL else (*told.reasons, *shares.reasons)
-        told = Verdict(shares.word, reasons, told.short or shares.short)
-    return Verdict(told.word, (*told.reasons, *why), told.short if told.word == CANNOT_TELL else (tail, start))
+    if told.word != CANNOT_TELL:
+        return told
+    shares = _by_share(base, split, goal)
+    reasons = shares.reasons if shares.word != CANNOT_TELL else (*told.reasons, *shares.reasons)
+    return Verdict(shares.word, reasons, told.short or shares.short)
 
 
 def together(verdicts: Sequence[str]) -> str:
@@ -104,7 +124,7 @@ def _too_few(*arms: ArmReport) -> Iterator[str]:
 
 
 def _by_goodput(base: ArmReport, split: ArmReport) -> Verdict:
-    told = (f"goodput per GPU: {base.name} {bounds(base)}, {split.name} {bounds(split)}",)
+    told = (f"goodput per GPU: {base.name} {bounds(base.goodput)}, {split.name} {bounds(split.goodput)}",)
     for word, winner, loser in ((PAYS, split, base), (DOES_NOT_PAY, base, split)):
         floor, ceiling = winner.goodput.at_least, loser.goodput.below
         odd = winner.goodput.contradicts or loser.goodput.contradicts
@@ -193,7 +213,7 @@ def _where_lost(start: str, lost: Losses) -> Iterator[str]:
         for each in lost.places
         if each.place == IN_THE_HANDOFF or abs(each.more_ns.value or 0.0) >= NOT_WORTH_TELLING * abs(whole)
     ]
-    yield f"the mean TTFT took {signed(lost.all_ns)}, of which {'; '.join(told)}"
+    yield f"of {signed(lost.all_ns)} in the mean TTFT: {'; '.join(told)}"
 
 
 def _named(place: str, measured: bool) -> str:
