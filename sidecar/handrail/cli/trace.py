@@ -50,5 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
         console.print(render_requests(found.candidates, console.width, own_ids=True))
         return EXIT_FAILED
-    console.print(render_waterfall(found.row, found.spans, console.width, provisional=found.provisional))
+    drawn = render_waterfall(found.row, found.spans, console.width, provisional=found.provisional, usual=found.usual)
+    console.print(drawn)
     return EXIT_OK
