@@ -51,8 +51,8 @@ class Verdict(str, Enum):
 class Tail:
     """The slowest 1 % of a measure against the middle half. ``longer_ns``: how much longer they took on average.
 
-    ``placed``: how many of them have a host. ``unattributed_share``: of that difference, what no evidence explains. ``phases`` and ``causes`` only for ``ttft``; ``causes`` only in
-    the exact answer.
+    ``placed``: how many of them have a host. ``unattributed_share``: of that difference, what no evidence explains. ``phases``
+    and ``causes`` only for ``ttft``; ``causes`` only in the exact answer, and only where they are much longer.
     """
 
     measure: Measure

@@ -83,7 +83,8 @@ def _ttft(scope: ScopeAnswer) -> list[str]:
 def _nowhere(tail: Tail) -> str:
     """Where the slowest were though nothing stands out, as the table below has it."""
     if not tail.much_longer:
-        return f"; that is too little to ask why ({TIMES_LONGER} times and {format_duration(LEAST_LONGER_NS[tail.measure])} are enough)"
+        least = format_duration(LEAST_LONGER_NS[tail.measure])
+        return f"; that is too little to ask why (from {TIMES_LONGER} times as long and {least} more on it is)"
     hints = [contrast for contrast in tail.contrasts if contrast.perhaps]
     if hints:
         first = hints[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,14 +16,13 @@ from handrail_collector.explain.question import Question
 from handrail_collector.explain.sentences import summary
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.ask import ask
+from handrail_collector.store.cells import Scoped
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from pathlib import Path
 from made_period import usual
 from made_rows import MS, STARTED
-from handrail_collector.store.cells import Scoped
 
 WHOLE = Scoped(since_unix_ns=STARTED, until_unix_ns=STARTED + 3_600_000 * MS)
 
@@ -46,9 +46,7 @@ def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
 
 def store_of(root: Path, made: list[RequestRow]) -> StoreReader:
     made = [
-        replace(
-            row, version=1, first_offset=at, last_offset=at, request_id=f"{at + 1:016x}", trace_id=f"{at + 1:032x}"
-        )
+        replace(row, version=1, first_offset=at, last_offset=at, request_id=f"{at + 1:016x}", trace_id=f"{at + 1:032x}")
         for at, row in enumerate(made)
     ]
     publisher = Publisher(root, now_unix_ns=lambda: STARTED)
@@ -138,5 +136,5 @@ def test_a_model_that_nobody_asked_for_is_answered_with_the_nearest(tmp_path: Pa
     reader = store_of(tmp_path, [replace(row, model=name) for row, name in zip(rows(40), ["llama-8b", "qwen"] * 20, strict=True)])
     plain = answered(reader, Question(model="lama-8b"), STARTED + 3_600_000 * MS)
     reader.close()
-    assert plain["scopes"] == []
+    assert plain["scopes"] == ()
     assert plain["models"] == ["llama-8b"]

@@ -48,7 +48,14 @@ def answer(*contrasts: dict[str, object], verdict: str = "stands_out", place: st
         "longer_ns": 4020 * MS,
         "causes": {"named": [named], "alike": 0, "ordinary": 3, "slow": 29},
         "phases": [
-            {"phase": "unattributed", "place": "decode", "usual_ns": 48 * MS, "slow_ns": 4030 * MS, "more_ns": 3980 * MS, "share": 0.9}
+            {
+                "phase": "unattributed",
+                "place": "decode",
+                "usual_ns": 48 * MS,
+                "slow_ns": 4030 * MS,
+                "more_ns": 3980 * MS,
+                "share": 0.9,
+            }
         ],
         "contrasts": list(contrasts),
     }
