@@ -118,7 +118,7 @@ def _sentences(scope: Plain) -> list[RenderableType]:
 
 def _figures(scope: Plain, width: int) -> RenderableType:
     columns = [Column("", right=False), Column("count", 2), *(Column(p, _KEPT[p]) for p in _PERCENTILES)]
-    rows = []
+    rows: list[list[Text | str]] = []
     for name, count, values in (
         ("TTFT", scope["timed"], scope["ttft_ns"]),
         ("stream gaps (within 1 %)", scope["gaps"], scope["gap_ns"]),

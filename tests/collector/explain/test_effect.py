@@ -11,7 +11,7 @@ import pytest
 from bench.truth.judge import found_share
 from handrail.sketch import GapSketch
 from handrail_collector.explain.answer import answered
-from handrail_collector.explain.period import Verdict, explain
+from handrail_collector.explain.period import ScopeAnswer, Tail, Verdict, explain
 from handrail_collector.explain.question import Question
 from handrail_collector.explain.sentences import summary
 from handrail_collector.rows import RequestRow
@@ -56,13 +56,18 @@ def store_of(root: Path, made: list[RequestRow]) -> StoreReader:
     return StoreReader(root, threads=1)
 
 
-def scope_of(root: Path, made: list[RequestRow]):  # type: ignore[no-untyped-def]
+def scope_of(root: Path, made: list[RequestRow]) -> ScopeAnswer:
     reader = store_of(root, made)
     try:
         (scope,) = explain(ask(reader, WHOLE, fast=False)).scopes
     finally:
         reader.close()
     return scope
+
+
+def told(tail: Tail | None) -> Tail:
+    assert tail is not None
+    return tail
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: 
         for index, row in enumerate(rows())
     ]
     scope = scope_of(tmp_path, made)
-    assert scope.gap.verdict is verdict
+    assert told(scope.gap).verdict is verdict
     assert any("longest stream gaps" in sentence for sentence in summary(scope)) == (verdict is Verdict.STANDS_OUT)
     assert (found_share(made) > 0) == (verdict is Verdict.STANDS_OUT), "the referee counts what a contrast covers"
 
@@ -87,7 +92,8 @@ def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: 
 def test_a_cause_of_a_few_requests_is_chance(tmp_path: Path, requests: int, named: list[tuple[str, str]]) -> None:
     chosen = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) == ("p1", "d1")][100 : 100 + requests]
     made = [waiting(row, "unattributed", 900 * MS) if i in chosen else row for i, row in enumerate(rows())]
-    causes = scope_of(tmp_path, made).ttft.causes
+    causes = told(scope_of(tmp_path, made).ttft).causes
+    assert causes is not None
     assert [(each.phase, each.place) for each in causes.named] == named
     assert causes.ordinary == causes.slow - sum(each.requests for each in causes.named) - causes.alike
 
@@ -98,8 +104,8 @@ def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
     elsewhere = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) != ("p1", "d1")][::220][:5]
     made = [waiting(row, "router_and_hops", 900 * MS) if i in [*on_link, *elsewhere] else row for i, row in enumerate(rows())]
     scope = scope_of(tmp_path, made)
-    assert scope.ttft.verdict is Verdict.NOTHING
-    perhaps = [each for each in scope.ttft.contrasts if each.perhaps]
+    assert told(scope.ttft).verdict is Verdict.NOTHING
+    perhaps = [each for each in told(scope.ttft).contrasts if each.perhaps]
     first = summary(scope)[0]
     assert perhaps
     assert f"{perhaps[0].value} has more of them" in first
@@ -109,13 +115,13 @@ def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
 def test_rows_that_name_no_host_are_not_said_to_share_one(tmp_path: Path) -> None:
     nowhere = {"prefill_host": None, "decode_host": None, "prefill_instance": None, "decode_instance": None}
     scope = scope_of(tmp_path, [replace(row, **nowhere) for row in rows()])  # type: ignore[arg-type]
-    assert scope.ttft.verdict is Verdict.NOTHING
+    assert told(scope.ttft).verdict is Verdict.NOTHING
     assert "Nothing stands out" in summary(scope)[0]
     assert "nobody told their hosts" in summary(scope)[0]
 
 
 def test_where_all_failed_that_comes_first(tmp_path: Path) -> None:
-    failed = [replace(row, outcome="http_error", ttft_token_ns=None, phases=(), phase_of=None) for row in rows(300)]
+    failed = [replace(row, outcome="http_error", ttft_token_ns=None, phases=(), phase_of="duration") for row in rows(300)]
     assert summary(scope_of(tmp_path, failed))[0].startswith("300 requests failed (100 %): 300 http_error.")
 
 
@@ -124,12 +130,12 @@ def test_damage_is_told_without_the_query_and_with_what_to_do(tmp_path: Path) ->
     path = next(file.path for each in reader.publishes() for file in each.files if file.table is Table.REQUESTS)
     file = tmp_path / path
     file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
-    with pytest.raises(StoreDamagedError, match=Path(path).name) as told:
+    with pytest.raises(StoreDamagedError, match=Path(path).name) as raised:
         answered(reader, Question(), STARTED + 3_600_000 * MS)
     reader.close()
-    assert "\n" not in str(told.value)
-    assert "SELECT" not in str(told.value)
-    assert "put a copy in its place" in str(told.value)
+    assert "\n" not in str(raised.value)
+    assert "SELECT" not in str(raised.value)
+    assert "put a copy in its place" in str(raised.value)
 
 
 def test_a_model_that_nobody_asked_for_is_answered_with_the_nearest(tmp_path: Path) -> None:
