@@ -11,7 +11,11 @@ import pytest
 from crash import faults
 from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorded, Recorder
+from crash.view import first_answer_of
+from handrail_collector.store import rolled
+from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.publish import Publisher
+from kept_store import ROWS, kept_store
 from power_disk import Content, Disk, Operation
 
 
@@ -24,18 +28,19 @@ def test_the_life_comes_past_every_operation_and_its_readers_see_no_torn_state(r
     assert {point.name for point in recorded.points} == {*JOURNAL, *STORE}
     assert len(recorded.inside) > 300
     assert recorded.torn_reads() == []
+    assert recorded.rolled > 5
     assert [len(view.rows) for view in recorded.views][-1] == 7
 
 
 def test_no_crash_and_no_crash_of_the_start_after_it_loses_or_doubles_anything(
     recorded: Recorded, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    crashes = Crashes(recorded, tmp_path, every=17, again=25)
+    crashes = Crashes(recorded, tmp_path, every=31, again=40)
     crashes.run()
     summed = total(crashes)
     assert summed.said == []
     assert (summed.lost, summed.twice, summed.torn, summed.wrong) == (0, 0, 0, 0)
-    assert crashes.tallies[START].points > 20
+    assert crashes.tallies[START].points > 10
     assert len(summed.ways) == 7
     record_property("crash_points", summed.points)
 
@@ -81,6 +86,17 @@ def test_a_disk_that_fails_once_loses_nothing(recorded: Recorded, tmp_path: Path
     assert tally.said == []
     assert tally.points >= 2
     assert (tally.lost, tally.twice, tally.torn, tally.wrong) == (0, 0, 0, 0)
+
+
+def test_a_first_answer_that_the_rows_do_not_give_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kept_store(tmp_path / "store")
+    store.publisher.publish(0, 10, 0, [], ROWS)
+    store.upkeep(rollups=True).run_pass()
+    store.publisher.publish(10, 20, 0, [], [replace(ROWS[0], version=2, started_unix_ns=ROWS[0].started_unix_ns + 2 * HOUR_NS)])
+    store.publisher.close()
+    assert first_answer_of(tmp_path / "store") == ""
+    monkeypatch.setattr(rolled, "_replaced", lambda *_: set())
+    assert "first answer" in first_answer_of(tmp_path / "store")
 
 
 def total(crashes: Crashes) -> Tally:

@@ -121,7 +121,7 @@ def test_rows_that_name_no_host_are_not_said_to_share_one(tmp_path: Path) -> Non
 
 
 def test_where_all_failed_that_comes_first(tmp_path: Path) -> None:
-    failed = [replace(row, outcome="http_error", ttft_token_ns=None, phases=(), phase_of="duration") for row in rows(300)]
+    failed = [replace(row, outcome="http_error", ttft_token_ns=None, phases=(), phase_of="") for row in rows(300)]
     assert summary(scope_of(tmp_path, failed))[0].startswith("300 requests failed (100 %): 300 http_error.")
 
 
