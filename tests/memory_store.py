@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.match import best
-from handrail_collector.store.publish import Recovered
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.span import SpanRow
 
 

@@ -20,6 +20,8 @@ class Seen(str, Enum):
     DUPLICATE_BATCHES = "duplicate_batches"
     DUPLICATE_SPANS = "duplicate_spans"
     UNREADABLE_SPANS = "unreadable_spans"
+    AMBIGUOUS_JOINS = "ambiguous_joins"
+    CLOCK_CONTRADICTIONS = "clock_contradictions"
     ROWS = "rows"
     EDGE_REQUESTS = "edge_requests"
     EDGE_JOINED = "edge_joined"

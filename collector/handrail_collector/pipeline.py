@@ -31,7 +31,8 @@ from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.group import Closing, Group
 from handrail_collector.stitch.reading import Batch, SpanReader, batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
-from handrail_collector.store.publish import Publisher, Recovered
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.recovered import Recovered, ambiguous_findings
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.span import SpanPlace, SpanRow
 from handrail_collector.store.span_columns import spans_table
@@ -124,6 +125,7 @@ class Pipeline:
         self._publisher = publisher
         self._told = recovered.evidence
         self._told_edges = recovered.edges
+        self._told_ambiguous = recovered.ambiguous
         self._replayed_to = recovered.end_offset
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
@@ -294,7 +296,11 @@ class Pipeline:
         for join in row.joins:
             if join.how != JoinKind.OPENED.value and join.span_id not in group.counted_joins:
                 self.observed.add(Seen.JOINS, word=join.how)
+                self.observed.add(Seen.CLOCK_CONTRADICTIONS, int(join.span_id in group.contradicting))
         group.counted_joins |= {join.span_id for join in row.joins}
+        ambiguous = ambiguous_findings(row)
+        self.observed.add(Seen.AMBIGUOUS_JOINS, max(0, ambiguous - group.counted_ambiguous))
+        group.counted_ambiguous = max(ambiguous, group.counted_ambiguous)
         if row.scope == "edge":
             first, joined = group.counted is None, row.complete - bool(group.counted)
             self.stats.edge_rows += first
@@ -315,6 +321,7 @@ class Pipeline:
         if not known:
             return row, {}
         group.counted_joins |= {span_id for span_id in row.span_ids if span_id in self._told}
+        group.counted_ambiguous = max(group.counted_ambiguous, *(self._told_ambiguous.get(key, 0) for key in known))
         if group.counted is None:  # it may be in the store by its edge; two edges are never one request
             group.counted = next((self._told_edges[key] for key in known if key in self._told_edges), None)
         if len(told) == 1 and len(known) == 1:
@@ -368,7 +375,11 @@ class Pipeline:
                 self._flushing = []
             self._low_water = low
             if low >= self._replayed_to:
-                self._told, self._told_edges = {}, {}  # nothing is held any more of what a replay could say twice
+                self._told, self._told_edges, self._told_ambiguous = (
+                    {},
+                    {},
+                    {},
+                )  # nothing is held any more of what a replay could say twice
             self.stats.failing = 0
             self.stats.publishes += 1
             self.stats.spans_stored += totals[Seen.SPANS_STORED.value] - self.observed[Seen.SPANS_STORED]

@@ -101,10 +101,10 @@ def _rolled(folder: Path, made: Made) -> list[dict[str, Any]]:
     upkeep.run_pass()
     files = [file for publish in publisher.publishes() for file in publish.files]
     publisher.close()
-    assert upkeep.stats.rollups == made.hours, upkeep.stats
+    assert upkeep.stats.rollups.made == made.hours, upkeep.stats
     size = sum(file.bytes for file in files if file.table.value == "rollups")
     return [
-        _figure("rollup_seconds_an_hour", upkeep.stats.rollup_ns / 1e9 / made.hours, "s", None),
+        _figure("rollup_seconds_an_hour", upkeep.stats.rollups.made_ns / 1e9 / made.hours, "s", None),
         _figure("rollup_bytes_share", size / sum(file.bytes for file in files), "ratio", None),
     ]
 

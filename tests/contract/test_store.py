@@ -20,8 +20,9 @@ from handrail_collector.rows import MERGED, JoinRow, RequestRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
 from handrail_collector.store.filter import SORTS, RequestFilter
 from handrail_collector.store.folders import HOUR_NS
-from handrail_collector.store.publish import Publisher, Recovered
+from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 from memory_store import Kept as MemoryKept

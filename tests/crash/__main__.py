@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say = Console(stderr=True, highlight=False)
     say.print("lost: acknowledged spans; twice: spans or rows; torn: reads of a state that never was; wrong: rows or counts")
     say.print(
-        f"{len(recorded.inside)} reads by others before every operation of the life, {len(recorded.torn_reads())} torn; "
+        f"{len(recorded.inside)} reads by others before every operation of the life, {len(recorded.torn_reads())} torn "
+        f"({recorded.rolled} states with rollups, their first answers held against the rows); "
         f"{crashes.starts} starts, each on another disk or after another acknowledgement; {time.monotonic() - began:.0f} s"
     )
     for said in wrong[:20]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crash.life import Collector, Sent, requests_of
 from crash.recorded import Point, Recorded
-from crash.view import View, listed_files, view_of
+from crash.view import View, first_answer_of, listed_files, view_of
 from handrail_collector.observed import Seen
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.folders import HOUR_NS
@@ -182,7 +182,10 @@ class Crashes:
         if outcome == Outcome() and self.starts % FOLDED_OF == 0:
             clock.now += 3 * HOUR_NS
             await collector.act("compaction")
+            await collector.act("rollup")
             outcome = self._compared(stored(root), acknowledged, point, collector)
+            if said := first_answer_of(root / "store"):
+                outcome = replace(outcome, torn=outcome.torn + 1, said=said)
         await collector.kill()
         return outcome
 

@@ -143,9 +143,9 @@ def script() -> list[Step]:
     s.link(at + 9 * SECOND, "linked", "ab" * 8, edge)
     s.act(at + 15 * SECOND, "decide", "publish")  # one of them withdrawn
     after = TODAY + 2 * HOUR_NS
-    s.act(after, "publish", "compaction")
+    s.act(after, "publish", "compaction", "rollup")
     s.send(after + SECOND, "backlog", *s.records("backlog", TODAY + 120 * SECOND))
-    s.act(after + 20 * SECOND, "decide", "publish", "compaction")
+    s.act(after + 20 * SECOND, "decide", "publish", "compaction", "rollup")
     s.act(after + 30 * SECOND + GRACE_NS, "removal", "retention", "quota")
     s.send(after + 40 * SECOND + GRACE_NS, "last", *s.records("last", after + 30 * SECOND + GRACE_NS))
     s.act(after + 60 * SECOND + 2 * GRACE_NS, "decide", "publish", "removal")
@@ -216,10 +216,11 @@ class Collector:
 
     def _upkeep(self, action: str) -> None:
         size = sum(file.bytes for table in Table for file in files_of(self.publisher.publishes(), table))
-        settings = UpkeepSettings(grace_ns=GRACE_NS, retention_ns=RETENTION_NS, max_bytes=size - 1)
+        settings = UpkeepSettings(grace_ns=GRACE_NS, retention_ns=RETENTION_NS, max_bytes=size - 1, rollups=True)
         upkeep = Upkeep(self.publisher, settings, self.clock)
         steps: dict[str, Callable[[], None]] = {
             "compaction": upkeep._fold_all,
+            "rollup": upkeep._roll_up_all,
             "retention": upkeep._expire,
             "quota": upkeep._keep_quota,
             "removal": upkeep._remove,

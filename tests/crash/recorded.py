@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crash.life import Collector, Step, script
-from crash.view import View, listed_files, view_of
+from crash.view import View, first_answer_of, listed_files, view_of
 from handrail_collector.store.manifest import MANIFEST
+from handrail_collector.store.schema import Table
 from pipelines import Clock
 from power_disk import Operation, RecordingFiles
 
 JOURNAL = ("journal start", "journal append", "journal roll", "journal seal", "journal release")
-STORE = ("store start", "publish", "compaction", "removal", "retention", "quota")
+STORE = ("store start", "publish", "compaction", "rollup", "removal", "retention", "quota")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Recorded:
     views: list[View] = field(default_factory=list)  # before each step, and twice after the last
     contents: dict[str, bytes] = field(default_factory=dict)  # of every file that was ever listed
     inside: list[tuple[int, View]] = field(default_factory=list)  # step, and what a reader saw in it
+    disagreeing: list[str] = field(default_factory=list)  # first answers that the rows did not give
+    rolled: int = 0  # first answers that rested on a rollup
     missing: list[str] = field(default_factory=list)  # files that a reader who had begun before could not open any more
 
     def allows(self, step: int, view: View) -> bool:
@@ -43,7 +46,11 @@ class Recorded:
 
     def torn_reads(self) -> list[str]:
         """What readers met that was neither."""
-        return self.missing + [f"step {at}" for at, view in self.inside if view.twice or not self.allows(at, view)]
+        return (
+            self.missing
+            + self.disagreeing
+            + [f"step {at}" for at, view in self.inside if view.twice or not self.allows(at, view)]
+        )
 
 
 class Recorder:
@@ -117,3 +124,11 @@ class Recorder:
                 self._open.add(path)
                 self.recorded.contents.setdefault(path, (store / path).read_bytes())
             self._view = view_of(data, self.recorded.contents)
+            self._ask_first(store)
+
+    def _ask_first(self, store: Path) -> None:
+        """The first answer, from rollups, against what the rows of the same moment say."""
+        said = first_answer_of(store)
+        self.recorded.rolled += any(path.startswith(f"{Table.ROLLUPS.value}/") for path in listed_files(self._manifest))
+        if said:
+            self.recorded.disagreeing.append(f"step {self._step}: {said}")

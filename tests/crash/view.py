@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from first_answer import disagreement
 from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.store.cells import Scoped
 from handrail_collector.store.manifest import MANIFEST, files_of, parse
+from handrail_collector.store.read import StoreReader
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
 
@@ -34,6 +38,16 @@ class View:
         resting = Counter(span_id for row in self.rows for span_id in row.span_ids)
         rows = Counter((row.trace_id, row.request_id) for row in self.rows)
         return sum(times > 1 for counted in (resting, rows, Counter(self.spans)) for times in counted.values())
+
+
+def first_answer_of(store: Path) -> str:
+    """What the first answer says, over all time, that the rows do not; '' when nothing."""
+    reader = StoreReader(store, threads=1)
+    try:
+        said = disagreement(reader, Scoped(since_unix_ns=0, until_unix_ns=2**62))
+    finally:
+        reader.close()
+    return said and f"first answer: {said}"
 
 
 def listed_files(manifest: bytes) -> list[str]:

@@ -17,7 +17,6 @@ class HostClocks:
     """One interval a pair of hosts (caller's host, callee's host). Bounded: the pairs of a fleet, at most ``max_pairs``."""
 
     max_pairs: int = 4096
-    contradictions: int = 0
     _pairs: dict[tuple[str, str], OffsetInterval] = field(default_factory=dict)
 
     def offset(self, ours: Evidence, theirs: Evidence) -> OffsetInterval | None:
@@ -35,8 +34,8 @@ class HostClocks:
         offset = self.offset(ours, theirs)
         return offset is None or offset.width_ns is not None
 
-    def learn(self, caller: Evidence, callee: Evidence) -> None:
-        """Use one call. A contradiction means that a clock was stepped: the newest evidence starts anew.
+    def learn(self, caller: Evidence, callee: Evidence) -> bool:
+        """Use one call; whether it contradicts what was known. That means that a clock was stepped: the newest evidence starts anew.
 
         A caller that did not hear the callee out (a client left, a time limit) says when the call was sent and nothing of when
         it was answered: what is called may go on long after (case G04).
@@ -44,21 +43,22 @@ class HostClocks:
         a, b = caller.record.process.host, callee.record.process.host
         outer, inner = caller.interval, callee.interval
         if not a or not b or a == b or outer is None or inner is None:
-            return
+            return False
         seen = from_call(outer[0], outer[1], inner[0], inner[1])
         if not (isinstance(caller.record, Exchange) and caller.record.outcome in HEARD_OUT):
             seen = OffsetInterval(None, seen.high_ns, seen.at_unix_ns)
         if seen.contradictory:
-            return
+            return False
         known = self._pairs.get((a, b))
         both = known.narrowed(seen) if known else seen
-        if both.contradictory:
-            self.contradictions += 1
+        stepped = both.contradictory
+        if stepped:
             both = seen
         self._pairs.pop((a, b), None)
         self._pairs[a, b] = both  # at the end: the least recently learned pair goes first
         if len(self._pairs) > self.max_pairs:
             del self._pairs[next(iter(self._pairs))]
+        return stepped
 
     def intervals(self) -> dict[tuple[str, str], OffsetInterval]:
         """A copy, for metrics and for the trace's note."""

@@ -8,6 +8,9 @@ from enum import Enum
 from handrail.records import Exchange, Finding, Role
 from handrail_collector.stitch.evidence import Evidence
 
+AMBIGUOUS = "ambiguous_request_id"
+"""Finding: evidence that fits several requests was not joined to this one."""
+
 
 class State(str, Enum):
     """Where a group is in its life."""
@@ -45,6 +48,8 @@ class Group:
     version: int = 0
     counted: bool | None = None  # as complete or not, in the coverage; None: not yet
     counted_joins: frozenset[str] = frozenset()  # span ids of the evidence whose joins were counted
+    counted_ambiguous: int = 0  # findings of this kind that were counted
+    contradicting: frozenset[str] = frozenset()  # span ids of the evidence that contradicts what was known of its host's clock
     superseded: list[tuple[str, str, int]] = field(default_factory=list)
     """Rows (trace id, request id, version) that were told of parts of this request and are to be withdrawn."""
     findings: list[Finding] = field(default_factory=list)

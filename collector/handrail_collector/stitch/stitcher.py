@@ -16,7 +16,7 @@ from handrail.identity import JoinKind
 from handrail.records import Exchange, Finding, Hint, Record, Role
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.evidence import Evidence, evidence_of
-from handrail_collector.stitch.group import Closing, Group, State
+from handrail_collector.stitch.group import AMBIGUOUS, Closing, Group, State
 from handrail_collector.stitch.index import Index
 
 SECOND = 10**9
@@ -45,7 +45,6 @@ class StitchStats:
     updates: int = 0
     joins: dict[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in JoinKind})
     decided: dict[str, int] = field(default_factory=lambda: {closing.value: 0 for closing in Closing})
-    ambiguous: int = 0
     merged_after_decision: int = 0
     links_dropped: int = 0  # of foreign spans, because there were too many: a parent chain through them is not followed any more
 
@@ -235,7 +234,8 @@ class Stitcher:
         self._groups.pop(id(gone), None)
         if keep.edge is not None and how is not JoinKind.REQUEST_KEY:  # an id alone is no proof to set clocks by
             for evidence in gone.evidence:
-                self.clocks.learn(keep.edge, evidence)
+                if self.clocks.learn(keep.edge, evidence):
+                    keep.contradicting |= {evidence.record.ids.span_id}
         return keep
 
     # --- deadlines -------------------------------------------------------------------------------------------------------
@@ -412,8 +412,7 @@ class Stitcher:
                 guessing = twice or not self.clocks.related(edge, first)
                 if (guessing and labels.count(first.label) > 1) or any(self._group_within(r, other, 0) for r in rivals):
                     if final:
-                        self.stats.ambiguous += 1
-                        self._find(group, "ambiguous_request_id", f"{first.label} fits several requests", first)
+                        self._find(group, AMBIGUOUS, f"{first.label} fits several requests", first)
                 elif guessing and not final:
                     continue  # with clocks that nothing relates, the next request of this id may be meant: wait for it
                 else:

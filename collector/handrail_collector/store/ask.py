@@ -13,7 +13,6 @@ from typing import Final
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from handrail.sketch import GapSketch
 from handrail_collector.store import cells, files_query
@@ -21,6 +20,7 @@ from handrail_collector.store.cells import Cuts, Measure, Scoped
 from handrail_collector.store.files_query import Files
 from handrail_collector.store.manifest import StoreDamagedError, StoredFile
 from handrail_collector.store.read import StoreReader, newer_files
+from handrail_collector.store.rolled import SKETCH_COLUMNS, Rolled, rolled
 from handrail_collector.store.rolling import split
 from handrail_collector.store.rollup import merge_sketches, sketches_of
 from handrail_collector.store.schema import Table
@@ -76,13 +76,13 @@ def ask(reader: StoreReader, of: Scoped, *, fast: bool) -> Asked:
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
     files = [file for publish in reader.publishes() for file in publish.files]
-    parts = split(files, of.since_unix_ns, of.until_unix_ns)
     cursor = reader.cursor()
     try:
-        if fast and parts.rollups:
-            return _first(reader, cursor, of, files, parts.rollups, parts.requests)
+        by_hours = rolled(reader, cursor, files, of.since_unix_ns, of.until_unix_ns, None if fast else SKETCH_COLUMNS)
+        if fast and by_hours.rollups is not None:
+            return _first(_Rows.bound(reader, cursor, of, files, by_hours.rest), of, by_hours)
         every = split([file for file in files if file.table is Table.REQUESTS], of.since_unix_ns, of.until_unix_ns).requests
-        return _exact(_Rows.bound(reader, cursor, of, files, every), of, parts.rollups, parts.requests)
+        return _exact(_Rows.bound(reader, cursor, of, files, every), of, by_hours)
     except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid, OSError) as error:
         raise StoreDamagedError(str(error)) from error
     finally:
@@ -129,19 +129,11 @@ class _Rows:
         return files_query.answer(self.cursor, made)
 
 
-def _first(
-    reader: StoreReader,
-    cursor: duckdb.DuckDBPyConnection,
-    of: Scoped,
-    every: Sequence[StoredFile],
-    rollups: Sequence[StoredFile],
-    requests: Sequence[StoredFile],
-) -> Asked:
-    rows = _Rows.bound(reader, cursor, of, every, requests)
-    files_query.bind(cursor, {"rollups": _files(reader, rollups)})
+def _first(rows: _Rows, of: Scoped, by_hours: Rolled) -> Asked:
+    rows.cursor.register("rollups", by_hours.rollups)
     found = {}
     for measure in (Measure.TTFT, Measure.GAP):
-        found[measure] = [files_query.answer(cursor, cells.rolled(of, measure))]
+        found[measure] = [rows.answer(cells.rolled(of, measure))]
         if rows.table is not None:
             found[measure].append(rows.answer(cells.cells(rows.table, measure)))
     return Asked(
@@ -149,14 +141,14 @@ def _first(
         exact=False,
         ttft_cells=_together(found[Measure.TTFT]),
         gap_cells=_together(found[Measure.GAP]),
-        sketches=_sketches(rows, of, rollups),
+        sketches=_sketches(rows, of, by_hours.rollups),
         quantiles=None,
         looked_at=None,
-        rolled_hours=len(rollups),
+        rolled_hours=by_hours.files,
     )
 
 
-def _exact(rows: _Rows, of: Scoped, rollups: Sequence[StoredFile], rest: Sequence[StoredFile]) -> Asked:
+def _exact(rows: _Rows, of: Scoped, by_hours: Rolled) -> Asked:
     if rows.table is None:
         empty = pa.table({name: pa.array([], pa.string()) for name in (*cells.DIMENSIONS, "part")})
         return Asked(
@@ -172,7 +164,7 @@ def _exact(rows: _Rows, of: Scoped, rollups: Sequence[StoredFile], rest: Sequenc
         exact=True,
         ttft_cells=ttft,
         gap_cells=gap,
-        sketches=_sketches(rows.of(of, rest), of, rollups),  # merging sketches of hours loses nothing
+        sketches=_sketches(rows.of(of, by_hours.rest), of, by_hours.rollups),  # merging sketches of hours loses nothing
         quantiles=quantiles,
         looked_at=looked_at,
         rolled_hours=0,
@@ -188,10 +180,9 @@ def _quantiles(table: pa.Table) -> dict[Measure, dict[str, Quantiles]]:
     return found
 
 
-def _sketches(rows: _Rows, of: Scoped, rollups: Sequence[StoredFile]) -> dict[str, GapSketch]:
+def _sketches(rows: _Rows, of: Scoped, rollups: pa.Table | None) -> dict[str, GapSketch]:
     """Every gap of the streams of each scope: whole hours from their rollups, the rest from ``rows``."""
-    tables = [pq.read_table(path, columns=["scope", "model", "measure", "gap_sketch"]) for path in rows.reader.paths(rollups)]
-    found = [sketches_of(pa.concat_tables(tables))] if tables else []
+    found = [] if rollups is None else [sketches_of(rollups)]
     if rows.table is not None:
         found.append(merge_sketches(rows.answer(cells.sketches(rows.table))))
     merged: dict[str, GapSketch] = {}

@@ -50,7 +50,7 @@ VALUE: Final = {Measure.TTFT: "ttft_ns", Measure.GAP: "gap_max_ns"}
 """Column of placed rows with the time."""
 
 _IDS: Final = ("trace_id", "request_id", "version")
-_READ: Final = (
+READ: Final = (
     *(
         *_IDS,
         *DIMENSIONS,
@@ -63,7 +63,7 @@ _READ: Final = (
     ),
     *("phase_of", "phase_shape", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id"),
 )
-_READ_COLUMNS: Final = tuple(column for column in REQUEST_COLUMNS if column.name in _READ)
+_READ_COLUMNS: Final = tuple(column for column in REQUEST_COLUMNS if column.name in READ)
 
 Expression = Any
 """An Ibis table or value: its own types say too little to be worth naming."""
@@ -110,7 +110,7 @@ def wanted(of: Scoped, known: Mapping[str, Collection[str]], *, newer_than: int 
         assert newer_than is not None
         newest = _newest(newer_than)
         parts[-1] = parts[-1].anti_join(newest, _superseded_by(parts[-1], newest))
-    return parts[0] if len(parts) == 1 else ibis.union(parts[0].select(*_READ), parts[1].select(*_READ))
+    return parts[0] if len(parts) == 1 else ibis.union(parts[0].select(*READ), parts[1].select(*READ))
 
 
 def superseded(of: Scoped, newer_than: int) -> Expression:
@@ -118,6 +118,23 @@ def superseded(of: Scoped, newer_than: int) -> Expression:
     table = _unbound(_READ_COLUMNS, "requests", (*_IDS, "scope", "model", "started_unix_ns"), more={"filename": "string"})
     newest = _newest(newer_than)
     return table.semi_join(newest, _superseded_by(table, newest)).select("filename").distinct()
+
+
+def later_versions(newer_than: int) -> Expression:
+    """Trace id, request id and ``newest`` version of the requests in table ``newer`` that have an earlier version elsewhere.
+
+    A request of which every version from ``newer_than``, the store's lowest, on is there has none.
+    """
+    newer = _unbound([column for column in _READ_COLUMNS if column.name in _IDS], "newer", _IDS)
+    found = newer.group_by("trace_id", "request_id").agg(newest=lambda t: t.version.max(), here=lambda t: t.version.nunique())
+    return found.filter(found.newest - newer_than + 1 > found.here).drop("here")
+
+
+def holding_earlier() -> Expression:
+    """Column ``filename``: the files of table ``requests`` with rows that ``later`` (of ``later_versions``) replaces."""
+    table = _unbound([column for column in _READ_COLUMNS if column.name in _IDS], "requests", _IDS, more={"filename": "string"})
+    later = ibis.table({"trace_id": "binary", "request_id": "binary", "newest": "int32"}, name="later")
+    return table.semi_join(later, _superseded_by(table, later)).select("filename").distinct()
 
 
 def _newest(newer_than: int) -> Expression:

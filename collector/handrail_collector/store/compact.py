@@ -140,7 +140,7 @@ def fold_requests(tables: Sequence[pa.Table], elsewhere: pa.Table, all_known: bo
         others = versions.get((table["trace_id"][at].as_py(), table["request_id"][at].as_py()), set())
         own = table["version"][at].as_py()
         kept[at] = not any(other > own for other in others) and (kept[at] or bool(others) or not all_known)
-    table = table.filter(pa.array(kept))
+    table = table.filter(pa.array(kept, pa.bool_()))
     return table.take(pc.sort_indices(table, [("started_unix_ns", "ascending")])), REQUEST_COLUMNS
 
 
@@ -156,12 +156,13 @@ def superseding(keys: pa.Table) -> dict[bytes, dict[bytes, int]]:
 
 def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
     """The rows of ``table`` that nothing in ``later`` (see ``superseding``) replaces or withdraws."""
-    among = pc.is_in(table["request_id"], value_set=pa.array(sorted(later), table.schema.field("request_id").type)).to_pylist()
-    gone = [
-        found and table["version"][at].as_py() < later[table["request_id"][at].as_py()].get(table["trace_id"][at].as_py(), 0)
-        for at, found in enumerate(among)
-    ]
-    return table.filter(pa.array([not each for each in gone], pa.bool_()))
+    among = pc.is_in(table["request_id"], value_set=pa.array(sorted(later), table.schema.field("request_id").type))
+    places = pc.indices_nonzero(among).to_pylist()
+    kept = [True] * table.num_rows
+    for at in places:
+        key = (table[name][at].as_py() for name in ("request_id", "trace_id"))
+        kept[at] = table["version"][at].as_py() >= later[next(key)].get(next(key), 0)
+    return table if all(kept) else table.filter(pa.array(kept, pa.bool_()))
 
 
 def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept: Sequence[bool]) -> list[int]:
@@ -177,7 +178,7 @@ def _last_of_each(table: pa.Table, keys: tuple[str, str], by: str) -> pa.Array:
     narrow = narrow.sort_by([(name, "ascending") for name in (*keys, by, "place")]).combine_chunks()
     if not narrow.num_rows:
         return pa.array([], pa.int64())
-    differs = pa.array([False] * (narrow.num_rows - 1))
+    differs = pa.array([False] * (narrow.num_rows - 1), pa.bool_())  # typed: of one row it is empty
     for key in keys:
         values = _one(narrow[key])
         differs = pc.or_(differs, pc.not_equal(values[1:], values[:-1]))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.publish import Recovered
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.span import SpanRow
 
 

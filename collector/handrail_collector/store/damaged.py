@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +25,22 @@ Stamp = tuple[int, int] | None
 """Size and time of change of a file; None where there is none."""
 
 
+READ_ERRORS: Final = (pa.ArrowException, OSError)
+
+
+def read_checked(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a file. Raises ``READ_ERRORS`` where it cannot be read, a turned bit in what is read included.
+
+    Of 300 bits turned one by one, 234 were read as other values where the checksums of the pages were not looked at.
+    """
+    return pq.ParquetFile(path, page_checksum_verification=True).read(None if columns is None else list(columns))
+
+
+def of_machine(error: Exception) -> bool:
+    """Whether it is the machine that fails, and not a file: it is tried again."""
+    return isinstance(error, OSError) and bool(error.errno) and not isinstance(error, FileNotFoundError)
+
+
 class DamagedFiles:
     """What is known of them, in one thread. A file counts as damaged until it is another one."""
 
@@ -37,7 +54,7 @@ class DamagedFiles:
     def look(self, listed: Iterable[StoredFile]) -> list[StoredFile]:
         """Forget those that were mended or have left the store, notice missing ones; those that were put aside."""
         files = {file.path: file for file in listed}
-        stamps = {path: _stamp(self._path(file)) for path, file in files.items()}
+        stamps = {path: stamp_of(self._path(file)) for path, file in files.items()}
         self._known = {path: stamp for path, stamp in self._known.items() if path in files and stamps[path] == stamp}
         missing = [file for path, file in files.items() if stamps[path] is None]
         aside = [file for file in missing if self._path(file).with_name(self._path(file).name + ASIDE).exists()]
@@ -57,29 +74,28 @@ class DamagedFiles:
 
     def read(self, file: StoredFile, columns: Sequence[str] | None = None) -> pa.Table | None:
         """Its rows; None where it cannot be read. Raises ``OSError`` where the machine fails and not the file."""
-        wanted = None if columns is None else list(columns)
-        # Of 300 bits turned one by one, 234 were read as other values where the checksums of the pages were not looked at.
-        return self._reading(file, lambda path: pq.ParquetFile(path, page_checksum_verification=True).read(wanted))
+        return self._reading(file, lambda path: read_checked(path, columns))
 
     def _reading(self, file: StoredFile, read: Callable[[Path], pa.Table]) -> pa.Table | None:
         if self.knows(file):
             return None
         try:
             return read(self._path(file))
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
-                raise  # the machine, not the file: it is tried again
+        except READ_ERRORS as error:
+            if of_machine(error):
+                raise
             self._found(file, str(error))
             return None
 
     def _found(self, file: StoredFile, why: str) -> None:
         if not self.knows(file):
             path = self._path(file)
-            self._known[file.path] = _stamp(path)
+            self._known[file.path] = stamp_of(path)
             log.error("%s (%d rows) cannot be read: %s; %s", path, file.rows, why, ADVICE)
 
 
-def _stamp(path: Path) -> Stamp:
+def stamp_of(path: Path) -> Stamp:
+    """What tells a file from another of its name."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from handrail_collector.store.compact import Ranged
@@ -23,18 +23,22 @@ def due(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after
     """What is to be made now: the rollups of hours that ended ``closed_after_ns`` ago or more."""
     listed = [(p.first_offset, p.end_offset, file) for p in publishes if p.shard == shard for file in p.files]
     requests = {file.path for _, _, file in listed if file.table is Table.REQUESTS}
-    rollups = [file for _, _, file in listed if file.table is Table.ROLLUPS]
-    covered = {file.covers for file in rollups}
+    rollups = covered(file for _, _, file in listed)
     return Due(
         missing=tuple(
             (first, end, file)
             for first, end, file in listed
             if file.table is Table.REQUESTS
-            and file.path not in covered
+            and file.path not in rollups
             and (hour_of(file.path) + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
         ),
-        stale=tuple(file.path for file in rollups if file.covers not in requests),
+        stale=tuple(file.path for path, file in rollups.items() if path not in requests),
     )
+
+
+def covered(files: Iterable[StoredFile]) -> dict[str, StoredFile]:
+    """The rollups among ``files`` by the path of what they cover."""
+    return {file.covers: file for file in files if file.table is Table.ROLLUPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,13 @@ class Split:
     requests: tuple[StoredFile, ...]
 
 
-def split(files: Iterable[StoredFile], since_unix_ns: int, until_unix_ns: int) -> Split:
-    """The files that answer for [since, until): an hour goes by its rollups where each of its files has one and lies within."""
+def split(files: Iterable[StoredFile], since_unix_ns: int, until_unix_ns: int, by_rows: Collection[str] = ()) -> Split:
+    """The files that answer for [since, until): an hour goes by its rollups where each of its files has one and lies within.
+
+    ``by_rows``: paths of files of requests whose rollups do not count.
+    """
     files = tuple(files)
-    covers = {file.covers: file for file in files if file.table is Table.ROLLUPS}
+    covers = {path: file for path, file in covered(files).items() if path not in by_rows}
     hours: dict[int, list[StoredFile]] = {}
     for file in files:
         if file.table is Table.REQUESTS and file.max_unix_ns >= since_unix_ns and file.min_unix_ns < until_unix_ns:

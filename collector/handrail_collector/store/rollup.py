@@ -1,12 +1,9 @@
-"""The cells and gap sketches of one file of requests: what an hour comes to, for the first answer over many hours.
+"""The cells and gap sketches of one file of requests: what an hour comes to, for the first answer over many hours. Pure.
 
-A rollup stands for as long as the file that it was made from is in the store; an hour whose every file has one is answered by
-them. A later version of a request that came in another hour is not known to it: the exact answer, from the rows, counts it once.
+A rollup stands for as long as the file that it was made from is in the store, and says what the rows of that file do.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -16,7 +13,6 @@ import pyarrow.compute as pc
 from handrail.sketch import GapSketch
 from handrail_collector.store import cells, files_query
 from handrail_collector.store.cells import Measure, Scoped
-from handrail_collector.store.files_query import Files
 from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.gap_counts import GapCounts
 from handrail_collector.store.schema import ROLLUP_COLUMNS
@@ -25,11 +21,16 @@ Key = tuple[str, str | None]
 """Scope and model of a sketch."""
 
 
-def roll_up(requests: Path, hour: int, threads: int = 1) -> pa.Table:
-    """The rollup of a file of ``requests`` of one hour (since 1970). Raises DuckDB's errors for a file that cannot be read."""
+COLUMNS = cells.READ
+"""Columns of ``requests`` that a rollup is made of; a file may be too old to have them all."""
+
+
+def roll_up(requests: pa.Table, hour: int, threads: int = 1) -> pa.Table:
+    """The rollup of the rows (``COLUMNS``) of a file of one hour (since 1970); of a request in it twice the newest counts."""
     with duckdb.connect(":memory:", config={"threads": threads, "autoinstall_known_extensions": False}) as connection:
-        known = files_query.bind(connection, {"touched": Files([requests]), "newer": Files([requests])})
-        table = cells.placed(cells.wanted(Scoped(), known, newer_than=0))
+        for name in ("touched", "newer"):
+            connection.register(name, requests)
+        table = cells.placed(cells.wanted(Scoped(), {"touched": frozenset(requests.column_names)}, newer_than=0))
         parts = [
             _completed(files_query.answer(connection, cells.cells(table, measure)), measure, hour)
             for measure in (Measure.TTFT, Measure.GAP)

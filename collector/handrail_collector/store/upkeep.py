@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 import pyarrow as pa
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from handrail_collector.store import compact
 from handrail_collector.store.compact import Fold
 from handrail_collector.store.damaged import DamagedFiles
-from handrail_collector.store.folders import DAY_NS, hour_folder, hour_of
+from handrail_collector.store.folders import DAY_NS, hour_folder
 from handrail_collector.store.manifest import StoredFile
-from handrail_collector.store.publish import Part, Publisher
-from handrail_collector.store.read import VERSION_MARGIN_NS
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.replaced import ReplacedRows, near
 from handrail_collector.store.retain import expired, over_quota
-from handrail_collector.store.rolling import due
-from handrail_collector.store.schema import REQUEST_COLUMNS, ROLLUP_COLUMNS, Column, Table
+from handrail_collector.store.rollups import Rollups, RollupStats
+from handrail_collector.store.schema import REQUEST_COLUMNS, Table
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,7 @@ class UpkeepStats:
     files_folded: int = 0
     rows_folded: int = 0  # row versions that a later one replaces, withdrawn rows, spans sent again
     fold_ns: int = 0
-    rollups: int = 0  # made
-    rollup_ns: int = 0
+    rollups: RollupStats = field(default_factory=RollupStats)
     files_expired: int = 0
     quota_days: int = 0
     quota_bytes: int = 0
@@ -78,6 +77,9 @@ class Upkeep:
         self._stopping = threading.Event()
         self._open_day_told = False
         self._damaged = DamagedFiles(publisher.path)
+        self._replaced = ReplacedRows(publisher, self._damaged)
+        self._rollups = Rollups(publisher, self._damaged)
+        self.stats.rollups = self._rollups.stats
 
     def stop(self) -> None:
         """Let a running pass end after the fold it is at."""
@@ -87,6 +89,7 @@ class Upkeep:
         """Everything that is due. What fails is counted, told, and due again at the next pass."""
         steps = {
             "damaged files": self._look_after_damaged,
+            "damaged rollups": self._rollups.take_out_damaged,
             "retention": self._expire,
             "quota": self._keep_quota,
             "compaction": self._fold_all,
@@ -113,7 +116,7 @@ class Upkeep:
         return [file for publish in self._publisher.publishes() for file in publish.files]
 
     def _look_after_damaged(self) -> None:
-        aside = self._damaged.look(self._files())
+        aside = self._damaged.look(file for file in self._files() if file.table is not Table.ROLLUPS)
         if aside:
             self._publisher.retire({file.path for file in aside})
             self.stats.files_set_aside += len(aside)
@@ -154,7 +157,7 @@ class Upkeep:
         staying = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in paths]
         gone, later = [], [pa.table({name: pa.array([], type=_KEY_TYPES[name]) for name in compact.KEYS})]
         for file in going:
-            if file.table is Table.REQUESTS and file.max_version > 1 and _near(staying, [file]):
+            if file.table is Table.REQUESTS and file.max_version > 1 and near(staying, [file]):
                 keys = self._damaged.read(file, compact.KEYS)
                 if keys is None:
                     continue
@@ -162,43 +165,11 @@ class Upkeep:
             gone.append(file)
         replaced = compact.superseding(pa.concat_tables(later))
         if replaced:
-            for file in _near(staying, gone):
-                self._drop_replaced(file, replaced)
+            for file in near(staying, gone):
+                self.stats.rows_folded += self._replaced.drop(file, replaced)
         if gone:
             self._publisher.retire({file.path for file in gone})
         return gone
-
-    def _drop_replaced(self, file: StoredFile, later: dict[bytes, dict[bytes, int]]) -> None:
-        keys = self._damaged.read(file, compact.KEYS)
-        if keys is None or len(compact.without(keys, later)) == len(keys):
-            return
-        table = self._damaged.read(file)
-        if table is None:
-            return
-        table, columns = compact.fold_requests([compact.without(table, later)], keys[:0], all_known=False)
-        self._put(file.table, hour_of(file.path), table, columns, [file], *self._range(file))
-        self.stats.rows_folded += file.rows - table.num_rows
-
-    def _range(self, file: StoredFile) -> tuple[int, int]:
-        return next((p.first_offset, p.end_offset) for p in self._publisher.publishes() if file in p.files)
-
-    def _put(
-        self,
-        name: Table,
-        hour: int,
-        table: pa.Table,
-        columns: tuple[Column, ...],
-        files: Sequence[StoredFile],
-        first_offset: int,
-        end_offset: int,
-    ) -> None:
-        """``table`` in the place of ``files``; nothing where it has no rows."""
-        gone = {file.path for file in files}
-        if table.num_rows:
-            part = Part(name, hour, table, columns, max(file.written_unix_ns for file in files))
-            self._publisher.replace(gone, part, first_offset, end_offset)
-        else:
-            self._publisher.retire(gone)
 
     def _fold_all(self) -> None:
         settings, publisher = self._settings, self._publisher
@@ -237,7 +208,7 @@ class Upkeep:
         else:
             elsewhere, all_known = self._elsewhere(fold, tables)
             table, columns = compact.fold_requests(tables, elsewhere, all_known)
-        self._put(fold.table, fold.hour, table, columns, fold.files, fold.first_offset, fold.end_offset)
+        self._replaced.put(fold.table, fold.hour, table, columns, fold.files, fold.first_offset, fold.end_offset)
         self.stats.files_folded += len(fold.files)
         self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
         self.stats.fold_ns += time.monotonic_ns() - began
@@ -245,24 +216,7 @@ class Upkeep:
     def _roll_up_all(self) -> None:
         if not self._settings.rollups:
             return
-        wanted = due(self._publisher.publishes(), self._publisher.shard, self._now_unix_ns(), self._settings.closed_after_ns)
-        if wanted.stale:
-            self._publisher.retire(wanted.stale)
-        for first, end, file in wanted.missing:
-            if self._stopping.is_set():
-                return
-            self._guarded(f"rollup of {file.path}", lambda args=(first, end, file): self._roll_up(*args))  # type: ignore[misc]
-
-    def _roll_up(self, first_offset: int, end_offset: int, file: StoredFile) -> None:
-        from handrail_collector.store.rollup import roll_up  # brings Ibis: a collector without closed hours does not need it
-
-        began = time.monotonic_ns()
-        hour = hour_of(file.path)
-        table = roll_up(self._publisher.path(file), hour)
-        part = Part(Table.ROLLUPS, hour, table, ROLLUP_COLUMNS, file.written_unix_ns, file.path)
-        self._publisher.replace((), part, first_offset, end_offset)
-        self.stats.rollups += 1
-        self.stats.rollup_ns += time.monotonic_ns() - began
+        self._rollups.make(self._now_unix_ns(), self._settings.closed_after_ns, self._guarded, self._stopping.is_set)
 
     def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> tuple[pa.Table, bool]:
         """Keys of the rows of the same requests in files that are not folded here, and whether all of these could be read."""
@@ -271,7 +225,7 @@ class Upkeep:
         wanted = pa.chunked_array([chunk for table in tables for chunk in table["request_id"].chunks]).combine_chunks()
         found = [pa.table({name: tables[0][name][:0] for name in compact.KEYS})]
         all_known = True
-        for file in _near(others, fold.files):
+        for file in near(others, fold.files):
             keys = self._damaged.read(file, compact.KEYS)
             if keys is None:
                 all_known = False
@@ -281,10 +235,3 @@ class Upkeep:
 
     def _remove(self) -> None:
         self.stats.files_removed += self._publisher.remove_retired(self._settings.grace_ns)
-
-
-def _near(files: Iterable[StoredFile], others: Sequence[StoredFile]) -> list[StoredFile]:
-    """Those of ``files`` that may hold another version of a row in ``others``."""
-    first = min((file.min_unix_ns for file in others), default=0) - VERSION_MARGIN_NS
-    last = max((file.max_unix_ns for file in others), default=0) + VERSION_MARGIN_NS
-    return [file for file in files if file.max_unix_ns >= first and file.min_unix_ns <= last] if others else []

@@ -189,8 +189,8 @@ def test_hours_cut_by_the_period_and_hours_with_late_rows_are_read_from_rows(sto
 
 def test_rollups_leave_with_their_day_and_are_not_made_twice(store: Store) -> None:
     store.publish(rows(30))
-    assert store.upkeep().stats.rollups == 3
-    assert store.upkeep().stats.rollups == 0
+    assert store.upkeep().stats.rollups.made == 3
+    assert store.upkeep().stats.rollups.made == 0
     store.upkeep(replace(SETTINGS, retention_ns=DAY_NS), LATER + 9 * DAY_NS)
     assert store.paths(Table.ROLLUPS) == store.paths(Table.REQUESTS) == set()
     assert store.answer().scopes == ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from damages import DAMAGES, damage
 from handrail_collector.rows import MERGED
 from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.folders import DAY_NS, HOUR_NS
@@ -22,43 +21,8 @@ from kept_store import EVERYTHING, ROWS, Kept, publish_all
 from store_rows import START_UNIX_NS, request_rows
 
 
-def spoilt(data: bytes) -> bytes:
-    """A page that does not unpack; footer and statistics are whole."""
-    return data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :]
-
-
-def one_bit(data: bytes) -> bytes:
-    """The first that is read without a complaint, as another value."""
-    rows = pq.ParquetFile(io.BytesIO(data)).read()
-    for at in range(4, len(data)):
-        turned = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        with contextlib.suppress(pa.ArrowException, OSError):
-            if not pq.ParquetFile(io.BytesIO(turned)).read().equals(rows):
-                return turned
-    raise AssertionError("every bit is looked after")
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
-    "other_bytes": lambda data: b"PAR1 no more",
-    "cut": lambda data: data[:-300],
-    "empty": lambda data: b"",
-    "missing": lambda data: None,
-    "spoilt_pages": spoilt,
-    "one_bit": one_bit,
-}
-
-
-def damage(path: Path, how: Callable[[bytes], bytes | None]) -> bytes:
-    data = path.read_bytes()
-    left = how(data)
-    path.unlink()
-    if left is not None:
-        path.write_bytes(left)
-    return data
-
-
 @pytest.mark.parametrize("how", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("table", Table)
+@pytest.mark.parametrize("table", [Table.REQUESTS, Table.SPANS])  # rollups: test_rollups.py
 def test_the_others_of_its_hour_are_folded_and_a_copy_mends_it(
     store: Kept, table: Table, how: Callable[[bytes], bytes | None], caplog: pytest.LogCaptureFixture
 ) -> None:

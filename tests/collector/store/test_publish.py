@@ -26,8 +26,10 @@ from handrail_collector.store.manifest import (
     encode_line,
     files_of,
 )
-from handrail_collector.store.publish import MAX_HOURS_A_PUBLISH, Publisher, Recovered, StoreLockedError, by_hour
+from handrail_collector.store.parts import MAX_HOURS_A_PUBLISH, by_hour
+from handrail_collector.store.publish import Publisher, StoreLockedError
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.schema import Table
 from store_power import StoppedError, StoppingFiles
 from store_rows import START_UNIX_NS, request_rows, spans_of_requests

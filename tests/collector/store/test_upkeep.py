@@ -15,8 +15,9 @@ import pytest
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store.folders import DAY_NS, HOUR_NS
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, files_of
-from handrail_collector.store.publish import Publisher, Recovered
+from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings

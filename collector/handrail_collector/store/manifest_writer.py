@@ -1,0 +1,86 @@
+"""The manifest on disk, as its one writer keeps it: lines appended, generations put in each other's place, torn ends cut off."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+
+from handrail_collector.store.durable import TEMPORARY, DurableFolder
+from handrail_collector.store.manifest import MANIFEST, Publish, Retired, encode_line, parse, rewritten
+
+
+class ManifestWriter:
+    """What the store holds, in memory and on disk. Its owner's lock guards every call.
+
+    ``publishes`` and ``retired`` are what the manifest on disk says; after an error too.
+    """
+
+    def __init__(self, folder: DurableFolder) -> None:
+        self.publishes: list[Publish] = []
+        self.retired: list[Retired] = []
+        self._folder = folder
+        self._path = folder.root / MANIFEST
+        self._bytes = 0
+        self._torn = False
+        self._name_is_durable = False
+
+    def load(self) -> None:
+        """Read it, and leave only whole lines. Raises ``StoreDamagedError`` and ``OSError``."""
+        data = self._folder.read(self._path)
+        parsed = parse(data, str(self._path))
+        self._bytes = parsed.whole_bytes
+        if data:
+            self._cut()
+        self.publishes = list(parsed.publishes)
+        self.retired = [retired for publish in parsed.publishes for retired in publish.retired]
+
+    def mend(self) -> None:
+        """Make good what a failed write may have left; before anything relies on this manifest."""
+        if self._torn:
+            self._cut()
+
+    def append(self, publish: Publish) -> None:
+        """One more line, durable when this returns."""
+        line = encode_line(publish)
+        self._torn = True
+        try:
+            with self._folder.opened(str(self._path)) as handle:
+                self._folder.write_all(handle, line)
+                self._folder.files.fdatasync(handle)
+            if not self._name_is_durable:
+                self._folder.files.fsync_dir(str(self._folder.root))
+                self._name_is_durable = True
+        except OSError:
+            with contextlib.suppress(OSError):  # else at the next publish or start
+                self._cut()
+            raise
+        self._bytes += len(line)
+        self._torn = False
+        self.publishes.append(publish)
+
+    def rewrite(self, gone: Collection[str], added: Sequence[Publish], retired: list[Retired]) -> None:
+        """Put the next generation of the manifest in the place of this one."""
+        self.mend()
+        publishes = rewritten(self.publishes, gone, added, retired)
+        data = b"".join(map(encode_line, publishes))
+        self._folder.put(self._path, data)
+        self._torn = True  # until its name is durable nothing may be appended: the old one might come back
+        self._bytes, self.publishes, self.retired = len(data), list(publishes), retired
+        self._folder.files.fsync_dir(str(self._folder.root))
+        self._torn = False
+
+    def remove_temporary(self) -> None:
+        """What a crash may have left beside it."""
+        temporary = self._path.with_name(f"{MANIFEST}{TEMPORARY}")
+        if temporary.exists():
+            self._folder.files.unlink(str(temporary))
+
+    def _cut(self) -> None:
+        """Leave only whole lines, durable: what the last process wrote may not be on disk yet, and is about to be relied on."""
+        files = self._folder.files
+        with self._folder.opened(str(self._path)) as handle:
+            if files.size(handle) > self._bytes:
+                files.truncate(handle, self._bytes)
+            files.fdatasync(handle)
+        files.fsync_dir(str(self._folder.root))  # the name of a new generation
+        self._torn = False

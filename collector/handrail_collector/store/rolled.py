@@ -1,0 +1,87 @@
+"""What rollups answer of a period, and which files of requests answer for the rest.
+
+A rollup that cannot be read answers nothing: its rows do. Nor does one of a file with rows that a later version elsewhere
+replaces; that can only be one in a file without a rollup (``rollups.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+from handrail_collector.store import cells, files_query
+from handrail_collector.store.damaged import READ_ERRORS, read_checked
+from handrail_collector.store.files_query import Files
+from handrail_collector.store.manifest import StoredFile
+from handrail_collector.store.read import StoreReader, newer_files
+from handrail_collector.store.rolling import covered, split
+from handrail_collector.store.schema import Table
+
+SKETCH_COLUMNS: Final = ("scope", "model", "measure", "gap_sketch")
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """``rollups``: the rows of ``files`` rollups, None where none answers; ``rest``: files of requests, for what they do not."""
+
+    rollups: pa.Table | None
+    files: int
+    rest: tuple[StoredFile, ...]
+
+
+def rolled(
+    reader: StoreReader,
+    cursor: duckdb.DuckDBPyConnection,
+    files: Sequence[StoredFile],
+    since_unix_ns: int,
+    until_unix_ns: int,
+    columns: Sequence[str] | None = None,
+) -> Rolled:
+    """What answers for [since, until). Raises DuckDB's errors for files of requests that are needed and cannot be read."""
+    parts = split(files, since_unix_ns, until_unix_ns)
+    read = {file.path: _read(path, columns) for file, path in zip(parts.rollups, reader.paths(parts.rollups), strict=True)}
+    by_rows = {file.covers for file in parts.rollups if read[file.path] is None}
+    if len(by_rows) < len(read):
+        by_rows |= _replaced(reader, cursor, files, {file.covers for file in parts.rollups})
+    if by_rows:
+        parts = split(files, since_unix_ns, until_unix_ns, by_rows)
+    tables = [read[file.path] for file in parts.rollups]
+    return Rolled(pa.concat_tables(tables, promote_options="default") if tables else None, len(tables), parts.requests)
+
+
+def _read(path: Path, columns: Sequence[str] | None) -> pa.Table | None:
+    try:
+        return read_checked(path, columns)
+    except READ_ERRORS:
+        return None  # the collector tells, and makes it again
+
+
+def _replaced(
+    reader: StoreReader, cursor: duckdb.DuckDBPyConnection, files: Sequence[StoredFile], answering: set[str]
+) -> set[str]:
+    """Those of the files ``answering`` by their rollups that hold a row with a later version in a file without one."""
+    requests = [file for file in files if file.table is Table.REQUESTS]
+    those = [file for file in requests if file.path in answering]
+    has_rollup = covered(files)
+    newer, base = newer_files(requests, min(file.min_unix_ns for file in those), max(file.max_unix_ns for file in those))
+    if all(file.path in has_rollup for file in newer):
+        return set()
+    loose = [file for file in requests if file.path not in has_rollup]
+    _bind(reader, cursor, "newer", loose)
+    later = files_query.answer(cursor, cells.later_versions(base))
+    if not later.num_rows:
+        return set()
+    cursor.register("later", later)
+    _bind(reader, cursor, "requests", those)
+    names = set(files_query.answer(cursor, cells.holding_earlier())["filename"].to_pylist())
+    return {file.path for file, path in zip(those, reader.paths(those), strict=True) if str(path) in names}
+
+
+def _bind(reader: StoreReader, cursor: duckdb.DuckDBPyConnection, name: str, files: Sequence[StoredFile]) -> None:
+    alike = len({file.columns_crc for file in files}) <= 1
+    files_query.bind(cursor, {name: Files(reader.paths(files), alike=alike, named=True)})

@@ -1,0 +1,154 @@
+"""Keeps the rollups of a store: made for hours that are over, taken out where they cannot be read, never at odds with others.
+
+A file gets its rollup once no version of a request counts twice between it and the files that have one: rows that another file
+replaces leave it first, and so do rows of files with a rollup that it replaces. What is published later has no rollup yet, and
+readers look at it (``rolled.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail_collector.store import compact
+from handrail_collector.store.damaged import READ_ERRORS, DamagedFiles, Stamp, of_machine, read_checked, stamp_of
+from handrail_collector.store.folders import hour_of
+from handrail_collector.store.manifest import StoredFile
+from handrail_collector.store.parts import Part
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.replaced import ReplacedRows, near
+from handrail_collector.store.rolling import covered, due
+from handrail_collector.store.schema import ROLLUP_COLUMNS, Table
+
+log = logging.getLogger(__name__)
+
+Guarded = Callable[[str, Callable[[], None]], None]
+"""Runs a step of this name; what it raises is counted and told, and goes no further."""
+
+
+@dataclass(slots=True)
+class RollupStats:
+    """Counts since start."""
+
+    made: int = 0
+    made_ns: int = 0
+    damaged: int = 0  # could not be read, and left the store to be made again
+    rows_replaced: int = 0  # earlier versions in other hours that left their files
+
+
+class Rollups:
+    """In the one thread that folds and retires."""
+
+    def __init__(self, publisher: Publisher, damaged: DamagedFiles) -> None:
+        self.stats = RollupStats()
+        self._publisher = publisher
+        self._damaged = damaged
+        self._replaced = ReplacedRows(publisher, damaged)
+        self._sound: dict[str, Stamp] = {}
+
+    def take_out_damaged(self) -> None:
+        """Each is read once, and again when it is another file: what cannot be read leaves, since its rows are there."""
+        sound: dict[str, Stamp] = {}
+        damaged = []
+        for file in self._files(Table.ROLLUPS):
+            stamp = stamp_of(self._publisher.path(file))
+            if stamp is not None and self._sound.get(file.path) == stamp:
+                sound[file.path] = stamp
+            elif why := self._unreadable(file):
+                damaged.append(file.path)
+                log.warning("%s cannot be read: %s; it leaves the store and is made again", self._publisher.path(file), why)
+            else:
+                sound[file.path] = stamp
+        self._sound = sound
+        if damaged:
+            self._publisher.retire(damaged)
+            self.stats.damaged += len(damaged)
+
+    def make(self, now_unix_ns: int, closed_after_ns: int, guarded: Guarded, stopping: Callable[[], bool]) -> None:
+        """All that are due; also of the files that came of making others."""
+        tried: set[str] = set()
+        while True:
+            wanted = due(self._publisher.publishes(), self._publisher.shard, now_unix_ns, closed_after_ns)
+            if wanted.stale:
+                self._publisher.retire(wanted.stale)
+            missing = [each for each in wanted.missing if each[2].path not in tried and not self._damaged.knows(each[2])]
+            if not missing:
+                return
+            for first, end, file in missing:
+                if stopping():
+                    return
+                tried.add(file.path)
+                guarded(f"rollup of {file.path}", lambda args=(first, end, file): self._make(*args))  # type: ignore[misc]
+
+    def _make(self, first_offset: int, end_offset: int, file: StoredFile) -> None:
+        from handrail_collector.store.rollup import COLUMNS, roll_up  # brings Ibis: without closed hours nobody needs it
+
+        began = time.monotonic_ns()
+        if not self._settled(file):
+            return
+        known = self._damaged.columns(file)
+        rows = None if known is None else self._damaged.read(file, [name for name in COLUMNS if name in known])
+        if rows is None:
+            return
+        hour = hour_of(file.path)
+        part = Part(Table.ROLLUPS, hour, roll_up(rows, hour), ROLLUP_COLUMNS, file.written_unix_ns, file.path)
+        self._publisher.replace((), part, first_offset, end_offset)
+        self.stats.made += 1
+        self.stats.made_ns += time.monotonic_ns() - began
+
+    def _settled(self, file: StoredFile) -> bool:
+        """Whether it may have a rollup as it is. If not, it is no longer listed, or damage is in the way."""
+        requests = self._files(Table.REQUESTS)
+        if file not in requests:
+            return False
+        keys = self._damaged.read(file, compact.KEYS)
+        if keys is None:
+            return False
+        others = near([other for other in requests if other is not file and other != file], [file])
+        found = self._replacing(keys, others)
+        if found is None:
+            return False
+        if dropped := self._replaced.drop(file, found) if found else 0:
+            self.stats.rows_replaced += dropped
+            return False
+        if own := compact.superseding(keys):
+            rolled = covered(self._files(Table.ROLLUPS))
+            for other in others:
+                if other.path in rolled:
+                    self._drop(other, own, rolled[other.path])
+        return True
+
+    def _replacing(self, keys: pa.Table, others: list[StoredFile]) -> dict[bytes, dict[bytes, int]] | None:
+        """What in ``others`` replaces requests with ``keys``; None where one of them cannot be read."""
+        own = keys["request_id"].combine_chunks()
+        found = [keys[:0]]
+        for other in others:
+            if other.max_version > 1:
+                theirs = self._damaged.read(other, compact.KEYS)
+                if theirs is None:
+                    return None
+                theirs = theirs.filter(pc.greater(theirs["version"], 1))
+                found.append(theirs.filter(pc.is_in(theirs["request_id"], value_set=own)))
+        return compact.superseding(pa.concat_tables(found))
+
+    def _drop(self, other: StoredFile, own: dict[bytes, dict[bytes, int]], rollup: StoredFile) -> None:
+        self.stats.rows_replaced += self._replaced.drop(other, own)
+        if self._damaged.knows(other):  # nobody can say what it holds, so its rollup cannot be kept right
+            self._publisher.retire([rollup.path])
+
+    def _files(self, table: Table) -> list[StoredFile]:
+        return [file for publish in self._publisher.publishes() for file in publish.files if file.table is table]
+
+    def _unreadable(self, file: StoredFile) -> str:
+        try:
+            read_checked(self._publisher.path(file))
+        except READ_ERRORS as error:
+            if of_machine(error):
+                raise
+            return str(error)
+        return ""
