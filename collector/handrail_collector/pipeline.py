@@ -375,11 +375,8 @@ class Pipeline:
                 self._flushing = []
             self._low_water = low
             if low >= self._replayed_to:
-                self._told, self._told_edges, self._told_ambiguous = (
-                    {},
-                    {},
-                    {},
-                )  # nothing is held any more of what a replay could say twice
+                # nothing is held any more of what a replay could say twice
+                self._told, self._told_edges, self._told_ambiguous = {}, {}, {}
             self.stats.failing = 0
             self.stats.publishes += 1
             self.stats.spans_stored += totals[Seen.SPANS_STORED.value] - self.observed[Seen.SPANS_STORED]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from builders import exchange
 from handrail.otlp.contract import Signal
+from handrail.records import Exchange, Hint, Role
 from handrail_collector.observed import Observed, Seen
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.publish import Publisher
@@ -90,3 +95,42 @@ def test_a_fact_that_is_taken_back_takes_its_count_back() -> None:
     assert seen.with_added(taken) == {"edge_joined": 3}
     seen.put_back(taken)
     assert seen.with_added(seen.take()) == {"edge_joined": 3, "joins.ancestor": 1}
+
+
+def same_id_twice() -> list[Exchange]:
+    """Two requests of one id at once, and prefills that may be of either."""
+    hints = (Hint.DUPLICATE_REQUEST_ID,)
+    edges = [exchange(Role.EDGE, at, 1000, rid="same", trace=f"e{at}", ttft_ms=300, hints=hints) for at in (0, 20)]
+    return [*edges, *(exchange(Role.PREFILL, at + 10, 90, rid="same", trace=f"p{at}") for at in (0, 20))]
+
+
+def of_a_stepped_clock() -> list[Exchange]:
+    """Two calls whose callees, on one host, differ by more than the calls can be apart."""
+    made = []
+    for at, off in ((0, 0), (2000, 400)):
+        edge = exchange(Role.EDGE, at, 100, rid=f"r{at}", host="h-e", ttft_ms=90)
+        made += [edge, exchange(Role.PREFILL, at + 10 + off, 50, rid=f"r{at}", parent=edge, host="h-p")]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seen", "made"),
+    [(Seen.AMBIGUOUS_JOINS, same_id_twice), (Seen.CLOCK_CONTRADICTIONS, of_a_stepped_clock)],
+    ids=["ambiguous", "stepped"],
+)
+async def test_what_does_not_fit_is_counted_once_over_restarts(
+    tmp_path: Path, seen: Seen, made: Callable[[], list[Exchange]]
+) -> None:
+    clock = Clock()
+    counts = []
+    for life in range(3):
+        async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+            if not life:
+                await send(journal, made())
+            await taken(pipeline, journal)
+            clock.now += 5 * SECOND
+            pipeline._sweep(clock.now)
+            await pipeline.flush()
+            counts.append(pipeline.observed[seen])
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 3

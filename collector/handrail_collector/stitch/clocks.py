@@ -35,7 +35,7 @@ class HostClocks:
         return offset is None or offset.width_ns is not None
 
     def learn(self, caller: Evidence, callee: Evidence) -> bool:
-        """Use one call; whether it contradicts what was known. That means that a clock was stepped: the newest evidence starts anew.
+        """Use one call; whether it contradicts what was known. Then a clock was stepped: the newest evidence starts anew.
 
         A caller that did not hear the callee out (a client left, a time limit) says when the call was sent and nothing of when
         it was answered: what is called may go on long after (case G04).

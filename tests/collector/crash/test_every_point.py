@@ -11,9 +11,11 @@ import pytest
 from crash import faults
 from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorded, Recorder
-from handrail_collector.store import rolled, rolling
+from crash.view import first_answer_of
+from handrail_collector.store import rolled
+from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.publish import Publisher
-from handrail_collector.store.schema import Table
+from kept_store import ROWS, kept_store
 from power_disk import Content, Disk, Operation
 
 
@@ -87,8 +89,14 @@ def test_a_disk_that_fails_once_loses_nothing(recorded: Recorded, tmp_path: Path
 
 
 def test_a_first_answer_that_the_rows_do_not_give_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolled, "split", lambda files, *_: rolling.Split(tuple(f for f in files if f.table is Table.ROLLUPS), ()))
-    assert any("first answer" in said for said in Recorder(tmp_path / "recorded").run().torn_reads())
+    store = kept_store(tmp_path / "store")
+    store.publisher.publish(0, 10, 0, [], ROWS)
+    store.upkeep(rollups=True).run_pass()
+    store.publisher.publish(10, 20, 0, [], [replace(ROWS[0], version=2, started_unix_ns=ROWS[0].started_unix_ns + 2 * HOUR_NS)])
+    store.publisher.close()
+    assert first_answer_of(tmp_path / "store") == ""
+    monkeypatch.setattr(rolled, "_replaced", lambda *_: set())
+    assert "first answer" in first_answer_of(tmp_path / "store")
 
 
 def total(crashes: Crashes) -> Tally:
