@@ -72,9 +72,7 @@ def _ends(publishes: Iterable[Publish]) -> Mapping[int, int]:
     return ends
 
 
-def _rows_are_listed(
-    path: str, name: re.Match[str], publishes: Iterable[Publish], rows: Callable[[str], int | None]
-) -> bool:
+def _rows_are_listed(path: str, name: re.Match[str], publishes: Iterable[Publish], rows: Callable[[str], int | None]) -> bool:
     """Whether the files that a fold was made from are listed still: those of its hour within its range have its rows or more."""
     shard, first, end = (int(name[each]) for each in ("shard", "first", "end"))
     folder = PurePosixPath(path).parent

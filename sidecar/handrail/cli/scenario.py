@@ -140,9 +140,10 @@ def _claim(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         used = any(folder.iterdir())
         if not used:
-            (folder / STORE).mkdir()
-    except FileExistsError:
-        used = True
+            try:
+                (folder / STORE).mkdir()
+            except FileExistsError:  # made between the two: another run
+                used = True
     except OSError as error:
         raise CliError(what=f"--data: {error.strerror}", where=str(folder), valid="a new or an empty folder") from None
     if used:

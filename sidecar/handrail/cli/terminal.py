@@ -12,6 +12,7 @@ from rich.segment import Segment
 
 from handrail.cli.shown import clean, is_clean
 
+
 class _CleanConsole(Console):
     """Lets no control character through that is not its own, whatever was not ``cleaned`` before."""
 

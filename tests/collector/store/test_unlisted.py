@@ -92,7 +92,11 @@ def test_readers_say_that_the_manifest_is_damaged_and_not_that_nothing_is_stored
     left = DAMAGES[damage](manifest.read_bytes())
     manifest.unlink() if left is None else manifest.write_bytes(left)
     reader = StoreReader(tmp_path)
-    said = "10 data files" if damage in ("missing", "empty", "garbage_without_newline", "zeros", "first_line_cut") else "line at byte"
+    said = (
+        "10 data files"
+        if damage in ("missing", "empty", "garbage_without_newline", "zeros", "first_line_cut")
+        else "line at byte"
+    )
     with pytest.raises(StoreDamagedError, match=said):
         reader.requests(RequestFilter())
     reader.close()
