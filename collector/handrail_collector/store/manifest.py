@@ -2,8 +2,8 @@
 
 A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline. The first one lists nothing and is there, durable,
 before any data file: a manifest without it is no new store. A last line that is torn was never published: readers ignore it and
-the writer cuts it off. Torn is a line without its newline, or, as blocks that power loss kept from the disk read as zeros, one with
-NUL bytes; any other line with a wrong CRC is damage. A file that no line names is not part of the store.
+the writer cuts it off. Torn is a line without its newline, or one with NUL bytes: blocks that power loss kept from the disk
+read as zeros. Any other line with a wrong CRC is damage. A file that no line names is not part of the store.
 
 Publishing appends a line. Taking files out, for others with the same rows or for good, puts a new manifest in the place of the
 old one: its first line is the *head*, which counts these generations and carries the offsets on, so that a reader who has read a

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1 when the id is unknown or fits several requests."""
-    from handrail.cli.table import render_requests
     from handrail.cli.shown import cleaned
+    from handrail.cli.table import render_requests
     from handrail.cli.terminal import answer_console, waiting
     from handrail.cli.waterfall import render_waterfall
 

@@ -1,4 +1,4 @@
-"""What a start does with files that no line of the manifest names: good data is never removed, whatever became of the manifest."""
+"""What a start does with files that no line of the manifest names: good data stays, whatever became of the manifest."""
 
 from __future__ import annotations
 
