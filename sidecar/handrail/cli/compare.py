@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also for 'cannot tell': that is an answer."""
+    from handrail.cli.shown import cleaned
     from handrail.cli.terminal import answer_console, waiting
 
     objectives = objectives_of(arguments)
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     from handrail.cli.comparison import render_comparison
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    console.print(render_comparison(comparison, console.width))
+    console.print(render_comparison(cleaned(comparison), console.width))
     return EXIT_OK
 
 

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1 when the id is unknown or fits several requests."""
+    from handrail.cli.shown import cleaned
     from handrail.cli.table import render_requests
     from handrail.cli.terminal import answer_console, waiting
     from handrail.cli.waterfall import render_waterfall
@@ -48,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = answer_console(in_pipe=_PIPE_WIDTH)
     if found.row is None:
         print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
-        console.print(render_requests(found.candidates, console.width, own_ids=True))
+        console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
         return EXIT_FAILED
-    drawn = render_waterfall(found.row, found.spans, console.width, provisional=found.provisional, usual=found.usual)
-    console.print(drawn)
+    row, spans = cleaned(found.row), cleaned(found.spans)
+    console.print(render_waterfall(row, spans, console.width, provisional=found.provisional, usual=found.usual))
     return EXIT_OK
