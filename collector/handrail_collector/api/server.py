@@ -149,7 +149,9 @@ class ApiServer:
         if len(found) > 1:
             return 300, {"candidates": [_row(answer) for answer in found], "matches": len(found)}
         spans = self._reader.spans(found[0].row)
-        return 200, {"request": _row(found[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
+        usual = _compared(self._reader, found[0].row) if isinstance(self._reader, StoreReader) else None
+        told = {"request": _row(found[0]), "spans": [span_to_json(span) for span in spans], "matches": 1, "usual": usual}
+        return 200, told
 
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
         """The answer of ``question``, which may block, as JSON."""
@@ -174,6 +176,13 @@ def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns:
     from handrail_collector.explain.answer import answered
 
     return answered(reader, question, now_unix_ns)
+
+
+def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
+    """In a worker's thread, as above."""
+    from handrail_collector.explain.compared import compared
+
+    return compared(reader, row)
 
 
 def _row(answer: Answer) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 A phase has grown by what it took beyond what requests with as much prompt to compute typically spend in it. Of the phases that
 grew, one that does so on that host all the time anyway (a queue, in a burst) says little about this request: each growth is
 weighed by the share of such growths, at that place and time, that is more than ordinary (``explain/ordinary.py``), and the
-largest is named. Where a second grew as much, none is named; where the largest is ``unattributed``, that is the answer, with what
-it may be. Chosen by experiment against the emulated fleet's truth (docs/truth.md): typical is the mean over the requests whose
-time to first token lies in the middle half of those of like size.
+largest is named. Where a second grew as much, or by a good part of it and alone stands out, none is named; where the largest is
+``unattributed``, that is the answer, with what it may be. Chosen by experiment against the emulated fleet's truth
+(docs/truth.md): typical is the mean over the requests whose time to first token lies in the middle half of those of like size.
 
 One implementation on columns; ``cause_of`` is its form for one row. Pass requests of one scope, with ``phase_of`` "ttft".
 """
@@ -40,6 +40,9 @@ ALIKE: Final = 0.95
 NOISE: Final = 0.4
 """So does one whose growth is nearer to the largest than this part of the noise of both."""
 
+RIVAL: Final = 0.25
+"""So does one that stands out, where the largest does not, and grew by this share of it: a burst like others beside a fault."""
+
 SLOW_NS: Final = 50_000_000
 SLOW_SHARE: Final = 0.2
 """A request is slow when its first token comes later than is typical by both: this long, and this share of it."""
@@ -48,6 +51,7 @@ ROUTER: Final = "router"
 _UNATTRIBUTED: Final = PHASES.index(Phase.UNATTRIBUTED)
 _AT_PREFILL: Final = [PHASES.index(p) for p in PHASES if p.value.startswith("prefill_") and p is not Phase.PREFILL_HOPS]
 _ON_PATH: Final = [PHASES.index(p) for p in (Phase.ROUTER_AND_HOPS, Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)]
+_QUEUE: Final = PHASES.index(Phase.PREFILL_QUEUE)
 _COMPUTE: Final = PHASES.index(Phase.PREFILL_COMPUTE)
 _BANDS: Final = 24
 _CONCENTRATED: Final = 2.0  # a link's rate over that of D's other links, from which on it is the link's
@@ -59,7 +63,8 @@ class Requests:
     """Requests by column, all of one length.
 
     ``ttft_ns`` and ``uncached_tokens`` (of the prompt, less those found in P's cache) are NaN where unknown; ``phases_ns`` has a
-    column for each of ``PHASES``, 0 where a request lacks it; hosts are "" where unknown; ``rest_at``: the process that most of
+    column for each of ``PHASES``, 0 where a request lacks it; hosts go by their process where nobody
+    named them, "" where that is unknown too; ``rest_at``: the process that most of
     its ``unattributed`` time lies in (a value of ``Place``), or "".
     """
 
@@ -142,8 +147,8 @@ def requests_of(rows: Sequence[RequestRow]) -> Requests:
         ttft_ns=np.array([row.ttft_token_ns for row in rows], np.float64),
         uncached_tokens=np.array(tokens, np.float64),
         phases_ns=phases,
-        prefill_host=np.array([row.prefill_host or "" for row in rows], object),
-        decode_host=np.array([row.decode_host or "" for row in rows], object),
+        prefill_host=np.array([row.prefill_host or row.prefill_instance or "" for row in rows], object),
+        decode_host=np.array([row.decode_host or row.decode_instance or "" for row in rows], object),
         rest_at=np.array([_rest_at(row) for row in rows], object),
     )
 
@@ -167,6 +172,7 @@ def learn(requests: Requests) -> Typical | None:
         middles.append(tokens[usual].mean())
         expected.append(requests.phases_ns[known[usual]].mean(axis=0))
     middle, phases = _merged(np.array(middles), np.array(expected))
+    phases[:, _QUEUE] = np.median(phases[:, _QUEUE])  # whoever is queued waits for others: what differs by own size is chance
     growth = (requests.phases_ns - _expected_ns(middle, phases, requests.uncached_tokens))[known]
     located = _located(requests, growth, known)
     ends = block_ends(located)
@@ -228,9 +234,9 @@ def causes(requests: Requests, typical: Typical) -> Causes:
     most, next_most = weighed[every, first], weighed[every, second]
     typical_ns = expected.sum(axis=1)
     late = requests.ttft_ns - typical_ns
-    grew = (most > 0) & ~(late <= 0)  # one that was not late has no cause; where lateness is unknown, its phases speak
-    noise = typical.at_hosts.noise_ns
-    clear = grew & (next_most < ALIKE * most) & (most - next_most >= NOISE * np.hypot(noise[first], noise[second]))
+    outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # though it was not late: lucky in another phase
+    grew = (most > 0) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
+    clear = grew & (next_most < ALIKE * most) & ~_rivalled(growth, weighed, standing, first, typical.at_hosts.noise_ns)
     slow = late >= np.maximum(SLOW_NS, SLOW_SHARE * typical_ns)  # false where there is no first token
     return Causes(
         leading=np.where(grew, first, -1),
@@ -243,6 +249,18 @@ def causes(requests: Requests, typical: Typical) -> Causes:
         surplus=surplus[every, first],
         standing=standing[every, first] & grew & slow,
     )
+
+
+def _rivalled(growth_ns: Floats, weighed_ns: Floats, standing: Bools, first: Ints, noise_ns: Floats) -> Bools:
+    """Whether another phase may have grown more than ``first``, by the noise of both, or because it alone stands out."""
+    every = np.arange(len(first))
+    most = weighed_ns[every, first][:, None]
+    others = np.where(growth_ns > 0, weighed_ns, growth_ns)
+    others[every, first] = -np.inf
+    near = most - others < NOISE * np.hypot(noise_ns[first][:, None], noise_ns)
+    stands = standing & (weighed_ns >= RIVAL * most) & ~standing[every, first][:, None]
+    rivalled: Bools = (near | stands).any(axis=1)
+    return rivalled
 
 
 def _place(requests: Requests, typical: Typical, located: Located, first: Ints, other: Ints, grew: Bools) -> Texts:

@@ -27,9 +27,9 @@ _QUIET: Final = 0.6  # of the cells, those whose mean rate is the ordinary one
 _CELL: Final = 160  # requests a cell should hold
 _BLOCKS: Final = (6, 60)
 _PRIOR: Final = 4  # requests at the ordinary rate that every cell is given beside its own
-_SIGMAS: Final = 6.0
 _TIMES: Final = 3.0
-_HITS: Final = 5
+_HITS, _SIGMAS = 5, 6.0
+_HITS_OF_LARGE, _SIGMAS_OF_LARGE = 10, 9.0  # those above ``BURST_LEVEL`` come in clusters: a long queue delays all that are in it
 _SIGMAS_20_TO_80: Final = 1.683  # of a normal distribution
 
 
@@ -79,8 +79,8 @@ class Ordinary:
     def surplus(self, located: Located) -> tuple[Floats, Bools]:
         """Of each growth (requests x phases) the share that is more than ordinary there and then, and whether it stands out.
 
-        Standing out is no coincidence of one burst: the cell's rate of growths of ``BURST_LEVEL`` is ``_TIMES`` the
-        ordinary one and ``_SIGMAS`` of the quiet cells' spread above it.
+        Standing out is no coincidence of one burst: the cell's rate of growths of ``BURST_LEVEL``, or of a larger size that
+        this growth reaches, is ``_TIMES`` the ordinary one and many times the quiet cells' spread above it.
         """
         level = growth_level(located.growth_ns)
         phase = np.broadcast_to(np.arange(level.shape[1]), level.shape)
@@ -90,13 +90,20 @@ class Ordinary:
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(rate > 0, 1 - usual / rate, 1.0)
         share = np.where(level < 0, 0.0, np.clip(share, 0.0, 1.0))
-        told = np.minimum(np.maximum(level, 0), BURST_LEVEL)
-        counts, hits = self._at(located, phase, told)
-        usual, spread = self.ordinary[phase, told], self.spread[phase, told]
+        standing = self._standing(located, phase, np.clip(level, 0, BURST_LEVEL), _HITS, _SIGMAS)
+        for size in range(BURST_LEVEL + 1, len(LEVELS_NS)):
+            told = np.minimum(np.maximum(level, BURST_LEVEL), size)  # once more what was told, where the growth is smaller
+            standing |= (told > BURST_LEVEL) & self._standing(located, phase, told, _HITS_OF_LARGE, _SIGMAS_OF_LARGE)
+        return share, standing & (level >= 0)
+
+    def _standing(self, located: Located, phase: Ints, level: Ints, least_hits: int, sigmas: float) -> Bools:
+        """Whether growths of ``level`` (requests x phases) are that frequent in the cell of each."""
+        counts, hits = self._at(located, phase, level)
+        usual, spread = self.ordinary[phase, level], self.spread[phase, level]
         chance = np.sqrt(np.maximum(usual, 1e-3) / np.maximum(counts, 1))
         rate = hits / np.maximum(counts, 1)
-        standing = (hits >= _HITS) & (rate >= _TIMES * usual) & (rate >= usual + _SIGMAS * np.maximum(spread, chance))
-        return share, standing & (level >= 0)
+        standing: Bools = (hits >= least_hits) & (rate >= _TIMES * usual) & (rate >= usual + sigmas * np.maximum(spread, chance))
+        return standing
 
     def cells(self, names: NDArray[Any], started_unix_ns: Ints, phase: int, level: Ints) -> tuple[Floats, Floats]:
         """Requests, and growths of one phase that reach ``level``, in the cell of each of these places and times."""

@@ -26,6 +26,9 @@ LEAST_SLOW: Final = 10
 LEAST_SHARE: Final = 0.05
 """Of the slow requests: a smaller part with one cause is not worth being woken for."""
 
+LEAST_NAMED: Final = 8
+"""Requests with one cause: one burst, or a few of the longest prompts at one host, make as many as six alike in healthy runs."""
+
 EXAMPLES: Final = 3
 
 _ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.UNATTRIBUTED)]
@@ -124,10 +127,10 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     it is at one of ``places``, hosts and links that slow requests concentrate at for the whole period.
     """
     sampled, slow = rows.filter(rows["sampled"]), rows.filter(rows["slow"])
-    typical = learn(_requests(sampled))
+    typical = learn(requests_in(sampled))
     if typical is None or slow.num_rows < LEAST_SLOW or sampled.num_rows < LEAST_REQUESTS:
         return None
-    requests = _requests(slow)
+    requests = requests_in(slow)
     found = causes(requests, typical)
     place, concentrated = _concentrated(slow, found, places)
     out_of_ordinary = (found.standing | concentrated) & (found.leading >= 0)
@@ -138,13 +141,13 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     named = [
         _named(PHASES[phase], place, np.array(places), slow, found, requests, typical)
         for (phase, place), places in groups.items()
-        if len(places) >= LEAST_SHARE * slow.num_rows
+        if len(places) >= max(LEAST_NAMED, LEAST_SHARE * slow.num_rows)
     ]
     told = sum(each.requests for each in named)
     alike = int((out_of_ordinary & ~found.clear).sum())
     size = (
         typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean()
-        - typical.expected_ns(_requests(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+        - typical.expected_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
     )
     return Causing(
         slow=slow.num_rows,
@@ -223,14 +226,15 @@ def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
     return tuple(each["client_request_id"] or each["request_id"].hex() for each in chosen)
 
 
-def _requests(rows: pa.Table) -> Requests:
+def requests_in(rows: pa.Table) -> Requests:
+    """The columns of ``rows`` (of ``cells.looked_at``, or ``store/around.py``)."""
     inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
     rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)
     places = np.array([Place.PREFILL.value, Place.DECODE.value, Place.PATH.value], object)
     return Requests(
-        started_unix_ns=rows["started_unix_ns"].to_numpy(),
+        started_unix_ns=_buffer(rows["started_unix_ns"].combine_chunks(), np.int64),  # never null
         ttft_ns=_floats(rows["ttft_ns"]),
-        uncached_tokens=pc.cast(rows["uncached_tokens"], pa.float64()).to_numpy(),
+        uncached_tokens=_nan_for_null(rows["uncached_tokens"]),
         phases_ns=np.stack([_floats(rows[phase_column(phase.value)]) for phase in PHASES], axis=1),
         prefill_host=_texts(rows["prefill_host"]),
         decode_host=_texts(rows["decode_host"]),
@@ -239,8 +243,23 @@ def _requests(rows: pa.Table) -> Requests:
 
 
 def _floats(values: pa.ChunkedArray) -> Any:
-    return pc.fill_null(pc.cast(values, pa.float64()), 0.0).to_numpy()
+    return np.nan_to_num(_nan_for_null(values), nan=0.0)
+
+
+def _nan_for_null(values: pa.ChunkedArray) -> Any:
+    array = values.cast(pa.float64()).combine_chunks()
+    found = _buffer(array, np.float64)
+    if array.null_count:
+        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+        found[bits[array.offset : array.offset + len(array)] == 0] = np.nan
+    return found
+
+
+def _buffer(array: pa.Array, kind: type) -> Any:
+    """A copy. ``to_numpy`` would load pandas where there is one: a quarter of a second that ``trace`` does not have."""
+    data = array.buffers()[1]
+    return np.frombuffer(data, kind)[array.offset : array.offset + len(array)].copy() if len(array) else np.zeros(0, kind)
 
 
 def _texts(values: pa.ChunkedArray) -> Any:
-    return np.array(pc.fill_null(values, "").to_pylist(), object)
+    return np.array([value or "" for value in values.to_pylist()], object)

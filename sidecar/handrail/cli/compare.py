@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--itl-of",
         choices=ITL_OF,
         default=ITL_OF[0],
-        help="what of a request's gaps --itl is about: their p99 (default), the largest, or the mean time per output token",
+        help="what of a request's gaps --itl is about: their p99 (default), the largest, or the mean time per output token, "
+        "as DistServe defines goodput, which is shown in any case",
     )
     parser.add_argument(
         "--attain",
@@ -153,6 +154,7 @@ def _here(arguments: argparse.Namespace, arms: Sequence[TypedArm], gpus: Mapping
 
 def _stretches(arm: TypedArm, data: Path | None) -> tuple[Stretch, ...]:
     from handrail_collector.compare.gather import Stretch
+    from handrail_collector.compare.telling import period
 
     found = []
     for part in arm.parts:
@@ -160,7 +162,7 @@ def _stretches(arm: TypedArm, data: Path | None) -> tuple[Stretch, ...]:
         assert folder is not None
         if not folder.exists():
             raise CliError(what="no such folder, and no period", where=part.text, valid=ARM_RULE, exit_code=EXIT_USAGE)
-        found.append(
-            Stretch(root=store_root(folder), where=part.text, since_unix_ns=part.since_unix_ns, until_unix_ns=part.until_unix_ns)
-        )
+        since, until = part.since_unix_ns, part.until_unix_ns
+        where = part.text if part.folder is not None or since is None or until is None else period(since, until)
+        found.append(Stretch(root=store_root(folder), where=where, since_unix_ns=since, until_unix_ns=until))
     return tuple(found)

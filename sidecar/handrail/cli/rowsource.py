@@ -37,6 +37,7 @@ class Found:
     row: RequestRow | None = None
     provisional: bool = False  # the row may still change
     spans: Sequence[SpanView] = ()
+    usual: Mapping[str, Any] | None = None  # how it compares with those around it; None: nothing to compare
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
     answer: Mapping[str, Any] | None = None  # as plain data, for --json
@@ -99,7 +100,7 @@ class ApiSource:
             return Found(candidates=[row_from_json(row) for row in answer["candidates"]], answer=answer)
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
-        return Found(row=row, provisional=provisional, spans=spans, answer=answer)
+        return Found(row=row, provisional=provisional, spans=spans, usual=answer.get("usual"), answer=answer)
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
@@ -173,6 +174,7 @@ class StoreSource:
 
     def find(self, any_id: str) -> Found:
         from handrail_collector.api.json import row_to_json, span_to_json
+        from handrail_collector.explain.compared import compared
 
         with self._damage_told():
             rows = self._reader.find(any_id)
@@ -182,8 +184,10 @@ class StoreSource:
                 plain = {"candidates": [row_to_json(row) for row in rows], "matches": len(rows)}
                 return Found(candidates=rows, answer=plain)
             spans = self._reader.spans(rows[0])
-        answer = {"request": row_to_json(rows[0]), "spans": [span_to_json(span) for span in spans], "matches": 1}
-        return Found(row=rows[0], spans=spans, answer=answer)
+            usual = compared(self._reader, rows[0])
+        shown = [span_to_json(span) for span in spans]
+        answer = {"request": row_to_json(rows[0]), "spans": shown, "matches": 1, "usual": usual}
+        return Found(row=rows[0], spans=spans, usual=usual, answer=answer)
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         from handrail_collector.explain.answer import answered

@@ -11,12 +11,13 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from handrail.cli import words
+from handrail.cli.slowness import slowness
 from handrail.phases import ORDER, Phase
 from handrail.times import format_duration, format_time
 from handrail_collector.rows import PhaseRow, RequestRow
@@ -80,15 +81,17 @@ def render_waterfall(
     *,
     provisional: bool = False,
     zone: tzinfo | None = None,
+    usual: Mapping[str, Any] | None = None,
 ) -> RenderableType:
     """The request drawn ``width`` columns wide (at least 60).
 
-    ``provisional``: the row may still change. ``zone`` is that of the start time; None is the local one.
+    ``provisional``: the row may still change. ``zone`` is that of the start time; None is the local one. ``usual``: how it
+    compares with the requests around it, as the API has it.
     """
     width = max(width, MIN_WIDTH)
     sections = (
         ("", _header(row, width, zone)),
-        ("", _verdict(row, width)),
+        ("", _verdict(row, width, usual)),
         ("Findings", _findings(row, provisional, width)),
         ("", _phases(row, width)),
         ("Unattributed", _unattributed(row, width)),
@@ -217,8 +220,8 @@ def _path(row: RequestRow) -> list[str]:
     return seen
 
 
-def _verdict(row: RequestRow, width: int) -> Iterator[Text]:
-    """The sentences to read first: how it failed, and which phase took the time."""
+def _verdict(row: RequestRow, width: int, usual: Mapping[str, Any] | None) -> Iterator[Text]:
+    """The sentences to read first: how it failed, which phase took the time, and whether that was unusual."""
     if row.outcome not in words.GOOD_OUTCOMES:
         details = [f"HTTP {row.status}" if row.status not in (None, 200) else "", row.error_type or ""]
         told = ", ".join(each for each in details if each and each != row.outcome)
@@ -228,6 +231,8 @@ def _verdict(row: RequestRow, width: int) -> Iterator[Text]:
         if not row.phases:
             return
     yield from _prose(f"▶ {_where_time_went(row)}", width, hang=2, style="bold")
+    if usual is not None:
+        yield from _prose(slowness(usual), width, indent=2)
 
 
 def _where_time_went(row: RequestRow) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -20,9 +21,7 @@ from bench.truth.report import missed, table, write_page
 from bench.truth.run import Referee
 from handrail.process import spare_the_heap
 
-FULL_TRACES = Path(__file__).parents[4] / "shared" / "cases" / "data" / "request_traces"
-
-WIDTH = 140
+WIDTH = 150
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--traces",
         type=Path,
-        default=FULL_TRACES if FULL_TRACES.is_dir() else TRACES,
-        help="folder of the published traces (default: beside the checkout, else the short ones of the tests)",
+        default=TRACES,
+        help="folder of the published traces (default: their first lines, tests/data/request_traces; played again and again)",
     )
     parser.add_argument("--write", action="store_true", help="put the table into docs/truth.md")
     given = parser.parse_args(arguments)
@@ -45,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; valid are {', '.join(case.name for case in CASES)}")
     seed = random.SystemRandom().randrange(1 << 31) if given.seed is None else given.seed
     say = Console(stderr=True)
-    say.print(f"seed {seed}; again with: make bench-truth ARGS='--seed {seed}'", highlight=False)
+    again = _again(given, seed)
+    say.print(f"again with: make bench-truth ARGS='{again}'", highlight=False)
     chosen = [case for case in CASES if not given.names or case.name in given.names]
     began = time.monotonic()
     scores = _judge(Referee(given.requests, seed, given.traces), chosen, say, as_json=given.json)
@@ -57,8 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in wrong:
         say.print(f"[yellow]{line}[/yellow]", highlight=False)
     if given.write:
-        write_page(scores, chosen, seed, given.requests)
+        write_page(scores, chosen, again)
     return 1 if wrong else 0
+
+
+def _again(given: argparse.Namespace, seed: int) -> str:
+    """The arguments that repeat this run, whatever becomes of the defaults."""
+    traces = [] if given.traces == TRACES else ["--traces", str(given.traces)]
+    return shlex.join([f"--seed={seed}", f"--requests={given.requests}", *traces, *given.names])
 
 
 def _judge(referee: Referee, chosen: Sequence[Case], say: Console, *, as_json: bool) -> list[Score]:

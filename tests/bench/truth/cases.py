@@ -49,6 +49,7 @@ _WRONG_CLOCKS = ("clock_offset:edge:2", "clock_offset:p0:-2", "clock_offset:d1:2
 CASES = (
     Case(name="slow_prefill", fault="slow_prefill:p0:3"),
     Case(name="prefill_queue", fault="prefill_queue:p0:0.8"),
+    Case(name="prefill_queue_mild", fault="prefill_queue:p0:0.6"),
     Case(name="router_slow", fault="router_slow:router:0.4"),
     Case(name="fetch_failed", fault="fetch_failed:p0>d0:0.5"),
     Case(name="fetch_recomputed", fault="fetch_recomputed:p0>d0:0.5"),
@@ -60,6 +61,7 @@ CASES = (
     Case(name="no_p2p", fault="no_p2p:p0>d1:350000000", revealed=False),
     Case(name="handshake_cold", fault="handshake_cold:p0>d1:1", revealed=False),
     Case(name="kv_pressure", fault="kv_pressure:d0:0.98", revealed=False),
+    Case(name="kv_pressure_mild", fault="kv_pressure:d0:0.97", revealed=False),
     Case(name="kv_pressure_hung", fault="kv_pressure:d0:0.99", revealed=False),
     Case(name="decode_queue", fault="decode_queue:d0:1", revealed=False),
     Case(name="preemption_storm", fault="preemption_storm:d1:20", revealed=False),
@@ -71,6 +73,7 @@ CASES = (
     Case(name="azure_slow_prefill", fault="slow_prefill:p0:4", trace="AzureLLMInferenceTrace_conv"),
     Case(name="azure_slow_link", fault="slow_link:p0>d1:60", trace="AzureLLMInferenceTrace_conv", revealed=False),
     Case(name="mooncake_bad_host_p", fault="bad_host:p0:4", trace="mooncake_conversation", rate=0.1),
+    Case(name="mooncake_bad_host_p_mild", fault="bad_host:p0:2", trace="mooncake_conversation", rate=0.2),
     Case(name="clock_offset_slow_prefill", fault="slow_prefill:p0:3", clocks=_WRONG_CLOCKS),
     Case(name="clock_offset_slow_link", fault="slow_link:p0>d1:30", clocks=_WRONG_CLOCKS, revealed=False),
     Case(name="clock_offset_router_slow", fault="router_slow:router:0.4", clocks=_WRONG_CLOCKS),

@@ -1,25 +1,35 @@
 """Compares what was said of each request with what truly happened. Pure; definitions in docs/truth.md.
 
 *slow*: the fault made its first token later by 50 ms and a fifth, by the twin run. Of these:
-*phase right*: the phase that truly grew most was named; or, where it hides in vLLM's queue time at D, ``unattributed`` was said
-with that phase among what it may be. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
+*phase right*: the phase that truly grew most, or one that grew by nine tenths of that, was named; or, where it hides in vLLM's
+queue time at D, ``unattributed`` was said with that phase among what it may be. *right strictly*: only the one that grew most
+counts. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
 that phase truly is (its host, its link, the router), or the fault's own place. *outcome right*: of requests slow or changed in
 outcome, what the client got is told as it was. *false findings*: share of all requests of the twin without a fault that a finding
-would cover.
+would cover: a cause that stands out, or what the slowest concentrate at, by first token or by gap.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from handrail.phases import Phase
 from handrail_collector.explain.cause import PHASES, Causes, causes, learn, requests_of
+from handrail_collector.explain.contrast import DIMENSIONS, Group, contrasts
+from handrail_collector.explain.effect import much_longer
+from handrail_collector.explain.period import NEEDED
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.cells import Measure
 from handrail_fleet import truth
 from handrail_fleet.truth import Excess, RequestTruth
+
+ALIKE = 0.9
+"""A phase that truly grew by this share of the one that grew most is an answer as good."""
 
 HIDDEN = frozenset({"kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_queue"})
 _TOLD = {  # what the client got, in the words of a row
@@ -55,6 +65,7 @@ class Score:
     requests: int
     slow: int
     phase_right: float | None
+    right_strictly: float | None
     named: float | None
     unattributed: float | None
     open: float | None  # two phases alike, or nothing grew: none was named
@@ -62,6 +73,7 @@ class Score:
     outcome_right: float | None
     kv_outcome_wrong: float | None
     misnamed: float | None
+    misnamed_strictly: float | None
     found: float | None  # of the slow ones, those that a finding covers
     false_findings: float
     baseline_phase_right: float | None
@@ -87,9 +99,11 @@ class Score:
 class _Tally:
     named: int = 0
     unattributed: int = 0
+    strictly: int = 0
     open: int = 0
     placed: int = 0
     misnamed: int = 0
+    misnamed_strictly: int = 0
     found: int = 0
     baseline: int = 0
     baseline_misnamed: int = 0
@@ -97,8 +111,44 @@ class _Tally:
 
 def found_share(rows: Sequence[RequestRow]) -> float:
     """Share of the requests that findings would cover."""
+    if not rows:
+        return 0.0
     told = _causes(rows)
-    return float(np.mean(told.standing)) if told is not None else 0.0
+    covered = told.standing.copy() if told is not None else np.zeros(len(rows), bool)
+    for measure in (Measure.TTFT, Measure.GAP):
+        covered |= _concentrated(rows, measure)
+    return float(np.mean(covered))
+
+
+def _concentrated(rows: Sequence[RequestRow], measure: Measure) -> NDArray[np.bool_]:
+    """Which of the slowest of their scope have a value that ``handrail explain`` would say they have more of."""
+    covered = np.zeros(len(rows), bool)
+    for scope in {row.scope for row in rows}:
+        timed = [(at, ns) for at, row in enumerate(rows) if row.scope == scope and (ns := _time_ns(row, measure)) is not None]
+        if len(timed) < NEEDED:
+            continue
+        low, high, slow_from = (int(q) for q in np.quantile([ns for _, ns in timed], (0.25, 0.75, 0.99), method="inverted_cdf"))
+        slow = [at for at, ns in timed if ns >= slow_from]
+        usual = [(at, ns) for at, ns in timed if low <= ns <= high]
+        counted = [Counter(_values(rows[at]) for at in part) for part in (slow, [at for at, _ in usual])]
+        groups = [Group(values, counted[0][values], counted[1][values]) for values in counted[0] | counted[1]]
+        telling = much_longer(measure, slow_from, round(np.mean([ns for _, ns in usual])))
+        standing = {(each.dimension, each.value) for each in contrasts(groups, telling=telling) if each.stands_out}
+        for at in slow:
+            covered[at] = not standing.isdisjoint(zip(DIMENSIONS, _values(rows[at]), strict=True))
+    return covered
+
+
+def _time_ns(row: RequestRow, measure: Measure) -> int | None:
+    if measure is Measure.GAP:
+        return row.gap_max_ns
+    return row.ttft_token_ns if row.phase_of == "ttft" else None
+
+
+def _values(row: RequestRow) -> tuple[str | None, ...]:
+    prefill, decode = row.prefill_host or row.prefill_instance, row.decode_host or row.decode_instance
+    link = f"{prefill}>{decode}" if prefill and decode and prefill != decode else None
+    return prefill, decode, link, row.model, row.outcome, row.kv_outcome
 
 
 def _causes(rows: Sequence[RequestRow]) -> Causes | None:
@@ -123,6 +173,7 @@ def judge(scenario: str, run: Sequence[Known], fault_place: str, false_findings:
         requests=len(run),
         slow=count,
         phase_right=_share(tally.named + tally.unattributed, count),
+        right_strictly=_share(tally.strictly, count),
         named=_share(tally.named, count),
         unattributed=_share(tally.unattributed, count),
         open=_share(tally.open, count),
@@ -130,6 +181,7 @@ def judge(scenario: str, run: Sequence[Known], fault_place: str, false_findings:
         outcome_right=_share(sum(_outcome_right(known) for known in touched), len(touched)),
         kv_outcome_wrong=_share(sum(_kv_outcome_wrong(known) for known in touched), len(touched)),
         misnamed=_share(tally.misnamed, count),
+        misnamed_strictly=_share(tally.misnamed_strictly, count),
         found=_share(tally.found, count),
         false_findings=round(false_findings, 4),
         baseline_phase_right=_share(tally.baseline, count),
@@ -150,9 +202,9 @@ def _count(known: Known, told: Causes | None, index: int | None, fault_place: st
     excess = known.excess
     assert excess is not None
     assert excess.phase is not None
-    true_phase = _in_words_of_a_row(excess.phase)
-    tally.baseline += known.baseline == true_phase
-    tally.baseline_misnamed += known.baseline not in ("", true_phase)
+    true_phase, as_good = _in_words_of_a_row(excess.phase), _as_good(excess)
+    tally.baseline += known.baseline in as_good
+    tally.baseline_misnamed += known.baseline not in ("", *as_good)
     if told is None or index is None:
         tally.open += 1
         return
@@ -163,11 +215,20 @@ def _count(known: Known, told: Causes | None, index: int | None, fault_place: st
         return
     phase = PHASES[told.leading[index]]
     if phase is Phase.UNATTRIBUTED:
-        tally.unattributed += true_phase in HIDDEN & _may_be(known.row)
-    elif phase.value == true_phase:
-        tally.named += 1
-    else:
-        tally.misnamed += 1
+        hidden = HIDDEN & _may_be(known.row)
+        tally.unattributed += bool(hidden & as_good)
+        tally.strictly += true_phase in hidden
+        return
+    tally.named += phase.value in as_good
+    tally.misnamed += phase.value not in as_good
+    tally.strictly += phase.value == true_phase
+    tally.misnamed_strictly += phase.value != true_phase
+
+
+def _as_good(excess: Excess) -> set[str]:
+    """The phase that grew most, and those that grew by nearly as much: of these the truth itself does not say which it was."""
+    most = max(excess.phases.values())
+    return {_in_words_of_a_row(phase) for phase, ns in excess.phases.items() if ns >= ALIKE * most}
 
 
 def _in_words_of_a_row(phase: truth.Phase) -> str:

@@ -17,10 +17,12 @@ MISNAMED = 0.02
 
 _COLUMNS: tuple[tuple[str, Callable[[Score], float | None]], ...] = (
     ("phase right", lambda score: score.phase_right),
+    ("strictly", lambda score: score.right_strictly),
     ("of it named", lambda score: score.named),
     ("of it unattributed", lambda score: score.unattributed),
     ("open", lambda score: score.open),
     ("misnamed", lambda score: score.misnamed),
+    ("strictly", lambda score: score.misnamed_strictly),
     ("host right", lambda score: score.host_right),
     ("outcome right", lambda score: score.outcome_right),
     ("found", lambda score: score.found),
@@ -32,10 +34,12 @@ _COLUMNS: tuple[tuple[str, Callable[[Score], float | None]], ...] = (
 
 _HEADINGS = (
     "phase\nright",
+    "strict-\nly",
     "of it\nnamed",
     "of it\nunattr.",
     "\nopen",
     "mis-\nnamed",
+    "strict-\nly",
     "host\nright",
     "outcome\nright",
     "\nfound",
@@ -79,8 +83,8 @@ def missed(scores: Sequence[Score], cases: Sequence[Case]) -> list[str]:
     return found
 
 
-def write_page(scores: Sequence[Score], cases: Sequence[Case], seed: int, requests: int) -> None:
-    """Replace the table in docs/truth.md."""
+def write_page(scores: Sequence[Score], cases: Sequence[Case], again: str) -> None:
+    """Replace the table in docs/truth.md. ``again``: the arguments that repeat the run."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARK}\n")
     after = rest[rest.index("\n## ") :]
     names = ("scenario", "fault", "slow", *(name for name, _ in _COLUMNS))
@@ -89,7 +93,7 @@ def write_page(scores: Sequence[Score], cases: Sequence[Case], seed: int, reques
         fault = ", ".join(f"`{text}`" for text in (case.fault, *case.clocks)) if case.fault else "–"
         cells = [score.scenario, fault, str(score.slow), *(percent(read(score)) for _, read in _COLUMNS)]
         lines.append("| " + " | ".join(cells) + " |")
-    told = f"\n`make bench-truth ARGS='--seed {seed} --requests {requests} --write'` wrote this.\n\n" + "\n".join(lines) + "\n"
+    told = f"\n`make bench-truth ARGS='{again} --write'` wrote this.\n\n" + "\n".join(lines) + "\n"
     goals = missed(scores, cases)
     told += "\nGoals missed in this run: " + ("; ".join(goals) if goals else "none") + ".\n"
     PAGE.write_text(f"{before}{MARK}\n{told}{after}", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -15,51 +15,8 @@ from hypothesis import strategies as st
 from handrail.phases import Phase
 from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Typical, cause_of, causes, learn, requests_of
 from handrail_collector.rows import PhaseRow, RequestRow
-from made_rows import KV_AND_QUEUE, MS, STARTED, phase, request_row
-
-Change = Callable[[RequestRow], dict[str, float]]
-
-
-def usual(number: int, random: Random) -> RequestRow:
-    """A healthy request whose prefill takes 50 µs a token; ``unattributed`` at D takes 30 ms."""
-    tokens = 500 + 100 * (number % 30)
-    row = request_row(
-        (
-            phase("prefill_queue", random.choice((0, 0, 0, 40)), "prefill", "otlp"),
-            phase("prefill_compute", tokens * 0.05 + random.random(), "prefill", "otlp"),
-            phase("router_and_hops", 2 + random.random() / 10, "path", "edge-proxy"),
-            phase("unattributed", 30 + random.random(), "decode", "otlp", may_be=KV_AND_QUEUE),
-            phase("first_step", 10 + random.random(), "decode", "otlp"),
-        )
-    )
-    return replace(
-        row,
-        client_request_id=f"r{number}",
-        started_unix_ns=STARTED + number * 100 * MS,
-        prompt_tokens=tokens,
-        cached_tokens=None,
-        prefill_host=f"p{number % 2}",
-        decode_host=f"d{number // 2 % 2}",
-    )
-
-
-def slower(row: RequestRow, **more_ms: float) -> RequestRow:
-    """The same with phases that took longer."""
-    phases = tuple(replace(p, duration_ns=p.duration_ns + round(more_ms.get(p.phase, 0) * MS)) for p in row.phases)
-    return replace(row, phases=phases, ttft_token_ns=sum(p.duration_ns for p in phases))
-
-
-def period(change: Change | None = None, requests: int = 1200) -> tuple[list[RequestRow], list[int]]:
-    """A period in whose middle third ``change`` says what takes longer, in ms; and which requests it touched."""
-    random, rows, touched = Random(1), [], []
-    for number in range(requests):
-        row = usual(number, random)
-        more = change(row) if change is not None and requests // 3 <= number < 2 * requests // 3 else {}
-        if more:
-            touched.append(number)
-            row = slower(row, **more)
-        rows.append(row)
-    return rows, touched
+from made_period import Change, period, slower, usual
+from made_rows import KV_AND_QUEUE, MS
 
 
 def typical_of(rows: Sequence[RequestRow]) -> Typical:
@@ -206,3 +163,39 @@ def test_odd_rows_are_answered_and_alone_as_among_others(rows: list[RequestRow])
 
 
 TYPICAL = typical_of(period(requests=200)[0])
+
+
+def test_a_burst_like_others_does_not_hide_what_stands_out() -> None:
+    """A long queue that happens now and then anywhere, beside a first step that grew there and then alone: left open."""
+    rows, touched = period(FAULTS["first step"][0])
+    bursts = set(range(0, len(rows), 40))
+    rows = [slower(row, prefill_queue=200) if number in bursts else row for number, row in enumerate(rows)]
+    typical = typical_of(rows)
+    both = [cause_of(rows[number], typical) for number in touched if number in bursts]
+    assert len(both) >= 3
+    assert {cause.phase for cause in both} == {None}
+    assert all(Phase.FIRST_STEP in cause.alike for cause in both)
+    alone = [cause_of(rows[number], typical) for number in touched if number not in bursts]
+    assert {cause.phase for cause in alone} == {Phase.FIRST_STEP}
+
+
+def test_luck_in_one_phase_does_not_hide_what_grew_in_another() -> None:
+    def fault(row: RequestRow) -> dict[str, float]:
+        return {"prefill_compute": 200} if row.prefill_host == "p1" else {}
+
+    rows, touched = period(fault)
+    rows = [slower(row, router_and_hops=300) if number not in touched else row for number, row in enumerate(rows)]
+    typical = typical_of(rows)
+    found = [cause_of(rows[number], typical) for number in touched]
+    assert all(cause.late_ns is not None and cause.late_ns < 0 for cause in found)
+    assert {(cause.phase, cause.place) for cause in found} == {(Phase.PREFILL_COMPUTE, "p1")}
+    assert not any(cause.slow or cause.standing for cause in found)
+
+
+def test_large_growths_stand_out_where_small_ones_are_common() -> None:
+    random = Random(7)
+    rows, touched = period(lambda row: {"prefill_queue": 1000} if row.prefill_host == "p0" else {})
+    rows = [slower(row, prefill_queue=100) if random.random() < 0.45 else row for row in rows]
+    found = causes(requests_of(rows), typical_of(rows))
+    assert found.standing[touched].mean() > 0.9
+    assert not found.standing[[number for number in range(len(rows)) if number not in touched]].any()

@@ -1,0 +1,106 @@
+"""The line of ``handrail trace`` that compares a request with those around it: its words, and by both ways to a store."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from handrail.cli.main import main
+from handrail.cli.slowness import slowness
+from handrail.cli.waterfall import render_waterfall
+from handrail_collector.api.server import ApiServer
+from handrail_collector.explain.cause import LEAST_REQUESTS, requests_of
+from handrail_collector.explain.usual import against, to_json
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+from made_period import Change, period, slower
+from made_rows import STARTED
+
+HOUR_NS = 3_600_000_000_000
+CASES: dict[str, Change] = {
+    "queue": lambda row: {"prefill_queue": 400} if row.prefill_host == "p0" else {},
+    "alike": lambda row: {"prefill_queue": 900, "prefill_compute": 900} if row.prefill_host == "p0" else {},
+    "link": lambda row: {"unattributed": 300} if (row.prefill_host, row.decode_host) == ("p0", "d1") else {},
+    "router": lambda row: {"router_and_hops": 3000},
+}
+
+
+def told(row: RequestRow, rows: list[RequestRow]) -> dict[str, Any]:
+    found = to_json(against(row, requests_of(rows), STARTED, STARTED + HOUR_NS))
+    assert found is not None
+    return found
+
+
+def test_what_is_said(golden: Callable[[str, str], None]) -> None:
+    lines = []
+    for name, change in CASES.items():
+        rows, touched = period(change)
+        lines.append(f"{name}: {slowness(told(rows[touched[4]], rows))}")
+    rows, _ = period()
+    lucky, touched = period(lambda row: {"prefill_compute": 200} if row.prefill_host == "p1" else {})
+    lucky = [row if number in touched else slower(row, router_and_hops=300) for number, row in enumerate(lucky)]
+    for name, row, others in (
+        ("alone", slower(rows[5], first_step=200), rows),
+        ("longer", slower(rows[4], first_step=5), rows),
+        ("shorter", slower(rows[4], first_step=-5), rows),
+        ("lucky elsewhere", lucky[touched[4]], lucky),
+        ("size unknown", replace(rows[4], prompt_tokens=None), rows),
+        ("too few", rows[4], rows[: LEAST_REQUESTS - 1]),
+    ):
+        lines.append(f"{name}: {slowness(told(row, others))}")
+    golden("cli/slowness.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_it_stands_below_the_sentence_on_where_the_time_went(width: int, golden: Callable[[str, str], None]) -> None:
+    rows, touched = period(CASES["queue"])
+    row = rows[touched[4]]
+    out = io.StringIO()
+    drawn = render_waterfall(row, (), width, zone=timezone.utc, usual=told(row, rows))
+    Console(file=out, width=width, highlight=False).print(drawn)
+    golden(f"cli/waterfall_compared_{width}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows, _ = period(CASES["queue"])
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    known = [
+        replace(row, request_id=f"{number:016x}", trace_id=f"{number:032x}", span_ids=(f"{number:016x}",))
+        for number, row in enumerate(rows)
+    ]
+    publisher.publish(0, 5000, 5000, [], known)
+    publisher.close()
+    return tmp_path
+
+
+class Nothing:
+    def rows(self) -> list[RequestRow]:
+        return []
+
+
+@pytest.mark.parametrize("way", ["api", "data"])
+async def test_a_store_is_asked_for_the_requests_around(way: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = ApiServer(StoreReader(data / "store"), Nothing(), dict, "127.0.0.1", 0)
+    await server.start()
+    where = ["--api", f"http://{server.address[0]}:{server.address[1]}"] if way == "api" else ["--data", str(data)]
+    try:
+        assert await asyncio.to_thread(main, ["trace", "r600", *where]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "ms longer than usual for 500-token prompts (1,200 around it): prefill_queue at p0 +388 ms" in text
+        assert await asyncio.to_thread(main, ["trace", "r600", "--json", *where]) == 0
+        usual = json.loads(capsys.readouterr().out)["usual"]
+        assert (usual["verdict"], usual["phase"], usual["place"], usual["compared"]) == ("slow", "prefill_queue", "p0", 1200)
+    finally:
+        await server.shutdown()
