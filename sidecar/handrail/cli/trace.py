@@ -51,6 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
         console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
         return EXIT_FAILED
-    row, spans = cleaned(found.row), cleaned(found.spans)
-    console.print(render_waterfall(row, spans, console.width, provisional=found.provisional, usual=found.usual))
+    row, spans, usual = cleaned(found.row), cleaned(found.spans), cleaned(found.usual)
+    console.print(render_waterfall(row, spans, console.width, provisional=found.provisional, usual=usual))
     return EXIT_OK
