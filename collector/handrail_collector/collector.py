@@ -29,6 +29,7 @@ from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.group import Closing
 from handrail_collector.stitch.stitcher import StitchSettings
+from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import Publisher, StoreLockedError
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
@@ -117,7 +118,7 @@ async def _main(config: CollectorConfig) -> int:
     publisher = Publisher(config.data / "store")
     try:
         recovered = await asyncio.to_thread(publisher.open)
-    except StoreLockedError as error:
+    except (StoreLockedError, StoreDamagedError) as error:
         raise OSError(str(error)) from error
     settings = JournalSettings(folder=config.data / "journal", max_bytes=config.journal_max_bytes)
     log_file = await asyncio.to_thread(lambda: settings.open_log(floor=recovered.end_offset))
@@ -309,6 +310,11 @@ def _rows(running: Running) -> list[Row]:
         ("store_quota_days", "Days that left the store early because it was over its bound", lambda: kept_up.quota_days),
         ("store_quota_bytes", "Bytes of these days", lambda: kept_up.quota_bytes),
         ("store_set_aside_files", "Files that left the store because they were put aside", lambda: kept_up.files_set_aside),
+        (
+            "store_unlisted_files",
+            "Files that this start found, no line of the manifest named, and it set aside",
+            lambda: kept_up.files_unlisted,
+        ),
         ("store_removed_files", "Files removed from disk after their grace time", lambda: kept_up.files_removed),
         ("cpu_seconds", "Processor time of this process", time.process_time),
     )

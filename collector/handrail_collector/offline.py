@@ -18,6 +18,9 @@ from handrail_collector.store.publish import Publisher
 
 ROWS_A_PUBLISH = 20_000
 
+STORE = "store"
+"""The store's folder in a data folder."""
+
 
 def rows_of(records: Iterable[tuple[int, Item]], settings: StitchSettings | None = None) -> Iterator[RequestRow]:
     """Rows in the order in which they are decided, later versions and withdrawals included.
@@ -73,7 +76,7 @@ def publish(folder: Path, rows: Iterable[RequestRow]) -> int:
 
     The store is a new one, or one of which nothing is replayed any more. Raises what ``Publisher`` raises.
     """
-    publisher = Publisher(folder / "store")
+    publisher = Publisher(folder / STORE)
     at = publisher.open().end_offset
     published = 0
     try:

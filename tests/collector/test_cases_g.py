@@ -14,9 +14,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from builders import MS, exchange, split_request
+from handrail.export.spans import to_span
 from handrail.otlp.contract import Signal
 from handrail.otlp.json_ids import tree
-from handrail.records import Exchange, Outcome, Record, Role
+from handrail.records import Exchange, Gaps, Outcome, Record, Role
+from handrail.sketch import GapSketch
 from handrail_collector.observed import Seen
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
@@ -293,3 +295,65 @@ def session(first: int, count: int) -> bytes:
             )
         )
     return request.SerializeToString()
+
+
+# --- G09: traces too large --------------------------------------------------------------------------------------------------
+
+SPANS_A_REQUEST = 3
+SPAN_BYTES = 4096
+"""More than any of ours has: edge, P and D of a request are below 12 KiB, where backends refuse traces of some MB."""
+
+
+def streamed(chunks: int) -> list[Exchange]:
+    """The proxies' records of a request whose answer came in so many chunks, with gaps from 1 ms to 20 s."""
+    sketch = GapSketch()
+    sketch.extend([MS * (1 + (number * 7919) % 20_000) for number in range(chunks)])
+    gaps = Gaps(unit="chunk", count=chunks, sum_ns=sketch.sum_ns, max_ns=20_000 * MS, max_at_ns=1, sketch=sketch.encode())
+    return [each if each.process.role is Role.PREFILL else replace(each, gaps=gaps) for each in proxies("req-a", "t1")]
+
+
+async def test_g09_the_span_budget_of_a_request_does_not_grow_with_its_tokens(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        records = streamed(60_000)
+        await send(journal, records)
+        await taken(pipeline, journal)
+        clock.now += 30 * SECOND
+        pipeline._sweep(clock.now)
+        await pipeline.flush()
+    spans = [to_span(each) for each in records]
+    assert len(spans) == SPANS_A_REQUEST
+    assert max(len(span.SerializeToString()) for span in spans) < SPAN_BYTES
+    assert [(len(span.events), len(span.links)) for span in spans] == [(0, 0)] * SPANS_A_REQUEST
+    (row,) = stored(tmp_path)
+    reader = StoreReader(tmp_path / "store")
+    kept = reader.spans(row)
+    reader.close()
+    assert len(kept) == SPANS_A_REQUEST
+    assert (row.complete, row.gap_count) == (True, 60_000)
+
+
+def test_g09_ten_times_the_tokens_are_hardly_larger_spans() -> None:
+    short, long = ([len(to_span(each).SerializeToString()) for each in streamed(chunks)] for chunks in (20_000, 200_000))
+    assert all(more < 1.25 * less for less, more in zip(short, long, strict=True)), (short, long)
+    assert max(long) < SPAN_BYTES
+
+
+async def test_g09_requests_under_one_traceparent_keep_their_own_rows_and_spans(tmp_path: Path) -> None:
+    """An agent's session: one trace, each request a row of its own with its own spans, wherever its backend gives up."""
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        for number in range(40):
+            await send(journal, proxies(f"turn-{number}", "t0", at_ms=5000 * number), 1 + 10 * number)
+            await taken(pipeline, journal)
+            clock.now += 5 * SECOND
+            pipeline._sweep(clock.now)
+        clock.now += 60 * SECOND
+        pipeline._sweep(clock.now)
+        await pipeline.flush()
+    rows = stored(tmp_path)
+    assert len({row.trace_id for row in rows}) == 1
+    assert {row.client_request_id for row in rows} == {f"turn-{number}" for number in range(40)}
+    assert [len(row.span_ids) for row in rows] == [SPANS_A_REQUEST] * 40
+    assert len({span_id for row in rows for span_id in row.span_ids}) == 40 * SPANS_A_REQUEST
+    assert all(row.complete for row in rows)

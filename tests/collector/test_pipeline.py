@@ -260,7 +260,7 @@ async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path
 
 
 async def test_G09_a_session_long_trace_is_not_one_request(tmp_path: Path) -> None:
-    """60 000 foreign spans under one trace and a hundred requests beside and inside it: a hundred rows, memory bounded."""
+    """6000 foreign spans under one trace and 25 requests beside them: 25 rows, memory bounded."""
     clock = Clock()
     request = ExportTraceServiceRequest()
     scoped = request.resource_spans.add().scope_spans.add()

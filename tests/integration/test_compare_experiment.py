@@ -10,19 +10,28 @@ import pytest
 
 from handrail.cli.main import main
 
+L40S_REQUESTS = 600
+"""25 minutes at 0.4/s. The headline does not hang on it: 200, 300, 400, 600 and 1,200 requests of this seed say the same.
+The split arm's p99 gap does, since about 1 % of the gaps hold a post of a transfer: 26 ms or 50.2 ms, hence an objective of
+60 ms here."""
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for scenario, requests in (
-        ("l40s-chunked", 600),
-        ("l40s-split", 600),
+        ("l40s-chunked", L40S_REQUESTS),
+        ("l40s-split", L40S_REQUESTS),
         ("h100-70b-plain", 500),
         ("h100-70b-chunked", 500),
         ("h100-70b-split", 500),
     ):
-        command = ["demo", "--scenario", scenario, "--requests", str(requests), "--seed", "7", "--data", str(folder / scenario)]
-        assert main([*command, "--json"]) == 0
+        demo(folder / scenario, "--scenario", scenario, "--requests", str(requests), "--seed", "7")
+    return folder
+
+
+def demo(folder: Path, *argv: str) -> Path:
+    assert main(["demo", *argv, "--data", str(folder), "--json"]) == 0
     return folder
 
 
@@ -61,3 +70,30 @@ def test_a_70b_model_on_h100_pays_against_both_others(runs: Path, capsys: pytest
         ("plain", "split"),
         ("chunked", "split"),
     ]
+
+
+def test_a_baseline_that_may_reach_the_goal_is_not_worth_less_than_one_that_misses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain meets the objectives for about 93 % (its interval holds the goal), split for none."""
+    plain, split = (
+        demo(tmp_path / name, "--scenario", f"l40s-{name}", "--requests", str(L40S_REQUESTS), "--seed", "1")
+        for name in ("plain", "split")
+    )
+    answer = compared(capsys, f"plain={plain}", f"split={split}", "--ttft", "1s", "--itl", "60ms")
+    met = answer["arms"][0]["goodput"]["levels"][0]["met"]
+    assert met["low"] < 0.9 < met["high"]
+    assert answer["arms"][1]["goodput"]["levels"][0]["met"]["high"] < 0.1
+    assert answer["headline"] == "split does not pay: ITL tail not known to differ, TTFT lost in the hand-off"
+
+
+def test_a_slow_router_is_not_called_the_hand_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = demo(tmp_path / "plain", "--scenario", "collocated", "--requests", "1500", "--seed", "5")
+    slow = demo(
+        tmp_path / "slow", "--scenario", "split", "--fault", "router_slow:router:1.5", "--requests", "1500", "--seed", "5"
+    )
+    answer = compared(capsys, f"plain={plain}", f"split={slow}")
+    assert answer["headline"] == "split does not pay: ITL tail fixed, TTFT lost between the processes (router and network)"
+    handoff = answer["arms"][1]["handoff"]
+    assert handoff["between_ns"]["value"] > 1.5e9
+    assert handoff["at_most_ns"]["value"] < 0.1e9

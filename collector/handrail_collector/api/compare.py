@@ -13,6 +13,7 @@ from handrail_collector.compare.arm import Arm
 from handrail_collector.compare.comparison import CompareError, compare
 from handrail_collector.compare.gather import Stretch
 from handrail_collector.compare.report import ITL_OF, Objectives, to_plain
+from handrail_collector.compare.telling import period
 from handrail_collector.store.filter import SCOPES
 
 _WHERE: Final = "query string"
@@ -45,7 +46,8 @@ def parse_compare(pairs: Iterable[tuple[str, str]], root: Path, now_unix_ns: int
         Arm(
             name=name,
             stretches=tuple(
-                Stretch(root=root, where=text, since_unix_ns=since, until_unix_ns=until) for text, since, until in periods
+                Stretch(root=root, where=period(since, until), since_unix_ns=since, until_unix_ns=until)
+                for since, until in periods
             ),
             gpus=_gpus_of(name, read.get("gpus", {})),
         )
@@ -95,10 +97,10 @@ def _wrong(what: str, valid: str, near: tuple[str, ...] = ()) -> ApiError:
     return ApiError(status=400, what=what, where=_WHERE, valid=valid, nearest=near)
 
 
-def _arm(text: str, now_unix_ns: int) -> tuple[str, list[tuple[str, int, int]]]:
+def _arm(text: str, now_unix_ns: int) -> tuple[str, list[tuple[int, int]]]:
     match = _NAMED.fullmatch(text)
     name, periods = (match[1], match[2]) if match else ("", text)
-    return name, [(each, *parse_period(each, now_unix_ns)) for each in periods.split(",")]
+    return name, [parse_period(each, now_unix_ns) for each in periods.split(",")]
 
 
 def _gpus(text: str, _: int) -> dict[str, int]:

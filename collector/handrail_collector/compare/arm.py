@@ -59,6 +59,7 @@ def arm_report(arm: Arm, sample: Sample, measured: Measured, objectives: Objecti
         quantiles_ns=measured.quantiles_ns,
         phases_ns={name: estimate(figure) for name, figure in measured.phases.items()},
         goodput=goodput(measured.rates, objectives, gpus),
+        goodput_tpot=goodput(measured.rates_tpot, objectives, gpus),
         handoff=measured.handoff if known else None,
         notes=tuple(_notes(arm.name, layout, sample, measured)),
     )

@@ -14,8 +14,9 @@ from handrail_collector.compare import verdict as words
 from handrail_collector.compare.arm import Arm, arm_report
 from handrail_collector.compare.bootstrap import CONFIDENCE, Figure, difference
 from handrail_collector.compare.figures import SIMULTANEOUS, TOGETHER, Measured, estimate, measure
-from handrail_collector.compare.gather import HOP_PHASES, read_sample, scope_counts
+from handrail_collector.compare.gather import read_sample, scope_counts
 from handrail_collector.compare.goodput import FEWEST_JUDGED
+from handrail_collector.compare.lost import losses
 from handrail_collector.compare.report import ArmReport, Change, Comparison, Estimate, Objectives, PairReport
 from handrail_collector.compare.sample import Sample
 from handrail_collector.compare.workload import unlike
@@ -114,13 +115,14 @@ def _pair(of: Side, to: Side, objectives: Objectives) -> PairReport:
     changes = (*changes, *(() if same_unit else _incomparable_gaps(of[0], to[0])), _failed(of[2], to[2]))
     why_not = unlike(of[1], to[1])
     if _opposed(of[0], to[0]):
-        found = words.split_against(of[0], to[0], changes, why_not, objectives, _handoff_excess(of[2], to[2]))
+        found = words.split_against(of[0], to[0], changes, why_not, objectives, losses(of[2], to[2]))
     else:
         found = words.same_layout(of[0], to[0], changes, why_not)
     return PairReport(
         of=of[0].name,
         to=to[0].name,
         word=found.word,
+        word_tpot=found.word_tpot,
         short=found.short,
         reasons=found.reasons,
         unlike=why_not,
@@ -173,15 +175,6 @@ def _phases(of: Measured, to: Measured) -> Iterator[Change]:
         both = [side.phases[name] for side in (of, to) if name in side.phases]
         nothing = Figure(0.0, np.zeros_like(both[0].draws), both[0].df)
         yield _change(name, of.phases.get(name, nothing), to.phases.get(name, nothing))
-
-
-def _handoff_excess(base: Measured, split: Measured) -> Estimate:
-    """The most that the hand-off may take, less the unattributed time and hops of the arm that has none."""
-    most = split.handoff_figure
-    for name in (Phase.UNATTRIBUTED, *HOP_PHASES):
-        if (same := base.phases.get(name.value)) is not None:
-            most = difference(same, most)
-    return estimate(most)
 
 
 def _summary(reports: Sequence[ArmReport], pairs: Sequence[PairReport]) -> tuple[str, str]:

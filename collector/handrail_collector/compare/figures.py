@@ -14,7 +14,7 @@ from handrail.sketch import MAX_BUCKETS, bucket_middle_ns
 from handrail_collector.compare.bootstrap import BEYOND, CONFIDENCE, Bootstrap, Figure
 from handrail_collector.compare.goodput import Judged, judge, rate_levels, share
 from handrail_collector.compare.levels import Level, block_of_slice, levels_of
-from handrail_collector.compare.report import Estimate, Handoff, Objectives, RateLevel
+from handrail_collector.compare.report import TPOT, Estimate, Handoff, Objectives, RateLevel
 from handrail_collector.compare.sample import PHASES, Floats, HandoffSums, Sample
 
 FIGURES: Final = ("ttft_p50_ns", "ttft_p90_ns", "ttft_p99_ns", "gap_p50_ns", "gap_p99_ns", "per_token_ns")
@@ -41,12 +41,14 @@ class Measured:
     levels: tuple[Level, ...]
     judged: Judged
     rates: tuple[RateLevel, ...]
+    rates_tpot: tuple[RateLevel, ...]  # by DistServe's objective
     figures: Mapping[str, Figure]
     phases: Mapping[str, Figure]  # mean contribution to TTFT
     failed: Estimate
     failed_together: Estimate  # at ``TOGETHER``
     handoff: Handoff | None
-    handoff_figure: Figure  # the most that the hand-off may have added, mean over requests
+    in_handoff: Figure  # kv phases and unattributed time at D that may be those, mean over the requests of ``phases``
+    phased_share: float  # of the requests with a TTFT: those of ``phases``
     quantiles_ns: Mapping[str, Mapping[str, float]]
 
 
@@ -57,6 +59,10 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
     bootstrap = Bootstrap(level_of_block, (seed,))
     block = of_slice[sample.slice_of]
     judged = judge(sample, objectives)
+
+    def rates(each: Judged) -> tuple[RateLevel, ...]:
+        return rate_levels(sample, levels, block, level_of_block, each, (seed, 1))
+
     ended = ~sample.refused
     phases = {
         phase: bootstrap.ratio(
@@ -65,17 +71,23 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
         for at, phase in enumerate(PHASES)
         if sample.phase_sums[:, at].any()
     }
-    handoff, most = _handoff(sample.handoff, of_slice, bootstrap)
+    in_handoff = bootstrap.ratio(
+        _by_block(sample.handoff.known_ns + sample.handoff.hidden_ns, of_slice, bootstrap),
+        _by_block(sample.phased, of_slice, bootstrap),
+    )
+    timed = int((~np.isnan(sample.ttft_ns)).sum())
     return Measured(
         levels=levels,
         judged=judged,
-        rates=rate_levels(sample, levels, block, level_of_block, judged, (seed, 1)),
+        rates=rates(judged),
+        rates_tpot=rates(judge(sample, replace(objectives, itl_of=TPOT))),
         figures=_figures(sample, block, of_slice, bootstrap),
         phases=phases,
         failed=share(sample.failed, ended, block, bootstrap),
         failed_together=share(sample.failed, ended, block, bootstrap, TOGETHER),
-        handoff=handoff,
-        handoff_figure=most,
+        handoff=_handoff(sample.handoff, of_slice, bootstrap),
+        in_handoff=in_handoff,
+        phased_share=float(sample.phased.sum()) / max(1, timed),
         quantiles_ns=_picture(sample),
     )
 
@@ -120,27 +132,25 @@ def _counted(block: NDArray[np.int64], values: Floats, bootstrap: Bootstrap) -> 
     return np.bincount(block, weights=values, minlength=bootstrap.blocks).astype(np.float64)
 
 
-def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> tuple[Handoff | None, Figure]:
+def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> Handoff | None:
     def mean(numerator: Floats, denominator: Floats) -> Figure:
         return bootstrap.ratio(_by_block(numerator, of_slice, bootstrap), _by_block(denominator, of_slice, bootstrap))
 
     requests = float(sums.requests.sum())
-    most = mean(sums.known_ns + sums.hidden_ns + sums.hops_ns, sums.requests)
     if not requests:
-        return None, most
+        return None
     measured = float(sums.measured.sum()) / requests
-    if measured == 1:
-        most = mean(sums.known_ns, sums.requests)
+    most = sums.known_ns if measured == 1 else sums.known_ns + sums.hidden_ns + sums.unseen_ns
     ceiling = sums.prompted_known_ns if measured == 1 else sums.prompted_ceiling_ns
-    handoff = Handoff(
+    return Handoff(
         requests=int(requests),
         measured=measured,
         at_least_ns=estimate(mean(sums.known_ns, sums.requests)),
-        at_most_ns=estimate(most),
+        at_most_ns=estimate(mean(most, sums.requests)),
         at_least_per_1000_tokens_ns=estimate(mean(1000 * sums.prompted_known_ns, sums.prompt_tokens)),
         at_most_per_1000_tokens_ns=estimate(mean(1000 * ceiling, sums.prompt_tokens)),
+        between_ns=estimate(mean(sums.hops_ns, sums.requests)),
     )
-    return handoff, most
 
 
 def _picture(sample: Sample) -> dict[str, dict[str, float]]:

@@ -16,13 +16,12 @@ from handrail.phases import Phase
 from handrail.records import Outcome
 from handrail.sketch import MAX_BUCKETS
 from handrail_collector.compare.sample import PHASES, SLICES, Floats, HandoffSums, Sample, Span
-from handrail_collector.compare.shapes import hidden_handoff
+from handrail_collector.compare.shapes import KV_PHASES, hides_handoff
 from handrail_collector.compare.sketches import decode
 from handrail_collector.store.columns_of import Selection, columns, scopes
 from handrail_collector.store.manifest import StoreDamagedError
-from handrail_collector.store.schema import phase_column
+from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 
-KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
 HOP_PHASES: Final = (Phase.ROUTER_AND_HOPS, Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)
 _NUMBERS: Final = (
     "ttft_token_ns",
@@ -41,6 +40,8 @@ _COLUMNS: Final = (
     "gap_unit",
     "gap_sketch",
     "phase_shape",
+    UNATTRIBUTED_PREFILL,
+    UNATTRIBUTED_DECODE,
     *(phase_column(phase) for phase in PHASES),
 )
 _CHUNK_ROWS: Final = 4096
@@ -165,19 +166,22 @@ class _Gathered:
         self._phased += per_slice(ones, to_ttft)
         of = handed & to_ttft
         kv_ns = sum((known[phase.value] for phase in KV_PHASES), np.zeros(len(at)))
-        hidden_ns = np.where(hidden_handoff(batch["phase_shape"]), known[Phase.UNATTRIBUTED.value], 0.0)
+        at_p, at_d = (np.nan_to_num(_floats(batch, name)) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE))
+        hidden_ns = np.where(hides_handoff(batch["phase_shape"]), at_d, 0.0)
+        unseen_ns = known[Phase.UNATTRIBUTED.value] - at_p - at_d
         hops_ns = sum((known[phase.value] for phase in HOP_PHASES), np.zeros(len(at)))
         with_prompt = of & (prompt > 0)
         for name, values, which in (
             ("known_ns", kv_ns, of),
             ("hidden_ns", hidden_ns, of),
+            ("unseen_ns", unseen_ns, of),
             ("hops_ns", hops_ns, of),
             ("requests", ones, of),
             ("measured", ones, of & ~np.isnan(columns_ns[Phase.KV_TRANSFER.value])),
             ("prompt_tokens", prompt, with_prompt),
             ("prompted", ones, with_prompt),
             ("prompted_known_ns", kv_ns, with_prompt),
-            ("prompted_ceiling_ns", kv_ns + hidden_ns + hops_ns, with_prompt),
+            ("prompted_ceiling_ns", kv_ns + hidden_ns + unseen_ns, with_prompt),
         ):
             self._handoff[name] += per_slice(values, which)
 

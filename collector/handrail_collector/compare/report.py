@@ -13,7 +13,10 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 T = TypeVar("T")
 
 ITL_OF: Final = ("p99", "max", "mean")
-"""What of a request's gaps the ITL objective is about; ``mean`` is DistServe's time per output token."""
+"""What of a request's gaps the ITL objective is about."""
+
+TPOT: Final = "mean"
+"""DistServe's: the mean time per output token. It stands beside the chosen one in every answer."""
 
 DEFAULT_TTFT_NS: Final = 1_000_000_000
 DEFAULT_ITL_NS: Final = 50_000_000
@@ -84,6 +87,7 @@ class Goodput:
 class Handoff:
     """What the hand-off added to TTFT: at least and at most, per request and per 1,000 prompt tokens, ns.
 
+    ``between_ns``: what router and network between the processes took beside it, per request; no part of either bound.
     ``measured``: the share of requests whose transfer was measured; where it is 1, both bounds are the same.
     """
 
@@ -93,11 +97,15 @@ class Handoff:
     at_most_ns: Estimate
     at_least_per_1000_tokens_ns: Estimate
     at_most_per_1000_tokens_ns: Estimate
+    between_ns: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmReport:
-    """One arm. ``figures``: by the names of ``FIGURES``; ``quantiles_ns``: for a picture, by figure then share."""
+    """One arm. ``figures``: by the names of ``FIGURES``; ``quantiles_ns``: for a picture, by figure then share.
+
+    ``goodput``: by the objectives, which decides the verdict; ``goodput_tpot``: DistServe's, whatever ``itl_of`` is.
+    """
 
     name: str
     where: tuple[str, ...]
@@ -123,6 +131,7 @@ class ArmReport:
     quantiles_ns: Mapping[str, Mapping[str, float]]
     phases_ns: Mapping[str, Estimate]
     goodput: Goodput
+    goodput_tpot: Goodput
     handoff: Handoff | None
     notes: tuple[str, ...]
 
@@ -140,11 +149,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairReport:
-    """Two arms. ``word``, and ``short`` for why: see ``verdict.py``; ``unlike``: why the workloads are not comparable."""
+    """Two arms. ``word``, and ``short`` for why: see ``verdict.py``; ``word_tpot``: by DistServe's goodput, of a split arm
+    against one that is not and alike; ``unlike``: why the workloads are not comparable."""
 
     of: str
     to: str
     word: str
+    word_tpot: str | None
     short: tuple[str, ...]
     reasons: tuple[str, ...]
     unlike: tuple[str, ...]

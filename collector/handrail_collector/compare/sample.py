@@ -84,11 +84,12 @@ class HandoffSums:
     """Per slice, over requests with a hand-off whose phases sum to TTFT: ns, tokens and counts."""
 
     known_ns: Floats  # kv_* phases
-    hidden_ns: Floats  # unattributed where the hand-off may be in it
-    hops_ns: Floats  # router and hops
+    hidden_ns: Floats  # unattributed at D, where that may be the hand-off
+    unseen_ns: Floats  # unattributed between the processes: one that took part gave no evidence
+    hops_ns: Floats  # router and hops, no part of the hand-off
     requests: Floats
     measured: Floats  # requests whose transfer was measured
     prompt_tokens: Floats  # of those whose prompt is known
     prompted: Floats  # how many those are
     prompted_known_ns: Floats
-    prompted_ceiling_ns: Floats  # known, hidden and hops
+    prompted_ceiling_ns: Floats  # known, hidden and unseen

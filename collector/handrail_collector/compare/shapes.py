@@ -1,29 +1,30 @@
-"""Which requests have unattributed time that may hold the hand-off: at D, or between the processes, but not at P alone.
+"""Which requests have unattributed time at D that may be the hand-off: where a phase of the KV load is among what it may hide.
 
-The column ``phase_unattributed_ns`` is a sum over places; the row's ``phase_shape`` tells which places those are.
+How long it is stands in the row's own column (``UNATTRIBUTED_DECODE``); the row's ``phase_shape`` tells what it may be.
 """
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from handrail.phases import Phase, Place
+from handrail_collector.store.request_columns import may_be
+
+KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
+"""The hand-off's own phases."""
 
 
-def hidden_handoff(shapes: pa.Array) -> NDArray[np.bool_]:
-    """One flag a request. Where time at P is unattributed too, the sum counts whole: what is made of it is an upper bound."""
+def hides_handoff(shapes: pa.Array) -> NDArray[np.bool_]:
+    """One flag a request."""
     encoded = shapes.dictionary_encode()
-    by_shape = np.array([_may_hide(text) for text in encoded.dictionary.to_pylist()] or [False], bool)
+    by_shape = np.array([_hides(text) for text in encoded.dictionary.to_pylist()] or [False], bool)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
     return np.asarray(by_shape[codes] & np.asarray(shapes.is_valid()), np.bool_)
 
 
-@lru_cache(maxsize=1024)
-def _may_hide(shape: str | None) -> bool:
-    places = {process for phase, process, *_ in json.loads(shape or "[]") if phase == Phase.UNATTRIBUTED.value}
-    return bool(places - {Place.PREFILL.value})
+def _hides(shape: str) -> bool:
+    return not may_be(shape, Place.DECODE.value).isdisjoint(phase.value for phase in KV_PHASES)

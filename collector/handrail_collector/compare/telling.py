@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from handrail.times import format_duration
-from handrail_collector.compare.report import ArmReport, Change, Estimate
+from handrail.times import format_duration, format_rfc3339
+from handrail_collector.compare.report import Change, Estimate, Goodput
 
 
 def changed(change: Change, gap_unit: str | None = None) -> str:
@@ -64,14 +64,22 @@ def _percent(share: float) -> str:
     return f"{percent:.0f}" if percent in (0, 100) or 10 <= percent <= 99 else f"{percent:.1f}"
 
 
+def period(since_unix_ns: int, until_unix_ns: int) -> str:
+    """``2026-11-29T14:00:00Z..2026-11-29T14:30:00Z``: for people, and may be typed again."""
+    return "..".join(_moment(each) for each in (since_unix_ns, until_unix_ns))
+
+
+def _moment(unix_ns: int) -> str:
+    return f"{format_rfc3339(unix_ns)[:-1].rstrip('0').rstrip('.')}Z"
+
+
 def rate(per_second: float) -> str:
     """``0.40/s``."""
     return f"{per_second:.3g}/s"
 
 
-def bounds(arm: ArmReport) -> str:
+def bounds(goodput: Goodput) -> str:
     """``at least 0.4/s and below 1/s``, per GPU, with an estimate where there is one."""
-    goodput = arm.goodput
     parts = [
         f"{word} {rate(each / goodput.gpus)}"
         for word, each in (("at least", goodput.at_least), ("below", goodput.below))

@@ -4,9 +4,11 @@ A split arm against one that is not: ``split pays``, ``split does not pay`` or `
 
 1. the work was not alike, or too few requests can be judged: cannot tell
 2. the goodput per GPU of one arm is at least X, that of the other below X (bounds at 95 %): that one wins
-3. at a rate per GPU that both arms had, neither reaches the goal, and their intervals of the share that meets both objectives do
-   not overlap: the higher share wins, at that rate
+3. at a rate per GPU that both arms had, the interval of one arm's share that meets both objectives lies wholly below the goal
+   and wholly below the interval of the other's: the other wins, at that rate, whether it reaches the goal itself or not
 4. anything else: cannot tell
+
+The lower one arm's share, the surer the verdict for the other; and the higher the other's, no less sure.
 
 Two arms of one layout: ``better``, ``worse``, ``mixed``, ``no difference`` or ``cannot tell``, by the figures whose intervals
 (all at once at 95 %) exclude zero.
@@ -15,11 +17,12 @@ Two arms of one layout: ``better``, ``worse``, ``mixed``, ``no difference`` or `
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from handrail_collector.compare.goodput import FEWEST_JUDGED
-from handrail_collector.compare.report import ArmReport, Change, Estimate, Objectives, RateLevel
+from handrail_collector.compare.lost import IN_THE_HANDOFF, Losses
+from handrail_collector.compare.report import TPOT, ArmReport, Change, Estimate, Objectives, RateLevel
 from handrail_collector.compare.telling import bounds, changed, label, portion, rate, signed
 
 PAYS: Final = "split pays"
@@ -36,17 +39,18 @@ UNKNOWN: Final = "unknown"
 SAME_RATE: Final = 1.15
 """Rates per GPU that differ by less than this factor are the same."""
 
-IN_THE_HANDOFF: Final = 0.5
-"""The share of a longer TTFT that lies in the hand-off, from which on it is called lost there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A word of this module and why, in plain words, most important first. ``short``: the reasons in a few words each."""
+    """A word of this module and why, in plain words, most important first. ``short``: the reasons in a few words each.
+
+    ``word_tpot``: the word by DistServe's goodput, where a split arm is set against one that is not.
+    """
 
     word: str
     reasons: tuple[str, ...]
     short: tuple[str, ...] = ()
+    word_tpot: str | None = None
 
 
 def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike: Sequence[str]) -> Verdict:
@@ -64,22 +68,38 @@ def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike:
 
 
 def split_against(
-    base: ArmReport, split: ArmReport, changes: Sequence[Change], unlike: Sequence[str], goal: Objectives, handoff: Estimate
+    base: ArmReport, split: ArmReport, changes: Sequence[Change], unlike: Sequence[str], goal: Objectives, lost: Losses
 ) -> Verdict:
-    """``handoff``: what the hand-off and what may hide it take more than the same phases of ``base``, mean per request in ns."""
+    """``lost``: where the mean TTFT of ``split`` is longer than that of ``base``."""
     if problems := [*_other_work(unlike), *_too_few(base, split)]:
         return Verdict(CANNOT_TELL, tuple(problems))
     by_figure = {change.figure: change for change in changes}
     gaps, first = by_figure["gap_p99_ns"], by_figure["ttft_p50_ns"]
-    tail, start = _tail(gaps, goal), _first_token(first, split, goal, handoff)
-    why = [f"{tail} ({changed(gaps, split.gap_unit)})", f"{start} ({changed(first)})", *_where_lost(start, split, handoff)]
+    tail, start = _tail(gaps, goal), _first_token(first, split, goal, lost)
+    why = [f"{tail}: {changed(gaps, split.gap_unit)}", f"{start}: {changed(first)}", *_where_lost(start, lost)]
     why += [f"so they were not at the same load: {each}" for each in _other_rate(base, split)]
+    told = _decided(base, split, goal)
+    paper = _by_tpot(base, split, goal)
+    if goal.itl_of != TPOT:
+        why.append(f"by DistServe's goodput (mean time per output token instead of the gaps): {paper.word}; {paper.reasons[0]}")
+    short = told.short if told.word == CANNOT_TELL else (tail, start)
+    return Verdict(told.word, (*told.reasons, *why), short, paper.word)
+
+
+def _by_tpot(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+    """The same rules by DistServe's goodput, whose second objective is about the mean time per output token (TPOT)."""
+    ours, theirs = (replace(arm, goodput=arm.goodput_tpot) for arm in (base, split))
+    return _decided(ours, theirs, goal)
+
+
+def _decided(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+    """Rules 2 to 4."""
     told = _by_goodput(base, split)
-    if told.word == CANNOT_TELL:
-        shares = _by_share(base, split, goal)
-        reasons = shares.reasons if shares.word != CANNOT_TELL else (*told.reasons, *shares.reasons)
-        told = Verdict(shares.word, reasons, told.short or shares.short)
-    return Verdict(told.word, (*told.reasons, *why), told.short if told.word == CANNOT_TELL else (tail, start))
+    if told.word != CANNOT_TELL:
+        return told
+    shares = _by_share(base, split, goal)
+    reasons = shares.reasons if shares.word != CANNOT_TELL else (*told.reasons, *shares.reasons)
+    return Verdict(shares.word, reasons, told.short or shares.short)
 
 
 def together(verdicts: Sequence[str]) -> str:
@@ -104,7 +124,7 @@ def _too_few(*arms: ArmReport) -> Iterator[str]:
 
 
 def _by_goodput(base: ArmReport, split: ArmReport) -> Verdict:
-    told = (f"goodput per GPU: {base.name} {bounds(base)}, {split.name} {bounds(split)}",)
+    told = (f"goodput per GPU: {base.name} {bounds(base.goodput)}, {split.name} {bounds(split.goodput)}",)
     for word, winner, loser in ((PAYS, split, base), (DOES_NOT_PAY, base, split)):
         floor, ceiling = winner.goodput.at_least, loser.goodput.below
         odd = winner.goodput.contradicts or loser.goodput.contradicts
@@ -119,21 +139,34 @@ def _by_goodput(base: ArmReport, split: ArmReport) -> Verdict:
 
 
 def _by_share(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
-    """At the highest rate that both had, where neither reaches the goal."""
-    pair = _same_rate(base, split)
-    if pair is None:
+    """By the shares at each rate that both had; the highest rate that tells speaks, unless another says the opposite."""
+    pairs = _same_rates(base, split)
+    if not pairs:
         short = "no rate per GPU was seen in both arms"
         return Verdict(CANNOT_TELL, (f"{short}, so their shares cannot be set side by side",), (short,))
+    told = [_at_one_rate(base, split, pair, goal) for pair in pairs]
+    decided = [each for each in told if each.word != CANNOT_TELL]
+    if len({each.word for each in decided}) > 1:
+        short = "one is better at one rate, the other at another"
+        return Verdict(CANNOT_TELL, (*(each.reasons[0] for each in decided), short), (short,))
+    return decided[0] if decided else told[0]
+
+
+def _at_one_rate(base: ArmReport, split: ArmReport, pair: tuple[RateLevel, RateLevel], goal: Objectives) -> Verdict:
+    """The lower share must miss the goal and lie below the other, each for sure."""
     ours, theirs = pair
     at = f"at {rate(ours.rate / base.gpus)} per GPU"
-    told = f"both objectives met {at}: {base.name} {portion(ours.met)}, {split.name} {portion(theirs.met)}"
+    shares = f"both objectives met {at}: {base.name} {portion(ours.met)}, {split.name} {portion(theirs.met)}"
     a, b = _bounds_of(ours.met), _bounds_of(theirs.met)
-    if max(a[1], b[1]) >= goal.attain:
-        return Verdict(CANNOT_TELL, (told,), (f"goodputs are not apart, and a share may reach the goal {at}",))
     if a[0] <= b[1] and b[0] <= a[1]:
-        return Verdict(CANNOT_TELL, (told,), (f"neither reaches the goal {at}, and their shares are not apart",))
-    below = "neither reaches the goal at this rate; what each serves at a lower one was not seen"
-    return Verdict(PAYS if b[0] > a[1] else DOES_NOT_PAY, (told, below))
+        return Verdict(CANNOT_TELL, (shares,), (f"neither goodputs nor shares {at} are apart",))
+    word, winner, loser, high, low = (PAYS, split, base, b, a) if b[0] > a[1] else (DOES_NOT_PAY, base, split, a, b)
+    if low[1] >= goal.attain:
+        return Verdict(CANNOT_TELL, (shares,), (f"{loser.name} may reach the goal too {at}",))
+    if high[1] < goal.attain:
+        return Verdict(word, (shares, "neither reaches the goal at this rate; what each serves at a lower one was not seen"))
+    sure = "reaches" if high[0] >= goal.attain else "may reach"
+    return Verdict(word, (shares, f"{winner.name} {sure} the goal of {goal.attain:.0%} at this rate, {loser.name} misses it"))
 
 
 def _bounds_of(share: Estimate) -> tuple[float, float]:
@@ -141,14 +174,15 @@ def _bounds_of(share: Estimate) -> tuple[float, float]:
     return 0.0 if share.low is None else share.low, 1.0 if share.high is None else share.high
 
 
-def _same_rate(base: ArmReport, split: ArmReport) -> tuple[RateLevel, RateLevel] | None:
+def _same_rates(base: ArmReport, split: ArmReport) -> list[tuple[RateLevel, RateLevel]]:
+    """Levels of one rate per GPU, highest first."""
     pairs = [
         (ours, theirs)
         for ours in base.goodput.levels
         for theirs in split.goodput.levels
         if 1 / SAME_RATE < (ours.rate / base.gpus) / max(theirs.rate / split.gpus, 1e-12) < SAME_RATE
     ]
-    return max(pairs, key=lambda pair: pair[0].rate, default=None)
+    return sorted(pairs, key=lambda pair: -pair[0].rate)
 
 
 def _tail(change: Change, goal: Objectives) -> str:
@@ -158,20 +192,31 @@ def _tail(change: Change, goal: Objectives) -> str:
 
 
 LOST: Final = "TTFT lost"
-LOST_IN_HANDOFF: Final = "TTFT lost in the hand-off"
+NOT_WORTH_TELLING: Final = 0.05
+"""A place that took less than this part of the loss, more or less, is left out of the reasons; the hand-off never is."""
 
 
-def _first_token(change: Change, split: ArmReport, goal: Objectives, handoff: Estimate) -> str:
+def _first_token(change: Change, split: ArmReport, goal: Objectives, lost: Losses) -> str:
     if change.says != WORSE or change.of is None or change.to is None:
         return {BETTER: "TTFT shorter", NO_DIFFERENCE: "TTFT no different"}.get(change.says, "TTFT not known to differ")
     if all(each.met_ttft.low is not None and each.met_ttft.low >= goal.attain for each in split.goodput.levels):
         return "TTFT longer but within its objective"
-    inside = handoff.value is not None and handoff.value >= IN_THE_HANDOFF * (change.to - change.of)
-    return LOST_IN_HANDOFF if inside else LOST
+    return f"{LOST} {lost.main}" if lost.main else LOST
 
 
-def _where_lost(start: str, split: ArmReport, handoff: Estimate) -> Iterator[str]:
-    if start in (LOST, LOST_IN_HANDOFF) and handoff.value is not None:
-        measured = split.handoff is not None and split.handoff.measured == 1
-        what = "the hand-off" if measured else "unattributed time at D, router and hops, where the hand-off is,"
-        yield f"of the mean TTFT, {what} took {signed(handoff)} against the same phases of the other arm"
+def _where_lost(start: str, lost: Losses) -> Iterator[str]:
+    whole = lost.all_ns.value
+    if not start.startswith(LOST) or whole is None:
+        return
+    told = [
+        f"{_named(each.place, lost.measured)} {signed(each.more_ns)}"
+        for each in lost.places
+        if each.place == IN_THE_HANDOFF or abs(each.more_ns.value or 0.0) >= NOT_WORTH_TELLING * abs(whole)
+    ]
+    yield f"of {signed(lost.all_ns)} in the mean TTFT: {'; '.join(told)}"
+
+
+def _named(place: str, measured: bool) -> str:
+    """The hand-off with what it cannot be told from."""
+    hidden = place == IN_THE_HANDOFF and not measured
+    return f"{place} (unattributed time at D, which may hold D's queue as well)" if hidden else place

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, Final
 
 from handrail_collector.explain.period import explain
 from handrail_collector.explain.question import DEFAULT_NS, Question
 from handrail_collector.explain.sentences import to_json
-from handrail_collector.store.ask import ask, latest_unix_ns
+from handrail_collector.store.ask import ask, latest_unix_ns, models
 from handrail_collector.store.cells import Scoped
 from handrail_collector.store.read import StoreReader
+
+_NEAREST: Final = 5
 
 
 def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[str, Any]:
@@ -22,4 +26,12 @@ def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[
     since = question.since_unix_ns if question.since_unix_ns is not None else until - DEFAULT_NS
     of = Scoped(since_unix_ns=since, until_unix_ns=max(until, since + 1), scope=question.scope, model=question.model)
     answer = to_json(explain(ask(reader, of, fast=question.fast)))
-    return answer | {"latest_unix_ns": latest}
+    return answer | {"latest_unix_ns": latest, "models": [] if answer["scopes"] else _nearest(reader, of)}
+
+
+def _nearest(reader: StoreReader, of: Scoped) -> list[str]:
+    """Models of that time that are called much like the one that has no request; where none is, the first ones."""
+    if of.model is None:
+        return []
+    known = models(reader, replace(of, model=None))
+    return get_close_matches(of.model, known, n=_NEAREST) or known[:_NEAREST]

@@ -20,7 +20,8 @@ LEAST_SHARE: Final = 0.05  # of the requests in question that have the value
 LEAST_REQUESTS: Final = 5
 MOST: Final = 6  # values that may stand out
 
-DIMENSIONS: Final = ("prefill_host", "decode_host", "link", "model", "outcome", "kv_outcome")
+PLACES: Final = ("prefill_host", "decode_host", "link")
+DIMENSIONS: Final = (*PLACES, "model", "outcome", "kv_outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """One value of one dimension. ``lift``, ``low``, ``high``: None where none of the others have the value."""
+    """One value of one dimension. ``lift``, ``low``, ``high``: None where none of the others have the value.
+
+    ``perhaps``: enough requests in question have it, and more often than the interval leaves to chance; for a value that does not
+    stand out this is a hint and no more.
+    """
 
     dimension: str
     value: str
@@ -46,15 +51,19 @@ class Contrast:
     low: float | None
     high: float | None
     stands_out: bool
+    perhaps: bool
 
 
-def contrasts(groups: Sequence[Group]) -> list[Contrast]:
-    """Every value of every dimension that has more than one, those that stand out first, then by how many are in question."""
+def contrasts(groups: Sequence[Group], *, telling: bool = True) -> list[Contrast]:
+    """Every value of every dimension that has more than one, those that stand out first, then by how many are in question.
+
+    Not ``telling``: the two groups hardly differ in what parts them, so that nothing stands out.
+    """
     asked, others = sum(g.asked for g in groups), sum(g.others for g in groups)
     if not asked or not others:
         return []
     counted = _counts(groups)
-    standing = _standing(groups)
+    standing = _standing(groups) if telling else []
     several = Counter(dimension for dimension, _ in counted)
     found = [
         _contrast(dimension, value, a, asked, o, others, (dimension, value) in standing)
@@ -131,6 +140,7 @@ def _contrast(dimension: str, value: str, a: int, asked: int, o: int, others: in
         low=low,
         high=high,
         stands_out=stands_out,
+        perhaps=a >= max(LEAST_REQUESTS, LEAST_SHARE * asked) and (low is None or low > 1),
     )
 
 

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from handrail.records import Outcome
 from handrail.sketch import GapSketch
-from handrail_collector.explain.contrast import Contrast, Group, contrasts
+from handrail_collector.explain.contrast import PLACES, Contrast, Group, contrasts
+from handrail_collector.explain.effect import much_longer
 from handrail_collector.explain.tail import LEAST_SLOW, Causing, PhaseMore, causing, phases_more
 from handrail_collector.store.ask import RANKS, SLOW_RANK, Asked, Quantiles
 from handrail_collector.store.cells import BIN_ERROR, BINS_PER_E, DIMENSIONS, OTHER, PHASE_SUMS, SLOW, USUAL, Measure
@@ -41,7 +42,7 @@ NEEDED: Final = ceil(LEAST_SLOW / (1 - SLOW_RANK) - 1e-6)
 class Verdict(str, Enum):
     """What can be said of the slowest 1 %."""
 
-    STANDS_OUT = "stands_out"  # some have a cause, or concentrate somewhere
+    STANDS_OUT = "stands_out"  # they are much longer, and some have a cause or concentrate somewhere
     NOTHING = "nothing_stands_out"
     CANNOT_TELL = "cannot_tell"  # too few requests
 
@@ -50,13 +51,14 @@ class Verdict(str, Enum):
 class Tail:
     """The slowest 1 % of a measure against the middle half. ``longer_ns``: how much longer they took on average.
 
-    ``unattributed_share``: of that, what no evidence explains. ``phases`` and ``causes`` only for ``ttft``; ``causes`` only in
-    the exact answer.
+    ``placed``: how many of them have a host. ``unattributed_share``: of that difference, what no evidence explains. ``phases``
+    and ``causes`` only for ``ttft``; ``causes`` only in the exact answer, and only where they are much longer.
     """
 
     measure: Measure
     verdict: Verdict
     requests: int
+    placed: int
     from_ns: int
     usual_requests: int
     usual_from_ns: int
@@ -72,6 +74,11 @@ class Tail:
     def longer_ns(self) -> int:
         """How much longer the slow ones took."""
         return self.slow_mean_ns - self.usual_mean_ns
+
+    @property
+    def much_longer(self) -> bool:
+        """Whether they took so much longer that it is worth asking why."""
+        return much_longer(self.measure, self.from_ns, self.usual_mean_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +206,17 @@ def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, looked
     cuts = quantiles.cuts
     enough = quantiles.counted >= NEEDED
     phases = _phases(usual, slow) if measure is Measure.TTFT else []
-    found = contrasts(_groups(slow, usual)) if enough else []
-    causes = causing(looked_at, standing(found)) if looked_at is not None and enough else None
+    telling = much_longer(measure, cuts.slow_from_ns, _mean(usual))
+    groups = _groups(slow, usual)
+    found = contrasts(groups, telling=telling) if enough else []
+    causes = causing(looked_at, standing(found)) if looked_at is not None and enough and telling else None
     stands_out = bool(standing(found)) or bool(causes and causes.named)
     unattributed = sum(phase.share for phase in phases if phase.place) if phases else None
     return Tail(
         measure=measure,
         verdict=Verdict.CANNOT_TELL if not enough else Verdict.STANDS_OUT if stands_out else Verdict.NOTHING,
         requests=slow_requests,
+        placed=sum(group.asked for group in groups if any(group.values[: len(PLACES)])),
         from_ns=cuts.slow_from_ns,
         usual_requests=usual_requests,
         usual_from_ns=cuts.usual_from_ns,

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from handrail.phases import Phase
 from handrail.times import format_duration
-from handrail_collector.explain.contrast import Contrast
+from handrail_collector.explain.contrast import PLACES, Contrast
+from handrail_collector.explain.effect import LEAST_LONGER_NS, TIMES_LONGER
 from handrail_collector.explain.period import NEEDED, PeriodAnswer, ScopeAnswer, Tail, Verdict, standing
 from handrail_collector.explain.tail import Named, PhaseMore
 
@@ -27,11 +28,17 @@ WHERE: Final = {
 
 def summary(scope: ScopeAnswer) -> list[str]:
     """What a scope comes to, most important first."""
-    told = [*_ttft(scope), *_gaps(scope), *_failed(scope)]
+    times, failed = [*_ttft(scope), *_gaps(scope)], _failed(scope)
+    told = [*failed, *times] if mostly_failed(scope) else [*times, *failed]
     if scope.requests and scope.complete < scope.requests:
         missing = scope.requests - scope.complete
         told.append(f"{_count(missing)} ({_percent(missing / scope.requests)}) lack evidence from a process on their path.")
     return told
+
+
+def mostly_failed(scope: ScopeAnswer) -> bool:
+    """Whether failures are the news: what the others waited for says little beside them."""
+    return scope.failures.requests > 0 and 2 * scope.failures.requests >= scope.requests
 
 
 def to_json(answer: PeriodAnswer) -> dict[str, Any]:
@@ -61,7 +68,7 @@ def _ttft(scope: ScopeAnswer) -> list[str]:
         f"{format_duration(tail.longer_ns)} longer than the middle half"
     )
     if tail.verdict is Verdict.NOTHING:
-        return [f"Nothing stands out: {slow}, on the same hosts and links as the others.", *_spread(tail)]
+        return [f"Nothing stands out: {slow}{_nowhere(tail)}.", *_spread(tail)]
     told = [f"{slow[0].upper()}{slow[1:]}."]
     if tail.causes is not None and tail.causes.named:
         told.append(_named(tail))
@@ -71,6 +78,22 @@ def _ttft(scope: ScopeAnswer) -> list[str]:
     elif tail.unattributed_share is not None and tail.unattributed_share > _LITTLE:
         told.append(f"{_percent(tail.unattributed_share)} of the extra time is unattributed: no evidence says what it was.")
     return told
+
+
+def _nowhere(tail: Tail) -> str:
+    """Where the slowest were though nothing stands out, as the table below has it."""
+    if not tail.much_longer:
+        least = format_duration(LEAST_LONGER_NS[tail.measure])
+        return f"; that is too little to ask why (from {TIMES_LONGER} times as long and {least} more on it is)"
+    hints = [contrast for contrast in tail.contrasts if contrast.perhaps]
+    if hints:
+        first = hints[0]
+        where = WHERE[first.dimension].format(first.value)
+        shares = f"{_percent(first.asked_share)} against {_percent(first.others_share)}"
+        return f"; {where} has more of them ({shares}), but not by enough to be named for it"
+    if any(contrast.dimension in PLACES for contrast in tail.contrasts):
+        return ", and no host or link has clearly more of them than of the others"
+    return "" if tail.placed else "; nobody told their hosts"
 
 
 def _named(tail: Tail) -> str:

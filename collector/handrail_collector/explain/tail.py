@@ -26,6 +26,9 @@ LEAST_SLOW: Final = 10
 LEAST_SHARE: Final = 0.05
 """Of the slow requests: a smaller part with one cause is not worth being woken for."""
 
+LEAST_NAMED: Final = 8
+"""Requests with one cause: one burst, or a few of the longest prompts at one host, make as many as six alike in healthy runs."""
+
 EXAMPLES: Final = 3
 
 _ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.UNATTRIBUTED)]
@@ -138,7 +141,7 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     named = [
         _named(PHASES[phase], place, np.array(places), slow, found, requests, typical)
         for (phase, place), places in groups.items()
-        if len(places) >= LEAST_SHARE * slow.num_rows
+        if len(places) >= max(LEAST_NAMED, LEAST_SHARE * slow.num_rows)
     ]
     told = sum(each.requests for each in named)
     alike = int((out_of_ordinary & ~found.clear).sum())

@@ -6,7 +6,8 @@ row. Where no hour has a rollup there is only the exact one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ import pyarrow as pa
 from handrail.sketch import GapSketch
 from handrail_collector.store import cells, files_query
 from handrail_collector.store.cells import Cuts, Measure, Scoped
+from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.files_query import Files
 from handrail_collector.store.manifest import StoreDamagedError, StoredFile
 from handrail_collector.store.read import StoreReader, newer_files
@@ -71,20 +73,41 @@ def latest_unix_ns(reader: StoreReader, now_unix_ns: int) -> int | None:
     return max((min(file.max_unix_ns, now_unix_ns) for file in files), default=None)
 
 
+def models(reader: StoreReader, of: Scoped) -> list[str]:
+    """Every model that the requests of those times name. Raises ``StoreDamagedError``."""
+    assert of.since_unix_ns is not None
+    assert of.until_unix_ns is not None
+    files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.REQUESTS]
+    wanted = split(files, of.since_unix_ns, of.until_unix_ns).requests
+    if not wanted:
+        return []
+    with _asking(reader) as cursor:
+        known = files_query.bind(cursor, {"requests": _files(reader, wanted)})
+        return sorted(files_query.answer(cursor, cells.models(of, known))["model"].to_pylist())
+
+
 def ask(reader: StoreReader, of: Scoped, *, fast: bool) -> Asked:
     """The first answer (``fast``) or the exact one. Both times of ``of`` must be given. Raises ``StoreDamagedError``."""
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
     files = [file for publish in reader.publishes() for file in publish.files]
-    cursor = reader.cursor()
-    try:
+    with _asking(reader) as cursor:
         by_hours = rolled(reader, cursor, files, of.since_unix_ns, of.until_unix_ns, None if fast else SKETCH_COLUMNS)
         if fast and by_hours.rollups is not None:
             return _first(_Rows.bound(reader, cursor, of, files, by_hours.rest), of, by_hours)
         every = split([file for file in files if file.table is Table.REQUESTS], of.since_unix_ns, of.until_unix_ns).requests
         return _exact(_Rows.bound(reader, cursor, of, files, every), of, by_hours)
+
+
+@contextmanager
+def _asking(reader: StoreReader) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A cursor for one question; what it cannot read is told as damage."""
+    cursor = reader.cursor()
+    try:
+        yield cursor
     except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid, OSError) as error:
-        raise StoreDamagedError(str(error)) from error
+        what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
+        raise StoreDamagedError(f"{reader.root}: {what}; {ADVICE}") from error
     finally:
         cursor.close()
 

@@ -113,6 +113,12 @@ def wanted(of: Scoped, known: Mapping[str, Collection[str]], *, newer_than: int 
     return parts[0] if len(parts) == 1 else ibis.union(parts[0].select(*READ), parts[1].select(*READ))
 
 
+def models(of: Scoped, known: Mapping[str, Collection[str]]) -> Expression:
+    """Column ``model``: every name in table ``requests``, in those times and that scope."""
+    table = _counting(_unbound(_READ_COLUMNS, "requests", known["requests"]), of)
+    return table.filter(table.model.notnull()).select("model").distinct()
+
+
 def superseded(of: Scoped, newer_than: int) -> Expression:
     """Column ``filename``: the files of table ``requests`` with rows that those of table ``newer`` supersede."""
     table = _unbound(_READ_COLUMNS, "requests", (*_IDS, "scope", "model", "started_unix_ns"), more={"filename": "string"})

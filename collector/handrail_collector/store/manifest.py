@@ -1,7 +1,9 @@
 """The list of what the store holds: one line for each publish, in ``manifest.jsonl`` at the store's root.
 
-A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline. A last line that is torn (no newline, or a wrong
-CRC) was never published: readers ignore it and the writer cuts it off. A file that no line names is not part of the store.
+A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline. The first one lists nothing and is there, durable,
+before any data file: a manifest without it is no new store. A last line that is torn was never published: readers ignore it and
+the writer cuts it off. Torn is a line without its newline, or one with NUL bytes: blocks that power loss kept from the disk
+read as zeros. Any other line with a wrong CRC is damage. A file that no line names is not part of the store.
 
 Publishing appends a line. Taking files out, for others with the same rows or for good, puts a new manifest in the place of the
 old one: its first line is the *head*, which counts these generations and carries the offsets on, so that a reader who has read a
@@ -16,6 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from handrail_collector.store.durable import TEMPORARY
+from handrail_collector.store.folders import files_below
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 3
@@ -25,6 +29,9 @@ MANIFEST = "manifest.jsonl"
 
 HEAD_BYTES = 64
 """Beginning of a manifest that differs between any two generations: the CRC and the generation stand in it."""
+
+
+RESTORE = f"put a copy of {MANIFEST} in its place, or move the whole store away to begin a new one; nothing was removed"
 
 
 class StoreDamagedError(Exception):
@@ -81,6 +88,10 @@ def encode_line(publish: Publish) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
+OPENING = Publish(shard=0, first_offset=0, end_offset=0, low_water_offset=0, files=())
+"""The first line of a new manifest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """Publishes in order, and how many bytes of the input were whole lines; what follows is torn."""
@@ -92,19 +103,34 @@ class Parsed:
 def parse(data: bytes, where: str) -> Parsed:
     """The publishes of a manifest or of its rest; ``where`` names it in errors.
 
-    Raises ``StoreDamagedError`` for a bad line that is not the last one, and for a line of a later version.
+    Raises ``StoreDamagedError`` for a bad line, unless it is the last one and torn, and for a line of a later version.
     """
     publishes: list[Publish] = []
     at = 0
     while (end := data.find(b"\n", at)) >= 0:
         publish = _line(data[at:end], where)
         if publish is None:
-            if end + 1 == len(data):
+            if end + 1 == len(data) and b"\0" in data[at:end]:
                 break
-            raise StoreDamagedError(f"{where}: the line at byte {at} is damaged; restore the file or move the store away")
-        publishes.append(publish)
+            raise StoreDamagedError(f"{where}: the line at byte {at} is damaged; {RESTORE}")
+        if publish != OPENING:
+            publishes.append(publish)
         at = end + 1
     return Parsed(tuple(publishes), at)
+
+
+def require_new(root: Path) -> None:
+    """A store whose manifest has not even its first line holds nothing yet. Raises ``StoreDamagedError`` where it does."""
+    files = [path for path in files_below(root) if not path.endswith(TEMPORARY)]
+    if files:
+        what = "is empty or damaged from its first line on" if (root / MANIFEST).exists() else "is missing"
+        lie = f"{counted(len(files))} of a store {'lies' if len(files) == 1 else 'lie'} beside it"
+        raise StoreDamagedError(f"{root / MANIFEST} {what}, and {lie}; {RESTORE}")
+
+
+def counted(files: int) -> str:
+    """``1 data file``, ``3 data files``."""
+    return f"{files:,} data file{'' if files == 1 else 's'}"
 
 
 def files_of(publishes: Iterable[Publish], table: Table) -> list[StoredFile]:
@@ -171,9 +197,12 @@ class ManifestReader:
                     file.seek(0)
                 data = file.read()
         except FileNotFoundError:
+            require_new(self._path.parent)
             return ()
         parsed = parse(data, str(self._path))
-        if parsed.publishes:
+        if not self._read_bytes + parsed.whole_bytes:
+            require_new(self._path.parent)
+        if parsed.whole_bytes:
             self._head = head
             self._last_line = data[: parsed.whole_bytes].splitlines(keepends=True)[-1]
         self._publishes += parsed.publishes

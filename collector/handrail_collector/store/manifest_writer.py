@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Sequence
 
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
-from handrail_collector.store.manifest import MANIFEST, Publish, Retired, encode_line, parse, rewritten
+from handrail_collector.store.manifest import MANIFEST, OPENING, Publish, Retired, encode_line, parse, require_new, rewritten
 
 
 class ManifestWriter:
@@ -22,17 +22,26 @@ class ManifestWriter:
         self._path = folder.root / MANIFEST
         self._bytes = 0
         self._torn = False
-        self._name_is_durable = False
 
     def load(self) -> None:
-        """Read it, and leave only whole lines. Raises ``StoreDamagedError`` and ``OSError``."""
+        """Read it, and leave only whole lines; begin a new one. Raises ``StoreDamagedError`` and ``OSError``."""
         data = self._folder.read(self._path)
         parsed = parse(data, str(self._path))
         self._bytes = parsed.whole_bytes
-        if data:
+        if self._bytes:
             self._cut()
+        else:
+            self._begin()
         self.publishes = list(parsed.publishes)
         self.retired = [retired for publish in parsed.publishes for retired in publish.retired]
+
+    def _begin(self) -> None:
+        """A first line, durable before any data file, so that a manifest that is lost is not taken for one not written yet."""
+        require_new(self._folder.root)
+        line = encode_line(OPENING)
+        self._folder.put(self._path, line)
+        self._folder.files.fsync_dir(str(self._folder.root))
+        self._bytes = len(line)
 
     def mend(self) -> None:
         """Make good what a failed write may have left; before anything relies on this manifest."""
@@ -47,9 +56,6 @@ class ManifestWriter:
             with self._folder.opened(str(self._path)) as handle:
                 self._folder.write_all(handle, line)
                 self._folder.files.fdatasync(handle)
-            if not self._name_is_durable:
-                self._folder.files.fsync_dir(str(self._folder.root))
-                self._name_is_durable = True
         except OSError:
             with contextlib.suppress(OSError):  # else at the next publish or start
                 self._cut()
@@ -62,7 +68,7 @@ class ManifestWriter:
         """Put the next generation of the manifest in the place of this one."""
         self.mend()
         publishes = rewritten(self.publishes, gone, added, retired)
-        data = b"".join(map(encode_line, publishes))
+        data = b"".join(map(encode_line, publishes or (OPENING,)))
         self._folder.put(self._path, data)
         self._torn = True  # until its name is durable nothing may be appended: the old one might come back
         self._bytes, self.publishes, self.retired = len(data), list(publishes), retired

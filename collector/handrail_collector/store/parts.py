@@ -11,13 +11,12 @@ import pyarrow.compute as pc
 
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.flat import FLAT, FlatRows
-from handrail_collector.store.folders import HOUR_NS, hour_folder
+from handrail_collector.store.folders import HOUR_NS, SUFFIX, hour_folder
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import spans_table
 
-SUFFIX = ".parquet"
 MAX_HOURS_A_PUBLISH = 24
 """Hours that get files of their own; rows of others (clocks gone wild) lie with the fullest. The manifest has their times."""
 

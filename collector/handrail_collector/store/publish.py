@@ -1,7 +1,7 @@
 """Puts rows into the store so that each publish is there whole or not at all, and says at start what is there already.
 
 A publish writes Parquet files under temporary names, makes them durable, renames them, makes their folders durable, and last
-appends one line to the manifest. What a crash leaves behind before that line is removed at the next start.
+appends one line to the manifest. What a crash leaves behind before that line is removed at the next start (``unlisted.py``).
 
 Files are taken out of the store by a manifest that no longer names them, which is put in the old one's place; they lie there for
 a grace time, so that readers who began before can end.
@@ -10,25 +10,32 @@ a grace time, so that readers who began before can end.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.damaged import ASIDE
+from handrail_collector.store.damaged import READ_ERRORS, of_machine
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
 from handrail_collector.store.flat import FlatRows
-from handrail_collector.store.manifest import Publish, Retired, StoredFile
+from handrail_collector.store.folders import SUFFIX, files_below
+from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile
 from handrail_collector.store.manifest_writer import ManifestWriter
-from handrail_collector.store.parts import SUFFIX, Part, parts_of
+from handrail_collector.store.parts import Part, parts_of
 from handrail_collector.store.recovered import Recovered, recover
 from handrail_collector.store.schema import Table, encode
 from handrail_collector.store.span import SpanRow
+from handrail_collector.store.unlisted import UNLISTED, sorted_out
+
+log = logging.getLogger(__name__)
 
 
 class StoreLockedError(Exception):
@@ -46,6 +53,7 @@ class Publisher:
     ) -> None:
         self._root = root
         self.shard = shard
+        self.unlisted_set_aside = 0  # files that a start found and no line named
         self._files: Files = files or OsFiles()
         self._now_unix_ns = now_unix_ns
         self._guard = threading.Lock()  # guards the manifest, what is known of it, and that no folder goes while a file comes
@@ -58,7 +66,7 @@ class Publisher:
         self._stem_files = 0  # of the stem, published: rows decided while no entries come share one empty range
 
     def open(self) -> Recovered:
-        """Take the store, remove what no publish names, and say what is there.
+        """Take the store, remove what a crash left unfinished, and say what is there.
 
         Raises ``StoreLockedError`` where another process has it, ``StoreDamagedError`` where the manifest cannot be trusted, and
         ``OSError``.
@@ -160,6 +168,9 @@ class Publisher:
             for retired in due:
                 with contextlib.suppress(FileNotFoundError):  # removed before a crash that came before the manifest said so
                     self._files.unlink(str(self._root / retired.path))
+            for hour in sorted({PurePosixPath(retired.path).parent for retired in due}):
+                if (self._root / hour).is_dir():  # or a removed file would come back and be in no list
+                    self._files.fsync_dir(str(self._root / hour))
             for folder in sorted({folder for retired in due for folder in PurePosixPath(retired.path).parents[:2]}, reverse=True):
                 self._folder.remove_if_empty(str(folder))
             if due:
@@ -221,7 +232,7 @@ class Publisher:
     def _recover(self) -> Recovered:
         self._manifest.load()
         publishes = self._manifest.publishes
-        self._remove_unlisted(_paths(publishes) | {retired.path for retired in self._manifest.retired})
+        self._sort_out_unlisted(_paths(publishes) | {retired.path for retired in self._manifest.retired})
         recovered = recover(publishes, self.shard, lambda file: (self.path(file), self._folder.read(self.path(file))))
         self._end_offset, self._low_water_offset, self._stem = recovered.end_offset, recovered.low_water_offset, ""
         return recovered
@@ -233,12 +244,28 @@ class Publisher:
         numbers = (path.partition(name)[2][: -len(SUFFIX)] for path in paths)
         return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
 
-    def _remove_unlisted(self, listed: set[str]) -> None:
-        for table in Table:
-            for path in sorted((self._root / table.value).glob("day=*/hour=*/*.parquet*")):
-                if path.relative_to(self._root).as_posix() not in listed and path.suffix != ASIDE:
-                    self._files.unlink(str(path))
+    def _sort_out_unlisted(self, listed: set[str]) -> None:
+        unlisted = [path for path in files_below(self._root) if path not in listed]
+        found = sorted_out(unlisted, self._manifest.publishes, self._rows_of, str(self._root / MANIFEST))
+        for path in found.remove:
+            self._files.unlink(str(self._root / path))
+        for path in found.aside:
+            free = next(to for to in _names_aside(self._root / path) if not to.exists())
+            self._files.rename(str(self._root / path), str(free))
+            log.warning("%s: no line of the manifest names it, and it may be the only copy of its rows; now %s", path, free.name)
+        for folder in sorted({(self._root / path).parent for path in found.aside}):
+            self._files.fsync_dir(str(folder))
+        self.unlisted_set_aside += len(found.aside)
         self._manifest.remove_temporary()
+
+    def _rows_of(self, path: str) -> int | None:
+        """How many a file has; None where that cannot be read."""
+        try:
+            return int(pq.read_metadata(self._root / path).num_rows)
+        except READ_ERRORS as error:
+            if of_machine(error):
+                raise
+            return None
 
     def _discard(self, part: Part, name: str) -> None:
         """Remove what a failed ``replace`` left on what may be a full disk; what cannot be removed now goes at the next start."""
@@ -281,3 +308,9 @@ def _stem(shard: int, first_offset: int, end_offset: int) -> str:
 
 def _paths(publishes: Iterable[Publish]) -> set[str]:
     return {file.path for publish in publishes for file in publish.files}
+
+
+def _names_aside(path: Path) -> Iterator[Path]:
+    """Names for a file that nothing reads from now on; more than one, so that none takes another's place."""
+    for number in itertools.count():
+        yield path.with_name(f"{path.name}{f'.{number}' if number else ''}{UNLISTED}")

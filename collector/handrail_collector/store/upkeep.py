@@ -62,6 +62,7 @@ class UpkeepStats:
     quota_bytes: int = 0
     files_removed: int = 0
     files_set_aside: int = 0  # left the store because someone put them aside as damaged
+    files_unlisted: int = 0  # set aside by the start because no line of the manifest named them
     files_damaged: int = 0  # listed and not readable, as the last pass found
     bytes: int = 0
     files: int = 0
@@ -80,6 +81,7 @@ class Upkeep:
         self._damaged = DamagedFiles(publisher.path)
         self._replaced = ReplacedRows(publisher, self._damaged)
         self._rollups = Rollups(publisher, self._damaged)
+        self.stats.files_unlisted = publisher.unlisted_set_aside
         self.stats.rollups = self._rollups.stats
 
     def stop(self) -> None:

@@ -41,7 +41,11 @@ class TypedArm:
 def parse_arms(texts: Sequence[str], now_unix_ns: int) -> list[TypedArm]:
     """Raises ``CliError`` for another number than two or three, for equal names, and for what is no arm."""
     if not 2 <= len(texts) <= 3:
-        raise CliError(what=f"{len(texts)} arms to compare", valid=f"two or three, each {ARM_RULE}", exit_code=EXIT_USAGE)
+        raise CliError(
+            what=f"{len(texts)} arm{'s' if len(texts) != 1 else ''} to compare",
+            valid=f"two or three, each {ARM_RULE}",
+            exit_code=EXIT_USAGE,
+        )
     named = [(match[1], match[2]) if (match := _NAMED.fullmatch(text)) else (None, text) for text in texts]
     parts = [tuple(_part(each, now_unix_ns) for each in text.split(",")) for _, text in named]
     names = [name or _own_name(part) or LETTERS[at] for at, ((name, _), part) in enumerate(zip(named, parts, strict=True))]

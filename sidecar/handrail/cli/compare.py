@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--itl-of",
         choices=ITL_OF,
         default=ITL_OF[0],
-        help="what of a request's gaps --itl is about: their p99 (default), the largest, or the mean time per output token",
+        help="what of a request's gaps --itl is about: their p99 (default), the largest, or the mean time per output token, "
+        "as DistServe defines goodput, which is shown in any case",
     )
     parser.add_argument(
         "--attain",
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also for 'cannot tell': that is an answer."""
+    from handrail.cli.shown import cleaned
     from handrail.cli.terminal import answer_console, waiting
 
     objectives = objectives_of(arguments)
@@ -87,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     from handrail.cli.comparison import render_comparison
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    console.print(render_comparison(comparison, console.width))
+    console.print(render_comparison(cleaned(comparison), console.width))
     return EXIT_OK
 
 
@@ -152,6 +154,7 @@ def _here(arguments: argparse.Namespace, arms: Sequence[TypedArm], gpus: Mapping
 
 def _stretches(arm: TypedArm, data: Path | None) -> tuple[Stretch, ...]:
     from handrail_collector.compare.gather import Stretch
+    from handrail_collector.compare.telling import period
 
     found = []
     for part in arm.parts:
@@ -159,7 +162,7 @@ def _stretches(arm: TypedArm, data: Path | None) -> tuple[Stretch, ...]:
         assert folder is not None
         if not folder.exists():
             raise CliError(what="no such folder, and no period", where=part.text, valid=ARM_RULE, exit_code=EXIT_USAGE)
-        found.append(
-            Stretch(root=store_root(folder), where=part.text, since_unix_ns=part.since_unix_ns, until_unix_ns=part.until_unix_ns)
-        )
+        since, until = part.since_unix_ns, part.until_unix_ns
+        where = part.text if part.folder is not None or since is None or until is None else period(since, until)
+        found.append(Stretch(root=store_root(folder), where=where, since_unix_ns=since, until_unix_ns=until))
     return tuple(found)

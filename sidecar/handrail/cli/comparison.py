@@ -16,7 +16,7 @@ from handrail.cli.waterfall import LOOKS, MIN_WIDTH
 from handrail.phases import KV_AND_QUEUE, ORDER, Phase
 from handrail.times import format_duration, format_time
 from handrail_collector.compare import verdict as words
-from handrail_collector.compare.report import ArmReport, Change, Comparison, Estimate, Handoff, PairReport
+from handrail_collector.compare.report import TPOT, ArmReport, Change, Comparison, Estimate, Handoff, PairReport
 from handrail_collector.compare.telling import bounds, label, points, portion, rate, signed
 
 _TONES: Final = {
@@ -171,28 +171,40 @@ def _longer_shorter(change: Change) -> str:
 
 
 def _goodput(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    """By the objectives, and beside it DistServe's, whose second objective is about the mean time per output token (TPOT)."""
     yield Text("Goodput: the highest rate per GPU at which enough requests meet both objectives", style="bold")
-    table = _table("", "rate per GPU", "judged", "met TTFT", "met gaps", "met both", right=2)
+    chosen = {"p99": "gap p99", "max": "longest gap", "mean": "TPOT"}[comparison.objectives.itl_of]
+    both = comparison.objectives.itl_of != TPOT
+    more = ("TPOT", "TTFT and TPOT") if both else ()
+    table = _table("met by", "rate per GPU", "judged", "TTFT", chosen, f"TTFT and {chosen}", *more, right=2)
     for arm in comparison.arms:
-        for at, level in enumerate(arm.goodput.levels):
+        for at, (level, tpot) in enumerate(zip(arm.goodput.levels, arm.goodput_tpot.levels, strict=True)):
             table.add_row(
                 arm.name if not at else "",
                 rate(level.rate / arm.gpus),
                 f"{level.judged:,}",
-                portion(Estimate(level.met_ttft.value, None, None)),
-                portion(Estimate(level.met_itl.value, None, None)),
+                _share(level.met_ttft.value),
+                _share(level.met_itl.value),
                 portion(level.met),
+                *((_share(tpot.met_itl.value), portion(tpot.met)) if both else ()),
             )
     if table.row_count:
         yield table
     for arm in comparison.arms:
-        text = f"{arm.name}: {bounds(arm)}" if arm.goodput.levels else f"{arm.name}: too few requests can be judged"
-        yield _bullet(text, width)
-        if arm.goodput.contradicts:
-            odd = f"{arm.name}: a lower rate missed the goal that a higher one reached, so more than the rate differs"
-            yield _bullet(odd, width)
+        yield from (_bullet(f"{arm.name}: {each}", width) for each in _bounded(arm, chosen, both))
+    if both:
+        yield _bullet(f"the verdict goes by {chosen}; by TPOT is how DistServe defines goodput (--itl-of mean)", width)
     if any(len(arm.goodput.levels) == 1 for arm in comparison.arms):
         yield _bullet("one rate gives a bound; rates on both sides of the goal give a value (several runs with commas)", width)
+
+
+def _bounded(arm: ArmReport, chosen: str, both: bool) -> Iterator[str]:
+    if not arm.goodput.levels:
+        yield "too few requests can be judged"
+        return
+    yield f"by {chosen} {bounds(arm.goodput)}" + (f"; by TPOT {bounds(arm.goodput_tpot)}" if both else "")
+    if arm.goodput.contradicts:
+        yield "a lower rate missed the goal that a higher one reached, so more than the rate differs"
 
 
 def _handoffs(comparison: Comparison, width: int) -> Iterator[RenderableType]:
@@ -208,6 +220,7 @@ def _handoff(name: str, handoff: Handoff) -> Iterator[str]:
     if handoff.measured == 1:
         per_tokens = _within(handoff.at_most_per_1000_tokens_ns)
         yield f"{name}: {_within(handoff.at_most_ns)} a request, {per_tokens} per 1,000 prompt tokens ({requests}, kv_* phases)"
+        yield _beside(name, handoff)
         return
     yield (
         f"{name}: at most {_within(handoff.at_most_ns)} a request, "
@@ -217,8 +230,13 @@ def _handoff(name: str, handoff: Handoff) -> Iterator[str]:
         yield f"{name}: at least {_within(handoff.at_least_ns)} a request (kv_* phases)"
     yield (
         f"the transfer was measured for {handoff.measured:.0%} of them; the bound is the unattributed time at D or between, "
-        "router and hops, which hold D's queue as well"
+        "which holds D's queue as well"
     )
+    yield _beside(name, handoff)
+
+
+def _beside(name: str, handoff: Handoff) -> str:
+    return f"{name}: beside it, router and network between the processes took {_within(handoff.between_ns)} a request"
 
 
 def _within(estimate: Estimate) -> str:

@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(source.explain(question, now_unix_ns), ensure_ascii=False))
             return EXIT_OK
         from handrail.cli.explained import next_commands, render, source_flags
+        from handrail.cli.shown import cleaned
         from handrail.cli.terminal import answer_console, waiting
 
         both = not arguments.fast and not arguments.exact and sys.stdout.isatty()
@@ -62,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             with waiting(f"asking {source.where}"):
                 answer = source.explain(question, now_unix_ns)
+    answer = cleaned(answer)
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render(answer, console.width, now_unix_ns))
     if answer["scopes"]:
@@ -92,6 +94,7 @@ def _first_then_exact(source: RowSource, question: Question, now_unix_ns: int) -
     from rich.live import Live
 
     from handrail.cli.explained import render_first
+    from handrail.cli.shown import cleaned
     from handrail.cli.terminal import answer_console, waiting
 
     with waiting(f"asking {source.where}"):
@@ -99,7 +102,7 @@ def _first_then_exact(source: RowSource, question: Question, now_unix_ns: int) -
     if first["exact"]:
         return first
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    with Live(render_first(first), console=console, transient=True):
+    with Live(render_first(cleaned(first)), console=console, transient=True):
         # the same period, though time goes on
         period = replace(question, since_unix_ns=first["since_unix_ns"], until_unix_ns=first["until_unix_ns"])
         return source.explain(period, now_unix_ns)

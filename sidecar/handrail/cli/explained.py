@@ -13,17 +13,18 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from handrail.cli import words
+from handrail.cli.fitted import Column, Trimmed, fitted
 from handrail.phases import Phase
 from handrail.times import format_duration, format_time
 
 Plain = Mapping[str, Any]
 
 _PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
-_CONTRASTS: Final = 8
+_HINTS: Final = 3
+_KEPT: Final = {"p50": 6, "p90": 3, "p99": 9, "p99.9": 9}  # how much each says, where space is short
 _PHASES: Final = 7
 _SHARE_OF_NOTE: Final = 0.005
 _BAR: Final = 20
@@ -47,7 +48,7 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
         parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
     for scope in answer["scopes"]:
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
-    return Group(*parts)
+    return Trimmed(Group(*parts))
 
 
 def render_first(answer: Plain) -> RenderableType:
@@ -65,7 +66,7 @@ def source_flags(data: Path | None, api: str | None) -> tuple[str, ...]:
 
 def _period(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    told = f"{_when(since, now_unix_ns, zone)} to {_when(until, now_unix_ns, zone)} ({format_duration(until - since)})"
+    told = f"{_dated(since, until, zone)} ({format_duration(until - since)})"
     model = f" · model {answer['model']}" if answer["model"] else ""
     kind = "exact" if answer["exact"] else f"first answer, from {answer['rolled_hours']} hourly rollups: TTFT within 1 %"
     return Text(f"{told}{model} · {kind}", style="dim")
@@ -75,6 +76,11 @@ def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[Rende
     latest = answer["latest_unix_ns"]
     if latest is None:
         return [Text("No request at all is stored: is there traffic, and do the sidecars send here?")]
+    if answer["model"] and answer["models"]:
+        return [
+            Text(f"There is no request of the model {answer['model']!r} in this period, so there is nothing to explain."),
+            Text(f"Models of this period, nearest known: {', '.join(answer['models'])}."),
+        ]
     return [
         Text("No request of this period fits, so there is nothing to explain."),
         Text(f"The latest request began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
@@ -85,18 +91,18 @@ def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzin
     yield Text.assemble((scope["scope"], "bold"), (f"  {words.plain(scope['scope'], words.SCOPE)}", "dim"))
     yield from _sentences(scope)
     yield Text()
-    yield _indented(_figures(scope))
+    yield _figures(scope, width)
     tail = scope["ttft"]
     if tail is not None and tail["verdict"] != "cannot_tell":
-        yield from _causes(tail, now_unix_ns, zone)
+        yield from _causes(tail, width, now_unix_ns, zone)
         yield from _phases(tail, width)
-        yield from _contrasts(tail["contrasts"], "What the slowest have more of", "slowest 1 %", "middle half")
+        yield from _contrasts(tail["contrasts"], width, "What the slowest have more of", "slowest 1 %", "middle half")
     if scope["gap"] is not None and any(each["stands_out"] for each in scope["gap"]["contrasts"]):
         yield from _contrasts(
-            scope["gap"]["contrasts"], "What streams with the longest gaps have more of", "longest 1 %", "middle half"
+            scope["gap"]["contrasts"], width, "What streams with the longest gaps have more of", "longest 1 %", "middle half"
         )
     if scope["failures"]["requests"]:
-        yield from _contrasts(scope["failures"]["contrasts"], "What failed requests have more of", "failed", "others")
+        yield from _contrasts(scope["failures"]["contrasts"], width, "What failed requests have more of", "failed", "others")
     if scope["failures"]["by_kv_outcome"]:
         told = ", ".join(f"{count:,} {name}" for name, count in scope["failures"]["by_kv_outcome"].items())
         yield Text(f"\n  KV outcomes other than ok: {told}")
@@ -104,19 +110,22 @@ def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzin
 
 def _sentences(scope: Plain) -> list[RenderableType]:
     first, *rest = scope["summary"]
-    style = "bold yellow" if scope["ttft"] is not None and scope["ttft"]["verdict"] == "stands_out" else "bold"
+    stands_out = scope["ttft"] is not None and scope["ttft"]["verdict"] == "stands_out"
+    failed = 2 * scope["failures"]["requests"] >= scope["requests"]
+    style = "bold red" if failed else "bold yellow" if stands_out else "bold"
     return [_indented(Text(first, style=style)), *(_indented(Text(each)) for each in rest)]
 
 
-def _figures(scope: Plain) -> Table:
-    table = _table("", "count", *_PERCENTILES, right=range(1, 6))
+def _figures(scope: Plain, width: int) -> RenderableType:
+    columns = [Column("", right=False), Column("count", 2), *(Column(p, _KEPT[p]) for p in _PERCENTILES)]
+    rows: list[list[Text | str]] = []
     for name, count, values in (
         ("TTFT", scope["timed"], scope["ttft_ns"]),
         ("stream gaps (within 1 %)", scope["gaps"], scope["gap_ns"]),
     ):
         shown = [_quantile(values.get(p), count, rank) for p, rank in _PERCENTILES.items()]
-        table.add_row(name, f"{count:,}", *shown)
-    return table
+        rows.append([name, f"{count:,}", *shown])
+    return fitted(columns, rows, width)
 
 
 def _quantile(value_ns: int | None, count: int, rank: float) -> Text:
@@ -127,27 +136,38 @@ def _quantile(value_ns: int | None, count: int, rank: float) -> Text:
     return Text(format_duration(value_ns) + (_IN_DOUBT if doubtful else ""), style="dim" if doubtful else "")
 
 
-def _causes(tail: Plain, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
+def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
     causes = tail["causes"]
     if causes is None or not causes["named"]:
         return
     yield Text("\n  Causes of the slowest, one by one", style="bold")
-    table = _table("requests", "share", "phase", "at", "longer by", "typical", "started between", right=(0, 1, 4, 5))
+    columns = [
+        Column("requests"),
+        Column("share", 6),
+        Column("phase", right=False),
+        Column("at", right=False),
+        Column("longer by"),
+        Column("typical", 3),
+        Column("started between", 4, right=False),
+    ]
+    rows: list[list[Text | str]] = []
     for named in causes["named"]:
         times = " and ".join(_when(named[each], now_unix_ns, zone) for each in ("first_unix_ns", "last_unix_ns"))
-        table.add_row(
-            f"{named['requests']:,}",
-            _percent(named["share"]),
-            Text(named["phase"], style="yellow"),
-            named["place"] or "not known",
-            format_duration(named["more_ns"]),
-            format_duration(named["typical_ns"]),
-            Text(times, style="dim"),
+        rows.append(
+            [
+                f"{named['requests']:,}",
+                _percent(named["share"]),
+                Text(named["phase"], style="yellow"),
+                named["place"] or "not known",
+                format_duration(named["more_ns"]),
+                format_duration(named["typical_ns"]),
+                Text(times, style="dim"),
+            ]
         )
-    for count, what in ((causes["alike"], "two phases grew alike"), (causes["ordinary"], "nothing out of the ordinary")):
+    for count, what in ((causes["alike"], "two grew alike"), (causes["ordinary"], "nothing unusual")):
         if count:
-            table.add_row(f"{count:,}", _percent(count / causes["slow"]), Text(what, style="dim"), *[""] * 4)
-    yield _indented(table)
+            rows.append([f"{count:,}", _percent(count / causes["slow"]), Text(what, style="dim"), *[""] * 4])
+    yield fitted(columns, rows, width)
 
 
 def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
@@ -155,41 +175,59 @@ def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
     if not grown:
         return
     yield Text(f"\n  Where the {format_duration(tail['longer_ns'])} lie (means)", style="bold")
-    bar = _BAR if width >= 90 else 0
-    table = _table("phase", "middle half", "slowest 1 %", "more", "share", *([""] if bar else []), right=(1, 2, 3, 4))
+    columns = [
+        Column("phase", right=False),
+        Column("middle half", 4),
+        Column("slowest 1 %", 3),
+        Column("more"),
+        Column("share", 8),
+        Column("", 1, right=False),
+    ]
+    rows = []
     for phase in grown:
         place = {"prefill": " (P)", "decode": " (D)", "path": " (path)"}.get(phase["place"], "")
         unattributed = phase["phase"] == Phase.UNATTRIBUTED.value
         glyph = "░" if unattributed else "█"
-        table.add_row(
-            Text(phase["phase"] + place, style="dim" if unattributed else ""),
-            format_duration(phase["usual_ns"]),
-            format_duration(phase["slow_ns"]),
-            _signed(phase["more_ns"]),
-            _percent(phase["share"]),
-            *([glyph * max(0, min(bar, round(phase["share"] * bar)))] if bar else []),
+        rows.append(
+            [
+                Text(phase["phase"] + place, style="dim" if unattributed else ""),
+                format_duration(phase["usual_ns"]),
+                format_duration(phase["slow_ns"]),
+                _signed(phase["more_ns"]),
+                _percent(phase["share"]),
+                glyph * max(0, min(_BAR, round(phase["share"] * _BAR))),
+            ]
         )
-    yield _indented(table)
+    yield fitted(columns, rows, width)
 
 
-def _contrasts(found: Sequence[Plain], title: str, asked: str, others: str) -> Iterator[RenderableType]:
-    shown = [each for each in found if each["stands_out"]] or [each for each in found if each["lift"] is None or each["lift"] > 1]
-    shown = shown[:_CONTRASTS]
+def _contrasts(found: Sequence[Plain], width: int, title: str, asked: str, others: str) -> Iterator[RenderableType]:
+    """What stands out; where nothing does, what perhaps does. The rest, of thousands of hosts, is noise."""
+    shown = [each for each in found if each["stands_out"]] or [each for each in found if each["perhaps"]][:_HINTS]
     if not shown:
         return
     note = "" if any(each["stands_out"] for each in shown) else ": nothing clearly"
     yield Text(f"\n  {title}{note}", style="bold")
-    table = _table("", "", asked, others, "times (99.9 % interval)", right=(2, 3, 4))
+    columns = [
+        Column("", right=False),
+        Column("", right=False),
+        Column(asked),
+        Column(others, 7),
+        Column("times (99.9 % interval)", 5),
+    ]
+    rows = []
     for each in shown:
         mark = Text("▶ " if each["stands_out"] else "  ", style="yellow")
-        table.add_row(
-            mark + Text(_WHERE[each["dimension"]]),
-            each["value"],
-            f"{each['asked']:,} · {_percent(each['asked_share'])}",
-            f"{each['others']:,} · {_percent(each['others_share'])}",
-            _lift(each),
+        rows.append(
+            [
+                mark + Text(_WHERE[each["dimension"]]),
+                each["value"],
+                f"{each['asked']:,} · {_percent(each['asked_share'])}",
+                f"{each['others']:,} · {_percent(each['others_share'])}",
+                _lift(each),
+            ]
         )
-    yield _indented(table)
+    yield fitted(columns, rows, width)
 
 
 def _lift(contrast: Plain) -> str:
@@ -224,6 +262,15 @@ def _when(unix_ns: int, now_unix_ns: int, zone: tzinfo | None) -> str:
     return format_time(unix_ns, now_unix_ns, zone).partition(".")[0]
 
 
+def _dated(since_unix_ns: int, until_unix_ns: int, zone: tzinfo | None) -> str:
+    """Both ends with their date, which is not repeated, and with the zone that they are read in."""
+    since, until = (datetime.fromtimestamp(at // _SECOND, zone).astimezone(zone) for at in (since_unix_ns, until_unix_ns))
+    end = f"{until:%H:%M:%S}" if since.date() == until.date() else f"{until:%Y-%m-%d %H:%M:%S}"
+    offset = f"{until:%z}"
+    told = "" if offset == "+0000" else f"{offset[:3]}:{offset[3:5]}"
+    return f"{since:%Y-%m-%d %H:%M:%S} to {end} UTC{told}"
+
+
 def _signed(duration_ns: int) -> str:
     return f"{'−' if duration_ns < 0 else '+'}{format_duration(abs(duration_ns))}"
 
@@ -233,13 +280,6 @@ def _percent(share: float) -> str:
     if 0 < per_cent < 0.1:
         return "<0.1 %"
     return f"{per_cent:.0f} %" if abs(per_cent) >= 9.95 or not per_cent else f"{per_cent:.1f} %"
-
-
-def _table(*titles: str, right: Sequence[int]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index in right else "left", no_wrap=True, overflow="ellipsis")
-    return table
 
 
 def _indented(what: RenderableType) -> RenderableType:

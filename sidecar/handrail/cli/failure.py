@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from handrail.cli.shown import clean
+
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1  # not found, not reachable, failed
 EXIT_USAGE: Final = 2  # the command line or the configuration is wrong
@@ -23,13 +25,13 @@ class CliError(Exception):
     exit_code: int = EXIT_FAILED
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [clean(self.what)]
         if self.where:
-            lines.append(f"  where:   {self.where}")
+            lines.append(f"  where:   {clean(self.where)}")
         if self.valid:
-            lines.append(f"  valid:   {self.valid}")
+            lines.append(f"  valid:   {clean(self.valid)}")
         if self.nearest:
-            lines.append(f"  nearest: {', '.join(self.nearest)}")
+            lines.append(f"  nearest: {clean(', '.join(self.nearest))}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

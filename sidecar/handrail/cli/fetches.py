@@ -62,9 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json or not rows:
         return EXIT_OK
     from handrail.cli.fetch_table import render_fetches
+    from handrail.cli.shown import cleaned
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    console.print(render_fetches(rows, console.width, now_unix_ns=now_unix_ns))
+    console.print(render_fetches(cleaned(rows), console.width, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(rows) == query.limit else ""
     remark(f"{len(rows)} hand-offs by {query.sort}{more}. 'handrail trace ID' shows one with its request.")
     return EXIT_OK

@@ -19,7 +19,7 @@ import handrail
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CliError
 
 PROGRAM: Final = "handrail"
-_TIME_FLAGS: Final = frozenset({"--since", "--until"})
+_TIME_FLAGS: Final = frozenset({"--since", "--until", "--start"})
 _AGO: Final = re.compile(r"-\d")
 _PERIOD_AGO: Final = re.compile(r"-\d[^.]*(\.\d[^.]*)?\.\.")
 _COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra

@@ -48,13 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     """0 also when there are none: an empty list is an answer."""
     now_unix_ns = time.time_ns()
     query = request_filter(arguments, now_unix_ns)
+    from handrail.cli.shown import clean, cleaned
     from handrail.cli.terminal import answer_console, remark, waiting
 
     with closing(row_source(arguments)) as source:
         with waiting(f"asking {source.where}"):
             rows = source.requests(query)
         if not rows and not arguments.json:
-            print(nothing_found(query, source, now_unix_ns))
+            print(*map(clean, nothing_found(query, source, now_unix_ns).split("\n")), sep="\n")
     if arguments.json:
         from handrail_collector.api.json import row_to_json
 
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from handrail.cli.table import render_requests
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    console.print(render_requests(rows, console.width, sort=query.sort, now_unix_ns=now_unix_ns))
+    console.print(render_requests(cleaned(rows), console.width, sort=query.sort, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(rows) == query.limit else ""
     remark(f"{len(rows)} requests by {query.sort}{more}. 'handrail trace ID' shows one.")
     return EXIT_OK

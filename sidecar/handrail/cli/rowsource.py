@@ -228,10 +228,15 @@ class StoreSource:
 
 def store_root(folder: Path) -> Path:
     """The store in a collector's data folder, or the folder itself where it is one. Raises ``CliError``."""
-    from handrail_collector.store.manifest import MANIFEST
+    from handrail_collector.store.manifest import MANIFEST, StoreDamagedError, require_new
 
     inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
     if not inside:
+        try:
+            require_new(folder / "store")
+            require_new(folder)
+        except StoreDamagedError as error:
+            raise CliError(what=str(error), where=str(folder)) from None
         what = "no store here (yet)" if folder.is_dir() else "no such folder"
         raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
     return inside[0]

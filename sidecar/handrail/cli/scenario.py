@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import shutil
@@ -22,8 +23,10 @@ from handrail.cli.simulated import Arrived, arrivals, over_ns
 from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
-from handrail_collector.offline import publish, rows_of
+from handrail_collector.offline import STORE, publish, rows_of
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.publish import StoreLockedError
 from handrail_fleet import faults, scenario, virtual
 from handrail_fleet.faults import Fault, FaultError
 from handrail_fleet.scenario import Scenario, ScenarioError
@@ -83,7 +86,12 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        done = _store(settings, arguments.data, start_unix_ns, now_unix_ns, progress)
+        try:
+            done = _store(settings, arguments.data, start_unix_ns, now_unix_ns, progress)
+        except BaseException:
+            with contextlib.suppress(OSError):  # not empty: something of it is stored
+                (arguments.data / STORE).rmdir()
+            raise
     if arguments.json:
         print(json.dumps(_plain(arguments, settings, done, time.monotonic() - began)))
     else:
@@ -127,9 +135,15 @@ def _start(text: str | None, now_unix_ns: int) -> int | None:
 
 
 def _claim(folder: Path) -> None:
+    """Take an empty folder; of two runs at once one gets it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         used = any(folder.iterdir())
+        if not used:
+            try:
+                (folder / STORE).mkdir()
+            except FileExistsError:  # made between the two: another run
+                used = True
     except OSError as error:
         raise CliError(what=f"--data: {error.strerror}", where=str(folder), valid="a new or an empty folder") from None
     if used:
@@ -174,7 +188,10 @@ def _store(settings: Settings, folder: Path, start_unix_ns: int | None, now_unix
     made = arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started)
     progress.update(task, description="stitching and explaining", total=len(made), completed=0)
     seen = _Seen()
-    rows = publish(folder, seen.watch(rows_of(_taken(made, progress))))
+    try:
+        rows = publish(folder, seen.watch(rows_of(_taken(made, progress))))
+    except (StoreLockedError, StoreDamagedError, OSError) as error:
+        raise CliError(what=str(error), where=str(folder), valid="a new or an empty folder that nobody else writes to") from None
     return _Done(started, virtual_ns, rows, seen)
 
 

@@ -5,9 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from handrail.cli.shown import clean, is_clean
+
+
+class _CleanConsole(Console):
+    """Lets no control character through that is not its own, whatever was not ``cleaned`` before."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or is_clean(segment.text):
+                yield segment
+            else:
+                yield segment._replace(text="\n".join(map(clean, segment.text.split("\n"))))
 
 
 def answer_console(*, in_pipe: int) -> Console:
@@ -17,7 +31,7 @@ def answer_console(*, in_pipe: int) -> Console:
     """
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _CleanConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = in_pipe
     return console
@@ -26,7 +40,7 @@ def answer_console(*, in_pipe: int) -> Console:
 def remark(text: str) -> None:
     """A line beside the answer, for a person: only where standard error is a terminal."""
     if sys.stderr.isatty():
-        print(text, file=sys.stderr)
+        print(clean(text), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -35,5 +49,5 @@ def waiting(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with Console(stderr=True).status(text):
+    with _CleanConsole(stderr=True).status(clean(text)):
         yield

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1 when the id is unknown or fits several requests."""
+    from handrail.cli.shown import cleaned
     from handrail.cli.table import render_requests
     from handrail.cli.terminal import answer_console, waiting
     from handrail.cli.waterfall import render_waterfall
@@ -48,10 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     console = answer_console(in_pipe=_PIPE_WIDTH)
     if found.row is None:
         print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
-        console.print(render_requests(found.candidates, console.width, own_ids=True))
+        console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
         return EXIT_FAILED
-    drawn = render_waterfall(
-        found.row, found.spans, console.width, provisional=found.provisional, fetches=found.fetches, usual=found.usual
-    )
+    row, spans, fetches, usual = cleaned(found.row), cleaned(found.spans), cleaned(found.fetches), cleaned(found.usual)
+    drawn = render_waterfall(row, spans, console.width, provisional=found.provisional, fetches=fetches, usual=usual)
     console.print(drawn)
     return EXIT_OK

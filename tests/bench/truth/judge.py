@@ -6,19 +6,25 @@ queue time at D, ``unattributed`` was said with that phase among what it may be.
 counts. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
 that phase truly is (its host, its link, the router), or the fault's own place. *outcome right*: of requests slow or changed in
 outcome, what the client got is told as it was. *false findings*: share of all requests of the twin without a fault that a finding
-would cover.
+would cover: a cause that stands out, or what the slowest concentrate at, by first token or by gap.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from handrail.phases import Phase
 from handrail_collector.explain.cause import PHASES, Causes, causes, learn, requests_of
+from handrail_collector.explain.contrast import DIMENSIONS, Group, contrasts
+from handrail_collector.explain.effect import much_longer
+from handrail_collector.explain.period import NEEDED
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.cells import Measure
 from handrail_fleet import truth
 from handrail_fleet.truth import Excess, RequestTruth
 
@@ -105,8 +111,44 @@ class _Tally:
 
 def found_share(rows: Sequence[RequestRow]) -> float:
     """Share of the requests that findings would cover."""
+    if not rows:
+        return 0.0
     told = _causes(rows)
-    return float(np.mean(told.standing)) if told is not None else 0.0
+    covered = told.standing.copy() if told is not None else np.zeros(len(rows), bool)
+    for measure in (Measure.TTFT, Measure.GAP):
+        covered |= _concentrated(rows, measure)
+    return float(np.mean(covered))
+
+
+def _concentrated(rows: Sequence[RequestRow], measure: Measure) -> NDArray[np.bool_]:
+    """Which of the slowest of their scope have a value that ``handrail explain`` would say they have more of."""
+    covered = np.zeros(len(rows), bool)
+    for scope in {row.scope for row in rows}:
+        timed = [(at, ns) for at, row in enumerate(rows) if row.scope == scope and (ns := _time_ns(row, measure)) is not None]
+        if len(timed) < NEEDED:
+            continue
+        low, high, slow_from = (int(q) for q in np.quantile([ns for _, ns in timed], (0.25, 0.75, 0.99), method="inverted_cdf"))
+        slow = [at for at, ns in timed if ns >= slow_from]
+        usual = [(at, ns) for at, ns in timed if low <= ns <= high]
+        counted = [Counter(_values(rows[at]) for at in part) for part in (slow, [at for at, _ in usual])]
+        groups = [Group(values, counted[0][values], counted[1][values]) for values in counted[0] | counted[1]]
+        telling = much_longer(measure, slow_from, round(np.mean([ns for _, ns in usual])))
+        standing = {(each.dimension, each.value) for each in contrasts(groups, telling=telling) if each.stands_out}
+        for at in slow:
+            covered[at] = not standing.isdisjoint(zip(DIMENSIONS, _values(rows[at]), strict=True))
+    return covered
+
+
+def _time_ns(row: RequestRow, measure: Measure) -> int | None:
+    if measure is Measure.GAP:
+        return row.gap_max_ns
+    return row.ttft_token_ns if row.phase_of == "ttft" else None
+
+
+def _values(row: RequestRow) -> tuple[str | None, ...]:
+    prefill, decode = row.prefill_host or row.prefill_instance, row.decode_host or row.decode_instance
+    link = f"{prefill}>{decode}" if prefill and decode and prefill != decode else None
+    return prefill, decode, link, row.model, row.outcome, row.kv_outcome
 
 
 def _causes(rows: Sequence[RequestRow]) -> Causes | None:

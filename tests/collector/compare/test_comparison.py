@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from handrail.sketch import GapSketch
 from handrail_collector.compare.arm import Arm
 from handrail_collector.compare.comparison import CompareError, compare
+from handrail_collector.compare.figures import measure
 from handrail_collector.compare.gather import Stretch, read_sample
+from handrail_collector.compare.lost import losses
 from handrail_collector.compare.report import Comparison, Estimate, Objectives, from_plain, to_plain
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import PhaseRow, RequestRow
 from handrail_collector.store.publish import Publisher
 from made_rows import MS, STARTED, phase, request_row, spread
 
@@ -23,13 +26,24 @@ S = 1000 * MS
 GOAL = Objectives()
 
 
-def rows(count: int, *, split: bool, seed: int = 1, ttft_ms: float = 100.0, gap_ms: float = 20.0) -> list[RequestRow]:
-    """Streams of eleven chunks, two a second."""
+def rows(
+    count: int,
+    *,
+    split: bool,
+    seed: int = 1,
+    ttft_ms: float = 100.0,
+    gap_ms: float = 20.0,
+    extra: tuple[PhaseRow, ...] = (),
+    **more_ms: float,
+) -> list[RequestRow]:
+    """Streams of eleven chunks, two a second; ``more_ms``: of ``spread``."""
     rng = random.Random(seed)
     made = []
     for number in range(count):
         wait = rng.expovariate(1 / 20)
-        phases = spread(queue=wait, compute=ttft_ms) if split else (phase("prefill_compute", ttft_ms + wait, "decode", "otlp"),)
+        at_p = {"compute": ttft_ms} | more_ms | {"queue": wait + more_ms.get("queue", 0)}
+        phases = spread(**at_p) if split else (phase("prefill_compute", ttft_ms + wait, "decode", "otlp"),)
+        phases = (*phases, *extra)
         gaps = GapSketch()
         gaps.extend([round(gap_ms * MS * rng.uniform(0.9, 1.1)) for _ in range(10)])
         decode = f"10.0.0.{2 + number % 2}:8200"
@@ -102,8 +116,9 @@ def test_the_hand_off_is_bounded_where_no_transfer_was_measured(arms: list[Arm])
     assert split.handoff is not None
     assert split.handoff.measured == 0
     assert split.handoff.at_least_ns.value == 0
-    assert split.handoff.at_most_ns.value == pytest.approx((21 + 6.2) * MS)  # unattributed at D, and hops
-    assert split.handoff.at_most_per_1000_tokens_ns.value == pytest.approx((21 + 6.2) * MS / 1.204)
+    assert split.handoff.at_most_ns.value == pytest.approx(21 * MS)  # unattributed at D
+    assert split.handoff.at_most_per_1000_tokens_ns.value == pytest.approx(21 * MS / 1.204)
+    assert split.handoff.between_ns.value == pytest.approx(6.2 * MS)  # no part of it
 
 
 def test_the_hand_off_is_told_exactly_where_it_was_measured(tmp_path: Path, arms: list[Arm]) -> None:
@@ -118,6 +133,58 @@ def test_the_hand_off_is_told_exactly_where_it_was_measured(tmp_path: Path, arms
     assert handoff.measured == 1
     assert handoff.at_least_ns == handoff.at_most_ns
     assert handoff.at_most_ns.value == 43 * MS
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        pytest.param({"hops": 1500}, "between the processes (router and network)", id="router"),
+        pytest.param({"hidden": 1500}, "in the hand-off", id="unattributed-at-d"),
+        pytest.param({"extra": (phase("kv_transfer", 1500, "decode"),)}, "in the hand-off", id="kv-phases"),
+        pytest.param({"queue": 1500}, "in the prefill queue", id="prefill-queue"),
+        pytest.param({"ttft_ms": 1600}, "in prefill", id="prefill-compute"),
+        pytest.param({"extra": (phase("decode_queue", 1500, "decode"),)}, "in D's queue", id="decode-queue"),
+        pytest.param({"first_step": 1500}, "in D's first step", id="first-step"),
+        pytest.param(
+            {"extra": (phase("unattributed", 1500, "path"),)}, "where nothing was seen (unattributed)", id="unattributed-between"
+        ),
+        pytest.param({"extra": (phase("unattributed", 1500, "prefill"),)}, "where nothing was seen (unattributed)", id="at-p"),
+        pytest.param({"hops": 700, "queue": 700, "hidden": 700}, "", id="everywhere"),
+    ],
+)
+def test_a_ttft_is_lost_where_its_phases_say(more: dict[str, Any], where: str, tmp_path: Path) -> None:
+    plain, split = (
+        Arm(name=name, stretches=(stored(tmp_path / name, made),))
+        for name, made in (("plain", rows(300, split=False)), ("split", rows(300, split=True, seed=3, **more)))
+    )
+    found = compare([plain, split], GOAL)
+    assert found.word == "split does not pay"
+    assert found.pairs[0].short[1] == f"TTFT lost {where}".rstrip()
+    (reason,) = (reason for reason in found.pairs[0].reasons if "in the mean TTFT" in reason)
+    assert f"{where} " in reason
+    assert "in the hand-off" in reason
+
+
+def test_the_places_of_a_loss_add_up_to_it(tmp_path: Path) -> None:
+    goal = Objectives()
+    plain, split = (
+        read_sample([stored(tmp_path / name, made)], "edge", None)
+        for name, made in (("p", rows(400, split=False)), ("s", rows(400, split=True, hops=90, hidden=300, queue=50)))
+    )
+    lost = losses(measure(plain, goal, 1), measure(split, goal, 2))
+    assert lost.all_ns.value == pytest.approx(np.nanmean(split.ttft_ns) - np.nanmean(plain.ttft_ns))
+    assert sum(each.more_ns.value or 0.0 for each in lost.places) == pytest.approx(lost.all_ns.value)
+
+
+def test_a_loss_is_put_nowhere_where_few_phases_are_known(tmp_path: Path) -> None:
+    made = [
+        row if at % 3 == 0 else replace(row, phases=(), phase_of="")
+        for at, row in enumerate(rows(300, split=True, seed=3, hidden=1500))
+    ]
+    stores = {"plain": rows(300, split=False), "split": made}
+    found = compare([Arm(name=name, stretches=(stored(tmp_path / name, each),)) for name, each in stores.items()], GOAL)
+    assert found.word == "split does not pay"
+    assert found.pairs[0].short[1] == "TTFT lost"
 
 
 def test_unattributed_time_at_p_is_not_the_hand_off(tmp_path: Path) -> None:

@@ -139,7 +139,8 @@ def test_a_torn_last_line_was_never_published(tmp_path: Path, kept: float) -> No
     scenario(publisher, [])
     publisher.close()
     lines = (root / MANIFEST).read_bytes().splitlines(keepends=True)
-    (root / MANIFEST).write_bytes(lines[0] + lines[1][: int(len(lines[1]) * kept)])
+    *whole, last = lines
+    (root / MANIFEST).write_bytes(b"".join(whole) + last[: int(len(last) * kept)])
     assert len(stored(root)[0]) == 6
     _check_recovery(root, RANGES[1], -1)
 
@@ -169,10 +170,12 @@ def test_a_second_writer_is_kept_out(publisher: Publisher, tmp_path: Path) -> No
 
 
 def test_an_unlisted_file_is_not_part_of_the_store_and_goes_at_start(publisher: Publisher, tmp_path: Path) -> None:
+    """Where it is of a publish that was not finished; others: ``test_unlisted.py``."""
     root = tmp_path / "store"
     publisher.publish(0, 10, 0, [], ROWS[:3])
     (file,) = parquet_files(root)
-    for name in ("requests-000-1-2.parquet", "requests-000-1-2.parquet.tmp"):
+    unfinished = f"requests-000-{10:020d}-{20:020d}-000.parquet"
+    for name in (unfinished, f"{unfinished}.tmp", "requests-000-1-2.parquet.tmp"):
         (root / file).with_name(name).write_bytes((root / file).read_bytes())
     assert len(stored(root)[0]) == 3
     publisher.close()
@@ -296,7 +299,7 @@ def test_a_manifest_of_the_first_version_is_read(publisher: Publisher, tmp_path:
     publisher.publish(0, 10, 0, [], ROWS[:2])
     publisher.close()
     manifest = tmp_path / "store" / MANIFEST
-    fields = json.loads(manifest.read_bytes().partition(b" ")[2]) | {"v": 1}
+    fields = json.loads(manifest.read_bytes().splitlines()[-1].partition(b" ")[2]) | {"v": 1}
     del fields["generation"], fields["retired"], fields["files"][0]["written_unix_ns"]
     text = json.dumps(fields).encode()
     manifest.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))

@@ -117,7 +117,7 @@ def test_equal_folder_names_become_letters(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        pytest.param(["DATA"], 2, "1 arms to compare", id="one-arm"),
+        pytest.param(["DATA"], 2, "1 arm to compare", id="one-arm"),
         pytest.param(["DATA"] * 4, 2, "4 arms to compare", id="four-arms"),
         pytest.param(["a=DATA", "a=DATA"], 2, "two arms have one name", id="names"),
         pytest.param(["DATA", "nowhere"], 2, "no such folder, and no period", id="no-folder"),
@@ -169,6 +169,20 @@ async def test_the_api_says_what_is_wrong(query: str, status: int, said: str, ap
         assert said in (await answer.json())["error"]["what"]
 
 
+async def test_the_api_names_periods_as_times_that_people_read(api: str) -> None:
+    import aiohttp
+
+    day = f"{STARTED + 86_400 * S}..{STARTED + 2 * 86_400 * S}"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{api}/api/v1/compare?a={BEFORE}&b={AFTER}") as answer:
+            assert [arm["where"] for arm in (await answer.json())["arms"]] == [
+                ["2026-11-29T14:19:47.123Z..2026-11-29T14:24:47.123Z"],
+                ["2026-11-29T14:24:47.123Z..2026-11-29T14:31:27.123Z"],
+            ]
+        async with session.get(f"{api}/api/v1/compare?a={BEFORE}&b={day}") as answer:
+            assert (await answer.json())["error"]["where"] == "2026-11-30T14:19:47.123Z..2026-12-01T14:19:47.123Z"
+
+
 async def test_another_server_is_no_collector(
     api: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +215,7 @@ def about(value: float) -> Estimate:
 
 def made_arm(name: str, *, split: bool, ttft_ms: float, gap_ms: float, met: float, **changes: Any) -> ArmReport:
     level = RateLevel(rate=0.4, requests=1000, judged=998, seconds=2500, met=share(met), met_ttft=share(0.5), met_itl=share(0.6))
+    by_tpot = replace(level, met=share(0.5), met_itl=share(1.0))
     handoff = Handoff(
         requests=1000,
         measured=0.0,
@@ -208,6 +223,7 @@ def made_arm(name: str, *, split: bool, ttft_ms: float, gap_ms: float, met: floa
         at_most_ns=about(1.9e9),
         at_least_per_1000_tokens_ns=about(0.0),
         at_most_per_1000_tokens_ns=about(2.3e8),
+        between_ns=about(1.3e6),
     )
     hidden = {"unattributed": about(1.3e9)} if split else {}
     arm = ArmReport(
@@ -238,6 +254,7 @@ def made_arm(name: str, *, split: bool, ttft_ms: float, gap_ms: float, met: floa
         },
         phases_ns={"prefill_queue": about(2e7), "prefill_compute": about(7e8), "router_and_hops": about(1.3e6)} | hidden,
         goodput=Goodput(levels=(level,), at_least=None, below=0.4, estimate=None, gpus=2, contradicts=False),
+        goodput_tpot=Goodput(levels=(by_tpot,), at_least=None, below=0.4, estimate=None, gpus=2, contradicts=False),
         handoff=handoff if split else None,
         notes=("named split, but by its rows it is collocated",) if name == "odd" else (),
     )
@@ -253,10 +270,11 @@ def made_pair(of: str, to: str) -> PairReport:
         of=of,
         to=to,
         word="split does not pay",
+        word_tpot="cannot tell",
         short=("ITL tail fixed", "TTFT lost in the hand-off"),
         reasons=(
-            "ITL tail fixed (stream gap p99 171 ms -> 26.5 ms, -144 ms (-154 ms to -117 ms))",
-            "TTFT lost in the hand-off (TTFT p50 718 ms -> 2.09 s, +1.37 s (+1.36 s to +1.65 s))",
+            "ITL tail fixed: stream gap p99 171 ms -> 26.5 ms, -144 ms (-154 ms to -117 ms)",
+            "TTFT lost in the hand-off: TTFT p50 718 ms -> 2.09 s, +1.37 s (+1.36 s to +1.65 s)",
         ),
         unlike=(),
         changes=(
@@ -302,8 +320,27 @@ def test_the_text_is_as_reviewed(name: str, made: Comparison, width: int, golden
     golden(f"cli/compare_{name}.txt", text)
 
 
+def test_the_goodput_by_tpot_is_shown_once_where_it_is_the_objective() -> None:
+    made = replace(comparison(PLAIN, SPLIT), objectives=Objectives(itl_of="mean"))
+    console = Console(width=110)
+    with console.capture() as capture:
+        console.print(render_comparison(made, 110, zone=timezone.utc))
+    text = capture.get()
+    assert "TTFT and TPOT" in text
+    assert "gap p99  TTFT" not in text
+    assert text.count("by TPOT") == 2
+
+
 def test_an_arm_without_figures_is_drawn_all_the_same() -> None:
-    bare = replace(PLAIN, quantiles_ns={}, phases_ns={}, goodput=replace(PLAIN.goodput, levels=()), models=(), where=("x",))
+    bare = replace(
+        PLAIN,
+        quantiles_ns={},
+        phases_ns={},
+        goodput=replace(PLAIN.goodput, levels=()),
+        goodput_tpot=replace(PLAIN.goodput, levels=()),
+        models=(),
+        where=("x",),
+    )
     console = Console(width=100)
     with console.capture() as capture:
         console.print(render_comparison(comparison(bare, replace(bare, name="b")), 100, zone=timezone.utc))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handrail.cli.main import main
+from handrail_collector.store.publish import Publisher
+from handrail_fleet import virtual
+from handrail_fleet.virtual import SimulationError
 
 START = "2026-11-29T12:00:00Z"
 
@@ -101,3 +105,56 @@ def test_a_trace_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "bad.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", encoding="utf-8")
     assert main(demo(tmp_path / "run", "--trace", str(tmp_path / "bad.csv"))) == 1
     assert "bad.csv: line 2" in capsys.readouterr().err
+
+
+def test_a_start_in_the_past_needs_no_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["demo", "--scenario", "split", "--requests", "20", "--seed", "3", "--json", "--data", str(tmp_path / "run")]
+    began = time.time_ns()
+    assert main([*arguments, "--start", "-5h"]) == 0
+    away_ns = json.loads(capsys.readouterr().out)["started_unix_ns"] - (began - 5 * 3600 * 10**9)
+    assert 0 <= away_ns < 3600 * 10**9
+
+
+def test_of_two_runs_into_one_folder_one_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins while the first one simulates, when nothing is stored yet."""
+    fly = virtual.fly
+    codes = []
+
+    def fly_beside(*arguments: Any) -> Any:
+        monkeypatch.setattr("handrail.cli.scenario.virtual.fly", fly)
+        codes.append(main(demo(tmp_path / "run")))
+        return fly(*arguments)
+
+    monkeypatch.setattr("handrail.cli.scenario.virtual.fly", fly_beside)
+    assert main(demo(tmp_path / "run")) == 0
+    assert codes == [2]
+    assert "--data: the folder is not empty" in capsys.readouterr().err
+    assert len(stored(tmp_path / "run", capsys)) == 60
+
+
+def test_a_store_that_somebody_took_meanwhile_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fly = virtual.fly
+    publisher = Publisher(tmp_path / "run" / "store")
+
+    def fly_and_lock(*arguments: Any) -> Any:
+        publisher.open()
+        return fly(*arguments)
+
+    monkeypatch.setattr("handrail.cli.scenario.virtual.fly", fly_and_lock)
+    assert main(demo(tmp_path / "run")) == 1
+    publisher.close()
+    assert "another collector writes to this store" in capsys.readouterr().err
+
+
+def test_a_run_that_failed_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise SimulationError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("handrail.cli.scenario.virtual.fly", fail)
+        assert main(demo(tmp_path / "run")) == 1
+    assert main(demo(tmp_path / "run")) == 0

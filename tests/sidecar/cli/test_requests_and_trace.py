@@ -14,6 +14,7 @@ from handrail.cli.main import main
 from handrail_collector.api.json import fetch_from_json, row_from_json
 from handrail_collector.api.server import ApiServer
 from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.store.manifest import MANIFEST
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
@@ -304,3 +305,86 @@ async def test_no_hand_off_says_what_would_tell_of_one(tmp_path: Path, capsys: p
     publisher.close()
     assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path)]) == 0
     assert "hand-offs are told by the plugin in the engines" in capsys.readouterr().out
+
+
+PAINTS = "i\x1b[41mY\x9b2J\n:1"
+SHOWN = r"i\x1b[41mY\x9b2J\n:1"
+
+
+@pytest.fixture
+def painted(tmp_path: Path) -> Path:
+    """A store whose names hold what paints, erases and breaks the screen of a terminal."""
+    names = {"prefill_instance": PAINTS, "decode_instance": PAINTS, "model": PAINTS, "error_type": PAINTS}
+    rows = [replace(row, **names) for row in (*STORED, *painted_rows())]  # type: ignore[arg-type]
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    spans = [replace(span_row(made), instance=PAINTS, name=PAINTS) for made in SPANS]
+    fetch = replace(FETCH, decode_instance=PAINTS, prefill_instance=PAINTS, connector=PAINTS, client_request_id=PAINTS)
+    publisher.publish(0, 5000, 5000, spans, rows, flat={Table.KV_FETCHES: [fetch]})
+    publisher.close()
+    return tmp_path
+
+
+def painted_rows() -> list[RequestRow]:
+    return [
+        replace(
+            SLOW, request_id=f"{n:016x}", trace_id=f"{n:032x}", client_request_id=f"id\x1b[5m{n % 2}", decode_host=f"\x1b]0;{n}\a"
+        )
+        for n in range(1, 200)
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["requests"],
+        ["requests", "--model", "\x1b[31mno"],
+        ["trace", "user-42-7"],
+        ["trace", "a" * 16],
+        ["fetches"],
+        ["trace", "id\x1b[5m0"],
+        ["trace", "id\x1b[5m7"],
+        ["explain", "--since", "2026-11-01"],
+        ["explain", "--since", "2026-11-01", "--model", "\x1b[31mno"],
+    ],
+    ids=" ".join,
+)
+def test_names_cannot_drive_the_terminal(painted: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main([*command, "--data", str(painted)])
+    said = capsys.readouterr()
+    odd = {char for char in said.out + said.err if not char.isprintable()} - {"\n"}
+    assert odd == set()
+    assert said.out + said.err
+
+
+def test_control_characters_are_shown_and_json_keeps_them(painted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "a" * 16, "--data", str(painted)]) == 0
+    said = capsys.readouterr().out
+    assert f"P {SHOWN}" in said
+    assert f"D {SHOWN}" in said
+    assert main(["trace", "a" * 16, "--data", str(painted), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["request"]["prefill_instance"] == PAINTS
+
+
+def test_arms_of_such_names_are_compared_in_peace(painted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", f"a\x1b[1m={painted}", f"b={painted}"]) in (0, 2)
+    said = capsys.readouterr()
+    assert {char for char in said.out + said.err if not char.isprintable()} <= {"\n"}
+
+
+@pytest.mark.parametrize("left", [None, b"", b"garbage\n", b"garbage"], ids=["missing", "empty", "line", "torn"])
+@pytest.mark.parametrize("command", [["requests"], ["explain"], ["trace", "user-42-7"]], ids=lambda each: each[0])
+@pytest.mark.parametrize("inside", [False, True], ids=["data", "store"])
+def test_a_store_without_its_manifest_is_not_called_empty(
+    data: Path, left: bytes | None, command: list[str], inside: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "store" / MANIFEST).unlink()
+    if left is not None:
+        (data / "store" / MANIFEST).write_bytes(left)
+    assert main([*command, "--data", str(data / "store" if inside else data)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert MANIFEST in said.err
+    assert "put a copy of" in said.err
+    assert ("data files" in said.err) == (left != b"garbage\n")
+    assert len(said.err.splitlines()) <= 4

@@ -1,0 +1,146 @@
+"""What is told needs a size and enough requests, and the sentence says what the table shows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.truth.judge import found_share
+from handrail.sketch import GapSketch
+from handrail_collector.explain.answer import answered
+from handrail_collector.explain.period import ScopeAnswer, Tail, Verdict, explain
+from handrail_collector.explain.question import Question
+from handrail_collector.explain.sentences import summary
+from handrail_collector.rows import RequestRow
+from handrail_collector.store.ask import ask
+from handrail_collector.store.cells import Scoped
+from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
+from made_period import usual
+from made_rows import MS, STARTED
+
+WHOLE = Scoped(since_unix_ns=STARTED, until_unix_ns=STARTED + 3_600_000 * MS)
+
+
+def rows(count: int = 1500) -> list[RequestRow]:
+    """Healthy requests of hosts p0 p1, d0 d1, each with gaps of about 10 ms."""
+    dice = random.Random(4)
+    return [with_gap(usual(number, dice), 10 * MS + dice.randrange(MS)) for number in range(count)]
+
+
+def with_gap(row: RequestRow, gap_ns: int) -> RequestRow:
+    sketch = GapSketch()
+    sketch.add(gap_ns)
+    return replace(row, gap_max_ns=gap_ns, gap_sketch=sketch.encode())
+
+
+def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
+    phases = tuple(replace(p, duration_ns=p.duration_ns + more_ns) if p.phase == phase else p for p in row.phases)
+    return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + more_ns)
+
+
+def store_of(root: Path, made: list[RequestRow]) -> StoreReader:
+    made = [
+        replace(row, version=1, first_offset=at, last_offset=at, request_id=f"{at + 1:016x}", trace_id=f"{at + 1:032x}")
+        for at, row in enumerate(made)
+    ]
+    publisher = Publisher(root, now_unix_ns=lambda: STARTED)
+    publisher.open()
+    publisher.publish(0, len(made), len(made), [], made)
+    publisher.close()
+    return StoreReader(root, threads=1)
+
+
+def scope_of(root: Path, made: list[RequestRow]) -> ScopeAnswer:
+    reader = store_of(root, made)
+    try:
+        (scope,) = explain(ask(reader, WHOLE, fast=False)).scopes
+    finally:
+        reader.close()
+    return scope
+
+
+def told(tail: Tail | None) -> Tail:
+    assert tail is not None
+    return tail
+
+
+@pytest.mark.parametrize(
+    ("more_ns", "verdict"),
+    [
+        pytest.param(MS, Verdict.NOTHING, id="a tenth longer"),
+        pytest.param(60 * MS, Verdict.STANDS_OUT, id="seven times as long"),
+    ],
+)
+def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: int, verdict: Verdict) -> None:
+    made = [
+        with_gap(row, (row.gap_max_ns or 0) + more_ns) if row.decode_host == "d1" and index % 40 == 3 else row
+        for index, row in enumerate(rows())
+    ]
+    scope = scope_of(tmp_path, made)
+    assert told(scope.gap).verdict is verdict
+    assert any("longest stream gaps" in sentence for sentence in summary(scope)) == (verdict is Verdict.STANDS_OUT)
+    assert (found_share(made) > 0) == (verdict is Verdict.STANDS_OUT), "the referee counts what a contrast covers"
+
+
+@pytest.mark.parametrize(("requests", "named"), [(4, []), (14, [("unattributed", "p1>d1")])])
+def test_a_cause_of_a_few_requests_is_chance(tmp_path: Path, requests: int, named: list[tuple[str, str]]) -> None:
+    chosen = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) == ("p1", "d1")][100 : 100 + requests]
+    made = [waiting(row, "unattributed", 900 * MS) if i in chosen else row for i, row in enumerate(rows())]
+    causes = told(scope_of(tmp_path, made).ttft).causes
+    assert causes is not None
+    assert [(each.phase, each.place) for each in causes.named] == named
+    assert causes.ordinary == causes.slow - sum(each.requests for each in causes.named) - causes.alike
+
+
+def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
+    """A link with more of the slow, though not by enough to be named."""
+    on_link = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) == ("p1", "d1")][::40][:8]
+    elsewhere = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) != ("p1", "d1")][::220][:5]
+    made = [waiting(row, "router_and_hops", 900 * MS) if i in [*on_link, *elsewhere] else row for i, row in enumerate(rows())]
+    scope = scope_of(tmp_path, made)
+    assert told(scope.ttft).verdict is Verdict.NOTHING
+    perhaps = [each for each in told(scope.ttft).contrasts if each.perhaps]
+    first = summary(scope)[0]
+    assert perhaps
+    assert f"{perhaps[0].value} has more of them" in first
+    assert "on the same hosts" not in first
+
+
+def test_rows_that_name_no_host_are_not_said_to_share_one(tmp_path: Path) -> None:
+    nowhere = {"prefill_host": None, "decode_host": None, "prefill_instance": None, "decode_instance": None}
+    scope = scope_of(tmp_path, [replace(row, **nowhere) for row in rows()])  # type: ignore[arg-type]
+    assert told(scope.ttft).verdict is Verdict.NOTHING
+    assert "Nothing stands out" in summary(scope)[0]
+    assert "nobody told their hosts" in summary(scope)[0]
+
+
+def test_where_all_failed_that_comes_first(tmp_path: Path) -> None:
+    failed = [replace(row, outcome="http_error", ttft_token_ns=None, phases=(), phase_of="") for row in rows(300)]
+    assert summary(scope_of(tmp_path, failed))[0].startswith("300 requests failed (100 %): 300 http_error.")
+
+
+def test_damage_is_told_without_the_query_and_with_what_to_do(tmp_path: Path) -> None:
+    reader = store_of(tmp_path, rows(20))
+    path = next(file.path for each in reader.publishes() for file in each.files if file.table is Table.REQUESTS)
+    file = tmp_path / path
+    file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
+    with pytest.raises(StoreDamagedError, match=Path(path).name) as raised:
+        answered(reader, Question(), STARTED + 3_600_000 * MS)
+    reader.close()
+    assert "\n" not in str(raised.value)
+    assert "SELECT" not in str(raised.value)
+    assert "put a copy in its place" in str(raised.value)
+
+
+def test_a_model_that_nobody_asked_for_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    reader = store_of(tmp_path, [replace(row, model=name) for row, name in zip(rows(40), ["llama-8b", "qwen"] * 20, strict=True)])
+    plain = answered(reader, Question(model="lama-8b"), STARTED + 3_600_000 * MS)
+    reader.close()
+    assert plain["scopes"] == ()
+    assert plain["models"] == ["llama-8b"]
