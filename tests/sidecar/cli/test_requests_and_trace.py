@@ -319,7 +319,7 @@ def painted(tmp_path: Path) -> Path:
     publisher = Publisher(tmp_path / "store")
     publisher.open()
     spans = [replace(span_row(made), instance=PAINTS, name=PAINTS) for made in SPANS]
-    fetch = replace(FETCH, decode_instance=PAINTS, prefill_instance=PAINTS, connector=PAINTS, client_request_id=PAINTS)
+    fetch = replace(FETCH, reader_instance=PAINTS, keeper_instance=PAINTS, connector=PAINTS, client_request_id=PAINTS)
     publisher.publish(0, 5000, 5000, spans, rows, flat={Table.KV_FETCHES: [fetch]})
     publisher.close()
     return tmp_path
