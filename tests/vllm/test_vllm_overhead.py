@@ -28,7 +28,9 @@ def test_both_arms_get_the_same_prompts() -> None:
 
 
 def made(gap_ns: int, cpu_s: float) -> Measured:
-    return Measured(ttft_ns=[10**8] * 4, gap_ns=[gap_ns] * 20, requests=4, engine_cpu_s=cpu_s, sidecar_cpu_s=0.02)
+    return Measured(
+        ttft_ns=[10**8] * 4, gap_ns=[gap_ns] * 20, token_ns=[gap_ns], requests=4, engine_cpu_s=cpu_s, sidecar_cpu_s=0.02
+    )
 
 
 def test_a_cost_over_its_limit_is_missed_and_the_page_says_so() -> None:

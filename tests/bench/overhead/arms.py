@@ -39,6 +39,7 @@ class Measured:
 
     ttft_ns: list[int] = field(default_factory=list)
     gap_ns: list[int] = field(default_factory=list)
+    token_ns: list[float] = field(default_factory=list)  # time per output token, of each request
     requests: int = 0
     engine_cpu_s: float = 0.0  # all processes of both engines
     sidecar_cpu_s: float = 0.0
@@ -140,4 +141,6 @@ def _take(into: Measured, results: Sequence[Result], engine_s: float, sidecar_s:
     for result in results:
         into.ttft_ns.append(result.answer.ttft_token_ns or 0)
         at = [at_ns for at_ns, data in events(result.chunks) if '"text"' in data]
-        into.gap_ns.extend(later - earlier for earlier, later in pairwise(at))
+        into.token_ns.append((at[-1] - at[0]) / (TOKENS - 1))
+        # events that came in one read have one time: a gap is between chunks
+        into.gap_ns.extend(later - earlier for earlier, later in pairwise(dict.fromkeys(at)))

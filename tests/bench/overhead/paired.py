@@ -42,6 +42,7 @@ FIGURES: Final = (
     Figure("TTFT p50", "ms", lambda m: quantile(m.ttft_ns, 0.5) / 1e6),
     Figure("TTFT p99", "ms", lambda m: quantile(m.ttft_ns, 0.99) / 1e6),
     Figure("gap p50", "ms", lambda m: quantile(m.gap_ns, 0.5) / 1e6, limited=True),
+    Figure("time per output token", "ms", lambda m: fmean(m.token_ns) / 1e6),
     Figure("gap p99", "ms", lambda m: quantile(m.gap_ns, 0.99) / 1e6),
     Figure("engine CPU per request", "ms", lambda m: m.engine_cpu_s / m.requests * 1e3, limited=True),
 )
