@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail.guest import events as words
@@ -35,6 +35,7 @@ def heard(data: bytes) -> list[tuple[Any, ...]]:
     return [(event.name, event.at_ns, *event.fields.values()) for event in read_packet(data).events]
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a first run builds its tables of characters
 @given(st.lists(_events(), max_size=20))
 def test_what_is_said_is_heard(said: list[tuple[Any, ...]]) -> None:
     ((data,), _) = datagrams(said, sequence=3, lost=2, **_HEAD)  # type: ignore[arg-type]
