@@ -97,10 +97,14 @@ def _ask_to_end_with_parent() -> None:
 
 
 class Children:
-    """All children of one command, in the order they were started. Leaving the context ends them."""
+    """All children of one command, in the order they were started. ``end`` ends them.
 
-    def __init__(self, folder: Path) -> None:
+    ``asked_to_end``: raises where the command is to end; every look at the children calls it.
+    """
+
+    def __init__(self, folder: Path, asked_to_end: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
+        self._asked_to_end = asked_to_end
         self._all: list[Child] = []
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, *, may_end: bool = False) -> Child:
@@ -114,7 +118,8 @@ class Children:
         return self.folder / f"{name}.ready.json"
 
     def check(self) -> None:
-        """Raises ``ChildError`` if one has ended that should run."""
+        """Raises ``ChildError`` if one has ended that should run, and what ``asked_to_end`` raises."""
+        self._asked_to_end()
         for child in self._all:
             status = child.poll()
             if status is not None and (status != 0 or not child.may_end):

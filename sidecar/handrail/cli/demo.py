@@ -23,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -110,8 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.engine == "vllm":
         _install_vllm()
     progress = Console(stderr=True)
-    with _work_folder(arguments.keep) as work, _ended_by_sigterm():
-        stage = _Demo(arguments, faults, Children(work.path), progress)
+    with _work_folder(arguments.keep) as work, _ended_by_signals() as asked_to_end:
+        stage = _Demo(arguments, faults, Children(work.path, asked_to_end), progress)
         try:
             code = stage.run()
             if code == EXIT_FAILED:
@@ -163,17 +163,28 @@ def _work_folder(chosen: Path | None) -> Iterator[_Work]:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C does, so that the children are ended."""
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM unwinds like Ctrl-C does, so that the children are ended. Yields what raises again for a signal that came.
+
+    A signal that meets a callback of the interpreter (``logging`` has some at each fork) raises into nothing; then the next look
+    at the children raises.
+    """
+    came: list[BaseException] = []
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(_EXIT_TERMINATED)
+        came.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(_EXIT_TERMINATED))
+        raise came[-1]
 
-    before = signal.signal(signal.SIGTERM, end)
+    def again() -> None:
+        if came:
+            raise came[-1]
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield again
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

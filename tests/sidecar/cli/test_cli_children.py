@@ -98,3 +98,17 @@ def test_a_deaf_child_is_forced(children: Children) -> None:
 
 def test_free_ports_differ() -> None:
     assert len(set(free_ports(50))) == 50
+
+
+def test_a_signal_that_was_swallowed_ends_the_command_at_the_next_look(tmp_path: Path) -> None:
+    came: list[BaseException] = []
+
+    def asked_to_end() -> None:
+        if came:
+            raise came[-1]
+
+    started = Children(tmp_path, asked_to_end)
+    started.check()
+    came.append(SystemExit(143))  # as the handler does, where what it raised met a callback of the interpreter
+    with pytest.raises(SystemExit):
+        started.wait_for("nothing", lambda: False, 60.0)
