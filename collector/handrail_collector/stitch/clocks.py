@@ -48,7 +48,8 @@ class HostClocks:
             return None
         found = self._direct(a, b, at_unix_ns)
         for through in islice((h for h in self._spoke.get(a, ()) if h in self._spoke.get(b, ())), MAX_THROUGH):
-            one, two = self._direct(a, through, at_unix_ns), self._direct(through, b, at_unix_ns)
+            one = self._direct(a, through, at_unix_ns)
+            two = self._direct(through, b, at_unix_ns + _middle(one))
             both = found.narrowed(OffsetInterval(_sum(one.low_ns, two.low_ns), _sum(one.high_ns, two.high_ns), at_unix_ns))
             found = found if both.contradictory else both
         return found
@@ -121,7 +122,8 @@ class HostClocks:
         turned = self._pairs.get((b, a))
         if turned is None:
             return OffsetInterval(None, None, at_unix_ns)
-        found = turned.at(at_unix_ns)  # on b's clock: seconds apart, which drift makes a part in ten thousand of
+        found = turned.at(at_unix_ns)  # a time on b's clock is wanted: one step of the iteration leaves a part in ten thousand
+        found = turned.at(at_unix_ns + _middle(OffsetInterval(_minus(found.high_ns), _minus(found.low_ns), at_unix_ns)))
         return OffsetInterval(_minus(found.high_ns), _minus(found.low_ns), at_unix_ns)
 
 
@@ -141,6 +143,12 @@ def _causes(evidence: list[Evidence]) -> Iterator[tuple[Evidence, tuple[str, int
                 if load.done_ns is not None and kept.read_ns is not None and kept.readers == 1:
                     done = load.known_unix_ns + load.done_ns - load.done_bound_ns
                     yield reader, (at_d, done), (at_p, kept.published_unix_ns + kept.read_ns)
+
+
+def _middle(offset: OffsetInterval) -> int:
+    """The likeliest offset; 0 where nothing is known."""
+    known = [bound for bound in (offset.low_ns, offset.high_ns) if bound is not None]
+    return sum(known) // len(known) if known else 0
 
 
 def _sum(one: int | None, two: int | None) -> int | None:
