@@ -30,6 +30,9 @@ class Source(str, Enum):
     OTLP = "otlp"
     METRICS = "metrics"
     LOG = "log"
+    NVML = "nvml"
+    RDMA = "rdma"
+    NIC = "nic"
 
 
 class Outcome(str, Enum):
