@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import bench_guest
-from bench.overhead.arms import Arm, Measured, measure, running_arms
+from bench.overhead.arms import Arm, Measured, measure, running_bed
 from bench.overhead.page import PAGE, Result, alone, machine, page, rows
 from bench.overhead.paired import differences
 from vllm.pair import NotInstalledError, find_installation
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="handrail-overhead-") as folder:
         for run in range(given.pairs):
             started = time.monotonic()
-            with running_arms(installation, Path(folder) / str(run), middleware=not given.without_middleware) as arms:
+            with running_bed(installation, Path(folder) / str(run), middleware=not given.without_middleware) as bed:
                 up = time.monotonic()
-                runs.append(measure(arms, run))
+                runs.append(measure(bed, run))
                 done = time.monotonic()
             say.print(f"run {run + 1}: engines up in {up - started:.0f} s, load {done - up:.0f} s", highlight=False)
     result = Result(

@@ -1,7 +1,7 @@
-"""Two real pairs side by side, one with the plugin and one without, both started anew; blocks of load go to them in turn.
+"""One real pair, whose plugin is switched off and on between blocks of load (``engine_site/overhead_switch.py`` says how).
 
-New processes for each run, since two processes of one program differ by some per cent for reasons of their own (where memory came
-to lie); both at once, since a machine drifts by more than the plugin costs between one minute and the next.
+Two processes of one program differ by some per cent for reasons of their own, and a machine drifts by more than the plugin costs
+between one minute and the next: so both arms are the same processes, in short turns. New processes for each run, all the same.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+from bench.overhead.switching import FOLDER_ENV, SITE, Switches
 from vllm.child import HOST, Child
 from vllm.client import Request, Result, events, load, prompt
 from vllm.handoffs import MIDDLEWARE
@@ -25,7 +26,7 @@ from vllm.stack import Starter
 REQUESTS = 30  # of a block
 CONCURRENCY = 4
 TOKENS = 48
-ORDER = "ABBABAAB"  # each arm as often first as second: a drift that is straight in time cancels
+ORDER = "ABBABAAB" * 4  # each arm as often first as second: a drift that is straight in time cancels
 
 
 class Arm(str, Enum):
@@ -46,24 +47,25 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
+class Bed:
     """What runs."""
 
-    pairs: dict[Arm, Pair]
-    urls: dict[Arm, str]
+    pair: Pair
+    url: str
     sidecars: Sequence[Child]
+    switches: Switches
 
-    def cpu_s(self, arm: Arm) -> tuple[float, float]:
+    def cpu_s(self) -> tuple[float, float]:
         """Processor time so far: engines, sidecars."""
-        engines = [self.pairs[arm].prefill.child, self.pairs[arm].decode.child]
-        beside = self.sidecars if arm is Arm.ON else ()
-        return sum(map(cpu_seconds, engines)), sum(map(cpu_seconds, beside))
+        engines = [self.pair.prefill.child, self.pair.decode.child]
+        return sum(map(cpu_seconds, engines)), sum(map(cpu_seconds, self.sidecars))
 
 
 @contextlib.contextmanager
-def running_arms(installation: Installation, folder: Path, *, middleware: bool) -> Iterator[Arms]:
-    """Both pairs, answering."""
-    folder.mkdir(parents=True)
+def running_bed(installation: Installation, folder: Path, *, middleware: bool) -> Iterator[Bed]:
+    """The pair with the plugin in it, answering."""
+    switches = folder / "switches"
+    switches.mkdir(parents=True)
     with contextlib.ExitStack() as parts:
         start = Starter(parts, folder)
         sink = start.module("bench.overhead.sink", "sink")["otlp_http"]
@@ -74,60 +76,50 @@ def running_arms(installation: Installation, folder: Path, *, middleware: bool) 
             path = folder / f"{role}.sock"
             place = ("--role", role, "--instance", f"{HOST}:1", "--plugin-socket", str(path), "--collector", f"http://{sink}")
             sidecars.append(start.handrail("sidecar", role, *place)[0])
-            env = {"PYTHONPATH": f"{ENGINE_ENV['PYTHONPATH']}:{site}", "HANDRAIL_SOCKET": str(path)}
+            env = {
+                "PYTHONPATH": f"{ENGINE_ENV['PYTHONPATH']}:{site}:{SITE}",
+                "HANDRAIL_SOCKET": str(path),
+                FOLDER_ENV: str(switches),
+            }
             settings[role] = EngineSettings(env=env, flags=("--middleware", MIDDLEWARE) if middleware else ())
-        pairs = both_pairs(parts, installation, folder, settings)
-        urls = {
-            arm: f"http://{start.module('vllm.proxy', f'proxy-{arm.value}', *_legs(pair))['proxy']}"
-            for arm, pair in pairs.items()
-        }
-        yield Arms(pairs, urls, sidecars)
+        pair = parts.enter_context(
+            running_pair(installation, logs=folder / "logs", prefill=settings["prefill"], decode=settings["decode"])
+        )
+        legs = ("--prefill", pair.prefill.url, "--decode", pair.decode.url)
+        url = f"http://{start.module('vllm.proxy', 'proxy', *legs)['proxy']}"
+        yield Bed(pair, url, sidecars, Switches(switches))
 
 
-def both_pairs(
-    parts: contextlib.ExitStack, installation: Installation, folder: Path, settings: dict[str, EngineSettings]
-) -> dict[Arm, Pair]:
-    """One after the other: four engines that import at once take longer on two cores."""
-    off = parts.enter_context(running_pair(installation, logs=folder / "off"))
-    on = parts.enter_context(
-        running_pair(installation, logs=folder / "on", prefill=settings["prefill"], decode=settings["decode"])
-    )
-    return {Arm.OFF: off, Arm.ON: on}
-
-
-def _legs(pair: Pair) -> tuple[str, ...]:
-    return "--prefill", pair.prefill.url, "--decode", pair.decode.url
-
-
-def measure(arms: Arms, run: int) -> dict[Arm, Measured]:
+def measure(bed: Bed, run: int) -> dict[Arm, Measured]:
     """One run: a block to warm each arm, then the blocks of ``ORDER``; which arm is A changes from run to run."""
     first, second = (Arm.OFF, Arm.ON) if run % 2 == 0 else (Arm.ON, Arm.OFF)
     found = {arm: Measured() for arm in Arm}
-    for arm in Arm:
-        load(arms.urls[arm], block(f"warm-{run}-{arm.value}"), CONCURRENCY)
+    for arm in (Arm.ON, Arm.OFF):
+        load(bed.url, block(f"warm-{run}", 0, arm), CONCURRENCY)
+        bed.switches.turn(arm is Arm.ON)
     for number, letter in enumerate(ORDER):
         arm = first if letter == "A" else second
-        before = arms.cpu_s(arm)
-        # the same prompts to both arms: the n-th block of each
-        turn = ORDER[:number].count(letter)
-        results = load(arms.urls[arm], block(f"run-{run}-{turn}"), CONCURRENCY)
-        after = arms.cpu_s(arm)
+        bed.switches.turn(arm is Arm.ON)
+        before = bed.cpu_s()
+        results = load(bed.url, block(f"run-{run}", ORDER[:number].count(letter), arm), CONCURRENCY)
+        after = bed.cpu_s()
         _take(found[arm], results, after[0] - before[0], after[1] - before[1])
     return found
 
 
-def block(tag: str) -> list[Request]:
-    source = Random(tag)
+def block(tag: str, turn: int, arm: Arm) -> list[Request]:
+    """The n-th blocks of both arms ask prompts of the same lengths in other words: the second would be in the prefix cache."""
+    lengths, words = Random(f"{tag}-{turn}"), Random(f"{tag}-{turn}-{arm.value}")
     return [
         Request(
-            request_id=f"{tag}-{number:02d}",
+            request_id=f"{tag}-{turn}-{arm.value}-{number:02d}",
             traceparent=None,
             chat=False,
             stream=True,
-            prompt=prompt(source, (60, 120)),
+            prompt=prompt(words, (length, length)),
             max_tokens=TOKENS,
         )
-        for number in range(REQUESTS)
+        for number, length in enumerate(lengths.randint(60, 120) for _ in range(REQUESTS))
     ]
 
 

@@ -1,0 +1,49 @@
+"""The bench's end of ``engine_site/overhead_switch.py``: switches every process of both engines, and makes sure that it did."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+SITE = Path(__file__).with_name("engine_site")
+FOLDER_ENV = "OVERHEAD_SWITCHES"
+_ANSWER_S = 30.0
+
+
+class Switches:
+    """One socket a process in ``folder``; those of processes that have ended are passed over."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._said: dict[int, int] = {}  # pid -> datagrams
+        self._on = True
+
+    def turn(self, on: bool) -> None:
+        """Every process on or off, after some load. Raises ``RuntimeError`` where that is not so, or was not so until now."""
+        told = [answer for path in sorted(self._folder.glob("*.sock")) if (answer := _ask(path, b"on" if on else b"off"))]
+        wrong = [answer for answer in told if answer.get("on") is not on]
+        if wrong:
+            raise RuntimeError(f"a process did not switch: {wrong[0]}")
+        cores = [answer for answer in told if answer["connectors"]]
+        if len(cores) < 2 or not all(answer["methods"] >= 4 for answer in cores):
+            raise RuntimeError(f"the plugin is not in both engines: {told}")
+        for answer in cores:
+            spoke = answer["datagrams"] > self._said.get(answer["pid"], 0)
+            if self._said and spoke is not self._on:
+                raise RuntimeError(f"process {answer['pid']} {'spoke while off' if spoke else 'said nothing while on'}")
+        self._said = {answer["pid"]: answer["datagrams"] for answer in cores}
+        self._on = on
+
+
+def _ask(path: Path, word: bytes) -> dict[str, Any] | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(_ANSWER_S)
+        try:
+            asking.connect(str(path))
+        except ConnectionRefusedError:
+            return None  # its process has ended
+        asking.sendall(word)
+        answer: dict[str, Any] = json.loads(asking.recv(4096))
+        return answer
