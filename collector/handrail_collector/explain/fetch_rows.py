@@ -109,7 +109,7 @@ def _row(
         tainted=verdict.tainted,
         open=verdict.open,
         duration_ns=_duration(fetch, publish),
-        wait_ns=fetch.load_started_ns if fetch is not None else None,
+        wait_ns=_wait(fetch),
         handshake_ns=_handshake(fetch),
         transfer_ns=transfer,
         transfer_bound_ns=bound,
@@ -148,12 +148,21 @@ def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | N
     return None, None
 
 
+def _wait(fetch: KvFetch | None) -> int | None:
+    """Until its transfer was posted, or its first contact began: as the phase ``kv_wait``."""
+    if fetch is None or (fetch.handshake_begin_ns is None and fetch.posted_ns is not None):
+        return fetch.posted_ns if fetch is not None else None
+    return fetch.load_started_ns
+
+
 def _handshake(fetch: KvFetch | None) -> int | None:
+    """As the phase ``kv_handshake``: the first contact, and until the engine posted what waited for it."""
     if fetch is None:
         return None
     if fetch.handshake_begin_ns is None:
         return 0 if fetch.posted_ns is not None or fetch.done_ns is not None else None
-    return _between(fetch.handshake_begin_ns, fetch.handshake_end_ns)
+    began = fetch.load_started_ns if fetch.load_started_ns is not None else fetch.handshake_begin_ns
+    return _between(began, fetch.posted_ns if fetch.posted_ns is not None else fetch.handshake_end_ns)
 
 
 def _duration(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:
