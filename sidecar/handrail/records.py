@@ -49,7 +49,7 @@ class Outcome(str, Enum):
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     TIMED_OUT = "timed_out"
     ABORTED = "aborted"  # the engine says the request was aborted
-    TAINTED = "tainted"  # of a joined request: it ended well, on KV that could not be trusted (outcomes.TAINTING)
+    TAINTED = "tainted"  # of a joined request: it ended well, on KV that could not be trusted (docs/outcomes.md)
     UNKNOWN = "unknown"
 
 

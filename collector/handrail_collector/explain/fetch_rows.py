@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from handrail.outcomes import FetchOutcome
 from handrail.records import KvFetch, KvPublish, LogFact, ProcessEvent
-from handrail_collector.explain.handoff import Handoff, handoffs, on_path
-from handrail_collector.explain.outcome import Case, Verdict, decide
+from handrail_collector.explain.handoff import Handoff, facts_of, handoffs, on_path
+from handrail_collector.explain.outcome import Case, Verdict, decide, in_the_end, retried
 from handrail_collector.explain.path import Path, Visit
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.clocks import HostClocks
@@ -27,10 +28,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """All hand-offs of a request. ``chosen``: the one that its answer rests on; None: no hand-off is known of."""
+    """All hand-offs of a request. ``chosen``: the one that its answer rests on; None: no hand-off is known of.
+
+    ``verdict``: of the request as a whole; that of ``chosen``, unless a load had failed before it.
+    """
 
     every: tuple[Judged, ...]
     chosen: Judged | None
+    verdict: Verdict | None
 
 
 def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hung_ns: int) -> Handed:
@@ -45,7 +50,8 @@ def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hun
             Case(
                 handoff=handoff,
                 path=path,
-                facts=path.facts if handoff is chosen or len(every) == 1 else (),
+                facts=facts_of(handoff, every, chosen, path.facts),
+                rests=chosen is None or not handoff.before(chosen),
                 wrong=_wrong(handoff, path, wrong if handoff is chosen else ""),
                 lost=_lost(handoff, engines),
                 link_fault=_link_fault(handoff.reader, engines),
@@ -61,7 +67,12 @@ def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hun
         fault = _link_fault(path.decode, engines)
         case = Case(handoff=handoff, path=path, facts=path.facts, wrong=wrong, lost=_lost(handoff, engines), link_fault=fault)
         of_chosen = Judged(handoff, decide(case), (None, None), None)
-    return Handed(tuple(judged), of_chosen)
+    if of_chosen is None:
+        return Handed(tuple(judged), None, None)
+    last = of_chosen.verdict
+    told = [replace(one, verdict=retried(one.verdict, last)) if one.handoff.before(of_chosen.handoff) else one for one in judged]
+    before = [one.verdict for one in told if one.verdict.outcome is FetchOutcome.RETRIED]
+    return Handed(tuple(told), of_chosen, in_the_end(before, last))
 
 
 def fetch_rows(group: Group, handed: Handed, version: int, client_request_id: str | None) -> tuple[FetchRow, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from handrail.outcomes import TAINTING, FetchOutcome
+from handrail.outcomes import FetchOutcome
 from handrail.records import (
     FAILED_FETCH_KINDS,
     Exchange,
@@ -59,6 +59,7 @@ class Case:
     handoff: Handoff
     path: Path
     facts: tuple[LogFact, ...] = ()
+    rests: bool = True  # the answer may rest on it: no later load of the same request is known
     wrong: str = ""  # why what was read is taken to be another request's
     lost: tuple[ProcessEvent, ...] = ()  # what happened to the two engines meanwhile
     link_fault: LinkFault | None = None
@@ -78,7 +79,9 @@ class Case:
 
     @property
     def answered(self) -> bool:
-        """Tokens came, and the answer ended as answers do."""
+        """Tokens came, and the answer ended as answers do; it rests on this hand-off."""
+        if not self.rests:
+            return False
         decode = self.path.decode
         seen = self.answer
         if seen is not None:
@@ -166,8 +169,6 @@ def _left(case: Case) -> Verdict | None:
 def _failed(case: Case) -> Verdict | None:
     fetch = case.handoff.fetch
     lines = case.said(*FAILED_FETCH_KINDS, LogKind.READ_DECLINED, LogKind.BAD_HANDOFF)
-    if fetch is not None and not case.handoff.last and load_failed(fetch):
-        return Verdict(FetchOutcome.RETRIED, fetch.failure or "", _failure_words(fetch, ()), lost_ns=_lost(case))
     failing = fetch is not None and load_failed(fetch)
     if not failing and not lines:
         return None
@@ -325,6 +326,24 @@ def _decode_error(case: Case) -> Verdict | None:
     return None
 
 
+_TRIED_AGAIN: Final = frozenset({FetchOutcome.FAILED, FetchOutcome.TIMED_OUT, FetchOutcome.RECOMPUTED})
+
+
+def retried(verdict: Verdict, later: Verdict) -> Verdict:
+    """Of a load before ``later`` of the same request: one that failed was tried again, if that went well."""
+    if verdict.outcome not in _TRIED_AGAIN or later.outcome is not FetchOutcome.OK:
+        return verdict
+    return replace(verdict, outcome=FetchOutcome.RETRIED, evidence=(*verdict.evidence, *later.evidence[:1]), tainted=False)
+
+
+def in_the_end(before: Sequence[Verdict], last: Verdict) -> Verdict:
+    """What a request says of its KV: what became of its ``last`` load; ``retried`` where others had failed ``before`` it."""
+    if not before or last.outcome is not FetchOutcome.OK:
+        return last
+    lost = [verdict.lost_ns for verdict in before if verdict.lost_ns is not None]
+    return replace(before[-1], lost_ns=sum(lost) if lost else None)
+
+
 _RULES: Final[tuple[Rule, ...]] = (
     _wrong,
     _left,
@@ -339,8 +358,3 @@ _RULES: Final[tuple[Rule, ...]] = (
     _kept_for_nobody,
     _decode_error,
 )
-
-
-def is_tainted(verdict: Verdict) -> bool:
-    """Whatever its status said, the answer cannot be trusted."""
-    return verdict.tainted and (verdict.outcome in TAINTING or verdict.outcome is not FetchOutcome.OK)

@@ -25,8 +25,12 @@ class Run:
 
     @property
     def fetch(self) -> KvFetch | None:
-        """The load that its first token rests on: the last."""
-        return self.fetches[-1] if self.fetches else None
+        """The load that its first token rests on: the last before it. What came after belongs to a preemption."""
+        first = self.times.first_token_ns if self.times is not None else None
+        if self.times is None or first is None:
+            return self.fetches[-1] if self.fetches else None
+        before = [fetch for fetch in self.fetches if fetch.known_unix_ns <= self.times.queued_unix_ns + first]
+        return before[-1] if before else next(iter(self.fetches), None)
 
 
 @dataclass(frozen=True, slots=True)

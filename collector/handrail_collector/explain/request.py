@@ -67,7 +67,7 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
     engine = _engine_of(path)
     gaps = _gaps(path)
     sketch = _sketch(gaps)
-    verdict = handed.chosen.verdict if handed.chosen is not None else None
+    verdict = handed.verdict
     outcome, error_type = _outcome(path, witness, engine, verdict)
     exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
     trace_id, request_id = group.identity

@@ -319,15 +319,6 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
     assert row.kv_evidence[0].startswith("decode:plugin ")
 
 
-def test_a_load_that_failed_and_was_made_again_was_retried() -> None:
-    seen = split_request()
-    failed = fetch(134, parent=seen["d"], done_ms=None, noticed_ms=20, failure="transfer_failed")
-    again = fetch(160, parent=seen["d"])
-    found = told([*seen.values(), failed, again])
-    assert [f.outcome for f in found.fetches] == ["retried", "ok"]
-    assert found.row("req-a").kv_outcome == "ok"
-
-
 def test_kv_that_nobody_read_until_its_lease_ended_has_expired() -> None:
     seen = split_request()
     kept = publish(105, parent=seen["p"], read_ms=None, freed_ms=30 * S, expired_ms=30 * S)
