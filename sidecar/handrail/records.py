@@ -532,7 +532,7 @@ class LineClock(str, Enum):
 class LogFact:
     """What one or several lines of a log say: equal facts of several ranks, and repeats, are one with a count.
 
-    Of source ``metrics``: a counter of failures grew by ``lines`` between ``at_unix_ns`` and ``last_unix_ns``, whoever's they were.
+    Of source ``metrics``: a counter of failures grew by ``lines`` between ``at_unix_ns`` and ``last_unix_ns``; it names nobody.
     The same ``fact_id`` with a higher ``revision`` is an update, and the later one wins. Nothing but the fields here ever leaves:
     no text of a line, so no prompt.
     """

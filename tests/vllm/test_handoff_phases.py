@@ -150,7 +150,9 @@ def test_the_bounds_that_are_stated_hold(seen: Seen, figures: Figures) -> None:
     for phase, found in beyond.items():
         held = sum(over_ns <= ALLOWED_NS for over_ns in found)
         p90, worst = nearest_rank(found, 0.9) / 1e6, max(found) / 1e6
-        figures.add(TITLE, f"{phase:18} within its bound and 1 ms: {held} of {len(found)}; beyond it p90 {p90:.3f}, max {worst:.3f} ms")
+        figures.add(
+            TITLE, f"{phase:18} within its bound and 1 ms: {held} of {len(found)}; beyond: p90 {p90:.3f}, max {worst:.3f} ms"
+        )
     assert set(beyond) == set(KV_PHASES)
     bad = {phase: nearest_rank(found, 0.9) for phase, found in beyond.items() if nearest_rank(found, 0.9) > ALLOWED_NS}
     assert not bad, bad

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from handrail.outcomes import FetchOutcome
 from handrail.records import KvFetch, KvPublish, LogFact, ProcessEvent
 from handrail_collector.explain.handoff import Handoff, facts_of, handoffs, on_path
-from handrail_collector.explain.outcome import Case, Verdict, decide, in_the_end, retried
+from handrail_collector.explain.outcome import decide
 from handrail_collector.explain.path import Path, Visit
+from handrail_collector.explain.verdict import Case, Verdict, in_the_end, retried
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engines import EngineBook, LinkFault

@@ -12,9 +12,9 @@ from handrail.records import EngineRequest, Exchange, Gaps, Hint, Outcome, Role,
 from handrail.sketch import GapSketch
 from handrail_collector.explain.fetch_rows import Handed, fetch_rows, judge
 from handrail_collector.explain.handoff_findings import handoff_findings
-from handrail_collector.explain.outcome import ANSWERED, HUNG_NS, Verdict
 from handrail_collector.explain.path import Path, path_of
 from handrail_collector.explain.phases import breakdown
+from handrail_collector.explain.verdict import ANSWERED, HUNG_NS, Verdict
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engines import EngineBook

@@ -125,6 +125,11 @@ class EngineBook:
         engine = self._engines.get(instance)
         return next(iter(engine.facts.values()), None) if engine is not None else None
 
+    def ranks(self, instance: str) -> int | None:
+        """Workers that take part in each load of this engine; None where it has not said."""
+        facts = self._facts(instance)
+        return max(1, facts.tp_size) * max(1, facts.pp_size or 1) if facts is not None and facts.tp_size is not None else None
+
     def lease_ns(self, instance: str) -> int | None:
         """How long this engine keeps KV for a peer."""
         facts = self._facts(instance)

@@ -53,8 +53,8 @@ def asked_another(first_d: Outcome, *more: Any) -> Told:
         Role.DECODE, 112, 10, instance="d1:8000", parent=seen["edge"], outcome=first_d, ttft_ms=None, output_tokens=0, kv_in=key
     )
     load1 = fetch(
-        113, rid="cmpl-req-a-0-11111111", parent=d1, instance="d1:8000", started_ms=1, posted_ms=None, noticed_ms=5, engine_id="E1",
-        **FAILED,
+        113, rid="cmpl-req-a-0-11111111", parent=d1, instance="d1:8000", started_ms=1, posted_ms=None, noticed_ms=5,
+        engine_id="E1", **FAILED,
     )  # fmt: skip
     return told([*seen.values(), d1, load1, publish(105, parent=seen["p"]), fetch(134, parent=seen["d"]), *more])
 
