@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 
 class Role(str, Enum):
@@ -240,6 +241,12 @@ class FetchEffect(str, Enum):
     RECOMPUTED = "recomputed"
 
 
+ENGINE_LOST: Final = "engine_lost"
+ENGINE_STOPPED: Final = "engine_stopped"
+ENGINE_GONE: Final = frozenset({ENGINE_LOST, ENGINE_STOPPED})
+"""How what was open in an engine ended with it: the engine died, or was told to end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
     """One request inside one engine, from the plugin: EngineCore's monotonic clock, offsets from ``queued_unix_ns``.
@@ -263,7 +270,7 @@ class EngineTimes:
     preemptions: int = 0
     preempted_ns: int = 0  # preempted until scheduled again, summed
     preempted_before_first_ns: int = 0  # the part of it before the first token
-    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: engine_lost | lost (not heard)
+    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: ENGINE_GONE, lost (not heard)
     status: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None  # from the engine's own prefix cache
@@ -404,6 +411,7 @@ class ProcessEventKind(str, Enum):
     HUNG = "hung"  # silent, or steps no more while requests wait
     RECOVERED = "recovered"
     DEAD = "dead"
+    STOPPED = "stopped"  # it was told to end, and did
     PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was taken off after repeated failure
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
     TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes

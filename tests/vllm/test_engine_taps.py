@@ -52,6 +52,7 @@ class Tapped:
     logs: LogSource
     metrics: MetricsSource
     facts: dict[str, LogFact] = field(default_factory=dict)
+    counted_facts: list[LogFact] = field(default_factory=list)  # by the metrics page
     samples: list[EngineSample] = field(default_factory=list)
     reports: list[SchemaReport] = field(default_factory=list)
     events: list[ProcessEvent] = field(default_factory=list)
@@ -62,11 +63,13 @@ class Tapped:
         self.came.set()
         return True
 
-    async def take_sample(self, record: EngineSample | SchemaReport) -> bool:
+    async def take_sample(self, record: EngineSample | SchemaReport | LogFact) -> bool:
         if isinstance(record, SchemaReport):
             self.reports.append(record)
-        else:
+        elif isinstance(record, EngineSample):
             self.samples.append(record)
+        else:
+            self.counted_facts.append(record)
         self.came.set()
         return True
 
@@ -155,7 +158,7 @@ def tapped(engine: Engine, role: Role, logs: Path) -> Tapped:
     async def take_facts(facts: Sequence[LogFact]) -> bool:
         return await made.take_facts(facts)
 
-    async def take_sample(record: EngineSample | SchemaReport) -> bool:
+    async def take_sample(record: EngineSample | SchemaReport | LogFact) -> bool:
         return await made.take_sample(record)
 
     made = Tapped(

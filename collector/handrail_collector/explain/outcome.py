@@ -12,7 +12,18 @@ from typing import Final
 
 from handrail.families.failures import COMPUTED_TOKENS, COUNTS, MIXED
 from handrail.outcomes import FetchOutcome
-from handrail.records import FAILED_FETCH_KINDS, FetchEffect, KvFetch, LogFact, LogKind, Outcome, ProcessEventKind
+from handrail.records import (
+    ENGINE_GONE,
+    ENGINE_LOST,
+    ENGINE_STOPPED,
+    FAILED_FETCH_KINDS,
+    FetchEffect,
+    KvFetch,
+    LogFact,
+    LogKind,
+    Outcome,
+    ProcessEventKind,
+)
 from handrail_collector.explain.verdict import ANSWERED, Case, Verdict, load_failed, load_went_well
 
 _TIMEOUT = re.compile(r"time(d)?[_ -]?out|status -80", re.I)
@@ -164,7 +175,8 @@ def _engine_lost(case: Case, evidence: tuple[str, ...] = ()) -> Verdict | None:
     if not gone or case.answered or load_went_well(case.handoff.fetch):
         return None
     words = tuple(f"{event.process.role.value}:{event.source.value} engine {event.kind.value}" for event in gone)
-    return Verdict(FetchOutcome.FAILED, "engine_lost", (*evidence, *words), lost_ns=_lost(case))
+    orderly = all(event.kind is ProcessEventKind.STOPPED for event in gone)
+    return Verdict(FetchOutcome.FAILED, ENGINE_STOPPED if orderly else ENGINE_LOST, (*evidence, *words), lost_ns=_lost(case))
 
 
 def _counted_words(fact: LogFact) -> str:
@@ -258,8 +270,8 @@ def _kept_for_nobody(case: Case) -> Verdict | None:
     publish = case.handoff.publish
     if case.handoff.fetch is not None:
         return None
-    if publish is not None and publish.failure == "engine_lost":
-        return Verdict(FetchOutcome.FAILED, "engine_lost", ("prefill:plugin the engine that kept it is gone",))
+    if publish is not None and publish.failure in ENGINE_GONE:
+        return Verdict(FetchOutcome.FAILED, publish.failure, ("prefill:plugin the engine that kept it is gone",))
     if expired := _expired(case):
         # D answers though nobody had read by the end of the lease: from freed blocks, or it computed the prompt unseen
         return Verdict(FetchOutcome.EXPIRED, "nobody_read_in_time", tuple(expired), case.answered)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from handrail.identity import JoinKind
 from handrail.outcomes import FetchOutcome
-from handrail.records import EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
+from handrail.records import ENGINE_GONE, ENGINE_LOST, EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
 from handrail.sketch import GapSketch
 from handrail_collector.explain.fetch_rows import Handed, fetch_rows, judge
 from handrail_collector.explain.handoff_findings import handoff_findings
@@ -183,11 +183,12 @@ def _outcome(
     outcome = engine.outcome if engine is not None else _of_engines(path)
     if verdict is not None and verdict.tainted and outcome is Outcome.OK:
         return Outcome.TAINTED, None
-    if outcome is Outcome.UPSTREAM_DISCONNECT or (
-        verdict is not None and verdict.reason == "engine_lost" and outcome is Outcome.UNKNOWN
-    ):
-        return Outcome.UPSTREAM_DISCONNECT, "engine_lost"
-    return outcome, None
+    if verdict is not None and verdict.reason in ENGINE_GONE and outcome is Outcome.UNKNOWN:
+        return Outcome.UPSTREAM_DISCONNECT, verdict.reason
+    if outcome is not Outcome.UPSTREAM_DISCONNECT:
+        return outcome, None
+    status = _status(path)
+    return outcome, status if status in ENGINE_GONE else ENGINE_LOST
 
 
 _ENDED = {
@@ -197,16 +198,19 @@ _ENDED = {
     "ignored": Outcome.ABORTED,
     "aborted": Outcome.ABORTED,
     "error": Outcome.STREAM_ERROR,
-    "engine_lost": Outcome.UPSTREAM_DISCONNECT,
+    **dict.fromkeys(ENGINE_GONE, Outcome.UPSTREAM_DISCONNECT),
 }
 
 
 def _of_engines(path: Path) -> Outcome:
     """As the plugin in D, else in P, saw it end."""
+    return _ENDED.get(_status(path) or "", Outcome.UNKNOWN)
+
+
+def _status(path: Path) -> str | None:
     visit = path.decode or path.prefill
     run = visit.first_run if visit is not None else None
-    status = run.times.status if run is not None and run.times is not None else None
-    return _ENDED.get(status or "", Outcome.UNKNOWN)
+    return run.times.status if run is not None and run.times is not None else None
 
 
 def _kv_outcome(path: Path, verdict: Verdict | None) -> str | None:

@@ -17,7 +17,7 @@ MAX_RANKS: Final = 256
 LINK_QUIET_NS: Final = 60 * SECOND
 """A link that has said nothing of an error for so long is taken to be well again."""
 
-GONE: Final = frozenset({ProcessEventKind.DEAD, ProcessEventKind.RESTARTED})
+GONE: Final = frozenset({ProcessEventKind.DEAD, ProcessEventKind.STOPPED, ProcessEventKind.RESTARTED})
 WRONG: Final = GONE | {ProcessEventKind.HUNG}
 _LINK: Final = frozenset({LogKind.LINK_ERROR, LogKind.PEER_LOST})
 _COMPARED: Final = (

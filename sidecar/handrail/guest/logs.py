@@ -37,6 +37,8 @@ class GuestHandler(logging.Handler):
                 self._recorder.lost += 1
                 return
             line = record.getMessage()[:MAX_LINE_CHARS]
+            if record.exc_info is not None and record.levelno >= logging.ERROR:
+                self._recorder.fault_logged()
             self._recorder.say_line(record.levelname, line, at_once=record.levelno >= logging.ERROR)
         except Exception:  # the engine's own logging must go on
             self._recorder.lost += 1

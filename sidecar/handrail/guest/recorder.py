@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from handrail.guest.events import ALIVE, FACTS, LOG, UNKNOWN, Event, datagrams
+from handrail.guest.events import ALIVE, FACTS, LOG, STOPPING, UNKNOWN, Event, datagrams
 
 TICK_S: Final = 0.1
 ALIVE_EVERY_TICKS: Final = 10
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
 MAX_EVENTS: Final = 16_384
+FAULT_NS: Final = 10 * 10**9  # an error that was logged with its traceback so shortly before the end is taken to be its cause
 MAX_BATCH: Final = 2_048  # events encoded in one go: 5 ms of the engine's interpreter lock at most
 
 
@@ -53,6 +55,8 @@ class Recorder:
         self._outbox: deque[bytes] = deque()
         self._facts: dict[str, Any] = {}
         self._facts_due = False
+        self._faulted_ns: int | None = None
+        self._stopping = False
         self._sequence = 1
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -98,6 +102,25 @@ class Recorder:
         self.record((LOG, self._clock(), level, line))
         if at_once and self._thread is None:
             self.flush()
+
+    def fault_logged(self) -> None:
+        """The engine has logged an exception."""
+        self._faulted_ns = self._clock()
+
+    def say_stopping(self) -> None:
+        """The engine ends this process; told at once, since no thread may live to do so. The first word holds.
+
+        It is no clean end while an exception is on its way that is not one for ending, nor just after one was logged.
+        """
+        if self._stopping:
+            return
+        self._stopping = True
+        raised = sys.exc_info()[0]
+        now = self._clock()
+        failed = self._faulted_ns is not None and now - self._faulted_ns <= FAULT_NS
+        clean = not failed and (raised is None or issubclass(raised, (SystemExit, KeyboardInterrupt)))
+        self.record((STOPPING, now, clean))
+        self.flush()
 
     def flush(self) -> bool:
         """Send what there is; False where nobody takes it now. Never blocks on the socket."""

@@ -10,6 +10,7 @@ import pytest
 
 from builders import EPOCH, MS, engine, exchange, process, split_request
 from handrail.families.failures import COMPUTED, counted_failures
+from handrail.families.reading import Key
 from handrail.records import FetchEffect, LogFact, LogKind, Outcome, Role
 from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
 from handrail_collector.explain.request import Fleet, explain_all
@@ -20,21 +21,23 @@ from joined import REPORTING
 from plugin_parts import altered, fact, facts_of, fetch, publish
 
 NOW = EPOCH + 10 * SECOND
-FAILURES = ("kv_transfer_failures", "0", "nixl")
 
 
 def counted(
-    count: float = 1.0, *, role: Role = Role.DECODE, name: str = FAILURES[0], at_ms: float = 0, for_ms: float = 5000, **more: Any
+    count: float = 1.0,
+    *,
+    role: Role = Role.DECODE,
+    name: str = "kv_transfer_failures",
+    at_ms: float = 0,
+    computed: float | None = None,
 ) -> LogFact:
-    """As the metrics source makes it; ``more``: other counters that grew, by quantity and label as ``quantity__label``."""
-    grown = {(name, "0", "nixl"): count, **{(*each.split("__")[:1], "0", *each.split("__")[1:]): n for each, n in more.items()}}
-    from_ns = EPOCH + round(at_ms * MS)
+    """As the metrics source makes it of two readings 5 s apart. ``computed``: prompt tokens computed there meanwhile."""
+    grown: dict[Key, float] = {(name, "0", "nixl"): count}
+    if computed is not None:
+        grown[COMPUTED[0], "0", COMPUTED[1]] = computed
     pages = {**grown, ("kv_expired_requests", "0", "nixl"): 0.0}
-    (made,) = [
-        f
-        for f in counted_failures(process(role), grown, pages, from_ns, from_ns + round(for_ms * MS))
-        if f.recogniser.endswith(name)
-    ]
+    from_ns = EPOCH + round(at_ms * MS)
+    (made,) = counted_failures(process(role), grown, pages, from_ns, from_ns + 5 * SECOND)
     return made
 
 
@@ -106,8 +109,7 @@ def test_an_answer_all_the_same_is_judged_by_the_tokens_that_were_computed(
 ) -> None:
     seen = split_request()
     seen["d"] = altered(seen["d"], prompt_tokens=1024)
-    more = {"__".join((COMPUTED[0], COMPUTED[1])): computed} if computed is not None else {}
-    row = told([seen["edge"], seen["p"], seen["d"]], [counted(**more)]).row("req-a")
+    row = told([seen["edge"], seen["p"], seen["d"]], [counted(computed=computed)]).row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == (outcome, "counted_failure", of_request)
 
 
@@ -190,7 +192,7 @@ def test_an_expiry_that_p_counted_is_that_of_the_only_kv_that_was_kept() -> None
 
 
 def test_A04_what_is_counted_with_expiry_in_it_says_so() -> None:
-    grown = {FAILURES: 1.0}
+    grown = {("kv_transfer_failures", "0", "nixl"): 1.0}
     (mixed,) = counted_failures(process(Role.DECODE), grown, grown, EPOCH, EPOCH + 5 * SECOND)
     (row,) = told(failed_answer(split_request()), [mixed]).rows
     assert row.kv_evidence[0].endswith("open there, expiry counted with them")

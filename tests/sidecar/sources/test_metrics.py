@@ -297,7 +297,7 @@ async def test_fifty_sources_leave_nothing_behind() -> None:
 async def test_it_scrapes_on_its_own_until_it_is_stopped() -> None:
     enough = asyncio.Event()
 
-    async def take(record: EngineSample | SchemaReport) -> bool:
+    async def take(record: EngineSample | SchemaReport | LogFact) -> bool:
         got.taken.append(record)
         if len(got.samples) == 3:
             enough.set()

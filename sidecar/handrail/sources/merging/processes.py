@@ -33,6 +33,8 @@ class GuestProcess:
     step_ns: int | None = None
     busy_since_ns: int | None = None  # since when it has had requests to do
     hung: bool = False
+    stopping_ns: int | None = None  # it has said that it ends
+    stops_clean: bool = False
     lost_told: int = 0
     lost_told_ns: int = 0
 
@@ -78,6 +80,13 @@ class Processes:
         process = self.alive.get(boot)
         if process is not None:
             process.step_ns = max(process.step_ns or 0, at_ns)
+            if process.stopping_ns is not None and at_ns > process.stopping_ns:
+                process.stopping_ns = None  # it went on
+
+    def told_stopping(self, boot: str, at_ns: int, clean: bool) -> None:
+        process = self.alive.get(boot)
+        if process is not None:
+            process.stopping_ns, process.stops_clean = at_ns, clean
 
     def told_life(self, boot: str, step_ns: int | None, unfinished: int | None) -> None:
         process = self.alive.get(boot)
@@ -94,13 +103,21 @@ class Processes:
         for process in list(self.alive.values()):
             silent_ns = now_ns - process.heard_ns
             there = self._exists(process.host_pid) if process.host_pid is not None else None
-            if there is False and silent_ns >= self._limits.rollup_ns:
+            silent_after_its_end = process.stopping_ns is not None and silent_ns >= self._limits.silent_ns
+            if (there is False and silent_ns >= self._limits.rollup_ns) or (there is None and silent_after_its_end):
                 del self.alive[process.boot]
-                yield self._event(process, ProcessEventKind.DEAD, process.heard_ns, "the process is gone", bound_ns=silent_ns)
+                yield self._ended(process, silent_ns)
                 self._on_gone(process, process.heard_ns)
                 continue
             yield from self._look_at(process, now_ns, silent_ns)
             yield from self._tell_lost(process, now_ns)
+
+    def _ended(self, process: GuestProcess, silent_ns: int) -> ProcessEvent:
+        kind, why = ProcessEventKind.DEAD, "the process is gone"
+        if process.stopping_ns is not None:
+            kind = ProcessEventKind.STOPPED if process.stops_clean else ProcessEventKind.DEAD
+            why = "it was told to end" if process.stops_clean else "it failed and ended"
+        return self._event(process, kind, process.heard_ns, why, bound_ns=silent_ns)
 
     def _look_at(self, process: GuestProcess, now_ns: int, silent_ns: int) -> Iterator[ProcessEvent]:
         waits_since_ns = max(process.busy_since_ns or 0, process.step_ns or 0)

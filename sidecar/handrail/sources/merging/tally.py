@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from handrail.records import FetchEffect, KvFetch, KvPublish, Observation
+from handrail.records import ENGINE_GONE, FetchEffect, KvFetch, KvPublish, Observation
 
 OUTCOMES: Final = ("ok", "failed", "recomputed", "aborted", "unknown")
 ENDS: Final = ("read", "expired", "stale_read", "lost", "unknown")
@@ -58,7 +58,7 @@ def end_of(publish: KvPublish) -> str:
     """How what was kept for a peer came to its end. A read after expiry is told after the expiry, so both count."""
     if publish.late_read_ns is not None:
         return "stale_read"
-    if publish.failure == "engine_lost":
+    if publish.failure in ENGINE_GONE:
         return "lost"
     if publish.expired_ns is not None:
         return "expired"
