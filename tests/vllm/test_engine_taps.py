@@ -217,6 +217,16 @@ async def test_block_ids_out_of_range_are_one_failed_fetch(bed: Bed) -> None:
     assert bed.decode.logs.folder.stats.fetches_failed == 1
     await bed.decode.counted("kv_transfer_failures", 1, "nixl")
     await bed.decode.counted("requests_finished", 1, "error")
+    await bed.decode.until(lambda: bool(bed.decode.counted_facts))
+    (told,) = bed.decode.counted_facts
+    assert (told.kind, told.recogniser, told.lines, told.request_id) == (
+        LogKind.FETCH_FAILED,
+        "metrics.kv_transfer_failures",
+        1,
+        None,
+    )
+    assert told.last_unix_ns - told.at_unix_ns < 10 * 10**9
+    assert dict(told.numbers)["computed_tokens"] < 32  # policy "fail": the prompt was not computed
     reading = bed.decode.metrics.reading
     assert reading is not None
     assert "poisoned_sum" in {note.kind for note in page_notes(bed.decode.samples[-1], reading, Expected(role=Role.DECODE))}

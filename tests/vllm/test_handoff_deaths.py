@@ -44,7 +44,7 @@ def decode(bed: Bed) -> Iterator[Bed]:
         bed.start("decode")
         bed.wait_healthy()
     yield bed
-    if not processes(bed.engines["decode"], CORE):
+    if "decode" in bed.engines and not processes(bed.engines["decode"], CORE):
         bed.stop("decode")
 
 
@@ -151,6 +151,17 @@ def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figure
     rows = decided(decode, {"none": ("aborted", "failed"), "none-neighbour": ("ok",)}, figures, "no engine id")
     assert rows["none"].outcome not in ("ok", "tainted")
     assert decode.wait_event("dead", core).role == "decode"
+
+
+def test_an_engine_that_is_told_to_end_is_stopped_and_its_requests_are_given_up(decode: Bed, figures: Figures) -> None:
+    (core,) = processes(decode.engines["decode"], CORE)
+    neighbour = streaming(decode, "term-neighbour")
+    decode.stop("decode")
+    neighbour.end()
+    assert decode.wait_event("stopped", core).role == "decode"
+    assert not [e for e in decode.process_events() if e.pid == core and e.kind == "dead"]
+    rows = decided(decode, {"term-neighbour": ("ok",)}, figures, "SIGTERM to D")
+    assert rows["term-neighbour"].outcome not in ("ok", "tainted")
 
 
 def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, figures: Figures) -> None:
