@@ -68,6 +68,7 @@ class Hint(str, Enum):
     CONTEXT_CONFLICT = "context_conflict"  # traceparent and b3 disagree; traceparent won
     LONG_REQUEST_ID = "long_request_id"
     RETRIED = "retried"
+    REASONING_ONLY = "reasoning_only"  # it ended of itself, and had reasoning but no answer after it
     CACHE_PROBE = "cache_probe"  # a decode was asked first whether its cache holds enough, and it did not
 
 

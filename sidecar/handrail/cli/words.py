@@ -99,6 +99,7 @@ HINT: Final[Mapping[str, str]] = {
     "context_conflict": "traceparent and B3 disagreed; traceparent won",
     "long_request_id": "the X-Request-Id was longer than 128 characters and is kept clipped, with a hash",
     "retried": "the request was sent again",
+    "reasoning_only": "the answer is empty: the model reasoned and stopped",
     "cache_probe": "a decode was asked first whether its cache holds enough; that is no try and no error",
 }
 
