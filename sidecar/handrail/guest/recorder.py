@@ -120,11 +120,16 @@ class Recorder:
         failed = self._faulted_ns is not None and now - self._faulted_ns <= FAULT_NS
         clean = not failed and (raised is None or issubclass(raised, (SystemExit, KeyboardInterrupt)))
         self.record((STOPPING, now, clean))
-        self.flush()
+        self.flush(wait=False)  # a signal handler may stand in the thread that is flushing
 
-    def flush(self) -> bool:
-        """Send what there is; False where nobody takes it now. Never blocks on the socket."""
-        with self._lock:
+    def flush(self, *, wait: bool = True) -> bool:
+        """Send what there is; False where nobody takes it now. Never blocks on the socket.
+
+        ``wait``: for another flush that is going on; without it that one is left to send this too.
+        """
+        if not self._lock.acquire(blocking=wait):
+            return False
+        try:
             self._look_who_listens()
             while True:
                 if not self._outbox:
@@ -135,6 +140,8 @@ class Recorder:
                     self._outbox.popleft()
                 if not self._events:
                     return True
+        finally:
+            self._lock.release()
 
     def stop(self) -> None:
         """End the thread after a last flush; for tests and the end of the interpreter."""

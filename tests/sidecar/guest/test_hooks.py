@@ -56,8 +56,8 @@ class Quiet(Recorder):
     def start(self, kind: str) -> None:
         self.kind = kind
 
-    def flush(self) -> bool:
-        return True
+    def flush(self, *, wait: bool = True) -> bool:
+        return wait
 
 
 @pytest.fixture
@@ -365,6 +365,31 @@ def test_an_engine_that_shuts_down_says_whether_it_had_failed(
     made = connector(plugin, Role.WORKER)
     assert made.shutdown() == "shut"  # its parts say no more than it did
     assert [e["clean"] for e in said(plugin, words.STOPPING)] == [clean]
+
+
+@pytest.mark.parametrize(
+    ("lines", "clean"),
+    [
+        ([(logging.INFO, "[shutdown] API server: shutdown triggered")], [True]),
+        ([(logging.INFO, "[shutdown] EngineCore: trigger received signal=%s")], [True]),
+        (
+            [
+                (logging.WARNING, "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"),
+                (logging.INFO, "[shutdown] API server: shutdown triggered"),
+            ],
+            [False],
+        ),
+        ([(logging.INFO, "Application startup complete."), (logging.INFO, "a prompt: [shutdown] API server")], []),
+    ],
+    ids=["api-server", "core", "after-its-core-had-died", "anything-else"],
+)
+def test_vllms_own_lines_say_that_it_was_told_to_end(plugin: Plugin, lines: list[tuple[int, str]], clean: list[bool]) -> None:
+    """vLLM 0.32 kills its core so soon after SIGTERM that no hook there is called."""
+    handler = GuestHandler(plugin.recorder)
+    for level, text in lines:
+        handler.handle(logging.LogRecord("vllm.x", level, "f", 1, text, ("SIGTERM",) if "%s" in text else (), None))
+    assert [e["clean"] for e in said(plugin, words.STOPPING)] == clean
+    assert len(said(plugin, words.LOG)) == sum(level >= logging.WARNING for level, _ in lines)
 
 
 def test_an_exception_that_was_logged_just_before_is_why_it_ends(plugin: Plugin) -> None:

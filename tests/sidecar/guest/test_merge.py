@@ -59,7 +59,7 @@ class Engine:
         self, boot: str, at: int, events: tuple[Heard, ...] = (), lost: int = 0, pid: int | None = None
     ) -> list[Observation]:
         sequence = next(self._sequence.setdefault(boot, itertools.count(1)))
-        kind = words.WORKER if boot.startswith("worker") else words.CORE
+        kind = words.WORKER if boot.startswith("worker") else words.API if boot.startswith("api") else words.CORE
         made = self.merge.take(Packet(boot, pid or 7, kind, sequence, at, UNIX + at, lost, events), pid)
         self.records += made
         return made
@@ -460,6 +460,34 @@ def test_an_engine_that_was_told_to_end_is_stopped_and_one_that_failed_is_dead(c
     engine.tick(4 * S)
     assert [k.value for k in kinds(engine)] == ["started", kind]
     assert engine.only(EngineTimes).status == engine.only(KvFetch).request_status == engine.only(KvPublish).failure == word
+
+
+@pytest.mark.parametrize(
+    ("clean", "core"), [(True, ["started", "stopped"]), (False, ["started", "dead"])], ids=["told-to-end", "failed"]
+)
+def test_a_core_that_its_api_server_killed_as_it_was_told_to_end_is_stopped(clean: bool, core: list[str]) -> None:
+    alive = {41: True, 42: True}
+    engine = Engine(exists=alive.get)
+    engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
+    engine.say(0, "alive", "api", pid=41)
+    known(engine, MS)
+    engine.say(S, "stopping", "api", clean=clean, pid=41)
+    alive[42] = False
+    engine.tick(3 * S)
+    assert [e.kind.value for e in engine.of(ProcessEvent) if e.pid == 42 or e.process_kind == "core"] == core
+    assert engine.only(EngineTimes).status == ("engine_stopped" if clean else "engine_lost")
+
+
+def test_a_core_that_dies_long_after_another_engines_end_is_dead() -> None:
+    alive = {41: True, 42: True}
+    engine = Engine(exists=alive.get)
+    engine.say(0, "alive", "api", pid=41)
+    engine.say(S, "stopping", "api", clean=True, pid=41)
+    for second in range(2, 50):
+        engine.say(second * S, "alive", last_step_ns=0, unfinished=0, pid=42)
+    alive[42] = False
+    engine.tick(52 * S)
+    assert [e.kind.value for e in engine.of(ProcessEvent) if e.process_kind == "core"] == ["started", "dead"]
 
 
 def test_where_pids_cannot_be_seen_the_last_word_and_silence_are_the_end() -> None:

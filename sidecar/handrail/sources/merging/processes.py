@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.guest.events import CORE, UNKNOWN
+from handrail.guest.events import CORE, UNKNOWN, WORKER
 from handrail.records import ProcessEvent, ProcessEventKind, Source
 from handrail.sources.datagram import Packet
 from handrail.sources.merging.bounds import Bounded, MergeLimits
@@ -16,6 +16,8 @@ Exists = Callable[[int], "bool | None"]
 """Whether a pid of this host is there; None where that cannot be told."""
 
 MAX_PROCESSES: Final = 1024
+ENDS_WITHIN_NS: Final = 30 * 10**9
+"""A core that was last heard so near to its API server's being told to end was ended by it."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class Processes:
         self.alive: Bounded[GuestProcess] = Bounded(MAX_PROCESSES)
         self.lost_events = 0
         self.lost_datagrams = 0
+        self._front_ends_ns: int | None = None  # an API server was told to end
 
     def knows(self, packet: Packet) -> bool:
         """Whether this datagram, or a later one of its process, was heard before."""
@@ -87,6 +90,13 @@ class Processes:
         process = self.alive.get(boot)
         if process is not None:
             process.stopping_ns, process.stops_clean = at_ns, clean
+            if clean and process.kind not in (CORE, WORKER):
+                self._front_ends_ns = at_ns
+
+    def _ended_by_its_front(self, process: GuestProcess) -> bool:
+        """vLLM 0.32 kills its core as soon as its API server is told to end: it has no last word of its own."""
+        told_ns = self._front_ends_ns
+        return told_ns is not None and process.kind in (CORE, WORKER) and abs(process.heard_ns - told_ns) <= ENDS_WITHIN_NS
 
     def told_life(self, boot: str, step_ns: int | None, unfinished: int | None) -> None:
         process = self.alive.get(boot)
@@ -116,7 +126,10 @@ class Processes:
         kind, why = ProcessEventKind.DEAD, "the process is gone"
         if process.stopping_ns is not None:
             kind = ProcessEventKind.STOPPED if process.stops_clean else ProcessEventKind.DEAD
-            why = "it was told to end" if process.stops_clean else "it failed and ended"
+            why = "it ended as it was told to" if process.stops_clean else "it failed and ended"
+        elif self._ended_by_its_front(process):
+            kind, why = ProcessEventKind.STOPPED, "its API server was told to end, and ended it"
+            process.stops_clean, process.stopping_ns = True, process.heard_ns
         return self._event(process, kind, process.heard_ns, why, bound_ns=silent_ns)
 
     def _look_at(self, process: GuestProcess, now_ns: int, silent_ns: int) -> Iterator[ProcessEvent]:
