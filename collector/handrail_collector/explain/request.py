@@ -68,7 +68,8 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
     gaps = _gaps(path)
     sketch = _sketch(gaps)
     verdict = handed.verdict
-    outcome, error_type = _outcome(path, witness, engine, verdict)
+    front = witness if path.decode is None or witness is path.edge or witness is path.decode.exchange else None
+    outcome, error_type = _outcome(path, front, engine, verdict)
     exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
     trace_id, request_id = group.identity
     started, duration = _times(group, witness, engine)
@@ -86,13 +87,13 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
         path=witness.path if witness else None,
         stream=witness.stream if witness else None,
         started_unix_ns=started,
-        ttfb_ns=witness.ttfb_ns if witness else None,
-        ttft_token_ns=witness.ttft_token_ns if witness else (engine.ttft_ns if engine and path.decode else None),
-        ttft_text_ns=witness.ttft_text_ns if witness else None,
+        ttfb_ns=front.ttfb_ns if front else None,
+        ttft_token_ns=front.ttft_token_ns if front else (engine.ttft_ns if engine and path.decode else None),
+        ttft_text_ns=front.ttft_text_ns if front else None,
         duration_ns=duration,
         outcome=outcome.value,
         error_type=error_type,
-        status=witness.status if witness else None,
+        status=front.status if front else None,
         prompt_tokens=_first(x.prompt_tokens for x in exchanges) or (engine.prompt_tokens if engine else None),
         output_tokens=_answered_tokens(path, witness, engine),
         cached_tokens=_first(x.cached_tokens for x in exchanges),
@@ -170,7 +171,8 @@ def _times(group: Group, witness: Exchange | None, engine: EngineRequest | None)
 def _outcome(
     path: Path, witness: Exchange | None, engine: EngineRequest | None, verdict: Verdict | None
 ) -> tuple[Outcome, str | None]:
-    """What the client got, as the outermost witness saw it; an inner failure keeps its error type.
+    """What the client got, as the outermost witness saw it; an inner failure keeps its error type. ``witness`` None: nobody who
+    stood before D did, and how P's own answer ended says nothing of a request that went on to D.
 
     An answer that ended well on KV that cannot be trusted is ``tainted``: no count of good requests may hold it.
     """
