@@ -77,6 +77,9 @@ class Base:
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
 
+    def shutdown(self) -> str:
+        return "shut"
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         return set(), set()
 
@@ -148,6 +151,9 @@ class Scheduler:
                 request.status = Status.FINISHED_STOPPED
                 self._free_request(request)
         return {0: "outputs"}
+
+    def shutdown(self) -> str:
+        return "shut"
 
     def _free_request(self, request: Request) -> str:
         del self.requests[request.request_id]

@@ -24,14 +24,24 @@ from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
 from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, KvPublish, LogFact, ProcessEvent, Role
-from handrail_collector.explain.outcome import HUNG_NS
+from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
 from handrail_collector.explain.request import Fleet, explain, explain_all
+from handrail_collector.explain.verdict import HUNG_NS
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.observed import Observed, Seen
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.engines import EngineBook
-from handrail_collector.stitch.events import MINUTE_NS, EventRows, clock_rows, finding_row, iteration_row, process_event_row
+from handrail_collector.stitch.events import (
+    HOUR_NS,
+    MINUTE_NS,
+    EventRows,
+    clock_rows,
+    finding_row,
+    iteration_row,
+    key_of,
+    process_event_row,
+)
 from handrail_collector.stitch.group import Closing, Group
 from handrail_collector.stitch.reading import Batch, Event, SpanReader, batches, log_batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
@@ -130,6 +140,7 @@ class Pipeline:
         self.duplicates = Duplicates(2 * self.settings.dedup_window_ns)
         self.reader = SpanReader()
         self.engines = EngineBook()
+        self.counted = CountedFailures(self.settings.stitch.engine_wait_ns + self.settings.stitch.settle_ns)
         self.observed = Observed(recovered.observed)
         self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
         self._journal = journal
@@ -297,6 +308,8 @@ class Pipeline:
         if isinstance(event, Iteration):
             rows.add(Table.ITERATIONS, iteration_row(event, offset))
             return
+        if isinstance(event, LogFact) and self.counted.take(event, offset, now):
+            return
         if isinstance(event, ProcessEvent | EngineFacts | LogFact):
             learned = self.engines.take(event)
             for happened in (learned, event if isinstance(event, ProcessEvent) else None):
@@ -316,12 +329,31 @@ class Pipeline:
 
     def _sweep(self, now: int) -> None:
         self._swept_unix_ns = now
+        self._give_counted(now)
         self._decided(self.stitcher.sweep(now), now)
         self._tell_clocks(now)
         held = self.stitcher.low_water()
         if self._pressed() and held is not None and (not self._recent or held < self._recent[0][1]):
             # what is held open keeps its journal segments: under pressure the oldest tenth is decided with what there is
             self._decided(self.stitcher.evict(max(1, len(self.stitcher) // 10), now), now)
+
+    def _give_counted(self, now: int) -> None:
+        """Failures that engines counted: to the only request that can be meant, else a finding, once an hour and engine."""
+        for found in self.counted.due(self.stitcher.groups, self.engines.ranks, now):
+            if not isinstance(found, Unexplained):
+                self.stitcher.attach(*found, now)
+                continue
+            fact, kind = found.fact, "unexplained_failures"
+            once = key_of(kind, fact.process.instance, fact.recogniser, fact.at_unix_ns // HOUR_NS)
+            if once not in self._found:
+                self._remember(once)
+                row = finding_row(kind, unexplained_detail(found), fact.process.instance, "", fact.at_unix_ns, found.offset)
+                self._events.add(Table.FINDINGS, row)
+
+    def _remember(self, finding: str) -> None:
+        self._found[finding] = None
+        if len(self._found) > MAX_FOUND:
+            self._found.pop(next(iter(self._found)))
 
     def _tell_clocks(self, now: int) -> None:
         """Once a minute, and not of the past: a replay would tell it again."""
@@ -375,10 +407,8 @@ class Pipeline:
             detail = f"{what} is {at_p} at P and {at_d} at D"
             found = finding_row("kv_mismatch", detail, p, d, row.started_unix_ns, row.last_offset)
             if found.key not in self._found:
-                self._found[found.key] = None
+                self._remember(found.key)
                 self._events.add(Table.FINDINGS, found)
-                if len(self._found) > MAX_FOUND:
-                    self._found.pop(next(iter(self._found)))
 
     def _count(self, group: Group, row: RequestRow, closing: Closing) -> None:
         """A row that goes into the next publish. Each request of an edge counts once, by what is known of it last."""

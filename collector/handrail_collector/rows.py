@@ -126,9 +126,9 @@ class FetchRow:
     tainted: bool = False
     open: bool = False
     duration_ns: int | None = None  # known to seen by the scheduler, or to its end; of an open one its age
-    wait_ns: int | None = None
-    handshake_ns: int | None = None  # 0: the peer was known
-    transfer_ns: int | None = None
+    wait_ns: int | None = None  # known to posted, or to the beginning of a first contact
+    handshake_ns: int | None = None  # first contact, until it was posted; 0: the peer was known
+    transfer_ns: int | None = None  # posted to done
     transfer_bound_ns: int | None = None
     notice_ns: int | None = None
     held_ns: int | None = None  # at least so long KV lay before its read began

@@ -35,6 +35,7 @@ class JoinKind(str, Enum):
     ENGINE_ID = "engine_id"  # the same request id inside one engine
     ANCESTOR = "ancestor"  # same trace, and a parent chain that reaches a span we sent
     REQUEST_KEY = "request_key"  # same key, inside the lifetime of one edge or router exchange
+    ONLY_ONE = "only_one"  # names no request, and no other can be meant: a failure that an engine counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What became of a KV hand-off: the closed set of outcomes, and which of them make an answer one that cannot be trusted."""
+"""What became of a KV hand-off: the closed set of outcomes, and which of them a count of failures counts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ class FetchOutcome(str, Enum):
     ABORTED = "aborted"  # the request ended while it was open
     UNKNOWN = "unknown"  # the evidence cannot tell
 
-
-TAINTING = frozenset({FetchOutcome.STALE_READ, FetchOutcome.WRONG_REQUEST})
-"""The answer rests on KV that was not this request's any more, whatever status it came with."""
 
 FAILURES = frozenset(
     {

@@ -19,8 +19,8 @@ class Phase(str, Enum):
     PREFILL_COMPUTE = "prefill_compute"  # scheduled -> first token
     PREFILL_RESPOND = "prefill_respond"  # first token -> response complete
     DECODE_ADMISSION = "decode_admission"  # arrival at D -> known to the scheduler
-    KV_WAIT = "kv_wait"  # known -> load started
-    KV_HANDSHAKE = "kv_handshake"  # load started -> first contact done
+    KV_WAIT = "kv_wait"  # known -> posted; where a first contact is needed: known -> load started
+    KV_HANDSHAKE = "kv_handshake"  # load started -> first contact done and posted; 0 where the peer was known
     KV_TRANSFER = "kv_transfer"  # posted -> done
     KV_NOTICE = "kv_notice"  # done -> seen by the scheduler
     DECODE_QUEUE = "decode_queue"  # seen -> scheduled

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 
 class Role(str, Enum):
@@ -49,7 +50,7 @@ class Outcome(str, Enum):
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     TIMED_OUT = "timed_out"
     ABORTED = "aborted"  # the engine says the request was aborted
-    TAINTED = "tainted"  # of a joined request: it ended well, on KV that could not be trusted (outcomes.TAINTING)
+    TAINTED = "tainted"  # of a joined request: it ended well, on KV that could not be trusted (docs/outcomes.md)
     UNKNOWN = "unknown"
 
 
@@ -67,6 +68,7 @@ class Hint(str, Enum):
     CONTEXT_CONFLICT = "context_conflict"  # traceparent and b3 disagree; traceparent won
     LONG_REQUEST_ID = "long_request_id"
     RETRIED = "retried"
+    REASONING_ONLY = "reasoning_only"  # it ended of itself, and had reasoning but no answer after it
     CACHE_PROBE = "cache_probe"  # a decode was asked first whether its cache holds enough, and it did not
 
 
@@ -240,6 +242,12 @@ class FetchEffect(str, Enum):
     RECOMPUTED = "recomputed"
 
 
+ENGINE_LOST: Final = "engine_lost"
+ENGINE_STOPPED: Final = "engine_stopped"
+ENGINE_GONE: Final = frozenset({ENGINE_LOST, ENGINE_STOPPED})
+"""How what was open in an engine ended with it: the engine died, or was told to end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
     """One request inside one engine, from the plugin: EngineCore's monotonic clock, offsets from ``queued_unix_ns``.
@@ -263,7 +271,7 @@ class EngineTimes:
     preemptions: int = 0
     preempted_ns: int = 0  # preempted until scheduled again, summed
     preempted_before_first_ns: int = 0  # the part of it before the first token
-    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: engine_lost | lost (not heard)
+    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: ENGINE_GONE, lost (not heard)
     status: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None  # from the engine's own prefix cache
@@ -404,6 +412,7 @@ class ProcessEventKind(str, Enum):
     HUNG = "hung"  # silent, or steps no more while requests wait
     RECOVERED = "recovered"
     DEAD = "dead"
+    STOPPED = "stopped"  # it was told to end, and did
     PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was taken off after repeated failure
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
     TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes
@@ -532,6 +541,7 @@ class LineClock(str, Enum):
 class LogFact:
     """What one or several lines of a log say: equal facts of several ranks, and repeats, are one with a count.
 
+    Of source ``metrics``: a counter of failures grew by ``lines`` between ``at_unix_ns`` and ``last_unix_ns``; it names nobody.
     The same ``fact_id`` with a higher ``revision`` is an update, and the later one wins. Nothing but the fields here ever leaves:
     no text of a line, so no prompt.
     """

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS
+from builders import EPOCH, MS, process
+from handrail.families.failures import counted_failures
 from handrail.otlp.contract import Signal
-from handrail.records import Iteration, LogKind, ProcessEventKind, Role, Source
+from handrail.records import Iteration, LogKind, Outcome, ProcessEventKind, Role, Source
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -217,3 +218,44 @@ async def test_what_p_keeps_for_peers_is_told_with_the_age_of_the_oldest(tmp_pat
         await journal.consume(Signal.TRACES, plugin_batch([freed], 2))
         await taken(pipeline, journal)
         assert pipeline.pinned() == {"prefill:8000": (64 * 32768, 5 * SECOND)}
+
+
+def _counted(at_ms: float, count: int = 1) -> Any:
+    grown = {("kv_transfer_failures", "0", "nixl"): float(count)}
+    pages = {**grown, ("kv_expired_requests", "0", "nixl"): 0.0}
+    start = EPOCH + round(at_ms * MS)
+    (made,) = counted_failures(process(Role.DECODE), grown, pages, start, start + 5 * SECOND)
+    return made
+
+
+async def test_a_counted_failure_comes_to_the_only_request_that_can_be_meant_and_not_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    edge, p, d = proxies("req-a", "t1", 0)
+    ended = {"outcome": Outcome.STREAM_ERROR, "ttft_token_ns": None}
+    for life in range(2):
+        async with running(tmp_path, clock) as (journal, pipeline):
+            if life == 0:
+                await send(journal, [altered(edge, **ended), p, altered(d, **ended)])
+                await journal.consume(Signal.LOGS, log_batch([_counted(0)], 1))
+            await taken(pipeline, journal)
+            for after in (14, 20, 40):
+                pipeline._sweep(clock.now + after * SECOND)
+    assert [(row.kv_outcome, row.kv_reason) for row in stored(tmp_path)] == [("failed", "counted_failure")]
+    assert kept(tmp_path, Table.FINDINGS) == []
+
+
+async def test_counted_failures_that_no_request_explains_are_one_finding_an_hour(tmp_path: Path) -> None:
+    clock = Clock()
+    for life in range(2):
+        async with running(tmp_path, clock) as (journal, pipeline):
+            if life == 0:
+                for seq, at_ms in enumerate((0, 5000, 10_000, 3_600_000), 1):
+                    await journal.consume(Signal.LOGS, log_batch([_counted(at_ms, 2)], seq))
+            await taken(pipeline, journal)
+            pipeline._sweep(clock.now + 30 * SECOND)
+    found = kept(tmp_path, Table.FINDINGS)
+    assert [f.kind for f in found] == ["unexplained_failures"] * 2
+    assert found[0].detail == "decode counted 2 kv_transfer_failures within 5 s, while no hand-off was known to be open there"
+    assert found[0].instance == "decode:8000"

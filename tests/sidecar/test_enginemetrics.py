@@ -19,7 +19,7 @@ from handrail.sources.metrics import MetricsSettings, MetricsSource
 def exposed(page: bytes | None) -> str:
     """The sidecar's page after it read ``page``."""
 
-    async def take(_: EngineSample | SchemaReport) -> bool:
+    async def take(_: EngineSample | SchemaReport | LogFact) -> bool:
         return True
 
     events = EventCounts(lambda _: None)

@@ -225,6 +225,7 @@ def test_A16_reasoning_without_content() -> None:
     facts = replay("A16_reasoning_garbage_empty_content")
     assert (facts.events, facts.ttft_text_kind, facts.ttft_text_ns) == (8, "reasoning", 600 * MS)
     assert (facts.last_content_ns, facts.outcome) == (740 * MS, Outcome.OK)
+    assert facts.hints == (Hint.REASONING_ONLY,)  # HTTP 200, stop, and not a word for the client
 
 
 def test_B16_the_handoff_is_the_largest_gap() -> None:

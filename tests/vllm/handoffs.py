@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handrail_collector.api.json import fetch_from_json
-from handrail_collector.rows import FetchRow, ProcessEventRow, RequestRow
+from handrail_collector.rows import FetchRow, FindingRow, ProcessEventRow, RequestRow
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from vllm.child import HOST, Child, free_port
@@ -100,6 +100,15 @@ class Bed:
     def fetches(self) -> list[FetchRow]:
         return [fetch_from_json(each) for each in self.api.get("/fetches", limit="10000")["fetches"]]
 
+    def findings(self) -> list[FindingRow]:
+        """Of no single request, all that are published so far."""
+        reader = StoreReader(self.data / "store")
+        try:
+            found = reader.events(Table.FINDINGS, 0, time.time_ns() + 10**9)
+        finally:
+            reader.close()
+        return [each for each in found if isinstance(each, FindingRow)]
+
     def process_events(self) -> list[ProcessEventRow]:
         """All that are published so far."""
         reader = StoreReader(self.data / "store")
@@ -163,6 +172,7 @@ def running_bed(installation: Installation, folder: Path) -> Iterator[Bed]:
         report = ("--collector", f"http://{at['otlp_http']}")
         for role, port in ports.items():
             place = ("--role", role, "--instance", f"{HOST}:{port}", "--plugin-socket", str(folder / f"{role}.sock"))
+            place += ("--metrics-url", f"http://{HOST}:{port}/metrics", "--metrics-interval", "2s")
             start.handrail("sidecar", role, *place, *report)
         urls = [part for role, port in ports.items() for part in (f"--{role}", f"http://{HOST}:{port}")]
         proxy = start.module("vllm.faulty_proxy", "proxy", *urls, "--control", str(control))["proxy"]

@@ -52,6 +52,7 @@ class Tapped:
     logs: LogSource
     metrics: MetricsSource
     facts: dict[str, LogFact] = field(default_factory=dict)
+    counted_facts: list[LogFact] = field(default_factory=list)  # by the metrics page
     samples: list[EngineSample] = field(default_factory=list)
     reports: list[SchemaReport] = field(default_factory=list)
     events: list[ProcessEvent] = field(default_factory=list)
@@ -62,11 +63,13 @@ class Tapped:
         self.came.set()
         return True
 
-    async def take_sample(self, record: EngineSample | SchemaReport) -> bool:
+    async def take_sample(self, record: EngineSample | SchemaReport | LogFact) -> bool:
         if isinstance(record, SchemaReport):
             self.reports.append(record)
-        else:
+        elif isinstance(record, EngineSample):
             self.samples.append(record)
+        else:
+            self.counted_facts.append(record)
         self.came.set()
         return True
 
@@ -155,7 +158,7 @@ def tapped(engine: Engine, role: Role, logs: Path) -> Tapped:
     async def take_facts(facts: Sequence[LogFact]) -> bool:
         return await made.take_facts(facts)
 
-    async def take_sample(record: EngineSample | SchemaReport) -> bool:
+    async def take_sample(record: EngineSample | SchemaReport | LogFact) -> bool:
         return await made.take_sample(record)
 
     made = Tapped(
@@ -214,6 +217,16 @@ async def test_block_ids_out_of_range_are_one_failed_fetch(bed: Bed) -> None:
     assert bed.decode.logs.folder.stats.fetches_failed == 1
     await bed.decode.counted("kv_transfer_failures", 1, "nixl")
     await bed.decode.counted("requests_finished", 1, "error")
+    await bed.decode.until(lambda: bool(bed.decode.counted_facts))
+    (told,) = bed.decode.counted_facts
+    assert (told.kind, told.recogniser, told.lines, told.request_id) == (
+        LogKind.FETCH_FAILED,
+        "metrics.kv_transfer_failures",
+        1,
+        None,
+    )
+    assert told.last_unix_ns - told.at_unix_ns < 10 * 10**9
+    assert dict(told.numbers)["computed_tokens"] < 32  # policy "fail": the prompt was not computed
     reading = bed.decode.metrics.reading
     assert reading is not None
     assert "poisoned_sum" in {note.kind for note in page_notes(bed.decode.samples[-1], reading, Expected(role=Role.DECODE))}

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from handrail_collector.rows import RequestRow
+from handrail_collector.rows import FetchRow, RequestRow
 from vllm.client import Request, Result, load, new_traceparent
 from vllm.client import prompt as random_words
 from vllm.faulty_proxy import HEADER, Fault
@@ -44,7 +44,7 @@ def decode(bed: Bed) -> Iterator[Bed]:
         bed.start("decode")
         bed.wait_healthy()
     yield bed
-    if not processes(bed.engines["decode"], CORE):
+    if "decode" in bed.engines and not processes(bed.engines["decode"], CORE):
         bed.stop("decode")
 
 
@@ -96,11 +96,24 @@ def answers(bed: Bed) -> bool:
     return any(line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in lines)
 
 
+def told_by_edge(row: RequestRow) -> bool:
+    """Decided, with what the client saw."""
+    return row.version > 0 and row.scope == "edge"
+
+
+def fetch_of(bed: Bed, name: str) -> FetchRow:
+    """The one hand-off of the request."""
+    (found,) = [fetch for fetch in bed.fetches() if fetch.client_request_id == name]
+    return found
+
+
 def decided(bed: Bed, wanted: dict[str, tuple[str, ...]], figures: Figures, what: str) -> dict[str, RequestRow]:
     """The rows of these requests, once their hand-offs have one of the outcomes; asserts that."""
 
     def settled(rows: dict[str, list[RequestRow]]) -> bool:
-        return all(len(rows.get(n, ())) == 1 and rows[n][0].version > 0 and rows[n][0].kv_outcome in k for n, k in wanted.items())
+        return all(
+            len(rows.get(n, ())) == 1 and told_by_edge(rows[n][0]) and rows[n][0].kv_outcome in k for n, k in wanted.items()
+        )
 
     rows = bed.wait_rows(settled, ROWS_S)
     for name, known in wanted.items():
@@ -138,6 +151,9 @@ def test_too_few_blocks_end_d_and_its_neighbours(decode: Bed, figures: Figures) 
     assert result.answer.usage is None, "the neighbour was to be cut"
     rows = decided(decode, {"few": ("failed",), "few-neighbour": ("ok",)}, figures, "too few blocks")
     assert rows["few"].kv_reason == "engine_lost"
+    few = fetch_of(decode, "few")
+    assert few.wait_ns is not None, "its load had begun"
+    assert (few.transfer_ns, few.notice_ns) == (None, None)
     assert all(row.outcome not in ("ok", "tainted") for row in rows.values())
     assert decode.wait_event("dead", core).role == "decode"
 
@@ -153,11 +169,25 @@ def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figure
     assert decode.wait_event("dead", core).role == "decode"
 
 
+def test_an_engine_that_is_told_to_end_is_stopped_and_its_requests_are_given_up(decode: Bed, figures: Figures) -> None:
+    (core,) = processes(decode.engines["decode"], CORE)
+    neighbour = streaming(decode, "term-neighbour")
+    decode.stop("decode")
+    neighbour.end()
+    assert decode.wait_event("stopped", core).role == "decode"
+    assert not [e for e in decode.process_events() if e.pid == core and e.kind == "dead"]
+    rows = decided(decode, {"term-neighbour": ("ok",)}, figures, "SIGTERM to D")
+    assert rows["term-neighbour"].outcome not in ("ok", "tainted")
+
+
 def test_a_killed_core_is_a_dead_engine_and_its_requests_are_lost(decode: Bed, figures: Figures) -> None:
     (core,) = processes(decode.engines["decode"], CORE)
     neighbour = streaming(decode, "kill-neighbour")
     loading = Asking(decode, request("kill-load", Fault.NO_ENGINE))  # a load that never begins
     wait_for(lambda: any(f.open and f.client_request_id == "kill-load" for f in decode.fetches()), "its load is open", 30)
+    opened = fetch_of(decode, "kill-load")
+    assert (opened.keeper_engine_id, opened.transfer_ns) == (None, None)
+    assert (opened.duration_ns or 0) >= 10**9
     os.kill(core, signal.SIGKILL)
     assert decode.wait_event("dead", core).role == "decode"
     results = [*loading.end(), *neighbour.end()]

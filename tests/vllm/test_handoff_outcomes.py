@@ -272,6 +272,13 @@ def test_every_verdict_says_who_said_so(told: Told) -> None:
     assert not bare, bare[:5]
 
 
+def test_every_failure_that_the_engines_counted_is_explained(told: Told, figures: Figures) -> None:
+    """Their metrics pages count what the plugin says of each request: nothing is counted that no request explains."""
+    found = [row.detail for row in told.bed.findings() if row.kind == "unexplained_failures"]
+    figures.add(TITLE, f"failures that the engines counted and no request explains: {len(found)} {found}")
+    assert not found
+
+
 def test_both_engines_were_killed_and_came_back(told: Told) -> None:
     kinds = Counter((event.role, event.kind) for event in told.bed.process_events())
     assert kinds["prefill", "dead"] >= 2, kinds

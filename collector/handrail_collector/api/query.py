@@ -7,6 +7,7 @@ from typing import Any
 
 from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
 from handrail_collector.api.failure import ApiError, nearest
+from handrail_collector.api.happened import HappenedFilter
 from handrail_collector.explain.question import Question
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
@@ -33,6 +34,13 @@ def parse_question(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> Questi
 def parse_fetches(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> FetchFilter:
     """The filter of ``GET /api/v1/fetches``. Raises as ``parse_query``."""
     wanted = FetchFilter(**_fields(pairs, FETCH_PARAMETERS, now_unix_ns))
+    _refuse(wanted.validate())
+    return wanted
+
+
+def parse_events(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> HappenedFilter:
+    """The filter of ``GET /api/v1/events``. Raises as ``parse_query``."""
+    wanted = HappenedFilter(**_fields(pairs, EVENT_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
@@ -114,6 +122,11 @@ EXPLAIN_PARAMETERS: dict[str, Reading] = {
     "fast": ("fast", lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false")),
 }
 """Every parameter of ``/api/v1/explain``."""
+
+EVENT_PARAMETERS: dict[str, Reading] = {
+    name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns", "instance", "limit")
+}
+"""Every parameter of ``/api/v1/events``."""
 
 _YES_NO = (lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false"))
 

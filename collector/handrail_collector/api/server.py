@@ -18,12 +18,15 @@ from handrail.admin import Problem, add_routes
 from handrail.selfmetrics import SelfMetrics
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
+from handrail_collector.api.happened import happened_to_json
 from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
 from handrail_collector.api.live import Answer, LiveRows, listed, listed_fetches, named
 from handrail_collector.api.query import (
+    EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
     FETCH_PARAMETERS,
     PARAMETERS,
+    parse_events,
     parse_fetches,
     parse_query,
     parse_question,
@@ -32,6 +35,7 @@ from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
+from handrail_collector.store.happened import happened
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.read import StoreReader
 
@@ -49,6 +53,7 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its hand-offs and spans, by an id in any form"),
     ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
+    ("/api/v1/events", f"what happened to the engines; parameters: {', '.join(EVENT_PARAMETERS)}"),
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
     ("/api/v1/status", "what the collector received, holds and lost"),
@@ -89,6 +94,7 @@ class ApiServer:
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
         app.router.add_get("/api/v1/fetches", self._fetches)
+        app.router.add_get("/api/v1/events", self._events)
         app.router.add_get("/api/v1/explain", self._explain)
         app.router.add_get("/api/v1/compare", self._compare)
         app.router.add_get("/api/v1/status", self._state)
@@ -130,6 +136,11 @@ class ApiServer:
     def _handed(self, wanted: FetchFilter, live: Sequence[FetchRow]) -> dict[str, Any]:
         more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
         return {"fetches": [fetch_to_json(row) for row in listed_fetches(self._reader.fetches(more), live, wanted)]}
+
+    async def _events(self, request: web.Request) -> web.Response:
+        now = self._now_unix_ns()
+        wanted, reader = parse_events(request.query.items(), now), self._files(request)
+        return await self._answer(lambda: (200, {"events": [happened_to_json(one) for one in happened(reader, wanted, now)]}))
 
     async def _explain(self, request: web.Request) -> web.Response:
         pairs, now = list(request.query.items()), self._now_unix_ns()

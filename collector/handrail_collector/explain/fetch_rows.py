@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from handrail.outcomes import FetchOutcome
 from handrail.records import KvFetch, KvPublish, LogFact, ProcessEvent
-from handrail_collector.explain.handoff import Handoff, handoffs, on_path
-from handrail_collector.explain.outcome import Case, Verdict, decide
+from handrail_collector.explain.handoff import Handoff, facts_of, handoffs, on_path
+from handrail_collector.explain.outcome import decide
 from handrail_collector.explain.path import Path, Visit
+from handrail_collector.explain.verdict import Case, Verdict, in_the_end, retried
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engines import EngineBook, LinkFault
@@ -27,10 +29,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """All hand-offs of a request. ``chosen``: the one that its answer rests on; None: no hand-off is known of."""
+    """All hand-offs of a request. ``chosen``: the one that its answer rests on; None: no hand-off is known of.
+
+    ``verdict``: of the request as a whole; that of ``chosen``, unless a load had failed before it.
+    """
 
     every: tuple[Judged, ...]
     chosen: Judged | None
+    verdict: Verdict | None
 
 
 def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hung_ns: int) -> Handed:
@@ -45,7 +51,8 @@ def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hun
             Case(
                 handoff=handoff,
                 path=path,
-                facts=path.facts if handoff is chosen or len(every) == 1 else (),
+                facts=facts_of(handoff, every, chosen, path.facts),
+                rests=chosen is None or not handoff.before(chosen),
                 wrong=_wrong(handoff, path, wrong if handoff is chosen else ""),
                 lost=_lost(handoff, engines),
                 link_fault=_link_fault(handoff.reader, engines),
@@ -61,7 +68,12 @@ def judge(group: Group, path: Path, engines: EngineBook, clocks: HostClocks, hun
         fault = _link_fault(path.decode, engines)
         case = Case(handoff=handoff, path=path, facts=path.facts, wrong=wrong, lost=_lost(handoff, engines), link_fault=fault)
         of_chosen = Judged(handoff, decide(case), (None, None), None)
-    return Handed(tuple(judged), of_chosen)
+    if of_chosen is None:
+        return Handed(tuple(judged), None, None)
+    last = of_chosen.verdict
+    told = [replace(one, verdict=retried(one.verdict, last)) if one.handoff.before(of_chosen.handoff) else one for one in judged]
+    before = [one.verdict for one in told if one.verdict.outcome is FetchOutcome.RETRIED]
+    return Handed(tuple(told), of_chosen, in_the_end(before, last))
 
 
 def fetch_rows(group: Group, handed: Handed, version: int, client_request_id: str | None) -> tuple[FetchRow, ...]:
@@ -109,7 +121,7 @@ def _row(
         tainted=verdict.tainted,
         open=verdict.open,
         duration_ns=_duration(fetch, publish),
-        wait_ns=fetch.load_started_ns if fetch is not None else None,
+        wait_ns=_wait(fetch),
         handshake_ns=_handshake(fetch),
         transfer_ns=transfer,
         transfer_bound_ns=bound,
@@ -148,12 +160,21 @@ def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | N
     return None, None
 
 
+def _wait(fetch: KvFetch | None) -> int | None:
+    """Until its transfer was posted, or its first contact began: as the phase ``kv_wait``."""
+    if fetch is None or (fetch.handshake_begin_ns is None and fetch.posted_ns is not None):
+        return fetch.posted_ns if fetch is not None else None
+    return fetch.load_started_ns
+
+
 def _handshake(fetch: KvFetch | None) -> int | None:
+    """As the phase ``kv_handshake``: the first contact, and until the engine posted what waited for it."""
     if fetch is None:
         return None
     if fetch.handshake_begin_ns is None:
         return 0 if fetch.posted_ns is not None or fetch.done_ns is not None else None
-    return _between(fetch.handshake_begin_ns, fetch.handshake_end_ns)
+    began = fetch.load_started_ns if fetch.load_started_ns is not None else fetch.handshake_begin_ns
+    return _between(began, fetch.posted_ns if fetch.posted_ns is not None else fetch.handshake_end_ns)
 
 
 def _duration(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from handrail.records import Direction, KvFetch, KvPublish
+from handrail.records import Direction, KvFetch, KvPublish, LogFact
 from handrail_collector.explain.path import Path, Run, Visit
 from handrail_collector.stitch.evidence import connector_key
 
@@ -26,10 +26,15 @@ class Handoff:
         said = self.fetch or self.publish
         return said is not None and said.direction is Direction.D_TO_P
 
-    @property
-    def last(self) -> bool:
-        """The load that the engine's answer rests on; one before it was tried again."""
-        return self.run is None or self.run.fetch is self.fetch
+    def before(self, other: Handoff) -> bool:
+        """``other`` is a later load of the same request: of the same run of the engine, or of another process that was asked
+        instead. Loads of several prompts or choices stand side by side.
+        """
+        if self.fetch is None or other.fetch is None or self is other or self.backwards or other.backwards:
+            return False
+        if self.run is other.run:
+            return self.fetch.known_unix_ns < other.fetch.known_unix_ns
+        return self.reader is not other.reader
 
 
 def handoffs(path: Path) -> list[Handoff]:
@@ -59,6 +64,31 @@ def on_path(path: Path, every: list[Handoff]) -> Handoff | None:
         if handoff.fetch is None and not handoff.backwards and handoff.keeper is path.prefill and path.prefill is not None:
             return handoff
     return None
+
+
+def facts_of(one: Handoff, every: Sequence[Handoff], chosen: Handoff | None, facts: Sequence[LogFact]) -> tuple[LogFact, ...]:
+    """What logs and counters say of this hand-off: what names its engines' requests, by time where one loads again.
+
+    What names none of them is taken to be about the hand-off that the answer rests on.
+    """
+    own = _names(one)
+    others = {name for other in every if other is not one for name in _names(other)} - own
+    rest = one is chosen or len(every) == 1
+    return tuple(f for f in facts if _while(one, every, f) and (f.request_id in own or (rest and f.request_id not in others)))
+
+
+def _names(one: Handoff) -> set[str]:
+    found = {one.fetch.request_id, one.fetch.peer_request_id} if one.fetch is not None else set()
+    return {name for name in (*found, one.publish.request_id if one.publish is not None else None) if name}
+
+
+def _while(one: Handoff, every: Sequence[Handoff], fact: LogFact) -> bool:
+    """Of several loads of one request of an engine, a line of that engine is about the last that had begun by then."""
+    if one.fetch is None or fact.request_id != one.fetch.request_id:
+        return True
+    loads = [o.fetch for o in every if o.run is one.run and o.fetch is not None]
+    begun = [load for load in loads if load.known_unix_ns <= fact.at_unix_ns + fact.resolution_ns]
+    return one.fetch is (begun[-1] if begun else loads[0])
 
 
 def _kept(path: Path) -> Iterator[tuple[KvPublish, Visit]]:

@@ -21,6 +21,7 @@ _REFUSED: Final = frozenset({Outcome.HTTP_ERROR, Outcome.STREAM_ERROR, Outcome.U
 
 _EVENTS: Final = {
     ProcessEventKind.DEAD: "engine_lost",
+    ProcessEventKind.STOPPED: "engine_stopped",
     ProcessEventKind.RESTARTED: "engine_restarted",
     ProcessEventKind.HUNG: "engine_hung",
 }

@@ -8,83 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from handrail.outcomes import TAINTING, FetchOutcome
+from handrail.families.failures import COMPUTED_TOKENS, COUNTS, MIXED
+from handrail.outcomes import FetchOutcome
 from handrail.records import (
+    ENGINE_GONE,
+    ENGINE_LOST,
+    ENGINE_STOPPED,
     FAILED_FETCH_KINDS,
-    Exchange,
     FetchEffect,
     KvFetch,
     LogFact,
     LogKind,
     Outcome,
-    ProcessEvent,
     ProcessEventKind,
 )
-from handrail_collector.explain.handoff import Handoff
-from handrail_collector.explain.path import Path
-from handrail_collector.stitch.engines import LinkFault
+from handrail_collector.explain.verdict import ANSWERED, Case, Verdict, load_failed, load_went_well
 
-HUNG_NS: Final = 60 * 10**9
-"""A fetch that is open for longer is hung, unless the configuration says otherwise."""
-
-ANSWERED: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH, Outcome.TRUNCATED})
 _TIMEOUT = re.compile(r"time(d)?[_ -]?out|status -80", re.I)
 _EXPIRED = re.compile(r"expired|lease", re.I)
 _KV_ERROR = re.compile(r"\bkv|kv_|transfer|hand_?-?off|sequence.?not.?found|disaggregat|bootstrap", re.I)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``evidence``: who said what, strongest first. ``tainted``: the answer rests on KV that cannot be trusted.
-
-    ``lost_ns``: what the failure cost the request, by the reader's clock; ``late_ns``: how long after its lease KV was read.
-    """
-
-    outcome: FetchOutcome
-    reason: str = ""
-    evidence: tuple[str, ...] = ()
-    tainted: bool = False
-    lost_ns: int | None = None
-    late_ns: int | None = None
-    open: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Everything that is known about one hand-off. ``wait_ns``: least and most that KV lay before its read began."""
-
-    handoff: Handoff
-    path: Path
-    facts: tuple[LogFact, ...] = ()
-    wrong: str = ""  # why what was read is taken to be another request's
-    lost: tuple[ProcessEvent, ...] = ()  # what happened to the two engines meanwhile
-    link_fault: LinkFault | None = None
-    wait_ns: tuple[int | None, int | None] = (None, None)
-    lease_ns: int | None = None
-    hung_ns: int = HUNG_NS
-
-    def said(self, *kinds: LogKind) -> list[LogFact]:
-        """Lines of these kinds about this request."""
-        return [fact for fact in self.facts if fact.kind in kinds]
-
-    @property
-    def answer(self) -> Exchange | None:
-        """What the proxy beside D saw, else the edge."""
-        decode = self.path.decode
-        return decode.exchange if decode is not None and decode.exchange is not None else self.path.edge
-
-    @property
-    def answered(self) -> bool:
-        """Tokens came, and the answer ended as answers do."""
-        decode = self.path.decode
-        seen = self.answer
-        if seen is not None:
-            return seen.outcome in ANSWERED and (seen.output_tokens != 0 or seen.ttft_token_ns is not None)
-        return decode is not None and any(run.times is not None and run.times.first_token_ns is not None for run in decode.runs)
-
 
 Rule = Callable[[Case], "Verdict | None"]
 
@@ -116,7 +60,14 @@ def _stale(case: Case) -> Verdict | None:
         late = round(seconds * 1e9) if seconds is not None else None
     expired = _expired(case)
     least = case.wait_ns[0]
-    if not evidence and expired and _loaded(fetch) and least is not None and case.lease_ns is not None and least > case.lease_ns:
+    if (
+        not evidence
+        and expired
+        and load_went_well(fetch)
+        and least is not None
+        and case.lease_ns is not None
+        and least > case.lease_ns
+    ):
         evidence = [
             *expired,
             f"clocks: its read began {least / 1e9:.1f} s after the KV was kept, for {case.lease_ns / 1e9:.0f} s",
@@ -130,6 +81,7 @@ def _stale(case: Case) -> Verdict | None:
 def _expired(case: Case) -> list[str]:
     publish = case.handoff.publish
     found = [f"prefill:log expired ({fact.lines} lines)" for fact in case.said(LogKind.EXPIRED)]
+    found += [_counted_words(fact) for fact in case.counted(LogKind.EXPIRED)]
     if publish is not None and publish.expired_ns is not None:
         found.insert(0, f"prefill:plugin lease ended after {publish.expired_ns / 1e9:.1f} s, {publish.readers} readers")
     return found
@@ -140,15 +92,6 @@ def _expired_first(case: Case) -> bool:
     publish, least = case.handoff.publish, case.wait_ns[0]
     ended = publish.expired_ns if publish is not None else case.lease_ns if case.said(LogKind.EXPIRED) else None
     return ended is not None and least is not None and least >= ended
-
-
-def _loaded(fetch: KvFetch | None) -> bool:
-    return fetch is not None and not load_failed(fetch) and fetch.noticed_ns is not None
-
-
-def load_failed(fetch: KvFetch) -> bool:
-    """The engine's policy came into play, or no rank has got its part: where only the word to P was lost, the KV is in."""
-    return fetch.effect is not None or (fetch.failure is not None and not fetch.ranks_done)
 
 
 def _left(case: Case) -> Verdict | None:
@@ -166,8 +109,6 @@ def _left(case: Case) -> Verdict | None:
 def _failed(case: Case) -> Verdict | None:
     fetch = case.handoff.fetch
     lines = case.said(*FAILED_FETCH_KINDS, LogKind.READ_DECLINED, LogKind.BAD_HANDOFF)
-    if fetch is not None and not case.handoff.last and load_failed(fetch):
-        return Verdict(FetchOutcome.RETRIED, fetch.failure or "", _failure_words(fetch, ()), lost_ns=_lost(case))
     failing = fetch is not None and load_failed(fetch)
     if not failing and not lines:
         return None
@@ -231,10 +172,45 @@ def _prefill_error(case: Case) -> Verdict | None:
 
 def _engine_lost(case: Case, evidence: tuple[str, ...] = ()) -> Verdict | None:
     gone = [event for event in case.lost if event.kind is not ProcessEventKind.HUNG]
-    if not gone or case.answered or _loaded(case.handoff.fetch):
+    if not gone or case.answered or load_went_well(case.handoff.fetch):
         return None
     words = tuple(f"{event.process.role.value}:{event.source.value} engine {event.kind.value}" for event in gone)
-    return Verdict(FetchOutcome.FAILED, "engine_lost", (*evidence, *words), lost_ns=_lost(case))
+    orderly = all(event.kind is ProcessEventKind.STOPPED for event in gone)
+    return Verdict(FetchOutcome.FAILED, ENGINE_STOPPED if orderly else ENGINE_LOST, (*evidence, *words), lost_ns=_lost(case))
+
+
+def _counted_words(fact: LogFact) -> str:
+    mixed = ", expiry counted with them" if (COUNTS, MIXED) in fact.words else ""
+    what = fact.recogniser.removeprefix("metrics.")
+    return f"{fact.process.role.value}:metrics {fact.lines} {what} counted while no other hand-off was open there{mixed}"
+
+
+def _counted(case: Case) -> Verdict | None:
+    """Nothing else is known of how the load ended, but the engine counted a failure that can have been of no other.
+
+    Where it answered all the same, the tokens that it computed meanwhile tell whether it had computed the prompt.
+    """
+    fetch, found = case.handoff.fetch, case.counted(LogKind.FETCH_FAILED, LogKind.HANDSHAKE_FAILED)
+    if not found or case.path.handed_off is False or load_went_well(fetch) or (fetch is not None and fetch.provisional):
+        return None
+    evidence, lost = tuple(_counted_words(fact) for fact in found), _lost(case)
+    if not case.answered:
+        return Verdict(FetchOutcome.FAILED, "counted_failure", evidence, lost_ns=lost)
+    computed = [tokens for fact in found for name, tokens in fact.numbers if name == COMPUTED_TOKENS]
+    prompt = _prompt_tokens(case)
+    if not computed or not prompt:
+        return Verdict(FetchOutcome.UNKNOWN, "counted_failure", evidence)
+    told = (*evidence, f"decode:metrics {sum(computed):.0f} prompt tokens were computed there meanwhile, of {prompt}")
+    if 2 * sum(computed) >= prompt:
+        return Verdict(FetchOutcome.RECOMPUTED, "counted_failure", told, lost_ns=lost)
+    return Verdict(FetchOutcome.FAILED, "counted_failure", told, True, lost_ns=lost)
+
+
+def _prompt_tokens(case: Case) -> int | None:
+    run = case.handoff.run
+    times = run.times if run is not None else None
+    known = (case.answer.prompt_tokens if case.answer is not None else None, times.prompt_tokens if times is not None else None)
+    return next((tokens for tokens in known if tokens is not None), None)
 
 
 def _is_open(case: Case) -> bool:
@@ -294,8 +270,8 @@ def _kept_for_nobody(case: Case) -> Verdict | None:
     publish = case.handoff.publish
     if case.handoff.fetch is not None:
         return None
-    if publish is not None and publish.failure == "engine_lost":
-        return Verdict(FetchOutcome.FAILED, "engine_lost", ("prefill:plugin the engine that kept it is gone",))
+    if publish is not None and publish.failure in ENGINE_GONE:
+        return Verdict(FetchOutcome.FAILED, publish.failure, ("prefill:plugin the engine that kept it is gone",))
     if expired := _expired(case):
         # D answers though nobody had read by the end of the lease: from freed blocks, or it computed the prompt unseen
         return Verdict(FetchOutcome.EXPIRED, "nobody_read_in_time", tuple(expired), case.answered)
@@ -332,6 +308,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _failed,
     _prefill_error,
     _engine_lost,
+    _counted,
     _unfinished,
     _link,
     _went_well,
@@ -339,8 +316,3 @@ _RULES: Final[tuple[Rule, ...]] = (
     _kept_for_nobody,
     _decode_error,
 )
-
-
-def is_tainted(verdict: Verdict) -> bool:
-    """Whatever its status said, the answer cannot be trusted."""
-    return verdict.tainted and (verdict.outcome in TAINTING or verdict.outcome is not FetchOutcome.OK)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from handrail.records import EngineRequest, EngineTimes, Exchange, KvFetch, KvPublish, LogFact, Outcome, Role, RouterCall
+from handrail.records import (
+    ENGINE_GONE,
+    EngineRequest,
+    EngineTimes,
+    Exchange,
+    KvFetch,
+    KvPublish,
+    LogFact,
+    Outcome,
+    Role,
+    RouterCall,
+)
 from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import Group
 
-NO_ANSWER = frozenset({"error", "aborted", "engine_lost"})
+NO_ANSWER = frozenset({"error", "aborted"}) | ENGINE_GONE
 """Words of an engine for a request that ended without one."""
 
 
@@ -25,8 +36,12 @@ class Run:
 
     @property
     def fetch(self) -> KvFetch | None:
-        """The load that its first token rests on: the last."""
-        return self.fetches[-1] if self.fetches else None
+        """The load that its first token rests on: the last before it. What came after belongs to a preemption."""
+        first = self.times.first_token_ns if self.times is not None else None
+        if self.times is None or first is None:
+            return self.fetches[-1] if self.fetches else None
+        before = [fetch for fetch in self.fetches if fetch.known_unix_ns <= self.times.queued_unix_ns + first]
+        return before[-1] if before else next(iter(self.fetches), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +63,7 @@ class Visit:
         """It ended without an answer, by the proxy's word or the engine's."""
         if self.exchange is not None:
             return self.exchange.outcome not in (Outcome.OK, Outcome.UNKNOWN_FINISH, Outcome.INCOMPLETE)
-        return bool(self.runs) and all(
-            run.times is not None and run.times.status in ("error", "aborted", "engine_lost") for run in self.runs
-        )
+        return bool(self.runs) and all(run.times is not None and run.times.status in NO_ANSWER for run in self.runs)
 
     @property
     def told(self) -> bool:

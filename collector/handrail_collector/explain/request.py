@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from handrail.identity import JoinKind
 from handrail.outcomes import FetchOutcome
-from handrail.records import EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
+from handrail.records import ENGINE_GONE, ENGINE_LOST, EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
 from handrail.sketch import GapSketch
 from handrail_collector.explain.fetch_rows import Handed, fetch_rows, judge
 from handrail_collector.explain.handoff_findings import handoff_findings
-from handrail_collector.explain.outcome import ANSWERED, HUNG_NS, Verdict
 from handrail_collector.explain.path import Path, path_of
 from handrail_collector.explain.phases import breakdown
+from handrail_collector.explain.verdict import ANSWERED, HUNG_NS, Verdict
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engines import EngineBook
@@ -67,8 +67,9 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
     engine = _engine_of(path)
     gaps = _gaps(path)
     sketch = _sketch(gaps)
-    verdict = handed.chosen.verdict if handed.chosen is not None else None
-    outcome, error_type = _outcome(path, witness, engine, verdict)
+    verdict = handed.verdict
+    front = witness if path.decode is None or witness is path.edge or witness is path.decode.exchange else None
+    outcome, error_type = _outcome(path, front, engine, verdict)
     exchanges = [e.record for e in group.evidence if isinstance(e.record, Exchange)]
     trace_id, request_id = group.identity
     started, duration = _times(group, witness, engine)
@@ -86,13 +87,13 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
         path=witness.path if witness else None,
         stream=witness.stream if witness else None,
         started_unix_ns=started,
-        ttfb_ns=witness.ttfb_ns if witness else None,
-        ttft_token_ns=witness.ttft_token_ns if witness else (engine.ttft_ns if engine and path.decode else None),
-        ttft_text_ns=witness.ttft_text_ns if witness else None,
+        ttfb_ns=front.ttfb_ns if front else None,
+        ttft_token_ns=front.ttft_token_ns if front else (engine.ttft_ns if engine and path.decode else None),
+        ttft_text_ns=front.ttft_text_ns if front else None,
         duration_ns=duration,
         outcome=outcome.value,
         error_type=error_type,
-        status=witness.status if witness else None,
+        status=front.status if front else None,
         prompt_tokens=_first(x.prompt_tokens for x in exchanges) or (engine.prompt_tokens if engine else None),
         output_tokens=_answered_tokens(path, witness, engine),
         cached_tokens=_first(x.cached_tokens for x in exchanges),
@@ -170,7 +171,8 @@ def _times(group: Group, witness: Exchange | None, engine: EngineRequest | None)
 def _outcome(
     path: Path, witness: Exchange | None, engine: EngineRequest | None, verdict: Verdict | None
 ) -> tuple[Outcome, str | None]:
-    """What the client got, as the outermost witness saw it; an inner failure keeps its error type.
+    """What the client got, as the outermost witness saw it; an inner failure keeps its error type. ``witness`` None: nobody who
+    stood before D did, and how P's own answer ended says nothing of a request that went on to D.
 
     An answer that ended well on KV that cannot be trusted is ``tainted``: no count of good requests may hold it.
     """
@@ -183,11 +185,12 @@ def _outcome(
     outcome = engine.outcome if engine is not None else _of_engines(path)
     if verdict is not None and verdict.tainted and outcome is Outcome.OK:
         return Outcome.TAINTED, None
-    if outcome is Outcome.UPSTREAM_DISCONNECT or (
-        verdict is not None and verdict.reason == "engine_lost" and outcome is Outcome.UNKNOWN
-    ):
-        return Outcome.UPSTREAM_DISCONNECT, "engine_lost"
-    return outcome, None
+    if verdict is not None and verdict.reason in ENGINE_GONE and outcome is Outcome.UNKNOWN:
+        return Outcome.UPSTREAM_DISCONNECT, verdict.reason
+    if outcome is not Outcome.UPSTREAM_DISCONNECT:
+        return outcome, None
+    status = _status(path)
+    return outcome, status if status in ENGINE_GONE else ENGINE_LOST
 
 
 _ENDED = {
@@ -197,16 +200,19 @@ _ENDED = {
     "ignored": Outcome.ABORTED,
     "aborted": Outcome.ABORTED,
     "error": Outcome.STREAM_ERROR,
-    "engine_lost": Outcome.UPSTREAM_DISCONNECT,
+    **dict.fromkeys(ENGINE_GONE, Outcome.UPSTREAM_DISCONNECT),
 }
 
 
 def _of_engines(path: Path) -> Outcome:
     """As the plugin in D, else in P, saw it end."""
+    return _ENDED.get(_status(path) or "", Outcome.UNKNOWN)
+
+
+def _status(path: Path) -> str | None:
     visit = path.decode or path.prefill
     run = visit.first_run if visit is not None else None
-    status = run.times.status if run is not None and run.times is not None else None
-    return _ENDED.get(status or "", Outcome.UNKNOWN)
+    return run.times.status if run is not None and run.times is not None else None
 
 
 def _kv_outcome(path: Path, verdict: Verdict | None) -> str | None:

@@ -70,15 +70,20 @@ def _marks(times: EngineTimes, fetch: KvFetch | None, computes: bool) -> list[Ma
 
 
 def _load(fetch: KvFetch) -> list[Mark]:
+    """A load of a peer that is known waits until its transfer is posted: one step's loads are posted one behind the other."""
     known = fetch.known_unix_ns
     started, posted = _at(known, fetch.load_started_ns), _at(known, fetch.posted_ns)
     done, noticed = _at(known, fetch.done_ns), _at(known, fetch.noticed_ns)
-    wait = Mark(Phase.KV_WAIT, started, fetch.load_started_bound_ns)
-    if fetch.handshake_begin_ns is None:
-        contact = Mark(Phase.KV_HANDSHAKE, started if posted is not None or done is not None else None)
-    else:  # until the transfer could be posted: after a contact the engine does so at its next step
+    if fetch.handshake_begin_ns is not None:  # until it could be posted: after a contact the engine does so at its next step
+        wait = Mark(Phase.KV_WAIT, started, fetch.load_started_bound_ns)
         ended = posted if posted is not None else _at(known, fetch.handshake_end_ns)
         contact = Mark(Phase.KV_HANDSHAKE, ended, fetch.handshake_bound_ns)
+    elif posted is not None:
+        wait = Mark(Phase.KV_WAIT, posted, fetch.posted_bound_ns)
+        contact = Mark(Phase.KV_HANDSHAKE, posted)
+    else:  # a connector that does not say when it posts: its transfer is the load
+        wait = Mark(Phase.KV_WAIT, started, fetch.load_started_bound_ns)
+        contact = Mark(Phase.KV_HANDSHAKE, started if done is not None else None)
     if done is None and noticed is not None and (fetch.failure is not None or fetch.effect is not None):
         # what it was at until the scheduler learned that it had failed
         if fetch.handshake_begin_ns is not None and contact.end_unix_ns is None:

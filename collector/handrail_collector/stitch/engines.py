@@ -17,7 +17,7 @@ MAX_RANKS: Final = 256
 LINK_QUIET_NS: Final = 60 * SECOND
 """A link that has said nothing of an error for so long is taken to be well again."""
 
-GONE: Final = frozenset({ProcessEventKind.DEAD, ProcessEventKind.RESTARTED})
+GONE: Final = frozenset({ProcessEventKind.DEAD, ProcessEventKind.STOPPED, ProcessEventKind.RESTARTED})
 WRONG: Final = GONE | {ProcessEventKind.HUNG}
 _LINK: Final = frozenset({LogKind.LINK_ERROR, LogKind.PEER_LOST})
 _COMPARED: Final = (
@@ -124,6 +124,11 @@ class EngineBook:
     def _facts(self, instance: str) -> EngineFacts | None:
         engine = self._engines.get(instance)
         return next(iter(engine.facts.values()), None) if engine is not None else None
+
+    def ranks(self, instance: str) -> int | None:
+        """Workers that take part in each load of this engine; None where it has not said."""
+        facts = self._facts(instance)
+        return max(1, facts.tp_size) * max(1, facts.pp_size or 1) if facts is not None and facts.tp_size is not None else None
 
     def lease_ns(self, instance: str) -> int | None:
         """How long this engine keeps KV for a peer."""

@@ -146,6 +146,18 @@ class Stitcher:
             ):
                 group.deadline_unix_ns = min(group.deadline_unix_ns, now + self.settings.settle_ns)
 
+    def attach(self, group: Group, fact: LogFact, offset: int, received_unix_ns: int) -> None:
+        """Give ``group`` a fact that names no request and can have been about no other."""
+        now, group = self._clock(received_unix_ns), _root(group)
+        evidence = evidence_of(fact, offset, now)
+        if evidence.span not in self._by_span:
+            evidence.how = JoinKind.ONLY_ONE
+            self.stats.joins[evidence.how.value] += 1
+            group.evidence.append(evidence)
+            self._by_span[evidence.span] = group
+            self._enter(evidence)
+            self._touch(group)
+
     def link(self, span: str, parent: str, received_unix_ns: int) -> None:
         """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
         self._clock(received_unix_ns)
@@ -501,6 +513,10 @@ class Stitcher:
     def low_water(self) -> int | None:
         """Smallest journal offset that a replay needs for what is held here; None when nothing is."""
         return min((g.first_offset for g in self._groups.values()), default=None)
+
+    def groups(self) -> list[Group]:
+        """All that are held: open ones, and those decided a while ago."""
+        return list(self._groups.values())
 
     def open_groups(self) -> list[Group]:
         """Groups not decided yet, oldest first."""

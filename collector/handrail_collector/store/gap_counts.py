@@ -1,28 +1,20 @@
-"""Gap sketches of many streams merged at once: the bytes of ``GapSketch.encode`` read by columns instead of one by one.
-
-One core takes 4 us a stream of 200 gaps, where ``GapSketch.decode`` takes 32. A sketch that is not as ``encode`` writes it is
-decoded alone, and counted where that fails.
+"""Gap sketches of many streams merged at once, by columns; one that is not as ``encode`` writes it is decoded alone, and counted
+where that fails.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from handrail.sketch import MAX_BUCKETS, GapSketch
+from handrail_collector.store.sketch_columns import BUCKETS, LEAST, SPREAD, SUM, Flags, Integers, Numbers, bytes_of
 
 _CHUNK_ROWS: Final = 2_048  # the arrays of one chunk stay in the cache: 4 us a stream, with 32,768 rows 7
-_HEADER: Final = 5  # version, buckets, min, max - min, sum
-_VERSION: Final = 1
-_LONGEST: Final = 9  # bytes of a number below 2**63
 _LOW_BITS: Final = 32
-
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -47,11 +39,11 @@ class GapCounts:
 
     def _add(self, sketches: pa.Array, group: Integers) -> None:
         known = np.asarray(sketches.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
-        data, ends = _bytes_of(sketches.filter(pa.array(known)))
+        data, ends = bytes_of(sketches.filter(pa.array(known)))
         group = group[known]
         if not len(ends):
             return
-        numbers = _Numbers.read(data, ends)
+        numbers = Numbers.read(data, ends)
         whole = numbers.whole()
         self._count(numbers, whole, group)
         starts = np.concatenate(([0], ends[:-1]))
@@ -61,14 +53,14 @@ class GapCounts:
             else:
                 self.merged[int(group[row])].merge(sketch)
 
-    def _count(self, numbers: _Numbers, whole: Flags, group: Integers) -> None:
-        filled = whole & (numbers.header(1) > 0)
+    def _count(self, numbers: Numbers, whole: Flags, group: Integers) -> None:
+        filled = whole & (numbers.header(BUCKETS) > 0)
         step = numbers.step & filled[numbers.row]
         weights = np.bincount(
             group[numbers.row[step]] * MAX_BUCKETS + numbers.bucket[step], numbers.weight[step], self.groups * MAX_BUCKETS
         ).reshape(self.groups, MAX_BUCKETS)
-        low, total = numbers.header(2), numbers.header(4)
-        high = low + numbers.header(3)
+        low, total = numbers.header(LEAST), numbers.header(SUM)
+        high = low + numbers.header(SPREAD)
         for each in np.unique(group[filled]):
             rows = filled & (group == each)
             used = np.flatnonzero(weights[each])
@@ -84,98 +76,8 @@ class GapCounts:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Every number of some sketches, in order. ``first``, ``count``: of each sketch; ``step``: which name a bucket."""
-
-    value: Integers
-    row: Integers
-    first: Integers
-    count: Integers
-    step: Flags
-    bucket: Integers
-    weight: npt.NDArray[np.float64]
-    well_formed: Flags  # a sketch: of whole numbers below 2**63, none missing
-
-    @classmethod
-    def read(cls, data: npt.NDArray[np.uint8], row_ends: Integers) -> _Numbers:
-        ends = np.flatnonzero(data < 0x80)
-        starts = np.concatenate(([0], ends[:-1] + 1))
-        length = ends - starts + 1
-        value: Integers = np.zeros(len(ends), np.int64)
-        for place in range(min(_LONGEST, int(length.max(initial=0)))):
-            has = np.flatnonzero(length > place)
-            value[has] |= (data[starts[has] + place].astype(np.int64) & 0x7F) << (7 * place)
-        until = np.searchsorted(ends, row_ends - 1, side="left") + 1  # how many numbers end with or before each sketch
-        until = np.minimum(until, len(ends))
-        count = np.diff(until, prepend=0)
-        first = until - count
-        row = np.repeat(np.arange(len(row_ends)), count)
-        value, row = value[: len(row)], row
-        place_in_row = np.arange(len(row)) - first[row]
-        claims, step = _steps(value, place_in_row >= _HEADER)
-        following = np.append(value[1:], 0)
-        weight = (value & 3) + 1 + np.where(claims, following, 0)
-        inc = np.where(step, (value >> 2) + 1, 0)
-        reached = np.cumsum(inc)
-        before = np.where(first > 0, reached[np.maximum(first, 1) - 1], 0)
-        long = np.bincount(row[length[: len(row)] > _LONGEST], minlength=len(row_ends)) > 0
-        closed = data[row_ends - 1] < 0x80
-        last_claims = claims[np.maximum(first + count, 1) - 1] & (count > 0)
-        return cls(
-            value=value,
-            row=row,
-            first=first,
-            count=count,
-            step=step,
-            bucket=reached - before[row] - 1,
-            weight=weight.astype(np.float64),
-            well_formed=~long & closed & ~last_claims,
-        )
-
-    def header(self, place: int) -> Integers:
-        """One of the leading numbers of each sketch; 0 where it has none."""
-        at = np.minimum(self.first + place, max(len(self.value) - 1, 0))
-        return np.where(self.count > place, self.value[at], 0)
-
-    def whole(self) -> Flags:
-        """Which sketches are as ``encode`` writes them, as far as can be told without adding them up."""
-        steps = np.bincount(self.row[self.step], minlength=len(self.count))
-        outside = np.bincount(self.row[self.step & (self.bucket >= MAX_BUCKETS)], minlength=len(self.count)) > 0
-        buckets = self.header(1)
-        complete = np.where(buckets == 0, self.count == 2, (self.count > _HEADER) & (steps == buckets))
-        found: Flags = self.well_formed & (self.header(0) == _VERSION) & complete & ~outside
-        return found
-
-
 def _decoded(encoded: bytes) -> GapSketch | None:
     try:
         return GapSketch.decode(encoded)
     except ValueError:
         return None
-
-
-def _steps(value: Integers, body: Flags) -> tuple[Flags, Flags]:
-    """Which numbers are a step that has a further number for its weight, and which are steps.
-
-    A step claims the next number where its low bits are 3. In a run of numbers that all end so, every second one is claimed.
-    """
-    three = body & ((value & 3) == 3)
-    at = np.arange(len(value))
-    before_run = np.maximum.accumulate(np.where(three, -1, at)) if len(at) else at
-    claims = three & ((at - before_run - 1) % 2 == 0)
-    claimed = np.concatenate(([False], claims[:-1])) if len(at) else claims
-    return claims, body & ~claimed
-
-
-def _bytes_of(sketches: pa.Array) -> tuple[npt.NDArray[np.uint8], Integers]:
-    """The bytes of all of them, one after the other, and where each ends. An empty one is a byte that no sketch is."""
-    if sketches.type != pa.binary():
-        sketches = sketches.cast(pa.binary())
-    lengths: Any = pa.compute.binary_length(sketches).to_numpy(zero_copy_only=False)
-    if not len(lengths) or lengths.min() == 0:
-        texts = [text or b"\0" for text in sketches.to_pylist()]
-        return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([len(text) for text in texts], dtype=np.int64)
-    offsets = np.frombuffer(sketches.buffers()[1], np.int32, len(sketches) + 1, sketches.offset * 4).astype(np.int64)
-    data = np.frombuffer(sketches.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
-    return data, offsets[1:] - offsets[0]

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
+from handrail_collector.api.happened import Happened, HappenedFilter
 from handrail_collector.explain.question import Question
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -56,6 +57,8 @@ class RowSource(Protocol):
     def find(self, any_id: str) -> Found: ...
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]: ...
+
+    def happened(self, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]: ...
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         """As JSON, see docs/http-api.md."""
@@ -112,6 +115,12 @@ class ApiSource:
 
         _, answer = self._get(f"/api/v1/fetches?{urllib.parse.urlencode(query_parameters(query))}", (200,))
         return [fetch_from_json(row) for row in answer["fetches"]]
+
+    def happened(self, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]:
+        from handrail_collector.api.happened import happened_from_json
+
+        _, answer = self._get(f"/api/v1/events?{urllib.parse.urlencode(query_parameters(wanted))}", (200,))
+        return [happened_from_json(one) for one in answer["events"]]
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
@@ -210,6 +219,12 @@ class StoreSource:
         with self._damage_told():
             return self._reader.fetches(query)
 
+    def happened(self, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]:
+        from handrail_collector.store.happened import happened
+
+        with self._damage_told():
+            return happened(self._reader, wanted, now_unix_ns)
+
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         from handrail_collector.explain.answer import answered
 
@@ -248,7 +263,7 @@ def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
     return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
-def query_parameters(query: RequestFilter | FetchFilter) -> dict[str, str]:
+def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter) -> dict[str, str]:
     """The filter as the API's query parameters: only what differs from the defaults."""
     defaults = type(query)()
     found: dict[str, str] = {}

@@ -99,6 +99,7 @@ HINT: Final[Mapping[str, str]] = {
     "context_conflict": "traceparent and B3 disagreed; traceparent won",
     "long_request_id": "the X-Request-Id was longer than 128 characters and is kept clipped, with a hash",
     "retried": "the request was sent again",
+    "reasoning_only": "the answer is empty: the model reasoned and stopped",
     "cache_probe": "a decode was asked first whether its cache holds enough; that is no try and no error",
 }
 
@@ -109,6 +110,7 @@ FINDING: Final[Mapping[str, str]] = {
     "answered_after_failure": "the answer cannot be trusted",
     "engine_hung": "its process stood, or its engine did, while this request was there",
     "engine_lost": "what was open there is lost",
+    "engine_stopped": "it was told to end; what was open there went with it",
     "engine_restarted": "what was open there is lost, and its peers have to make contact anew",
     "handoff_near_lease": "a little longer, and P frees the blocks before D reads them",
     "handoff_over_lease": "P may have freed the blocks before D read them",
@@ -138,6 +140,7 @@ SEVERE_FINDINGS: Final = frozenset(
         "prefill_error",
         "answered_after_failure",
         "engine_lost",
+        "engine_stopped",
         "engine_hung",
         "engine_restarted",
         "handoff_over_lease",

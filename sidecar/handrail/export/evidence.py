@@ -32,8 +32,10 @@ class EvidenceExport:
                 return False
         return True
 
-    async def sample(self, record: EngineSample | SchemaReport) -> bool:
+    async def sample(self, record: EngineSample | SchemaReport | LogFact) -> bool:
         """For ``sources.metrics``."""
+        if isinstance(record, LogFact):
+            return await self.facts([record])
         if isinstance(record, SchemaReport):
             return await self._put(Signal.LOGS, logs_request(self._resource, [report_log(record)]))
         return await self._put(Signal.METRICS, metrics_request(self._resource, [record]))

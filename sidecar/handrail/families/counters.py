@@ -31,6 +31,22 @@ class CounterTracks:
         self._since: dict[Key, int] = {}
         self._scraped_unix_ns: int | None = None
 
+    def grown(self, counters: dict[Key, float]) -> dict[Key, float]:
+        """By how much each grew since the scrape before, where it did; call it before ``follow``.
+
+        A counter that was not there before has counted since then: engines expose some only once they count. Of one that began
+        again it is what has been counted since.
+        """
+        if self._scraped_unix_ns is None:
+            return {}
+        found = {key: increase(self._last.get(key, 0.0), value).value for key, value in counters.items()}
+        return {key: value for key, value in found.items() if value}
+
+    @property
+    def scraped_unix_ns(self) -> int | None:
+        """When the last page was asked for; None before the first."""
+        return self._scraped_unix_ns
+
     def follow(self, counters: dict[Key, float], at_unix_ns: int, started_unix_ns: int | None) -> frozenset[Key]:
         """Take one scrape's counters; the keys that began again. ``started_unix_ns``: since when the engine says it counts."""
         began_again = frozenset(key for key, value in counters.items() if value < self._last.get(key, 0.0))

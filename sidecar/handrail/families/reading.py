@@ -69,7 +69,9 @@ class Reading:
         }
 
     def total(self, quantity: str, engine: str | None = None) -> float | None:
-        """The sum over engines and labels; None where there is none."""
+        """The sum over engines and labels; None where there is none. Raises ``ValueError`` for a ratio: its sum means nothing."""
+        if BY_NAME[quantity].unit == "1":
+            raise ValueError(f"{quantity} is a ratio of each engine and is not summed over them")
         found = self.of(quantity, engine)
         return sum(found.values()) if found else None
 

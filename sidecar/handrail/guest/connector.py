@@ -69,14 +69,19 @@ class SchedulerSide:
             self._local[request.request_id] = (computed_tokens, bool(found[1]))
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
-        """Blocks are there. Called again, with 0 tokens, once they are loaded; only the first call counts."""
+        """Blocks are there. Called again with 0 tokens once they are loaded; and with some where it loads once more, after a
+        preemption or a load that failed: that is a load of its own.
+        """
         request_id = request.request_id
-        if request_id in self._wanted or not (external_tokens > 0 or request_id in self._known):
+        again = request_id in self._wanted
+        if external_tokens <= 0 and (again or request_id not in self._known):
             return
         now = time.monotonic_ns()
         self._wanted.add(request_id)
         offer = self._offers.get(request_id, _NONE)
-        if request_id not in self._known:
+        if again:
+            self._say_known(request_id, now, offer)
+        elif request_id not in self._known:
             self._say_known(request_id, self._arrived.get(request_id, now), offer)
         local, asynchronous = self._local.get(request_id, (request.num_computed_tokens, True))
         sizes = self._layout.transferred(group_sizes(blocks.get_unhashed_block_ids_all_groups()), offer.remote_blocks)

@@ -50,6 +50,7 @@ UNKNOWN: Final = "unknown"  # loaded the plugin, said nothing yet
 # --- events ---------------------------------------------------------------------------------------------------------------
 FACTS: Final = "facts"
 ALIVE: Final = "alive"
+STOPPING: Final = "stopping"
 DEGRADED: Final = "degraded"
 LOG: Final = "log"
 HTTP_REQUEST: Final = "http_request"
@@ -82,6 +83,7 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     # name -> field -> type: i whole number from 0, s text, b flag, m mapping of text to i, s, b or list of s; ?: or null
     FACTS: {"facts": "m"},  # keys: fields of records.EngineFacts
     ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler has to do
+    STOPPING: {"clean": "b"},  # this process is about to end; clean: it was told to, and nothing had failed
     DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: taken off for good
     LOG: {"level": "s", "line": "s"},  # one line of the vllm logger, warnings and worse
     HTTP_REQUEST: {  # a request has been read; b: bytes, each as one character of latin-1

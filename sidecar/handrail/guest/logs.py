@@ -1,6 +1,8 @@
 """A handler on the engine's own logger, so that no log file is needed: warnings and worse, as the line that was logged.
 
-What the lines mean is the sidecar's business (kv/loglines.py). Nothing is formatted that the engine would not format as well.
+What the lines mean is the sidecar's business (kv/loglines.py). Nothing is formatted that the engine would not format as well. Two
+things are understood here, since the process may be killed before it could be told later: that it was told to end, and that it
+failed. vLLM 0.32 kills its core right after the signal, so that no hook of the core would be called.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from handrail.guest.recorder import Recorder
 
 LOGGER: Final = "vllm"
 LINES_A_SECOND: Final = 200
+TOLD_TO_END: Final = ("[shutdown] API server: shutdown triggered", "[shutdown] EngineCore: trigger received signal=")
+CORE_FAILED: Final = "[shutdown] MPClient: engine core exited unexpectedly"
+"""As vLLM 0.32 words it; where it says it in other words, its end reads as a death."""
 
 
 class GuestHandler(logging.Handler):
     """Hands lines to the recorder; more than ``LINES_A_SECOND`` are counted as lost."""
 
     def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._recorder = recorder
         self._clock = clock
         self._second = -1
@@ -29,6 +34,13 @@ class GuestHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            said = record.msg
+            if isinstance(said, str) and said.startswith(TOLD_TO_END):
+                self._recorder.say_stopping()
+            if record.levelno < logging.WARNING:
+                return
+            if isinstance(said, str) and said.startswith(CORE_FAILED):
+                self._recorder.fault_logged()
             second = int(self._clock())
             if second != self._second:
                 self._second, self._count = second, 0
@@ -37,6 +49,8 @@ class GuestHandler(logging.Handler):
                 self._recorder.lost += 1
                 return
             line = record.getMessage()[:MAX_LINE_CHARS]
+            if record.exc_info is not None and record.levelno >= logging.ERROR:
+                self._recorder.fault_logged()
             self._recorder.say_line(record.levelname, line, at_once=record.levelno >= logging.ERROR)
         except Exception:  # the engine's own logging must go on
             self._recorder.lost += 1

@@ -187,6 +187,17 @@ def _results(original: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
     return get_transfer_results
 
 
+def _shutdown(original: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
+    """The engine ends. In EngineCore the scheduler says so first."""
+
+    @functools.wraps(original)
+    def shutdown(self: Any, *given: Any, **named: Any) -> Any:
+        guard("connector_shutdown", guard.recorder.say_stopping)
+        return original(self, *given, **named)
+
+    return shutdown
+
+
 def _get_finished(original: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
     """Engines before 0.32 ask this instead; it does not say which loads failed."""
 
@@ -212,5 +223,6 @@ _HOOKS: Final[dict[str, Callable[[Callable[..., Any], Guard], Callable[..., Any]
     "start_load_kv": _start_load,
     "get_transfer_results": _results,
     "get_finished": _get_finished,
+    "shutdown": _shutdown,
 }
 HOOKS: Final = tuple(_HOOKS)

@@ -45,10 +45,16 @@ class Plugin:
 
     def install(self) -> None:
         os.register_at_fork(after_in_child=self.recorder.after_fork)
-        atexit.register(self.recorder.stop)
+        atexit.register(self._end)
         logs.listen(self.recorder)
         when_imported(FACTORY, lambda module: self._try("connectors", self._watch_factory, module))
         when_imported(SCHEDULER, lambda module: self._try("scheduler", self._watch_schedulers, module))
+
+    def _end(self) -> None:
+        """The interpreter ends. A process that never sent anything has nothing to say now either."""
+        if self.recorder.running:
+            self.recorder.say_stopping()
+        self.recorder.stop()
 
     def _try(self, part: str, set_up: Any, module: ModuleType) -> None:
         try:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from handrail.guest.events import ALIVE, FACTS, LOG, UNKNOWN, Event, datagrams
+from handrail.guest.events import ALIVE, FACTS, LOG, STOPPING, UNKNOWN, Event, datagrams
 
 TICK_S: Final = 0.1
 ALIVE_EVERY_TICKS: Final = 10
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
 MAX_EVENTS: Final = 16_384
+FAULT_NS: Final = 10 * 10**9  # an error that was logged with its traceback so shortly before the end is taken to be its cause
 MAX_BATCH: Final = 2_048  # events encoded in one go: 5 ms of the engine's interpreter lock at most
 
 
@@ -53,6 +55,8 @@ class Recorder:
         self._outbox: deque[bytes] = deque()
         self._facts: dict[str, Any] = {}
         self._facts_due = False
+        self._faulted_ns: int | None = None
+        self._stopping = False
         self._sequence = 1
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -99,9 +103,33 @@ class Recorder:
         if at_once and self._thread is None:
             self.flush()
 
-    def flush(self) -> bool:
-        """Send what there is; False where nobody takes it now. Never blocks on the socket."""
-        with self._lock:
+    def fault_logged(self) -> None:
+        """The engine has logged an exception."""
+        self._faulted_ns = self._clock()
+
+    def say_stopping(self) -> None:
+        """The engine ends this process; told at once, since no thread may live to do so. The first word holds.
+
+        It is no clean end while an exception is on its way that is not one for ending, nor just after one was logged.
+        """
+        if self._stopping:
+            return
+        self._stopping = True
+        raised = sys.exc_info()[0]
+        now = self._clock()
+        failed = self._faulted_ns is not None and now - self._faulted_ns <= FAULT_NS
+        clean = not failed and (raised is None or issubclass(raised, (SystemExit, KeyboardInterrupt)))
+        self.record((STOPPING, now, clean))
+        self.flush(wait=False)  # a signal handler may stand in the thread that is flushing
+
+    def flush(self, *, wait: bool = True) -> bool:
+        """Send what there is; False where nobody takes it now. Never blocks on the socket.
+
+        ``wait``: for another flush that is going on; without it that one is left to send this too.
+        """
+        if not self._lock.acquire(blocking=wait):
+            return False
+        try:
             self._look_who_listens()
             while True:
                 if not self._outbox:
@@ -112,6 +140,8 @@ class Recorder:
                     self._outbox.popleft()
                 if not self._events:
                     return True
+        finally:
+            self._lock.release()
 
     def stop(self) -> None:
         """End the thread after a last flush; for tests and the end of the interpreter."""

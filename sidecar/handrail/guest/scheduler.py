@@ -1,7 +1,7 @@
 """What the scheduler does to requests and what each step runs: wrapped on the scheduler object, by the methods of its interface.
 
 vLLM's ``SchedulerInterface`` (v1/core/sched/interface.py, seen on 0.32): ``add_request``, ``schedule``, ``update_from_output``,
-``finish_requests``. Wrapping the object, once it is made, reaches every subclass and leaves the classes as they are. Private, and
+``shutdown``. Wrapping the object, once it is made, reaches every subclass and leaves the classes as they are. Private, and
 done without where it is not there: ``_free_request`` (the moment a request ends).
 """
 
@@ -156,6 +156,15 @@ def watch_scheduler(scheduler: Any, guard: Guard) -> list[str]:
     scheduler.schedule = schedule_step
     scheduler.update_from_output = update_from_output
     hooked = ["add_request", "schedule", "update_from_output"]
+    shutdown = getattr(scheduler, "shutdown", None)
+    if shutdown is not None:
+
+        def shut_down(*given: Any, **named: Any) -> Any:
+            guard("shutdown", guard.recorder.say_stopping)
+            return shutdown(*given, **named)
+
+        scheduler.shutdown = shut_down
+        hooked.append("shutdown")
     free = getattr(scheduler, "_free_request", None)
     if free is not None:
 

@@ -264,6 +264,8 @@ class ResponseReader:
             hints.append(Hint.CLOSE_MISSING)
         if self._undecodable or tally.lost_events:
             hints.append(Hint.UNDECODABLE)
+        if tally.events and tally.reasoning == tally.events and "stop" in tally.finish_reasons:
+            hints.append(Hint.REASONING_ONLY)
         return tuple(hints)
 
     def _held_back(self, burst: bool, output: int | None) -> bool:

@@ -31,6 +31,7 @@ class Tally:
         self.finish_ns: int | None = None
         self.events = 0
         self.tool_calls = 0
+        self.reasoning = 0  # of the chunks with content
         self.lost_first = False  # an event that could not be read came before the first token
         self.lost_events = 0
         self.response_id: str | None = None
@@ -65,6 +66,8 @@ class Tally:
             self.last_content_ns = at_ns
             if kind == "tool_call":
                 self.tool_calls += 1
+            elif kind == "reasoning":
+                self.reasoning += 1
             if self.first_text_ns is None:
                 self.first_text_ns = at_ns
                 self.text_kind = kind

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,11 +20,22 @@ import aiohttp
 
 from handrail.families.counters import CounterTracks
 from handrail.families.exposition import families_of
+from handrail.families.failures import counted_failures
 from handrail.families.progress import Progress, ProgressSettings
 from handrail.families.reading import PageReader, Reading
 from handrail.families.report import schema_notes
 from handrail.families.schema import BY_NAME, QUANTITIES, Kind
-from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, ProcessEvent, SchemaReport, SchemaState, Source
+from handrail.records import (
+    EngineHistogram,
+    EngineSample,
+    EngineValue,
+    LogFact,
+    Process,
+    ProcessEvent,
+    SchemaReport,
+    SchemaState,
+    Source,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +43,10 @@ ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"  # no exemplars, no pro
 _OFF_LOOP_BYTES: Final = 256 << 10
 _TYPE_LINE: Final = b"# TYPE "
 
-Take = Callable[["EngineSample | SchemaReport"], Awaitable[bool]]
-"""Takes a sample or report over; False where it cannot now: it is then dropped and counted. Never raises."""
+MOST_FACTS: Final = 256
+
+Take = Callable[["EngineSample | SchemaReport | LogFact"], Awaitable[bool]]
+"""Takes a sample, a report or a fact over; False where it cannot now: a sample is then dropped and counted. Never raises."""
 
 Tell = Callable[[ProcessEvent], None]
 
@@ -100,6 +114,7 @@ class MetricsSource:
         self._monotonic_s = monotonic_s
         self._types = -1
         self._untold = False
+        self._facts: deque[LogFact] = deque(maxlen=MOST_FACTS)  # counted failures not taken over yet
         self._warned_invalid = False
         self._session: aiohttp.ClientSession | None = None
         self._task: asyncio.Task[None] | None = None
@@ -173,10 +188,16 @@ class MetricsSource:
         started = max(reading.of("start_time_seconds").values(), default=None)
         counters = {key: value for key, value in reading.values.items() if BY_NAME[key[0]].kind is Kind.COUNTER}
         counters |= {key: buckets.count for key, buckets in reading.histograms.items() if buckets.count is not None}
+        grown, before = self.tracks.grown(counters), self.tracks.scraped_unix_ns
+        if before is not None:
+            until = at + int(self.stats.seconds * 1e9)  # the page was made some time while it was asked for
+            self._facts.extend(counted_failures(self._process, grown, counters, before, until))
         reset = self.tracks.follow(counters, at, None if started is None else int(started * 1e9))
         open_requests = self._open_requests() if self._open_requests is not None else None
         for event in self.progress.seen(reading, at, reset, open_requests):
             self._tell(event)
+        while self._facts and await self._take(self._facts[0]):
+            self._facts.popleft()
         if not await self._take(sample_of(reading, self._process, at, self.tracks)):
             self.stats.dropped += 1
 

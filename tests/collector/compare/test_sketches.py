@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.sketch import GapSketch
@@ -21,6 +21,7 @@ def made(weighted: list[tuple[int, int]]) -> GapSketch:
     return sketch
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | WEIGHTED, max_size=12), st.integers(0, 3))
 def test_sketches_are_read_as_one_by_one(rows: list[list[tuple[int, int]] | None], skipped: int) -> None:
     sketches = [None if row is None else made(row) for row in rows]
@@ -35,6 +36,7 @@ def test_sketches_are_read_as_one_by_one(rows: list[list[tuple[int, int]] | None
         assert buckets.sum_ns[at] == pytest.approx(0 if sketch is None else sketch.sum_ns)
 
 
+@settings(deadline=None)
 @given(WEIGHTED, st.binary(max_size=40))
 def test_what_decode_refuses_is_refused_or_read_alike(weighted: list[tuple[int, int]], tail: bytes) -> None:
     whole = made(weighted).encode()
@@ -62,5 +64,5 @@ def test_what_decode_refuses_is_refused_or_read_alike(weighted: list[tuple[int, 
 )
 def test_damage_is_told(data: bytes) -> None:
     good = made([(5, 1)]).encode()
-    with pytest.raises(ValueError, match=r"gap sketch|overlong number"):
+    with pytest.raises(ValueError, match="gap sketch"):
         decode(pa.array([good, data, good], pa.binary()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +14,7 @@ from builders import EPOCH, MS, exchange, kv, process, split_request
 from handrail.kv.logfold import Folder
 from handrail.kv.loghead import read_head
 from handrail.kv.loglines import recognise
+from handrail.proxy.stream import End, ResponseReader
 from handrail.records import FetchEffect, LogFact, LogKind, Outcome, ProcessEventKind, Role, Source
 from handrail_collector.stitch.stitcher import SECOND
 from joined import told
@@ -172,6 +174,30 @@ def test_A16_after_the_link_has_failed_no_answer_without_a_loads_good_word_is_tr
     assert "3 times" in found.row("req-b").kv_evidence[0]
 
 
+def test_A16_the_stream_that_came_of_it_is_tainted_and_its_empty_answer_is_told() -> None:
+    """The recorded stream of the case as the proxy reads it, between an edge and a D whose link has been failing since t0."""
+    name = _DATA / "sse/A16_reasoning_garbage_empty_content.sse.json"
+    stream = json.loads(name.read_text(encoding="utf-8"))
+    reader = ResponseReader(
+        "chat", choices=1, status=200, content_type="text/event-stream", content_encoding=None, continuous_usage=None
+    )
+    for read in stream["reads"]:
+        reader.feed(base64.b64decode(read["b64"]), round(read["t"] * SECOND))
+    reader.finish(round((stream["reads"][-1]["t"] + 0.01) * SECOND), End.CLEAN)
+    facts = reader.facts()
+    seen = split_request("req-b", "t2", 60_000)
+    told_of = {
+        "outcome": facts.outcome, "ttft_token_ns": facts.ttft_token_ns, "ttft_text_ns": facts.ttft_text_ns,
+        "ttft_text_kind": facts.ttft_text_kind, "hints": facts.hints, "events": facts.events,
+    }  # fmt: skip
+    for door in ("edge", "d"):
+        seen[door] = altered(seen[door], **told_of)
+    broken = [fact(LogKind.PEER_LOST, Role.DECODE, at, None, reason="NIXL_ERR_REMOTE_DISCONNECT") for at in (30_000, 60_200)]
+    row = told([*seen.values(), *broken]).row("req-b")
+    assert (row.status, row.outcome, row.kv_outcome, row.kv_reason) == (200, "tainted", "unknown", "link_failing")
+    assert "reasoning_only" in row.hints
+
+
 def test_A17_sixty_expiries_then_the_engine_dies_and_what_was_open_is_closed_as_lost() -> None:
     facts = of_log("A17_expiry_burst.log")
     expired = [f for f in facts if f.kind is LogKind.EXPIRED]
@@ -317,15 +343,6 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
     assert (row.kv_outcome, row.kv_reason) == (outcome, reason)
     assert row.kv_evidence
     assert row.kv_evidence[0].startswith("decode:plugin ")
-
-
-def test_a_load_that_failed_and_was_made_again_was_retried() -> None:
-    seen = split_request()
-    failed = fetch(134, parent=seen["d"], done_ms=None, noticed_ms=20, failure="transfer_failed")
-    again = fetch(160, parent=seen["d"])
-    found = told([*seen.values(), failed, again])
-    assert [f.outcome for f in found.fetches] == ["retried", "ok"]
-    assert found.row("req-a").kv_outcome == "ok"
 
 
 def test_kv_that_nobody_read_until_its_lease_ended_has_expired() -> None:

@@ -9,7 +9,7 @@ import pytest
 from builders import MS, split_request
 from handrail.records import FetchEffect, LogKind, Outcome, ProcessEventKind, Role
 from joined import told
-from plugin_parts import altered, fact, fetch, happened, publish
+from plugin_parts import altered, fact, fetch, happened, publish, times
 
 RAW_D = "cmpl-req-a-0-0000dddd"
 GIVEN_UP: dict[str, Any] = {"request_status": "aborted", "ended_ns": 20_000_000}
@@ -49,6 +49,18 @@ def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is
     assert phases["prefill_respond"].bound_ns >= 20 * MS
     assert "prefill_decode_overlap" not in row.findings
     assert sum(phase.duration_ns for phase in row.phases) == row.ttft_token_ns
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [("engine_stopped", "upstream_disconnect"), ("aborted", "aborted"), ("stopped", "ok")]
+)
+def test_how_ps_answer_ended_is_not_how_the_request_did(status: str, outcome: str) -> None:
+    """D's API server took its exchange along, and no edge has reported: D's engine knows better than the proxy beside P."""
+    seen = split_request()
+    at_d = times(Role.DECODE, 133, 110, 150, 850, rid=RAW_D, parent=seen["edge"], status=status)
+    row = told([seen["p"], at_d, fetch(134, parent=seen["edge"]), publish(105, parent=seen["p"])]).rows[0]
+    assert (row.scope, row.outcome, row.status) == ("engine", outcome, None)
+    assert row.decode_instance is not None
 
 
 @pytest.mark.parametrize(("died_ms", "reason"), [(150, "engine_lost"), (4_000, "transfer_setup_failed")], ids=["before", "after"])

@@ -68,9 +68,9 @@ def test_every_phase_of_the_hand_off_by_the_engines_own_clocks() -> None:
             ("prefill", "prefill_respond"): 6,
             ("path", "router_and_hops"): 40,
             ("decode", "decode_admission"): 3,
-            ("decode", "kv_wait"): 11,
+            ("decode", "kv_wait"): 12,
             ("decode", "kv_handshake"): 0,
-            ("decode", "kv_transfer"): 60,
+            ("decode", "kv_transfer"): 59,
             ("decode", "kv_notice"): 5,
             ("decode", "decode_queue"): 34,
             ("decode", "first_step"): 40,
@@ -85,18 +85,34 @@ def test_every_phase_of_the_hand_off_by_the_engines_own_clocks() -> None:
 
 def test_a_first_contact_is_a_phase_until_the_transfer_is_posted() -> None:
     row = row_of(with_plugin(handshake_ms=(10, 45), posted_ms=46).values())
+    assert table(row)["decode", "kv_wait"] == 11
     assert table(row)["decode", "kv_handshake"] == 36
     assert table(row)["decode", "kv_transfer"] == 24
+
+
+def test_a_load_that_waits_for_another_of_its_step_to_be_posted_is_no_transfer_until_then() -> None:
+    row = row_of(with_plugin(started_ms=10, posted_ms=31).values())
+    parts = {p.phase: p for p in row.phases if p.process == "decode"}
+    assert (parts["kv_wait"].duration_ns, parts["kv_handshake"].duration_ns) == (32 * MS, 0)
+    assert parts["kv_transfer"].duration_ns == 39 * MS
+    assert parts["kv_transfer"].bound_ns <= 2_000
+    assert sum(p.duration_ns for p in row.phases) == 300 * MS
+
+
+def test_a_connector_that_does_not_say_when_it_posts_transfers_from_the_loads_start() -> None:
+    row = row_of(with_plugin(posted_ms=None).values())
+    assert table(row)["decode", "kv_wait"] == 11
+    assert table(row)["decode", "kv_transfer"] == 60
 
 
 @pytest.mark.parametrize(
     ("missing", "may_be"),
     [
-        ({"started_ms": None}, ("kv_wait", "kv_handshake", "kv_transfer")),
+        ({"started_ms": None, "posted_ms": None}, ("kv_wait", "kv_handshake", "kv_transfer")),
         ({"done_ms": None}, ("kv_transfer", "kv_notice")),
         ({"done_ms": None, "noticed_ms": None}, ("kv_transfer", "kv_notice", "decode_queue")),
     ],
-    ids=["no-start", "no-done", "neither-done-nor-noticed"],
+    ids=["neither-start-nor-post", "no-done", "neither-done-nor-noticed"],
 )
 def test_a_missing_moment_makes_it_coarser_and_never_wrong(missing: dict[str, Any], may_be: tuple[str, ...]) -> None:
     row = row_of(with_plugin(**missing).values())
@@ -121,7 +137,7 @@ def test_a_push_is_timed_by_the_clock_that_pushed() -> None:
     (transfer,) = [p for p in row.phases if p.phase == "kv_transfer"]
     assert (transfer.duration_ns, transfer.source) == (25 * MS, "plugin-peer")
     (rest,) = [p for p in row.phases if p.phase == "unattributed"]
-    assert (rest.duration_ns, rest.may_be) == (35 * MS, ("kv_wait", "kv_notice"))
+    assert (rest.duration_ns, rest.may_be) == (34 * MS, ("kv_wait", "kv_notice"))
 
 
 def test_a_collocated_request_lacks_the_phases_of_a_hand_off() -> None:
@@ -183,8 +199,8 @@ def test_a_turn_that_takes_kv_back_from_d_has_a_fetch_of_its_own_at_p() -> None:
         engine_id="engine-p",
     )
     row = row_of([*seen.values(), back])
-    assert table(row)["prefill", "kv_transfer"] == 8
-    assert table(row)["decode", "kv_transfer"] == 60
+    assert table(row)["prefill", "kv_transfer"] == 7
+    assert table(row)["decode", "kv_transfer"] == 59
     assert sum(p.duration_ns for p in row.phases) == 300 * MS
 
 

@@ -151,6 +151,17 @@ def test_D05_engines_are_told_apart_and_missing_ones_told() -> None:
     assert notes(new, engines=4) == {}
 
 
+def test_D19_two_caches_that_are_two_fifths_full_are_not_four_fifths_full() -> None:
+    """Nothing sums a ratio: each engine keeps its own, copies of one figure are one, and a sum is refused."""
+    two = read("".join(f'vllm:kv_cache_usage_perc{{model_name="m",engine="{rank}"}} 0.4\n' for rank in range(2)))
+    assert two.of("kv_cache_usage_ratio") == {("0", ""): 0.4, ("1", ""): 0.4}
+    ranks = read("".join(f'vllm:kv_cache_usage_perc{{model_name="m",engine="0",tp_rank="{rank}"}} 0.4\n' for rank in range(2)))
+    assert ranks.of("kv_cache_usage_ratio") == {("0", ""): 0.4}
+    with pytest.raises(ValueError, match="not summed"):
+        two.total("kv_cache_usage_ratio")
+    assert {quantity.unit for quantity in QUANTITIES if quantity.name.endswith("_ratio")} == {"1"}
+
+
 def test_D04_what_does_not_add_up() -> None:
     reading = read(
         "vllm:time_to_first_token_seconds_count 8060\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,6 +29,7 @@ from engine_parts import (
 from handrail.guest import events as words
 from handrail.guest.guard import FAILURES_ALLOWED
 from handrail.guest.imports import when_imported
+from handrail.guest.logs import GuestHandler
 from handrail.guest.mixin import HOOKS
 from handrail.guest.nixl import error_name
 from handrail.guest.offer import group_sizes, read_offer
@@ -49,10 +51,13 @@ D_ASKS = {
 
 
 class Quiet(Recorder):
-    """Records, and starts no thread."""
+    """Records, starts no thread, and sends nothing."""
 
     def start(self, kind: str) -> None:
         self.kind = kind
+
+    def flush(self, *, wait: bool = True) -> bool:
+        return wait
 
 
 @pytest.fixture
@@ -197,6 +202,18 @@ def test_d_knows_wants_and_notices(plugin: Plugin) -> None:
     assert (noticed["name"], noticed["failed"]) == ("kv_noticed", False)
 
 
+def test_a_request_that_loads_once_more_says_so(plugin: Plugin) -> None:
+    made = connector(plugin, Role.SCHEDULER, cache_config(2, page_bytes=500))
+    request = Request("r")
+    for _ in range(2):  # the second after a preemption had thrown its blocks away
+        made.get_num_new_matched_tokens(request, 32)
+        made.update_state_after_alloc(request, Blocks([1, 2]), 64)
+        assert made.build_connector_meta(None).handrail_loads == (("r", True),)
+        made.update_state_after_alloc(request, Blocks([1, 2]), 0)  # loaded
+    assert [e["name"] for e in said(plugin, words.KV_KNOWN, words.KV_WANTED)] == [words.KV_KNOWN, words.KV_WANTED] * 2
+    assert [e["tokens_wanted"] for e in said(plugin, words.KV_WANTED)] == [64, 64]
+
+
 def test_a_clean_up_of_the_engines_own_is_no_fetch(plugin: Plugin) -> None:
     side = connector(plugin, Role.SCHEDULER)
     side.on_new_request(Request("0123456789abcdef", dict(D_ASKS), abort_immediately=True))
@@ -329,6 +346,62 @@ def test_an_abort_from_outside_is_an_end(plugin: Plugin, scheduler: Scheduler) -
     scheduler.add_request(Request("a"))
     assert scheduler._free_request(scheduler.requests["a"]) == "freed"
     assert [e["name"] for e in said(plugin)] == ["queued", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "clean"), [(None, True), (SystemExit, True), (KeyboardInterrupt, True), (RuntimeError, False)]
+)
+def test_an_engine_that_shuts_down_says_whether_it_had_failed(
+    plugin: Plugin, scheduler: Scheduler, raised: type[BaseException] | None, clean: bool
+) -> None:
+    """As EngineCore does: in a ``finally``, with what ended it on its way."""
+    try:
+        if raised is not None:
+            raise raised
+    except BaseException:
+        assert scheduler.shutdown() == "shut"
+    else:
+        assert scheduler.shutdown() == "shut"
+    made = connector(plugin, Role.WORKER)
+    assert made.shutdown() == "shut"  # its parts say no more than it did
+    assert [e["clean"] for e in said(plugin, words.STOPPING)] == [clean]
+
+
+@pytest.mark.parametrize(
+    ("lines", "clean"),
+    [
+        ([(logging.INFO, "[shutdown] API server: shutdown triggered")], [True]),
+        ([(logging.INFO, "[shutdown] EngineCore: trigger received signal=%s")], [True]),
+        (
+            [
+                (logging.WARNING, "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"),
+                (logging.INFO, "[shutdown] API server: shutdown triggered"),
+            ],
+            [False],
+        ),
+        ([(logging.INFO, "Application startup complete."), (logging.INFO, "a prompt: [shutdown] API server")], []),
+    ],
+    ids=["api-server", "core", "after-its-core-had-died", "anything-else"],
+)
+def test_vllms_own_lines_say_that_it_was_told_to_end(plugin: Plugin, lines: list[tuple[int, str]], clean: list[bool]) -> None:
+    """vLLM 0.32 kills its core so soon after SIGTERM that no hook there is called."""
+    handler = GuestHandler(plugin.recorder)
+    for level, text in lines:
+        handler.handle(logging.LogRecord("vllm.x", level, "f", 1, text, ("SIGTERM",) if "%s" in text else (), None))
+    assert [e["clean"] for e in said(plugin, words.STOPPING)] == clean
+    assert len(said(plugin, words.LOG)) == sum(level >= logging.WARNING for level, _ in lines)
+
+
+def test_an_exception_that_was_logged_just_before_is_why_it_ends(plugin: Plugin) -> None:
+    made = connector(plugin, Role.WORKER)
+    handler = GuestHandler(plugin.recorder)
+    try:
+        raise RuntimeError
+    except RuntimeError:
+        failed = logging.LogRecord("vllm", logging.ERROR, "f", 1, "WorkerProc failed.", (), sys.exc_info())
+    handler.handle(failed)
+    made.shutdown()
+    assert [e["clean"] for e in said(plugin, words.STOPPING)] == [False]
 
 
 def test_a_scheduler_without_the_private_method_is_told_of_ends_a_step_later(plugin: Plugin) -> None:

@@ -59,7 +59,7 @@ class Engine:
         self, boot: str, at: int, events: tuple[Heard, ...] = (), lost: int = 0, pid: int | None = None
     ) -> list[Observation]:
         sequence = next(self._sequence.setdefault(boot, itertools.count(1)))
-        kind = words.WORKER if boot.startswith("worker") else words.CORE
+        kind = words.WORKER if boot.startswith("worker") else words.API if boot.startswith("api") else words.CORE
         made = self.merge.take(Packet(boot, pid or 7, kind, sequence, at, UNIX + at, lost, events), pid)
         self.records += made
         return made
@@ -444,6 +444,130 @@ def test_a_dead_engine_closes_what_it_held() -> None:
     assert engine.only(KvFetch).request_status == "engine_lost"
     assert engine.only(KvPublish).failure == "engine_lost"
     assert engine.of(ProcessEvent)[-1].at_bound_ns == 2 * S - 2 * MS
+
+
+@pytest.mark.parametrize(("clean", "kind", "word"), [(True, "stopped", "engine_stopped"), (False, "dead", "engine_lost")])
+def test_an_engine_that_was_told_to_end_is_stopped_and_one_that_failed_is_dead(clean: bool, kind: str, word: str) -> None:
+    alive = {42: True}
+    engine = Engine(exists=alive.get)
+    engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
+    known(engine, MS)
+    published(engine, 2 * MS, "p")
+    engine.say(S, "stopping", clean=clean, pid=42)
+    engine.tick(3 * S)
+    assert kinds(engine) == [ProcessEventKind.STARTED]  # it is there still
+    alive[42] = False
+    engine.tick(4 * S)
+    assert [k.value for k in kinds(engine)] == ["started", kind]
+    assert engine.only(EngineTimes).status == engine.only(KvFetch).request_status == engine.only(KvPublish).failure == word
+
+
+@pytest.mark.parametrize(
+    ("clean", "core"), [(True, ["started", "stopped"]), (False, ["started", "dead"])], ids=["told-to-end", "failed"]
+)
+def test_a_core_that_its_api_server_killed_as_it_was_told_to_end_is_stopped(clean: bool, core: list[str]) -> None:
+    alive = {41: True, 42: True}
+    engine = Engine(exists=alive.get)
+    engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
+    engine.say(0, "alive", "api", pid=41)
+    known(engine, MS)
+    engine.say(S, "stopping", "api", clean=clean, pid=41)
+    alive[42] = False
+    engine.tick(3 * S)
+    assert [e.kind.value for e in engine.of(ProcessEvent) if e.pid == 42 or e.process_kind == "core"] == core
+    assert engine.only(EngineTimes).status == ("engine_stopped" if clean else "engine_lost")
+
+
+def test_a_core_that_dies_long_after_another_engines_end_is_dead() -> None:
+    alive = {41: True, 42: True}
+    engine = Engine(exists=alive.get)
+    engine.say(0, "alive", "api", pid=41)
+    engine.say(S, "stopping", "api", clean=True, pid=41)
+    for second in range(2, 50):
+        engine.say(second * S, "alive", last_step_ns=0, unfinished=0, pid=42)
+    alive[42] = False
+    engine.tick(52 * S)
+    assert [e.kind.value for e in engine.of(ProcessEvent) if e.process_kind == "core"] == ["started", "dead"]
+
+
+def test_where_pids_cannot_be_seen_the_last_word_and_silence_are_the_end() -> None:
+    engine = Engine(exists=lambda _: None)
+    engine.say(0, "alive", last_step_ns=0, unfinished=0, pid=42)
+    engine.say(S, "stopping", clean=True, pid=42)
+    engine.tick(5 * S)
+    assert [k.value for k in kinds(engine)] == ["started"]
+    engine.tick(7 * S)
+    assert [k.value for k in kinds(engine)] == ["started", "stopped"]
+
+
+def test_an_engine_that_goes_on_after_it_said_it_would_end_and_then_dies_is_dead() -> None:
+    alive = {42: True}
+    engine = Engine(exists=alive.get)
+    engine.say(0, "stopping", clean=True, pid=42)
+    engine.say(S, "step", begin_ns=S - MS, requests=1, pid=42)
+    alive[42] = False
+    engine.tick(4 * S)
+    assert [k.value for k in kinds(engine)] == ["started", "dead"]
+
+
+def loaded_within_the_call(engine: Engine, at: int, request: str = "r") -> None:
+    """Once more, by a connector that loads within the step."""
+    engine.say(at, "kv_known", request=request, connector="Example", engine_id="D")
+    engine.say(at, "kv_wanted", request=request, connector="Example", tokens_wanted=64, tokens_local=0, asynchronous=False)
+    engine.say(at + MS, "kv_load", "worker", request=request, rank=0)
+    engine.say(at + 3 * MS, "kv_loaded", "worker", request=request, rank=0)
+
+
+def test_a_second_load_of_a_request_is_a_load_of_its_own() -> None:
+    engine = Engine()
+    engine.say(0, "queued", request="r")
+    loaded_within_the_call(engine, MS)
+    engine.say(5 * MS, "first_token", request="r")
+    engine.tick(2 * S)
+    loaded_within_the_call(engine, 3 * S)
+    engine.tick(5 * S)
+    first, second = engine.of(KvFetch)
+    assert first.ids.span_id != second.ids.span_id
+    assert (second.known_unix_ns - first.known_unix_ns, second.ended_ns) == (3 * S - MS, 3 * MS)
+    assert [(f.load_started_ns, f.done_ns, f.ranks_done, f.failure) for f in (first, second)] == [(MS, 3 * MS, 1, None)] * 2
+
+
+@pytest.mark.parametrize("workers_first", [False, True])
+def test_loads_close_behind_each_other_are_told_apart_in_whatever_order_their_processes_are_heard(workers_first: bool) -> None:
+    """The first fails, and a cache connector loads again before anything of the first has settled."""
+    engine = Engine()
+    known(engine, 0)
+    of_core: list[tuple[int, str, dict[str, Any]]] = [
+        (10 * MS, "kv_noticed", {"failed": True}),
+        (12 * MS, "kv_known", {"connector": "Cache", "engine_id": "D"}),
+        (12 * MS, "kv_wanted", {"connector": "Cache", "tokens_wanted": 96, "tokens_local": 0, "asynchronous": True}),
+        (30 * MS, "kv_noticed", {}),
+    ]
+    of_worker: list[tuple[int, str, dict[str, Any]]] = [
+        (2 * MS, "kv_load", {}),
+        (8 * MS, "kv_loaded", {"failed": True}),
+        (13 * MS, "kv_load", {}),
+        (20 * MS, "kv_done", {"bytes": 6000, "descriptors": 6}),
+        (28 * MS, "kv_loaded", {}),
+    ]
+    for boot, said in (("worker", of_worker), ("core", of_core)) if workers_first else (("core", of_core), ("worker", of_worker)):
+        for at, name, fields in said:
+            ranked = {"rank": 0} if boot == "worker" else {}
+            engine.say(at, name, boot, request="r", **ranked, **fields)
+    engine.tick(3 * S)
+    first, second = sorted(engine.of(KvFetch), key=lambda f: f.known_unix_ns)
+    assert (first.failure, first.ranks_done, first.noticed_ns, first.bytes_moved) == ("load_failed", 0, 10 * MS, None)
+    assert (second.failure, second.ranks_done, second.noticed_ns, second.bytes_moved) == (None, 1, 18 * MS, 6000)
+    assert second.load_started_ns == MS
+
+
+def test_a_third_load_before_the_first_has_settled_loses_none() -> None:
+    engine = Engine()
+    engine.say(0, "queued", request="r")
+    for at in (MS, 20 * MS, 40 * MS):
+        loaded_within_the_call(engine, at)
+    engine.tick(3 * S)
+    assert len({f.ids.span_id for f in engine.of(KvFetch)}) == 3
 
 
 def test_a_restarted_engine_is_said_to_be_one_and_its_facts_are_new() -> None:

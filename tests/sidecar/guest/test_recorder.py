@@ -152,6 +152,25 @@ def test_an_error_line_of_a_process_without_a_thread_goes_at_once(path: Path, li
     recorder.stop()
 
 
+def test_the_last_word_of_a_process_goes_at_once_and_once(path: Path, listener: socket.socket) -> None:
+    now = iter(range(0, 100 * 10**9, 10**9))
+    recorder = Recorder(str(path), clock=lambda: next(now))
+    recorder.fault_logged()
+    for _ in range(12):
+        recorder.record((words.FIRST_TOKEN, next(now), "r"))
+    recorder.say_stopping()  # long after: a request's error of then is not why it ends
+    recorder.say_stopping()
+    events = received(listener).events
+    assert [(e.name, e.fields["clean"]) for e in events if e.name == words.STOPPING] == [(words.STOPPING, True)]
+    recorder.stop()
+
+
+def test_a_last_word_that_nobody_hears_holds_up_nothing(path: Path) -> None:
+    recorder = Recorder(str(path))
+    recorder.say_stopping()
+    recorder.stop()
+
+
 def test_fifty_recorders_leave_no_thread_and_no_descriptor(tmp_path: Path) -> None:
     fds, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
     for n in range(50):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,10 +15,21 @@ import pytest
 from aiohttp import web
 
 from builders import EPOCH, process
-from handrail.records import EngineSample, ProcessEvent, ProcessEventKind, Role, SchemaReport, SchemaState
+from handrail.records import (
+    EngineSample,
+    LogFact,
+    LogKind,
+    ProcessEvent,
+    ProcessEventKind,
+    Role,
+    SchemaReport,
+    SchemaState,
+    Source,
+)
 from handrail.sources.metrics import MetricsSettings, MetricsSource
 
 _PAGE = (Path(__file__).parents[2] / "data/recordings/metrics_decode.txt").read_bytes()
+_COUNTER = "metrics.kv_transfer_failures"
 S = 10**9
 
 
@@ -25,11 +37,11 @@ S = 10**9
 class Got:
     """What the source handed on."""
 
-    taken: list[EngineSample | SchemaReport] = field(default_factory=list)
+    taken: list[EngineSample | SchemaReport | LogFact] = field(default_factory=list)
     events: list[ProcessEvent] = field(default_factory=list)
     full: bool = False
 
-    async def __call__(self, record: EngineSample | SchemaReport) -> bool:
+    async def __call__(self, record: EngineSample | SchemaReport | LogFact) -> bool:
         if not self.full:
             self.taken.append(record)
         return not self.full
@@ -37,6 +49,10 @@ class Got:
     @property
     def samples(self) -> list[EngineSample]:
         return [record for record in self.taken if isinstance(record, EngineSample)]
+
+    @property
+    def facts(self) -> list[LogFact]:
+        return [record for record in self.taken if isinstance(record, LogFact)]
 
     @property
     def reports(self) -> list[SchemaReport]:
@@ -220,6 +236,54 @@ async def test_what_is_not_taken_over_is_dropped_counted_and_reported_later() ->
     assert (len(got.reports), len(got.samples)) == (1, 1)
 
 
+def page_with(failures: int, computed: int = 0) -> bytes:
+    """The recorded page with these counts."""
+    page = re.sub(rb"(?m)^(vllm:nixl_num_failed_transfers_total\{[^}]*\}) .*$", rb"\g<1> %d.0" % failures, _PAGE)
+    return re.sub(rb"(?m)^(vllm:prompt_tokens_by_source_total\{[^}]*local_compute[^}]*\}) .*$", rb"\g<1> %d.0" % computed, page)
+
+
+async def test_failures_that_were_counted_between_two_readings_are_a_fact_that_names_nobody() -> None:
+    got, pages = Got(), iter([page_with(2, 100), page_with(2, 140), page_with(5, 1164), page_with(5, 1164)])
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=next(pages))
+
+    async with engine(answer) as at, source(at.url, got) as tap:
+        for _ in range(3):
+            await tap.scrape()
+    (fact,) = got.facts
+    assert (fact.source, fact.kind, fact.recogniser, fact.lines) == (Source.METRICS, LogKind.FETCH_FAILED, _COUNTER, 3)
+    assert (fact.request_id, dict(fact.numbers)) == (None, {"computed_tokens": 1024.0})
+    assert 20 * S <= fact.last_unix_ns - fact.at_unix_ns < 25 * S
+    assert fact.at_unix_ns == EPOCH + 20 * S
+
+
+async def test_a_counted_failure_that_is_not_taken_over_is_told_later_and_once() -> None:
+    got, pages = Got(), iter([page_with(0), page_with(1), page_with(1), page_with(1)])
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=next(pages))
+
+    async with engine(answer) as at, source(at.url, got) as tap:
+        got.full = True
+        await tap.scrape()
+        got.full = False
+        await tap.scrape()
+        await tap.scrape()
+    assert [(fact.lines, fact.at_unix_ns) for fact in got.facts] == [(1, EPOCH)]
+
+
+async def test_failures_counted_since_a_restart_are_told_and_those_before_the_first_reading_are_not() -> None:
+    got, pages = Got(), iter([page_with(7), page_with(2)])
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=next(pages))
+
+    async with engine(answer) as at, source(at.url, got) as tap:
+        await tap.scrape()
+    assert [fact.lines for fact in got.facts] == [2]
+
+
 async def test_fifty_sources_leave_nothing_behind() -> None:
     async with engine(of(_PAGE)) as at:
         for _ in range(50):
@@ -233,7 +297,7 @@ async def test_fifty_sources_leave_nothing_behind() -> None:
 async def test_it_scrapes_on_its_own_until_it_is_stopped() -> None:
     enough = asyncio.Event()
 
-    async def take(record: EngineSample | SchemaReport) -> bool:
+    async def take(record: EngineSample | SchemaReport | LogFact) -> bool:
         got.taken.append(record)
         if len(got.samples) == 3:
             enough.set()

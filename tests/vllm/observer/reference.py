@@ -16,6 +16,7 @@ DOOR = "kv_observer.Door"
 VARIABLE = "KV_OBSERVER_LOG"
 _LOADS = re.compile(r"start_load_kv for request (\S+) from")
 _SEEN = re.compile(r"Finished recving KV transfer for request (\S+)")
+_CONTACT = "NIXL handshake: add agent took"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Engine:
     load_begun: dict[str, int] = field(default_factory=dict)
     load_seen: dict[str, int] = field(default_factory=dict)
     transfers: dict[str, Transfer] = field(default_factory=dict)
+    contacts: list[int] = field(default_factory=list)  # first contacts with a peer were over
 
     def prefill(self, name: str) -> dict[str, int]:
         """P's phases, ns."""
@@ -52,13 +54,17 @@ class Engine:
         }
 
     def decode(self, name: str) -> dict[str, int]:
-        """D's phases, ns, of a streamed request."""
-        moved = self.transfers[name]
+        """D's phases, ns, of a streamed request. Where the peer was known there was no handshake: it waited until its transfer
+        began.
+        """
+        moved, begun = self.transfers[name], self.load_begun[name]
         done = moved.began_unix_ns + moved.took_ns
+        met = any(begun <= at <= moved.began_unix_ns for at in self.contacts)
+        waited_until = begun if met else moved.began_unix_ns
         return {
             "decode_admission": self.queued[name] - self.arrived[name],
-            "kv_wait": self.load_begun[name] - self.queued[name],
-            "kv_handshake": moved.began_unix_ns - self.load_begun[name],
+            "kv_wait": waited_until - self.queued[name],
+            "kv_handshake": moved.began_unix_ns - waited_until,
             "kv_transfer": moved.took_ns,
             "kv_notice": self.load_seen[name] - done,
             "decode_queue": self.scheduled[name] - self.load_seen[name],
@@ -93,6 +99,8 @@ def _take(found: Engine, note: Mapping[str, Any], apart_ns: int, names: tuple[st
         for moments, key in ((found.queued, "queued"), (found.scheduled, "scheduled"), (found.first_token, "first_token")):
             moments[name] = note[f"{key}_ns"] + apart_ns
     elif note["what"] == "line":
+        if note["text"].startswith(_CONTACT):
+            found.contacts.append(note["unix_ns"])
         for moments, pattern in ((found.load_begun, _LOADS), (found.load_seen, _SEEN)):
             if match := pattern.match(note["text"]):
                 moments.setdefault(_client_id(match[1], names), note["unix_ns"])

@@ -26,7 +26,10 @@ ERROR: Final = "error"  # the status of a request that the engine failed
 
 @dataclass(slots=True)
 class Fetch:
-    """What is known of one load. ``known_ns`` None: only workers have spoken of it yet."""
+    """What is known of one load. ``known_ns`` None: only workers have spoken of it yet.
+
+    ``ahead``: what workers have said of the next load of the same request, which the scheduler has not told of yet.
+    """
 
     request_id: str
     first_heard_ns: int
@@ -39,6 +42,7 @@ class Fetch:
     publish_span_id: str = ""
     decode_span_id: str = ""
     ranks: dict[int, Rank] = field(default_factory=dict)
+    ahead: dict[int, Rank] = field(default_factory=dict)
     noticed_ns: int | None = None
     ended_ns: int | None = None
     close_at_ns: int | None = None
@@ -56,6 +60,7 @@ class Fetches:
         self._engine = engine
         self._limits = limits
         self.open: Bounded[Fetch] = Bounded(limits.fetches)
+        self._before: Bounded[Fetch] = Bounded(limits.fetches)  # a request's load before the one that is open
         self.orphans = 0
         self.handshakes = Handshakes()
 
@@ -63,8 +68,10 @@ class Fetches:
     def known(self, boot: str, at_ns: int, unix_ns: int, said: Mapping[str, Any], context: TraceContext | None) -> None:
         """``context``: the engine's own trace context of the request, where it has one."""
         fetch = self._fetch(said["request"], at_ns)
-        if fetch.known_ns is not None:  # another child of a composite has said so
-            return
+        if fetch.known_ns is not None:
+            if not fetch.said.get("tokens_wanted"):  # another child of a composite has said so
+                return
+            fetch = self._again(fetch, at_ns)
         fetch.known_ns, fetch.known_unix_ns, fetch.boot = at_ns, unix_ns, boot
         fetch.said = {**said, **fetch.said}
         publish = read_context(said["traceparent"])
@@ -81,12 +88,13 @@ class Fetches:
         if said["tokens_wanted"] > 0:
             fetch.said.update(said)
             fetch.ended_ns = fetch.close_at_ns = None
+            self._end_with_the_call(fetch)
         elif not fetch.said.get("tokens_wanted"):  # all of it was here, unless another child says otherwise
             fetch.said.update(said)
             self._end(fetch, at_ns)
 
     def noticed(self, request_id: str, at_ns: int, failed: bool) -> None:
-        if (fetch := self.open.get(request_id)) is None:
+        if (fetch := self._at(request_id, at_ns)) is None:
             return
         fetch.noticed_ns = at_ns
         fetch.failed = fetch.failed or failed
@@ -109,6 +117,8 @@ class Fetches:
     # --- what the workers say ---------------------------------------------------------------------------------------------
     def load(self, request_id: str, rank: int, at_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
+        if part.loaded_ns is not None and at_ns > part.loaded_ns:
+            part = self._fetch(request_id, at_ns).ahead.setdefault(rank, Rank())
         part.load_ns = least(part.load_ns, at_ns)
 
     def posted(self, request_id: str, rank: int, at_ns: int) -> None:
@@ -125,15 +135,15 @@ class Fetches:
     def loaded(self, request_id: str, rank: int, at_ns: int, failed: bool, bound_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
         part.loaded_ns, part.failed, part.loaded_bound_ns = at_ns, failed, bound_ns
-        fetch = self.open[request_id]
+        fetch = self._at(request_id, at_ns)
+        if fetch is None or fetch.ranks.get(rank) is not part:  # of a load that the scheduler has not told of yet
+            return
         fetch.failed = fetch.failed or failed
-        whole = sum(1 for r in fetch.ranks.values() if r.loaded_ns is not None) >= self._engine.ranks
-        if whole and fetch.said.get("asynchronous") is False:
-            self._end(fetch, at_ns)
+        self._end_with_the_call(fetch)
 
     def failure(self, request_id: str, at_ns: int, failure_type: str, error: str | None) -> bool:
         """False where no open fetch has this id. The first failure is the cause, the others follow from it."""
-        fetch = self.open.get(request_id)
+        fetch = self._at(request_id, at_ns)
         if fetch is None:
             return False
         if fetch.failure is None:
@@ -143,14 +153,15 @@ class Fetches:
     # --- what comes of it -------------------------------------------------------------------------------------------------
     def settled(self, now_ns: int) -> Iterator[KvFetch]:
         """Fetches that have ended and of which nothing more is expected."""
-        for fetch in list(self.open.values()):
-            if fetch.known_ns is None:
-                if now_ns - fetch.first_heard_ns >= self._limits.orphan_ns:
-                    del self.open[fetch.request_id]
-                    self.orphans += 1
-            elif fetch.close_at_ns is not None and (now_ns >= fetch.close_at_ns or self._complete(fetch)):
-                del self.open[fetch.request_id]
-                yield self._record(fetch, None)
+        for held in (self._before, self.open):
+            for key, fetch in list(held.items()):
+                if fetch.known_ns is None:
+                    if now_ns - fetch.first_heard_ns >= self._limits.orphan_ns:
+                        del held[key]
+                        self.orphans += 1
+                elif fetch.close_at_ns is not None and (now_ns >= fetch.close_at_ns or self._complete(fetch)):
+                    del held[key]
+                    yield self._record(fetch, None)
 
     def provisional(self, now_ns: int) -> Iterator[KvFetch]:
         limits = self._limits
@@ -171,11 +182,12 @@ class Fetches:
 
     def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[KvFetch]:
         """The scheduler that wanted them is gone."""
-        for fetch in [f for f in self.open.values() if f.boot == boot]:
-            del self.open[fetch.request_id]
-            if fetch.ended_ns is None:
-                fetch.status, fetch.ended_ns = status, at_ns
-            yield self._record(fetch, None)
+        for held in (self._before, self.open):
+            for key, fetch in [(key, fetch) for key, fetch in held.items() if fetch.boot == boot]:
+                del held[key]
+                if fetch.ended_ns is None:
+                    fetch.status, fetch.ended_ns = status, at_ns
+                yield self._record(fetch, None)
 
     def oldest_age_ns(self, now_ns: int) -> int:
         """Of the open ones; 0 where there is none."""
@@ -189,13 +201,38 @@ class Fetches:
             self.open.put(request_id, fetch)
         return fetch
 
+    def _again(self, fetch: Fetch, at_ns: int) -> Fetch:
+        """Another load of the same request: after a preemption, or after this one had failed."""
+        self._end(fetch, at_ns)
+        earlier = self._before.pop(fetch.request_id, None)
+        if earlier is not None:  # of which nothing more can be heard
+            self._before.put(f"{earlier.request_id} {earlier.known_ns}", earlier)
+        self._before.put(fetch.request_id, fetch)
+        another = Fetch(fetch.request_id, at_ns, ranks=fetch.ahead, failed=any(part.failed for part in fetch.ahead.values()))
+        self.open[fetch.request_id] = another
+        return another
+
+    def _at(self, request_id: str, at_ns: int) -> Fetch | None:
+        """The load that was open at ``at_ns``: what a worker said of the one before may come late."""
+        fetch = self.open.get(request_id)
+        before = self._before.get(request_id)
+        late = before is not None and fetch is not None and fetch.known_ns is not None and at_ns < fetch.known_ns
+        return before if late else fetch
+
     def _rank(self, request_id: str, rank: int, at_ns: int) -> Rank:
-        return self._fetch(request_id, at_ns).ranks.setdefault(rank, Rank())
+        fetch = self._at(request_id, at_ns) or self._fetch(request_id, at_ns)
+        return fetch.ahead[rank] if rank in fetch.ahead else fetch.ranks.setdefault(rank, Rank())
 
     def _end(self, fetch: Fetch, at_ns: int) -> None:
         if fetch.ended_ns is None:
             fetch.ended_ns = at_ns
             fetch.close_at_ns = at_ns + self._limits.settle_ns
+
+    def _end_with_the_call(self, fetch: Fetch) -> None:
+        """A connector that loads within the call has loaded once every rank has."""
+        loaded = [part.loaded_ns for part in fetch.ranks.values() if part.loaded_ns is not None]
+        if fetch.said.get("asynchronous") is False and len(loaded) >= self._engine.ranks:
+            self._end(fetch, max(loaded))
 
     def _complete(self, fetch: Fetch) -> bool:
         """Every rank has said that it is done, and the engine's policy has had its effect."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from handrail.context import TraceContext
 from handrail.guest import events as words
-from handrail.records import Observation, Process, ProcessEventKind
+from handrail.records import ENGINE_LOST, ENGINE_STOPPED, Observation, Process, ProcessEventKind
 from handrail.sources.datagram import Packet
 from handrail.sources.merging.bounds import Bounded, MergeLimits
 from handrail.sources.merging.engine import Engine
@@ -22,7 +22,6 @@ from handrail.sources.middleware import MiddlewareExchanges
 
 FACTS_EVERY_NS: Final = 300 * 10**9
 FORGOTTEN_NS: Final = 2 * 10**9  # longer than what is counted and what is said can be out of step
-ENGINE_LOST: Final = "engine_lost"
 HTTP_WORDS: Final = (words.HTTP_REQUEST, words.HTTP_PART, words.HTTP_HEAD, words.HTTP_BODY, words.HTTP_END)
 MAX_CONTEXTS: Final = 50_000
 
@@ -131,6 +130,7 @@ class Merge:
             words.FACTS: self._learn,
             words.LOG: self._log,
             words.DEGRADED: self._degraded,
+            words.STOPPING: lambda s: self.processes.told_stopping(s.boot, s.at, s.v["clean"]),
             **{name: self._http(name) for name in HTTP_WORDS},
             words.KV_KNOWN: lambda s: fetches.known(s.boot, s.at, s.unix_ns, s.v, self._contexts.get(s.request)),
             words.KV_WANTED: lambda s: fetches.wanted(s.at, s.v),
@@ -239,9 +239,10 @@ class Merge:
         self._out += self.processes.event(s.boot, ProcessEventKind.PLUGIN_DEGRADED, s.at, what)
 
     def _gone(self, process: GuestProcess, at_ns: int) -> None:
-        """What a dead process held will not end by itself."""
-        self._out += self.requests.close_boot(process.boot, at_ns, ENGINE_LOST)
-        self._out += self.fetches.close_boot(process.boot, at_ns, ENGINE_LOST)
-        self._out += self.publishes.close_boot(process.boot, at_ns)
+        """What a process that has ended held will not end by itself."""
+        word = ENGINE_STOPPED if process.stopping_ns is not None and process.stops_clean else ENGINE_LOST
+        self._out += self.requests.close_boot(process.boot, at_ns, word)
+        self._out += self.fetches.close_boot(process.boot, at_ns, word)
+        self._out += self.publishes.close_boot(process.boot, at_ns, word)
         self._out += self.steps.close_boot(process.boot)
         self._out += self.exchanges.close_boot(process.boot, at_ns)

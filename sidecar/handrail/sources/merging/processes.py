@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.guest.events import CORE, UNKNOWN
+from handrail.guest.events import CORE, UNKNOWN, WORKER
 from handrail.records import ProcessEvent, ProcessEventKind, Source
 from handrail.sources.datagram import Packet
 from handrail.sources.merging.bounds import Bounded, MergeLimits
@@ -16,6 +16,8 @@ Exists = Callable[[int], "bool | None"]
 """Whether a pid of this host is there; None where that cannot be told."""
 
 MAX_PROCESSES: Final = 1024
+ENDS_WITHIN_NS: Final = 30 * 10**9
+"""A core that was last heard so near to its API server's being told to end was ended by it."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class GuestProcess:
     step_ns: int | None = None
     busy_since_ns: int | None = None  # since when it has had requests to do
     hung: bool = False
+    stopping_ns: int | None = None  # it has said that it ends
+    stops_clean: bool = False
     lost_told: int = 0
     lost_told_ns: int = 0
 
@@ -48,6 +52,7 @@ class Processes:
         self.alive: Bounded[GuestProcess] = Bounded(MAX_PROCESSES)
         self.lost_events = 0
         self.lost_datagrams = 0
+        self._front_ends_ns: int | None = None  # an API server was told to end
 
     def knows(self, packet: Packet) -> bool:
         """Whether this datagram, or a later one of its process, was heard before."""
@@ -78,6 +83,20 @@ class Processes:
         process = self.alive.get(boot)
         if process is not None:
             process.step_ns = max(process.step_ns or 0, at_ns)
+            if process.stopping_ns is not None and at_ns > process.stopping_ns:
+                process.stopping_ns = None  # it went on
+
+    def told_stopping(self, boot: str, at_ns: int, clean: bool) -> None:
+        process = self.alive.get(boot)
+        if process is not None:
+            process.stopping_ns, process.stops_clean = at_ns, clean
+            if clean and process.kind not in (CORE, WORKER):
+                self._front_ends_ns = at_ns
+
+    def _ended_by_its_front(self, process: GuestProcess) -> bool:
+        """vLLM 0.32 kills its core as soon as its API server is told to end: it has no last word of its own."""
+        told_ns = self._front_ends_ns
+        return told_ns is not None and process.kind in (CORE, WORKER) and abs(process.heard_ns - told_ns) <= ENDS_WITHIN_NS
 
     def told_life(self, boot: str, step_ns: int | None, unfinished: int | None) -> None:
         process = self.alive.get(boot)
@@ -94,13 +113,24 @@ class Processes:
         for process in list(self.alive.values()):
             silent_ns = now_ns - process.heard_ns
             there = self._exists(process.host_pid) if process.host_pid is not None else None
-            if there is False and silent_ns >= self._limits.rollup_ns:
+            silent_after_its_end = process.stopping_ns is not None and silent_ns >= self._limits.silent_ns
+            if (there is False and silent_ns >= self._limits.rollup_ns) or (there is None and silent_after_its_end):
                 del self.alive[process.boot]
-                yield self._event(process, ProcessEventKind.DEAD, process.heard_ns, "the process is gone", bound_ns=silent_ns)
+                yield self._ended(process, silent_ns)
                 self._on_gone(process, process.heard_ns)
                 continue
             yield from self._look_at(process, now_ns, silent_ns)
             yield from self._tell_lost(process, now_ns)
+
+    def _ended(self, process: GuestProcess, silent_ns: int) -> ProcessEvent:
+        kind, why = ProcessEventKind.DEAD, "the process is gone"
+        if process.stopping_ns is not None:
+            kind = ProcessEventKind.STOPPED if process.stops_clean else ProcessEventKind.DEAD
+            why = "it ended as it was told to" if process.stops_clean else "it failed and ended"
+        elif self._ended_by_its_front(process):
+            kind, why = ProcessEventKind.STOPPED, "its API server was told to end, and ended it"
+            process.stops_clean, process.stopping_ns = True, process.heard_ns
+        return self._event(process, kind, process.heard_ns, why, bound_ns=silent_ns)
 
     def _look_at(self, process: GuestProcess, now_ns: int, silent_ns: int) -> Iterator[ProcessEvent]:
         waits_since_ns = max(process.busy_since_ns or 0, process.step_ns or 0)

@@ -145,10 +145,10 @@ class Publishes:
                 publish.told_ns = now_ns
                 yield self._record(publish, now_ns)
 
-    def close_boot(self, boot: str, at_ns: int) -> Iterator[KvPublish]:
+    def close_boot(self, boot: str, at_ns: int, word: str) -> Iterator[KvPublish]:
         """The engine that kept them is gone, and the blocks with it."""
         for publish in [p for p in self.open.values() if p.boot == boot]:
-            publish.failure = publish.failure or "engine_lost"
+            publish.failure = publish.failure or word
             publish.freed_ns = publish.freed_ns or at_ns
             yield self._close(publish)
 

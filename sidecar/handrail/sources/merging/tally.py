@@ -1,6 +1,6 @@
 """Hand-offs counted as they end, for the sidecar's own /metrics: what alerts look at while the collector still stitches.
 
-The words are those of DESIGN section 5, as far as one engine can tell by itself; the collector, which sees both ends, may know
+The words are those of ``outcomes.py``, as far as one engine can tell by itself; the collector, which sees both ends, may know
 better (a read of expired blocks is ``ok`` to D and ``stale_read`` to P).
 """
 
@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from handrail.records import FetchEffect, KvFetch, KvPublish, Observation
+from handrail.outcomes import FetchOutcome
+from handrail.records import ENGINE_GONE, FetchEffect, KvFetch, KvPublish, Observation
 
-OUTCOMES: Final = ("ok", "failed", "recomputed", "aborted", "unknown")
-ENDS: Final = ("read", "expired", "stale_read", "lost", "unknown")
+OUTCOMES: Final = (
+    FetchOutcome.OK,
+    FetchOutcome.FAILED,
+    FetchOutcome.RECOMPUTED,
+    FetchOutcome.ABORTED,
+    FetchOutcome.UNKNOWN,
+)
+"""Those that one engine can tell by itself."""
+
+ENDS: Final = ("read", FetchOutcome.EXPIRED.value, FetchOutcome.STALE_READ.value, "lost", FetchOutcome.UNKNOWN.value)
 MAX_REASONS: Final = 32
 OTHER: Final = "other"
 
@@ -21,14 +30,14 @@ class HandOffTally:
     """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended."""
 
     def __init__(self) -> None:
-        self.fetches: Counter[tuple[str, str]] = Counter({(outcome, ""): 0 for outcome in OUTCOMES})
+        self.fetches: Counter[tuple[str, str]] = Counter({(outcome.value, ""): 0 for outcome in OUTCOMES})
         self.publishes: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.bytes_fetched = 0
         self._reasons: set[str] = {""}
 
     def take(self, record: Observation) -> None:
         if isinstance(record, KvFetch) and not record.provisional:
-            self.fetches[outcome_of(record), self._reason(record.failure or "")] += 1
+            self.fetches[outcome_of(record).value, self._reason(record.failure or "")] += 1
             self.bytes_fetched += record.bytes_moved or 0
         elif isinstance(record, KvPublish) and not record.provisional:
             self.publishes[end_of(record)] += 1
@@ -41,25 +50,25 @@ class HandOffTally:
         return reason
 
 
-def outcome_of(fetch: KvFetch) -> str:
+def outcome_of(fetch: KvFetch) -> FetchOutcome:
     """What the engine that received can say of its load."""
     if fetch.effect is FetchEffect.RECOMPUTED:
-        return "recomputed"
+        return FetchOutcome.RECOMPUTED
     if fetch.effect is FetchEffect.FAILED:
-        return "failed"
+        return FetchOutcome.FAILED
     if fetch.request_status == "aborted":
-        return "aborted"
+        return FetchOutcome.ABORTED
     if fetch.request_status is not None:
-        return "unknown"
-    return "failed" if fetch.failure is not None and fetch.ranks_done == 0 else "ok"
+        return FetchOutcome.UNKNOWN
+    return FetchOutcome.FAILED if fetch.failure is not None and fetch.ranks_done == 0 else FetchOutcome.OK
 
 
 def end_of(publish: KvPublish) -> str:
     """How what was kept for a peer came to its end. A read after expiry is told after the expiry, so both count."""
     if publish.late_read_ns is not None:
-        return "stale_read"
-    if publish.failure == "engine_lost":
+        return FetchOutcome.STALE_READ.value
+    if publish.failure in ENGINE_GONE:
         return "lost"
     if publish.expired_ns is not None:
-        return "expired"
+        return FetchOutcome.EXPIRED.value
     return "read" if publish.read_ns is not None or publish.done_ns is not None else "unknown"
