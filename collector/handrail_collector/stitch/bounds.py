@@ -31,7 +31,7 @@ MAX_LATE: Final = 256
 """So many messages in a row from before the memory mean that both clocks were set back together."""
 
 ROUNDING_NS: Final = 2
-FINE: Final = 512
+FINE: Final = 256
 """What would narrow the bounds by less than this part of their width is not worth keeping."""
 
 _MOST_RATE: Final = DRIFT_PPM / 1e6
