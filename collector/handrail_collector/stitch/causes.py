@@ -6,6 +6,7 @@ what is caused, after that. A loser of a race, or a caller who left, ends when i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -51,6 +52,8 @@ def within(evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Mom
             if set(keeper.connector_out) & set(reader.connector_in):
                 for cause, effect in _handed(keeper, reader):
                     yield reader, cause, effect
+                    if cause[0] == keeper.record.process.host:
+                        yield from _around(sure, keeper, reader, cause, effect)
     yield from _routed(sure)
     yield from _streamed(sure)
 
@@ -84,6 +87,39 @@ def _handed(keeper: Evidence, reader: Evidence) -> Iterator[tuple[Moment, Moment
 
 def _made_by_p(keeper: Evidence, reader: Evidence) -> bool:
     return any(key.startswith(_MADE_BY_P) for key in set(keeper.connector_out) & set(reader.connector_in))
+
+
+def _around(
+    sure: Sequence[Evidence], keeper: Evidence, reader: Evidence, left: Moment, came: Moment
+) -> Iterator[tuple[Evidence, Moment, Moment]]:
+    """From the edge to D by way of P, and from P to the edge by way of D: less what P and D took by their own clocks.
+
+    So one request bounds the edge and each of them from both sides, as narrowly as its messages were quick.
+    """
+    edges = [each for each in sure if each.role is Role.EDGE and isinstance(each.record, Exchange)]
+    if len(edges) != 1:
+        return
+    edge, host = edges[0], edges[0].record.process.host
+    entered = min((at for at in _starts(sure, keeper) if at <= left[1]), default=left[1])
+    yield reader, (host, edge.start_unix_ns + _at_least(left[1] - entered)), came
+    heard = _heard(edge)
+    answered = max((at for each in _beside(sure, reader) if (at := _answered(each)) is not None), default=None)
+    if heard is not None and answered is not None and answered >= came[1]:
+        yield reader, (left[0], left[1] + _at_least(answered - came[1])), (host, heard)
+
+
+def _beside(sure: Sequence[Evidence], one: Evidence) -> list[Evidence]:
+    """All that is told of the same process."""
+    return [each for each in sure if each.record.process.instance == one.record.process.instance and each.within_request]
+
+
+def _starts(sure: Sequence[Evidence], one: Evidence) -> list[int]:
+    return [each.start_unix_ns for each in _beside(sure, one) if each.start_unix_ns]
+
+
+def _at_least(by_another_ns: int) -> int:
+    """What a clock showed at least while another, which may drift from it, showed so much."""
+    return by_another_ns - math.ceil(by_another_ns * DRIFT_PPM / 1e6) - 1
 
 
 def _routed(sure: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Moment]]:
