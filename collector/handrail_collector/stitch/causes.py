@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from handrail.clocks import DRIFT_PPM
@@ -47,13 +48,11 @@ def of_call(caller: Evidence, callee: Evidence) -> list[tuple[Moment, Moment]]:
 def within(evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Moment]]:
     """Of one request: whose evidence it is, the cause and the effect. What only an id joined is no proof of anything."""
     sure = [each for each in evidence if each.how is not JoinKind.REQUEST_KEY]
-    for keeper in sure:
-        for reader in sure:
-            if set(keeper.connector_out) & set(reader.connector_in):
-                for cause, effect in _handed(keeper, reader):
-                    yield reader, cause, effect
-                    if cause[0] == keeper.record.process.host:
-                        yield from _around(sure, keeper, reader, cause, effect)
+    readers = [each for each in sure if each.connector_in]
+    for keeper in [each for each in sure if each.connector_out] if readers else ():
+        for reader in readers:
+            if not set(keeper.connector_out).isdisjoint(reader.connector_in):
+                yield from _handed(sure, keeper, reader)
     yield from _routed(sure)
     yield from _streamed(sure)
 
@@ -76,13 +75,16 @@ def of_transfer(keeper: Evidence, reader: Evidence) -> Iterator[tuple[Moment, Mo
         yield (at_reader, load.known_unix_ns + max(asked)), (at_keeper, kept.published_unix_ns + kept.read_ns)
 
 
-def _handed(keeper: Evidence, reader: Evidence) -> Iterator[tuple[Moment, Moment]]:
-    """From P to D: the answer that names the KV, before the request that names it; and the KV itself."""
-    if isinstance(keeper.record, Exchange) and isinstance(reader.record, Exchange):
-        answered = _answered(keeper)
-        if answered is not None and _made_by_p(keeper, reader):
-            yield (keeper.record.process.host, answered), (reader.record.process.host, reader.start_unix_ns)
-    yield from of_transfer(keeper, reader)
+def _handed(sure: Sequence[Evidence], keeper: Evidence, reader: Evidence) -> Iterator[tuple[Evidence, Moment, Moment]]:
+    """The answer that names the KV, before the request that names it; and the KV itself."""
+    told = list(of_transfer(keeper, reader))
+    answered = _answered(keeper) if isinstance(keeper.record, Exchange) and isinstance(reader.record, Exchange) else None
+    if answered is not None and _made_by_p(keeper, reader):
+        told = [((keeper.record.process.host, answered), (reader.record.process.host, reader.start_unix_ns))]
+    for cause, effect in told:
+        yield reader, cause, effect
+    if told:
+        yield from _around(sure, keeper, reader, *told[0])
 
 
 def _made_by_p(keeper: Evidence, reader: Evidence) -> bool:
@@ -97,24 +99,29 @@ def _around(
     So one request bounds the edge and each of them from both sides, as narrowly as its messages were quick.
     """
     edges = [each for each in sure if each.role is Role.EDGE and isinstance(each.record, Exchange)]
-    if len(edges) != 1:
+    if len(edges) != 1 or left[0] != keeper.record.process.host:
         return
     edge, host = edges[0], edges[0].record.process.host
-    entered = min((at for at in _starts(sure, keeper) if at <= left[1]), default=left[1])
+    entered = min((e.start_unix_ns for e in _beside(sure, keeper) if 0 < e.start_unix_ns <= left[1]), default=left[1])
     yield reader, (host, edge.start_unix_ns + _at_least(left[1] - entered)), came
-    heard = _heard(edge)
-    answered = max((at for each in _beside(sure, reader) if (at := _answered(each)) is not None), default=None)
-    if heard is not None and answered is not None and answered >= came[1]:
-        yield reader, (left[0], left[1] + _at_least(answered - came[1])), (host, heard)
+    for answered, heard in _answers(sure, edge, reader):
+        if answered >= came[1]:
+            yield reader, (left[0], left[1] + _at_least(answered - came[1])), (host, heard)
+
+
+def _answers(sure: Sequence[Evidence], edge: Evidence, reader: Evidence) -> Iterator[tuple[int, int]]:
+    """When D's answer, or the first token of it, left D and was heard at the edge: the sooner, the less do clocks drift over it."""
+    first = _first_token(sure)
+    if first is not None and first.decode.record.process.instance == reader.record.process.instance:
+        yield first.left_unix_ns, first.seen_unix_ns
+    elif (heard := _heard(edge)) is not None:
+        yield max((at for each in _beside(sure, reader) if (at := _answered(each)) is not None), default=0), heard
 
 
 def _beside(sure: Sequence[Evidence], one: Evidence) -> list[Evidence]:
     """All that is told of the same process."""
-    return [each for each in sure if each.record.process.instance == one.record.process.instance and each.within_request]
-
-
-def _starts(sure: Sequence[Evidence], one: Evidence) -> list[int]:
-    return [each.start_unix_ns for each in _beside(sure, one) if each.start_unix_ns]
+    instance = one.record.process.instance
+    return [each for each in sure if each.record.process.instance == instance and each.within_request]
 
 
 def _at_least(by_another_ns: int) -> int:
@@ -141,16 +148,30 @@ def _routed(sure: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Moment
 
 
 def _streamed(sure: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Moment]]:
-    """The first token left the one decode that there was before the edge saw it."""
-    tokens = [(each, at) for each in sure if (at := _first_token(each)) is not None]
+    first = _first_token(sure)
+    if first is not None:
+        hosts = first.decode.record.process.host, first.edge.record.process.host
+        yield first.decode, (hosts[0], first.left_unix_ns), (hosts[1], first.seen_unix_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstToken:
+    """It left the one decode that there was, and the edge saw it; each by its own clock."""
+
+    decode: Evidence
+    left_unix_ns: int
+    edge: Evidence
+    seen_unix_ns: int
+
+
+def _first_token(sure: Sequence[Evidence]) -> _FirstToken | None:
+    tokens = [(each, at) for each in sure if (at := _token(each)) is not None]
     edges = [(each, at) for each, at in tokens if each.role is Role.EDGE]
     decodes = [(each, at) for each, at in tokens if each.role in (Role.DECODE, Role.COLLOCATED)]
-    if len(edges) == len(decodes) == 1:
-        (edge, seen), (decode, left) = edges[0], decodes[0]
-        yield decode, (decode.record.process.host, left), (edge.record.process.host, seen)
+    return _FirstToken(*decodes[0], *edges[0]) if len(edges) == len(decodes) == 1 else None
 
 
-def _first_token(evidence: Evidence) -> int | None:
+def _token(evidence: Evidence) -> int | None:
     record = evidence.record
     if not isinstance(record, Exchange) or not record.stream or record.ttft_token_ns is None or record.outcome not in HEARD_OUT:
         return None
