@@ -106,7 +106,7 @@ class Region:
         return bool(lines)
 
     def _reach(self, at_ns: int) -> tuple[float, float, float]:
-        """Least and most of the lines then, and how far the offset may be from its line; beyond the window a line says nothing."""
+        """Least and most of the lines then, and how far the offset may be from its line; out of the window that is no line."""
         away = at_ns - self.at_ns
         near = max(-WINDOW_NS, min(WINDOW_NS, away))
         offsets = [offset + rate * near for rate, offset in self.lines]

@@ -58,7 +58,7 @@ def within(evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Mom
 
 
 def of_transfer(keeper: Evidence, reader: Evidence) -> Iterator[tuple[Moment, Moment]]:
-    """KV kept by one engine and read by another: kept before the reader knew of it; asked for, and read, before the keeper heard."""
+    """KV of one engine for another: kept before the reader knew of it; asked for, and read, before the keeper heard of that."""
     kept, load = keeper.record, reader.record
     if not isinstance(kept, KvPublish) or not isinstance(load, KvFetch) or load.mode == "push":
         return
@@ -110,7 +110,7 @@ def _around(
 
 
 def _answers(sure: Sequence[Evidence], edge: Evidence, reader: Evidence) -> Iterator[tuple[int, int]]:
-    """When D's answer, or the first token of it, left D and was heard at the edge: the sooner, the less do clocks drift over it."""
+    """When D's answer, or its first token, left D and was heard at the edge: the sooner, the less do clocks drift over it."""
     first = _first_token(sure)
     if first is not None and first.decode.record.process.instance == reader.record.process.instance:
         yield first.left_unix_ns, first.seen_unix_ns

@@ -124,9 +124,7 @@ def test_a_key_that_was_agreed_on_before_says_nothing_of_ps_answer(key: dict[str
     assert learned(p, exchange(Role.DECODE, 11, 880, host="h-d", ttft_ms=160, kv_in=asked)).intervals() == {}
 
 
-@pytest.mark.parametrize(
-    ("mode", "bound"), [("pull", 30.0), (None, 41.0), ("push", None)], ids=["pull", "not-said", "push"]
-)
+@pytest.mark.parametrize(("mode", "bound"), [("pull", 30.0), (None, 41.0), ("push", None)], ids=["pull", "not-said", "push"])
 def test_kv_was_kept_before_d_knew_of_it(mode: str | None, bound: float | None) -> None:
     known = learned(publish(100, host="h-p", read_ms=None), fetch(130, host="h-d", posted_ms=11, mode=mode))
     assert ms(known.between("h-p", "h-d", EPOCH)) == about(None, bound)
@@ -198,5 +196,3 @@ def test_hand_offs_whose_other_side_is_never_heard_of_are_forgotten(monkeypatch:
     for number in range(10):
         known.learn_request(group(altered(back()[0], request_id=f"cmpl-{number}")))
     assert len(known._back) == 3
-
-
