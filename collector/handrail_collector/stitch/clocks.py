@@ -95,11 +95,14 @@ class HostClocks:
         """KV that D kept and P reads for the next turn: two requests, decided at two times, and each perhaps again."""
         for each in evidence:
             record = each.record
-            if not isinstance(record, KvFetch | KvPublish) or record.direction is not Direction.D_TO_P:
-                continue
             keeps = isinstance(record, KvPublish)
-            named = (record.engine_id, record.request_id) if keeps else (record.peer_engine_id, record.peer_request_id)
-            for key in connector_key(*named):
+            if isinstance(record, KvPublish):
+                keys = connector_key(record.engine_id, record.request_id)
+            elif isinstance(record, KvFetch):
+                keys = connector_key(record.peer_engine_id, record.peer_request_id)
+            else:
+                continue
+            for key in keys if record.direction is Direction.D_TO_P else ():
                 kept, read = self._back.pop(key, (None, None))
                 kept, read = (each, read) if keeps else (kept, each)
                 self._back[key] = kept, read

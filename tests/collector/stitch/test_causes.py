@@ -64,7 +64,7 @@ EDGE = exchange(Role.EDGE, 0, 1000, ttft_ms=300)
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_the_middlewares_end_is_stamped_after_its_bytes_left_and_bounds_nothing(stream: bool) -> None:
-    last = {"last_content_ns": 868 * MS} if stream else {"ttfb_ns": 868 * MS}
+    last: dict[str, Any] = {"last_content_ns": 868 * MS} if stream else {"ttfb_ns": 868 * MS}
     d = exchange(Role.DECODE, 130, 871, parent=EDGE, host="h-d", source=Source.MIDDLEWARE, stream=stream, **last)
     known = stitched(EDGE, d)
     assert ms(known.between("h1", "h-d", EPOCH)) == about(-2, 130)
@@ -157,7 +157,7 @@ def test_one_request_bounds_the_edge_and_each_engine_from_both_sides() -> None:
 
 def test_a_routers_calls_are_related_to_those_that_they_reached() -> None:
     """It takes the request at 2 ms, calls P at 6 and D at 111; P is reached at 10 and answers at 110, D at 118 until 990."""
-    here = {"process": process(Role.ROUTER, host="h-r")}
+    here: dict[str, Any] = {"process": process(Role.ROUTER, host="h-r")}
     server = span(2, 990, parent=EDGE, **here)
     to_p, to_d = (span(at, 0, parent=server, kind="client", end_unix_ns=None, **here) for at in (6, 111))
     key = kv("cmpl-req-a-0-0000aaaa")
@@ -173,9 +173,9 @@ def test_a_routers_calls_are_related_to_those_that_they_reached() -> None:
 # --- turns ------------------------------------------------------------------------------------------------------------------
 
 
-def back() -> tuple[Item, Item]:
+def taken_back() -> tuple[Item, Item]:
     """D keeps the KV of an answer at 1000 ms; P knows of it at 5000, has read at 5070, and D hears at 5072."""
-    back = {"direction": Direction.D_TO_P, "host": "h-p"}
+    back: dict[str, Any] = {"direction": Direction.D_TO_P, "host": "h-p"}
     kept = altered(publish(1000, rid="cmpl-req-a-0-0000dddd", read_ms=4072, **back | {"host": "h-d"}), engine_id="engine-d")
     load = fetch(5000, rid="cmpl-req-b-0-0000aaaa", peer="cmpl-req-a-0-0000dddd", role=Role.PREFILL, **back)
     return kept, altered(load, engine_id="engine-p", peer_engine_id="engine-d")
@@ -185,7 +185,7 @@ def back() -> tuple[Item, Item]:
 def test_kv_that_p_takes_back_relates_two_requests_whichever_is_decided_first(order: tuple[int, ...]) -> None:
     known = HostClocks()
     for turn in order:
-        known.learn_request(group(back()[turn]))
+        known.learn_request(group(taken_back()[turn]))
     # of D's clock minus P's: D heard 2 ms after P had read, and P knew of it 4 s after D kept it
     assert ms(known.between("h-p", "h-d", EPOCH + 5070 * MS)) == [pytest.approx(-4000, abs=1), pytest.approx(2, abs=1)]
 
@@ -194,5 +194,5 @@ def test_hand_offs_whose_other_side_is_never_heard_of_are_forgotten(monkeypatch:
     monkeypatch.setattr(module, "MAX_BACK", 3)
     known = HostClocks()
     for number in range(10):
-        known.learn_request(group(altered(back()[0], request_id=f"cmpl-{number}")))
+        known.learn_request(group(altered(taken_back()[0], request_id=f"cmpl-{number}")))
     assert len(known._back) == 3
