@@ -39,18 +39,18 @@ class Fleet:
         return true_ns, self.shows[b].unix_ns(true_ns) - at_unix_ns
 
 
-def fly(scenario: Scenario, seed: int, requests: int, *, plugin: bool, apart_s: float = 2.0, drift_ppm: float = 50.0) -> Fleet:
-    """Every clock off by up to ``apart_s``, and ``drift_ppm`` fast or slow or less: one host at each end of both."""
+APART_S, DRIFT_PPM = 2.0, 50.0
+
+
+def fly(scenario: Scenario, seed: int, requests: int, *, plugin: bool, faults: tuple[Fault, ...] = ()) -> Fleet:
+    """Every clock off by up to ``APART_S``, and ``DRIFT_PPM`` fast or slow or less: one host at each end of both."""
     random, hosts = Random(seed), scenario.hosts().of(Place.HOST)
 
     def spread(most: float) -> list[float]:
         return random.sample([-most, most, *(random.uniform(-most, most) for _ in hosts[2:])], len(hosts))
 
-    faults = tuple(
-        fault
-        for host, offset, drift in zip(hosts, spread(apart_s), spread(drift_ppm), strict=True)
-        for fault in (Fault("clock_offset", host, offset), Fault("clock_drift", host, drift))
-    )
+    for host, offset, drift in zip(hosts, spread(APART_S), spread(DRIFT_PPM), strict=True):
+        faults += (Fault("clock_offset", host, offset), Fault("clock_drift", host, drift))
     plans = asked(Settings(scenario=scenario, requests=requests, seed=seed))
     flights = Simulation(scenario, plans, seed, faults).run()
     return Fleet(scenario, seed, plugin, flights, faults, clocks(scenario, faults))

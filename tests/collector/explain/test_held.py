@@ -13,7 +13,7 @@ from plugin_parts import altered, fetch, publish
 
 
 def shown(record: Any, field: str, offset_s: float, ppm: float) -> Any:
-    """``record`` as stamped by a clock that was so far ahead at ``EPOCH`` and runs too fast; what it lasts is too short to show."""
+    """``record`` by a clock that was so far ahead at ``EPOCH`` and runs too fast; what it lasts is too short to show that."""
     true_ns = getattr(record, field) - EPOCH
     return altered(record, **{field: EPOCH + true_ns + round(offset_s * SECOND + true_ns * ppm / 1e6)})
 
@@ -21,7 +21,7 @@ def shown(record: Any, field: str, offset_s: float, ppm: float) -> Any:
 @pytest.mark.parametrize("offset_s", [-3600, 0, 3600])
 @pytest.mark.parametrize("ppm", [-50, 50])
 def test_the_time_that_kv_lay_is_bounded_on_the_right_clock(offset_s: float, ppm: float) -> None:
-    """Each request's KV is kept at 105 ms and read from 134 + 11 ms on; hosts answer within 20 ms, so the bounds are that wide."""
+    """Each request's KV is kept at 105 ms and read from 134 + 11 ms on; hosts answer within 20 ms: so wide are the bounds."""
     records: list[Any] = []
     for number in range(60):
         rid, at_ms = f"req-{number}", 1000.0 * number
