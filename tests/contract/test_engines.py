@@ -117,6 +117,23 @@ def test_C17_bad_intervals_never_become_durations() -> None:
     ]
 
 
+@pytest.mark.parametrize("given", [None, "f" * 32], ids=["null", "a-string"])
+def test_C04_attributes_that_are_named_like_ids_never_override_the_real_ones(given: str | None) -> None:
+    for name in REGISTRY:
+        adapter = load(name)
+        span = Span()
+        span.CopyFrom(next(span for span, scope, _ in recorded() if adapter.claims(span, scope)))
+        before = adapter.read(span, ANYONE)
+        for key in ("trace_id", "parent_id", "span_id", "parentSpanId"):
+            entry = span.attributes.add(key=key)
+            if given is not None:
+                entry.value.string_value = given
+        after = adapter.read(span, ANYONE)
+        assert before is not None
+        assert after == before
+        assert (after.ids.trace_id, after.ids.parent_span_id) == (span.trace_id.hex(), span.parent_span_id.hex())
+
+
 def test_a_failed_fetch_leaves_no_figures_behind() -> None:
     """Policy ``fail``: status unset, no tokens, a queue time of 0 and a TTFT although no token was produced (measured)."""
     span = Span(name="llm_request", kind=Span.SPAN_KIND_SERVER, start_time_unix_nano=10**18, end_time_unix_nano=10**18 + 10**8)

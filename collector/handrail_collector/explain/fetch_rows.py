@@ -201,13 +201,13 @@ def _held(handoff: Handoff, clocks: HostClocks) -> tuple[int | None, int | None]
         kept_at = keeper.exchange.arrival_unix_ns + keeper.exchange.duration_ns
     else:
         return None, None
-    apart = fetch.known_unix_ns + fetch.posted_ns - kept_at
-    offset = clocks.between(keeper.evidence[0].record.process.host, fetch.process.host, fetch.known_unix_ns)
+    read_at = fetch.known_unix_ns + fetch.posted_ns
+    offset = clocks.between(fetch.process.host, keeper.evidence[0].record.process.host, read_at)
     if offset is None:
-        return apart, apart
+        return read_at - kept_at, read_at - kept_at
     return (
-        None if offset.high_ns is None else apart - offset.high_ns,
-        None if offset.low_ns is None else apart - offset.low_ns,
+        None if offset.low_ns is None else read_at + offset.low_ns - kept_at,
+        None if offset.high_ns is None else read_at + offset.high_ns - kept_at,
     )
 
 

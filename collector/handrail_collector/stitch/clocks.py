@@ -8,23 +8,24 @@ did. Spans are never moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from handrail.clocks import DRIFT_PPM, OffsetInterval
-from handrail.identity import JoinKind
-from handrail.records import Exchange, KvFetch, KvPublish, Outcome
+from handrail.records import Direction, KvFetch, KvPublish
+from handrail_collector.stitch import causes
 from handrail_collector.stitch.bounds import OffsetLine
-from handrail_collector.stitch.evidence import Evidence
+from handrail_collector.stitch.causes import Moment
+from handrail_collector.stitch.evidence import Evidence, connector_key
 from handrail_collector.stitch.group import Group
-
-HEARD_OUT: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH})
-"""Outcomes of a caller whose end is after the callee's."""
 
 MAX_THROUGH: Final = 16
 """Hosts that a relation is looked for through."""
+
+MAX_BACK: Final = 1024
+"""Hand-offs from D back to P of which one side is remembered until the other is heard of."""
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class HostClocks:
     max_pairs: int = 4096
     _pairs: dict[tuple[str, str], OffsetLine] = field(default_factory=dict)  # a < b
     _spoke: dict[str, dict[str, None]] = field(default_factory=dict)
+    _back: dict[str, tuple[Evidence | None, Evidence | None]] = field(default_factory=dict)  # kept, read; by connector key
 
     # --- questions -------------------------------------------------------------------------------------------------------
 
@@ -49,7 +51,7 @@ class HostClocks:
         found = self._direct(a, b, at_unix_ns)
         for through in islice((h for h in self._spoke.get(a, ()) if h in self._spoke.get(b, ())), MAX_THROUGH):
             one = self._direct(a, through, at_unix_ns)
-            two = self._direct(through, b, at_unix_ns + _middle(one))
+            two = _apart(self._direct(through, b, at_unix_ns + _middle(one)), _slack(one))
             both = found.narrowed(OffsetInterval(_sum(one.low_ns, two.low_ns), _sum(one.high_ns, two.high_ns), at_unix_ns))
             found = found if both.contradictory else both
         return found
@@ -60,13 +62,14 @@ class HostClocks:
         return offset is None or offset.width_ns is not None
 
     def intervals(self) -> dict[tuple[str, str], OffsetInterval]:
-        """Every pair that spoke, as of its newest evidence: for metrics and the table of pairs."""
-        return {key: line.at(line.newest_ns) for key, line in self._pairs.items()}
+        """Every pair that spoke, as of its newest evidence and by all that relates them: for metrics and the table of pairs."""
+        known = {(a, b): self.between(a, b, line.newest_ns) for (a, b), line in self._pairs.items()}
+        return {pair: interval for pair, interval in known.items() if interval is not None}
 
     # --- learning --------------------------------------------------------------------------------------------------------
 
-    def before(self, cause: tuple[str, int], effect: tuple[str, int]) -> bool:
-        """What happened at (host, wall time) ``cause`` came before ``effect``: a message went from the one to the other.
+    def before(self, cause: Moment, effect: Moment) -> bool:
+        """``cause`` came before ``effect``: a message went from the one to the other.
 
         Whether that contradicts what was known. Then a clock was stepped, or evidence was joined wrongly.
         """
@@ -78,30 +81,35 @@ class HostClocks:
         return not self._of(b, a).add(-1, received, sent - received)
 
     def learn(self, caller: Evidence, callee: Evidence) -> bool:
-        """Use one call; whether it contradicts what was known, as ``before``.
+        """Use one call; whether it contradicts what was known, as ``before``."""
+        stepped = [self.before(cause, effect) for cause, effect in causes.of_call(caller, callee)]
+        return any(stepped)
 
-        A caller that did not hear the callee out (a client left, a time limit) says when the call was sent and nothing of when
-        it was answered: what is called may go on long after (case G04).
-        """
-        outer, inner = caller.interval, callee.interval
-        if outer is None or inner is None:
-            return False
-        a, b = caller.record.process.host, callee.record.process.host
-        heard = isinstance(caller.record, Exchange) and caller.record.outcome in HEARD_OUT
-        if heard and inner[1] - inner[0] > (outer[1] - outer[0]) * (1 + DRIFT_PPM / 1e6) + 1:
-            return False  # no clock can make that fit: not one call
-        stepped = self.before((a, outer[0]), (b, inner[0]))
-        return (heard and self.before((b, inner[1]), (a, outer[1]))) or stepped
+    def learn_request(self, group: Group) -> None:
+        """Use all else that its evidence says of what caused what. What contradicts what was known is marked in the group."""
+        told = [*causes.within(group.evidence), *self._taken_back(group.evidence)]
+        contradicting = {said.span_id for said, cause, effect in told if self.before(cause, effect)}
+        group.contradicting |= contradicting
 
-    def learn_handoffs(self, group: Group) -> None:
-        """P's answer before D's request, P's KV kept before D reads it, D's read done before P hears of it.
-
-        Evidence that contradicts what was known is marked in the group.
-        """
-        sure = [e for e in group.evidence if e.how is not JoinKind.REQUEST_KEY]
-        for reader, earlier, later in _causes(sure):
-            if self.before(earlier, later):
-                group.contradicting |= {reader.span_id}
+    def _taken_back(self, evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Moment]]:
+        """KV that D kept and P reads for the next turn: two requests, decided at two times, and each perhaps again."""
+        for each in evidence:
+            record = each.record
+            keeps = isinstance(record, KvPublish)
+            if isinstance(record, KvPublish):
+                keys = connector_key(record.engine_id, record.request_id)
+            elif isinstance(record, KvFetch):
+                keys = connector_key(record.peer_engine_id, record.peer_request_id)
+            else:
+                continue
+            for key in keys if record.direction is Direction.D_TO_P else ():
+                kept, read = self._back.pop(key, (None, None))
+                kept, read = (each, read) if keeps else (kept, each)
+                self._back[key] = kept, read
+                if len(self._back) > MAX_BACK:
+                    del self._back[next(iter(self._back))]
+                if kept is not None and read is not None:
+                    yield from ((read, cause, effect) for cause, effect in causes.of_transfer(kept, read))
 
     def _of(self, a: str, b: str) -> OffsetLine:
         pair = self._pairs.pop((a, b), None) or OffsetLine()
@@ -116,33 +124,13 @@ class HostClocks:
         return pair
 
     def _direct(self, a: str, b: str, at_unix_ns: int) -> OffsetInterval:
-        if a < b:
-            pair = self._pairs.get((a, b))
-            return pair.at(at_unix_ns) if pair is not None else OffsetInterval(None, None, at_unix_ns)
-        turned = self._pairs.get((b, a))
-        if turned is None:
+        pair = self._pairs.get((a, b) if a < b else (b, a))
+        if pair is None:
             return OffsetInterval(None, None, at_unix_ns)
-        found = turned.at(at_unix_ns)  # a time on b's clock is wanted: one step of the iteration leaves a part in ten thousand
-        found = turned.at(at_unix_ns + _middle(OffsetInterval(_minus(found.high_ns), _minus(found.low_ns), at_unix_ns)))
-        return OffsetInterval(_minus(found.high_ns), _minus(found.low_ns), at_unix_ns)
-
-
-def _causes(evidence: list[Evidence]) -> Iterator[tuple[Evidence, tuple[str, int], tuple[str, int]]]:
-    """D's evidence of a hand-off, and two events of it, the cause first."""
-    for keeper in evidence:
-        for reader in evidence:
-            if not set(keeper.connector_out) & set(reader.connector_in):
-                continue
-            at_p, at_d = keeper.record.process.host, reader.record.process.host
-            kept, load = keeper.record, reader.record
-            if isinstance(kept, Exchange) and isinstance(load, Exchange) and kept.outcome in HEARD_OUT:
-                yield reader, (at_p, kept.arrival_unix_ns + kept.duration_ns), (at_d, load.arrival_unix_ns)
-            if isinstance(kept, KvPublish) and isinstance(load, KvFetch) and load.mode != "push":
-                if load.posted_ns is not None:
-                    yield reader, (at_p, kept.published_unix_ns), (at_d, load.known_unix_ns + load.posted_ns)
-                if load.done_ns is not None and kept.read_ns is not None and kept.readers == 1:
-                    done = load.known_unix_ns + load.done_ns - load.done_bound_ns
-                    yield reader, (at_d, done), (at_p, kept.published_unix_ns + kept.read_ns)
+        if a < b:
+            return pair.at(at_unix_ns)
+        found = pair.at(at_unix_ns - _middle(pair.at(at_unix_ns)))  # the line is one of times on b's clock
+        return _apart(OffsetInterval(_minus(found.high_ns), _minus(found.low_ns), at_unix_ns), _slack(found))
 
 
 def _middle(offset: OffsetInterval) -> int:
@@ -157,3 +145,13 @@ def _sum(one: int | None, two: int | None) -> int | None:
 
 def _minus(value: int | None) -> int | None:
     return None if value is None else -value
+
+
+def _slack(offset: OffsetInterval) -> int:
+    """How much another offset may change in the time that is not known when a time is turned by this one."""
+    return (offset.width_ns or 0) * DRIFT_PPM // 1_000_000 + 1
+
+
+def _apart(offset: OffsetInterval, by_ns: int) -> OffsetInterval:
+    low, high = offset.low_ns, offset.high_ns
+    return OffsetInterval(None if low is None else low - by_ns, None if high is None else high + by_ns, offset.at_unix_ns)

@@ -370,7 +370,7 @@ class Stitcher:
         group.changed = False
         group.version += 1
         group.row_id = group.identity
-        self.clocks.learn_handoffs(group)
+        self.clocks.learn_request(group)
         self.stats.decided[closing.value] += 1
         return Decision(group, closing)
 

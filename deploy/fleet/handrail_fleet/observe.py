@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from handrail_fleet.faults import Fault, Place
+from handrail_fleet.hops import Hop, hop_ns
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.simulate import Attempt, Flight
 
@@ -129,16 +130,22 @@ def observe(
 
 def _router(scenario: Scenario, flight: Flight, here: Clock) -> list[Observation]:
     """Its own request, and one call an engine; each once it has ended."""
-    hop, plan = scenario.hop_ns, flight.plan
-    arrival = flight.plan.arrival.at_ns + hop
-    sent = flight.abandoned[-1].end_ns + hop if flight.abandoned else arrival + flight.router_ns
-    legs = [("server", "", arrival, flight.engine_end_ns)]
+
+    def took(hop: Hop) -> int:
+        return hop_ns(scenario, flight.seed, flight.plan.index, hop)
+
+    plan, over = flight.plan, flight.engine_end_ns
+    arrival = plan.arrival.at_ns + took(Hop.EDGE_ROUTER)
+    sent = flight.abandoned[-1].end_ns + scenario.hop_ns if flight.abandoned else arrival + flight.router_ns
+    ends = over + took(Hop.LAST_D_ROUTER) if over is not None else None
+    legs = [("server", "", arrival, ends)]
     if plan.prefill_host == plan.decode_host:
-        legs.append(("decode", plan.decode_host, sent, flight.engine_end_ns))
+        legs.append(("decode", plan.decode_host, sent, ends))
     elif flight.prefill_arrival_ns is not None:  # calls that were answered with an error are not told apart
-        called = (flight.prefill_done_ns or 0) + hop
-        legs.append(("prefill", plan.prefill_host, sent, flight.prefill_done_ns))
-        legs.append(("decode", plan.decode_host, called, flight.engine_end_ns))
+        answered = flight.prefill_done_ns + took(Hop.P_ROUTER) if flight.prefill_done_ns is not None else None
+        legs.append(("prefill", plan.prefill_host, sent, answered))
+        if answered is not None:
+            legs.append(("decode", plan.decode_host, answered, ends))
     return [
         RouterObservation(
             host="router",
@@ -146,8 +153,8 @@ def _router(scenario: Scenario, flight: Flight, here: Clock) -> list[Observation
             leg=leg,
             peer=peer,
             start_unix_ns=here.unix_ns(start),
-            end_unix_ns=here.unix_ns(end + hop),
-            said_ns=end + hop,
+            end_unix_ns=here.unix_ns(end),
+            said_ns=end,
         )
         for leg, peer, start, end in legs
         if end is not None

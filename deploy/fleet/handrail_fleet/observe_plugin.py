@@ -62,7 +62,7 @@ class LoadObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptObservation:
-    """P's KV. Offsets from ``published_unix_ns``."""
+    """P's KV. Offsets from ``published_unix_ns``. Read is when P, which looks once a step, has heard that it was."""
 
     host: str
     request_id: str
@@ -148,8 +148,8 @@ def _load(flight: Flight, here: Clock, known: int, over_ns: int) -> LoadObservat
 
 def _kept(scenario: Scenario, flight: Flight, here: Clock, published: int, over_ns: int) -> KeptObservation:
     tokens = flight.plan.arrival.prompt_tokens
-    read = flight.loaded_ns if flight.fetch is Fetch.OK else None
-    late = flight.loaded_ns if flight.fetch is Fetch.STALE_READ else None
+    read = flight.heard_ns if flight.fetch is Fetch.OK else None
+    late = flight.heard_ns if flight.fetch is Fetch.STALE_READ else None
     ended = read if read is not None else late if late is not None else flight.expired_ns
     return KeptObservation(
         host=flight.plan.prefill_host,

@@ -65,7 +65,8 @@ class Scenario:
     )
     # between them
     router_traces: bool = False  # the router exports its own spans
-    hop_ns: int = 200_000  # edge to router, router to engine, and back
+    hop_ns: int = 200_000  # edge to router, router to engine, and back; D to P
+    hop_spread_ns: int = 0  # a hop takes so much longer on average; exponential
     router_ns: int = 500_000
     routing: str = "random"  # or round-robin: each host in turn
     prefill_retries: int = 1  # other hosts that the router tries when P answers with an error

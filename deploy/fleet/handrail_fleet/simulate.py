@@ -14,6 +14,7 @@ from functools import partial
 from handrail_fleet.core import Effect, Ended, Job, LoadStarts, Preempted, Reason, TokenMade
 from handrail_fleet.costs import Costs
 from handrail_fleet.faults import Active, Fault
+from handrail_fleet.hops import FIRST, LAST, Hop, hop_ns
 from handrail_fleet.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, Host
 from handrail_fleet.noise import uniform
 from handrail_fleet.scenario import Scenario
@@ -42,6 +43,7 @@ class Flight:
     """
 
     plan: Plan
+    seed: int = 0  # of the run: what its messages took is drawn with it
     cached_tokens: int = 0
     kv_bytes: int = 0
     router_ns: int = 0
@@ -55,6 +57,7 @@ class Flight:
     load_started_ns: int | None = None
     contact_ns: int | None = None
     loaded_ns: int | None = None
+    heard_ns: int | None = None  # P, polling once a step, has D's word that it has read
     expired_ns: int | None = None  # P gave up what nobody had read
     seen_ns: int | None = None
     decode_scheduled_ns: int | None = None
@@ -95,7 +98,7 @@ class Simulation:
         if not self._names.collocated:
             pairs = [(prefill, decode) for prefill in self._names.prefill for decode in self._names.decode]
             self._wires = {wire.name: wire for wire in (Wire(*pair, scenario, self._faults) for pair in pairs)}
-        self._flights = {flight.id: flight for flight in (Flight(plan) for plan in plans)}
+        self._flights = {flight.id: flight for flight in (Flight(plan, seed) for plan in plans)}
         self._open = len(self._flights)
         self._ends_ns = max((plan.arrival.at_ns for plan in plans), default=0) + RUN_OUT_NS
 
@@ -151,7 +154,7 @@ class Simulation:
     def _arrive(self, flight: Flight) -> None:
         slower = sum(fault.size for fault in self._faults.named("router_slow") if fault.at("router", self._now_ns))
         flight.router_ns = self._scenario.router_ns + round(slower * 1e9)
-        engine_ns = self._now_ns + 2 * self._scenario.hop_ns + flight.router_ns
+        engine_ns = self._now_ns + self._hops_ns(flight, Hop.EDGE_ROUTER, Hop.ROUTER_P) + flight.router_ns
         self.at(engine_ns, partial(self._at_prefill, flight))
 
     def _at_prefill(self, flight: Flight) -> None:
@@ -176,7 +179,7 @@ class Simulation:
             return
         flight.failed = True
         flight.engine_end_ns = flight.sent_ns = self._now_ns
-        flight.end_ns = self._now_ns + 2 * self._scenario.hop_ns
+        flight.end_ns = self._now_ns + self._hops_ns(flight, *LAST)
         self._open -= 1
 
     def _queue_prefill(self, flight: Flight) -> None:
@@ -201,6 +204,9 @@ class Simulation:
         host.core.submit(Job(flight.id, arrival.prompt_tokens, arrival.answer_tokens, Reason.LENGTH, load=True), self._now_ns)
         self.kick(host)
 
+    def _hops_ns(self, flight: Flight, *hops: Hop) -> int:
+        return sum(hop_ns(self._scenario, flight.seed, flight.plan.index, hop) for hop in hops)
+
     def _admission_ns(self, flight: Flight, leg: int) -> int:
         host = self._hosts[flight.plan.prefill_host if leg == ADMISSION_P else flight.plan.decode_host]
         return host.admission_ns(uniform(self._seed, flight.plan.index, leg))
@@ -217,7 +223,7 @@ class Simulation:
             return
         flight.first_token_ns = token.at_ns
         flight.sent_ns = token.at_ns + self._scenario.respond_ns
-        flight.edge_first_ns = flight.sent_ns + 2 * self._scenario.hop_ns
+        flight.edge_first_ns = flight.sent_ns + self._hops_ns(flight, *FIRST)
 
     def _ended(self, host: Host, ended: Ended) -> None:
         flight = self._flights.get(ended.id)
@@ -230,7 +236,8 @@ class Simulation:
             if not self._names.collocated:
                 flight.prefill_done_ns = self._now_ns + self._scenario.respond_ns
                 self._hold(host, flight)
-                self.at(flight.prefill_done_ns + 2 * self._scenario.hop_ns, partial(self._at_decode, flight))
+                called_ns = flight.prefill_done_ns + self._hops_ns(flight, Hop.P_ROUTER, Hop.ROUTER_D)
+                self.at(called_ns, partial(self._at_decode, flight))
                 return
         flight.decode_scheduled_ns = times.scheduled_ns
         flight.failed = ended.reason is Reason.ERROR
@@ -239,7 +246,7 @@ class Simulation:
         flight.engine_end_ns = self._now_ns + self._scenario.respond_ns
         if flight.failed:
             flight.sent_ns = flight.engine_end_ns
-        flight.end_ns = flight.engine_end_ns + 2 * self._scenario.hop_ns
+        flight.end_ns = max(flight.engine_end_ns + self._hops_ns(flight, *LAST), flight.edge_first_ns or 0)
         self._open -= 1
 
     def _answered(self, host: Host, flight: Flight) -> None:
@@ -322,11 +329,18 @@ class Simulation:
             flight = self._flights[request_id]
             if flight.fetch is not Fetch.STALE_READ:
                 flight.fetch = Fetch.OK
-            prefill = self._hosts[wire.prefill]
-            if prefill.core.release(request_id):
-                self.kick(prefill)
+            self.at(self._now_ns + self._hops_ns(flight, Hop.D_P), partial(self._notified, self._hosts[wire.prefill], flight))
             self._loaded(self._hosts[wire.decode], flight, ok=True)
         self._watch(wire)
+
+    def _notified(self, prefill: Host, flight: Flight) -> None:
+        """P looks for such messages once a step, and at once when it does nothing."""
+        self.at(max(self._now_ns, prefill.core.step_ends_ns or 0), partial(self._hears, prefill, flight))
+
+    def _hears(self, prefill: Host, flight: Flight) -> None:
+        flight.heard_ns = self._now_ns
+        if prefill.core.release(flight.id):
+            self.kick(prefill)
 
     def _loaded(self, host: Host, flight: Flight, *, ok: bool, recompute: bool = False) -> None:
         flight.loaded_ns = self._now_ns
@@ -351,8 +365,9 @@ class Simulation:
 
 def record(scenario: Scenario, flight: Flight) -> RequestTruth:
     """The truth of a flight whose run is over."""
-    handed_over = flight.decode_arrival_ns is not None
-    return truth_of(flight, (6 if handed_over else 4) * scenario.hop_ns)
+    handed_over = (Hop.P_ROUTER, Hop.ROUTER_D) if flight.decode_arrival_ns is not None else ()
+    hops = (Hop.EDGE_ROUTER, Hop.ROUTER_P, *handed_over, *(LAST if flight.edge_first_ns is None else FIRST))
+    return truth_of(flight, sum(hop_ns(scenario, flight.seed, flight.plan.index, hop) for hop in hops))
 
 
 def truth_of(flight: Flight, hops_ns: int | None) -> RequestTruth:

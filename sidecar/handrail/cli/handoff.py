@@ -108,7 +108,8 @@ def _lease(fetch: FetchRow) -> str:
 def _clocks(fetch: FetchRow) -> str:
     if fetch.clock_bound_ns is None:
         return ""
-    return f"the two hosts' clocks are related to within {format_duration(fetch.clock_bound_ns)}; no time here compares them"
+    bound = format_duration(fetch.clock_bound_ns)
+    return f"the two hosts' clocks are related to within {bound}; only how long the KV lay compares them"
 
 
 def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:

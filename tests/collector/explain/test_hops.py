@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from builders import MS, ids, router, split_request
+from clock_fleet import fly
+from handrail.cli.simulated import arrivals
 from handrail.records import Role
+from handrail_collector.offline import newest, rows_of
 from handrail_collector.rows import RequestRow
+from handrail_collector.stitch.stitcher import SECOND
+from handrail_fleet import scenario as scenarios
+from handrail_fleet.faults import Fault
+from handrail_fleet.observe import STARTED_UNIX_NS
 from joined import told
 from plugin_parts import altered
+
+US = 1_000
 
 
 def between(row: RequestRow) -> dict[str, float]:
@@ -72,3 +84,34 @@ def test_clocks_that_are_bounded_narrowly_tell_the_way_from_d_to_the_edge_with_i
 def test_clocks_that_nothing_bounds_narrowly_tell_nothing_apart() -> None:
     row = told(hosts(0, 0, 5000, 20)[:3]).row("req-0")
     assert "decode_hops" not in between(row)
+
+
+@pytest.mark.parametrize("spread_ns", [0, 300_000], ids=["steady", "spread"])
+@pytest.mark.parametrize("traced", [False, True], ids=["no-router-spans", "router-spans"])
+def test_in_a_fleet_of_wrong_clocks_the_parts_are_right_to_within_their_bounds(spread_ns: int, *, traced: bool) -> None:
+    """Hosts are two seconds apart and drift, and a router slows down. Its spans tell all three parts and need no clocks; clocks
+    tell one, where more lies between the processes than the quickest messages that bound them took.
+    """
+    scenario = replace(scenarios.load("split"), router_traces=traced, hop_spread_ns=spread_ns)
+    slow = Fault("router_slow", "router", 0.2, from_ns=30 * SECOND)
+    fleet = fly(scenario, 3, 240, plugin=True, faults=(slow,))
+    made = arrivals(scenario, fleet.flights, fleet.faults, seed=3, started_unix_ns=STARTED_UNIX_NS, plugin=True)
+    rows = {row.client_request_id: row for row in newest(rows_of((one.received_unix_ns, one.record) for one in made))}
+    told_apart = []
+    for flight in fleet.flights:
+        said = {p.phase: p for p in rows[flight.id].phases if p.process == "path"}
+        assert flight.sent_ns is not None
+        assert flight.edge_first_ns is not None
+        if traced:
+            assert set(said) == {"router", "prefill_hops", "decode_hops"}
+            assert said["router"].duration_ns == pytest.approx(flight.router_ns, abs=said["router"].bound_ns + 20 * US)
+        elif "decode_hops" in said:
+            hops, true_ns = said["decode_hops"], flight.edge_first_ns - flight.sent_ns
+            assert hops.source == "clocks"
+            assert set(said) == {"router_and_hops", "decode_hops"}
+            assert abs(hops.duration_ns - true_ns) <= hops.bound_ns + 100
+            told_apart.append(flight)
+    if not traced:
+        slowed = [flight for flight in fleet.flights if flight.router_ns > 100 * MS]
+        assert len(slowed) > 50
+        assert len([flight for flight in slowed if flight in told_apart]) >= 0.9 * len(slowed)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from builders import MS, engine, exchange, kv, split_request
+from builders import MS, engine, exchange, kv, process, split_request
+from handrail.engines import load
+from handrail.otlp.contract import Signal
+from handrail.otlp.decode import decode
 from handrail.phases import KV_AND_QUEUE
 from handrail.records import EngineRequest, Exchange, Outcome, Record, Role
 from handrail_collector.explain.request import Fleet, explain
@@ -17,6 +22,7 @@ from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
 
 NOW = 1_700_000_010 * 10**9
+REPLAY = Path(__file__).parents[2] / "data" / "replay" / "otlp" / "C23_two_roots.json"
 FLEET = Fleet(frozenset({(Role.PREFILL, "proxy"), (Role.DECODE, "proxy")}))
 
 
@@ -194,6 +200,36 @@ def test_C15_an_aborted_requests_absurd_figures_are_left_out() -> None:
     assert row.phases == ()
     assert row.outcome == "client_disconnect"
     assert any(f.startswith("bad_attribute") for f in row.findings)
+
+
+# --- C23: two roots -----------------------------------------------------------------------------------------------------
+
+
+def two_roots() -> EngineRequest:
+    """What is read of the case's two traces: the engine's span; its HTTP server's is no record."""
+    request = decode(Signal.TRACES, REPLAY.read_bytes(), "application/json")
+    assert isinstance(request, ExportTraceServiceRequest)
+    spans = [span for each in request.resource_spans for scope in each.scope_spans for span in scope.spans]
+    vllm = load("vllm")
+    read = [vllm.read(span, process(Role.DECODE)) for span in spans if vllm.claims(span, "vllm.tracing.otel")]
+    assert len(spans) == 2
+    (record,) = read
+    assert isinstance(record, EngineRequest)
+    return record
+
+
+def test_C23_an_engine_in_a_trace_of_its_own_is_part_of_the_request_around_it() -> None:
+    said = two_roots()
+    edge = exchange(Role.EDGE, 0, 10_000, rid="R", ttft_ms=9_500, arrival_unix_ns=said.start_unix_ns - 9 * SECOND)
+    (row,) = rows([said, edge])
+    assert {(join.how, join.evidence) for join in row.joins} >= {("request_key", "decode:otlp")}
+    assert (row.scope, row.duration_ns, row.ttft_token_ns) == ("edge", 10 * SECOND, 9_500 * MS)
+    assert total(row) == 9_500 * MS
+
+
+def test_C23_without_our_proxy_the_engines_second_is_all_that_is_said() -> None:
+    (row,) = rows([two_roots()])
+    assert (row.scope, row.duration_ns) == ("engine", SECOND)
 
 
 # --- C22: retries -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from handrail.export.spans import to_span
 from handrail.records import Hint, Outcome, Role
 from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, case, chunk, client, event, everything, post, proxied
 
@@ -39,6 +40,38 @@ async def test_an_inbound_traceparent_keeps_its_trace_and_gets_our_span_as_paren
         assert (record.ids.trace_id, record.ids.parent_span_id, record.client_parent) == (T, S, S)
         assert (record.trace_origin, record.ids.flags, record.request_id, record.request_id_added) == ("inbound", 1, "foo", False)
         assert record.ids.span_id != S
+
+
+@pytest.mark.parametrize("trace_context", ["set", "pass"])
+async def test_C04_the_parent_in_what_is_exported_shows_whether_the_context_was_handed_on(trace_context: str) -> None:
+    """The same trace id and a new span id are there with and without it; only the exported parent differs."""
+    async with (
+        Upstream(answer_ok) as upstream,
+        proxied(upstream.port, role=Role.DECODE) as d,
+        proxied(d.port, trace_context=trace_context) as edge,
+    ):
+        await everything(edge.port, post(headers=f"traceparent: 00-{T}-{S}-01\r\n"))
+        outer, inner = to_span(await edge.recorded()), to_span(await d.recorded())
+    assert outer.trace_id.hex() == inner.trace_id.hex() == T
+    assert len({outer.span_id.hex(), inner.span_id.hex(), S}) == 3
+    assert inner.parent_span_id.hex() == (outer.span_id.hex() if trace_context == "set" else S)
+
+
+async def test_C26_a_gateway_that_drops_the_context_on_one_route_shows_in_each_record() -> None:
+    """Chat comes with a traceparent, embeddings without; they have no token, and are recorded where all is to be."""
+    async with Upstream(answer_ok) as upstream, proxied(upstream.port, record_all=True) as proxy:
+        for route, headers in (("chat/completions", f"traceparent: 00-{T}-{S}-01\r\n"), ("embeddings", "")) * 2:
+            agent = "User-Agent: AsyncOpenAI/Python 1.30\r\n"
+            await everything(proxy.port, post(b'{"model":"m","input":"x"}', path=f"/v1/{route}", headers=headers + agent))
+        await proxy.recorded(4)
+        told = [(record.path, record.operation, record.trace_origin, record.outcome) for record in proxy.records]
+    assert sorted(told, key=str) == [
+        *[("/v1/chat/completions", "chat", "inbound", Outcome.OK)] * 2,
+        *[("/v1/embeddings", None, "random", Outcome.OK)] * 2,
+    ]
+    for record in proxy.records:
+        if record.operation is None:
+            assert (record.ttft_token_ns, record.gaps, record.client_parent) == (None, None, "")
 
 
 @pytest.mark.parametrize(("exports", "flags"), [(False, 0), (True, 1)])
