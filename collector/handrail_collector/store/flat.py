@@ -43,6 +43,10 @@ class Flat:
         """In the order of the fields."""
         return tuple(_column(field.name, str(field.type)) for field in fields(self.row))
 
+    def columns_of(self, table: pa.Table) -> tuple[Column, ...]:
+        """The same for every table of these rows."""
+        return self.columns
+
     def encode(self, rows: Sequence[Any]) -> pa.Table:
         """``rows`` in the order of their time. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column takes."""
         rows = sorted(rows, key=lambda row: getattr(row, self.time))
@@ -84,4 +88,4 @@ FLAT: Final[Mapping[Table, Flat]] = {
 """By table."""
 
 FlatRows = Mapping[Table, Sequence[Any]]
-"""Rows of such tables, each of its own class."""
+"""Rows of such tables and of samples, each of its own class."""

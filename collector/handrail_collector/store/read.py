@@ -14,7 +14,7 @@ import duckdb
 
 from handrail.identity import candidate_keys
 from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow
-from handrail_collector.store import fetch_sql, sql
+from handrail_collector.store import fetch_sql, sample_sql, sql
 from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
@@ -22,6 +22,8 @@ from handrail_collector.store.flat import FLAT
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
 from handrail_collector.store.match import MIN_PREFIX, Match, best, match
 from handrail_collector.store.request_columns import request_row
+from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import span_row
@@ -165,6 +167,25 @@ class StoreReader:
         files = _near_time(self._files(table), since_unix_ns, until_unix_ns, 0)
         return self._fetch(fetch_sql.events(since_unix_ns, until_unix_ns, limit), files, FLAT[table].decode)
 
+    def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
+        """The samples of one of the tables of samples that fit, oldest first; those of it that are told twice once."""
+        files = _near_time(self._files(table), wanted.since_unix_ns, wanted.until_unix_ns, 0)
+        if not files:
+            return []
+        query = sample_sql.samples(table, wanted, self._columns(files))
+        return [wanted.reduced(sample) for sample in SAMPLED[table].decode(self._fetch(query, files, dict))]
+
+    def _columns(self, files: Sequence[StoredFile]) -> list[str]:
+        """Of all of them together."""
+        cursor = self.cursor()
+        try:
+            cursor.execute(sample_sql.KNOWN.text.replace("{table}", _relation("files", files)), {"files": self._paths(files)})
+            return [column[0] for column in cursor.description or ()]
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+            raise self._damaged(error) from error
+        finally:
+            cursor.close()
+
     def _files(self, table: Table) -> list[StoredFile]:
         return files_of(self.publishes(), table)
 
@@ -201,10 +222,13 @@ class StoreReader:
             names = [column[0] for column in cursor.description or ()]
             return [made(dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
         except (duckdb.IOException, duckdb.InvalidInputException, ValueError) as error:
-            what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
-            raise StoreDamagedError(f"{self._root}: {what}; {ADVICE}") from error
+            raise self._damaged(error) from error
         finally:
             cursor.close()
+
+    def _damaged(self, error: Exception) -> StoreDamagedError:
+        what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
+        return StoreDamagedError(f"{self._root}: {what}; {ADVICE}")
 
     def paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """Where files of the store lie."""
