@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from handrail.hardware import DeviceSample
+from handrail.hardware import DeviceRun, DeviceSample
 from handrail_collector.api.live import newest_fetches
 from handrail_collector.rows import MERGED, FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -71,7 +71,8 @@ class MemoryWriter:
         kept.observed = dict(observed or kept.observed)
         kept.fetches += (flat or {}).get(Table.KV_FETCHES, ())
         for table in SAMPLED:
-            kept.samples.setdefault(table, []).extend((flat or {}).get(table, ()))
+            for row in (flat or {}).get(table, ()):
+                kept.samples.setdefault(table, []).extend(row.samples() if isinstance(row, DeviceRun) else (row,))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -21,6 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from handrail.hardware import DeviceRun
 from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
@@ -316,7 +317,7 @@ class Pipeline:
                     continue
                 for sample in samples:
                     rows.add(table_of(sample), sample)
-                self.stats.samples += len(samples)
+                    self.stats.samples += len(sample.at) if isinstance(sample, DeviceRun) else 1
                 await asyncio.sleep(0)
         if entry.offset >= self._stored_offset:
             self._events.extend(rows)

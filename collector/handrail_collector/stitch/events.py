@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from handrail.clocks import OffsetInterval
-from handrail.hardware import DeviceSample
+from handrail.hardware import DeviceRun
 from handrail.records import EngineSample, Iteration, ProcessEvent
 from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
 from handrail_collector.store.flat import FlatRows
@@ -100,12 +100,12 @@ class EventRows:
     """Rows of such tables, by table, on their way to the store."""
 
     def __init__(self) -> None:
-        self._rows: dict[Table, list[EventRow | DeviceSample | EngineSample]] = {}
+        self._rows: dict[Table, list[EventRow | DeviceRun | EngineSample]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
-    def add(self, table: Table, row: EventRow | DeviceSample | EngineSample) -> None:
+    def add(self, table: Table, row: EventRow | DeviceRun | EngineSample) -> None:
         """One more."""
         self._rows.setdefault(table, []).append(row)
 

@@ -17,7 +17,7 @@ from handrail.export.facts import read_fact
 from handrail.export.plugin import read_plugin_log, read_plugin_span
 from handrail.export.samples import read_samples
 from handrail.export.spans import process_of, read_exchange
-from handrail.hardware import DeviceSample
+from handrail.hardware import DeviceRun
 from handrail.otlp.values import Attributes
 from handrail.records import EngineFacts, EngineSample, Iteration, LogFact, PluginSpan, Process, ProcessEvent
 from handrail_collector.stitch.evidence import Item
@@ -55,8 +55,8 @@ class MetricBatch:
     seq: int | None
     metrics: Sequence[Metric]
 
-    def samples(self) -> Sequence[DeviceSample | EngineSample]:
-        """What it says, oldest first."""
+    def samples(self) -> Sequence[DeviceRun | EngineSample]:
+        """What it says; samples of devices by device."""
         return (read_devices if self.scope == SCOPE_DEVICES else read_samples)(self.metrics, self.process)
 
 

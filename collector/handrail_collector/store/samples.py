@@ -1,19 +1,20 @@
 """Tables of samples: a row is one device, or one engine, at one instant; its values are columns of their own (``series.py``).
 
-Rows lie by whose they are and then by time, so that each series is a run of neighbours.
+Rows lie by whose they are and then by time, so that each series is a run of neighbours. What is stored comes by device
+(``hardware.DeviceRun``), what is read goes one by one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from handrail.families.schema import QUANTITIES
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.hardware import Device, DeviceKind, DeviceRun, DeviceSample, Series
 from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, Role, Source
 from handrail_collector.store.schema import Column, Encoding, Table
 from handrail_collector.store.series import SERIES_COLUMNS, is_series, series_table, series_values
@@ -26,6 +27,7 @@ _PROCESS_COLUMNS: Final = tuple(
 )
 _DEVICE_COLUMNS: Final = (
     Column("at_unix_ns", _INT, _B),
+    Column("took_ns", _INT, _B),
     *_PROCESS_COLUMNS,
     Column("source", _TEXT, _D),
     Column("kind", _TEXT, _D),
@@ -36,7 +38,6 @@ _DEVICE_COLUMNS: Final = (
     Column("line_rate_bytes", _INT, _D),
     Column("parent", _TEXT, _D),
     Column("engine", _TEXT, _D),
-    Column("took_ns", _INT, _B),
 )
 _ENGINE_COLUMNS: Final = (
     Column("at_unix_ns", _INT, _B),
@@ -49,30 +50,40 @@ _ENGINE_COLUMNS: Final = (
 )
 _ORDER: Final = {quantity.name: place for place, quantity in enumerate(QUANTITIES)}
 
+Block = tuple[tuple[Any, ...], Sequence[int], Sequence[int], Sequence[Series]]
+"""Rows of one owner: the columns that all of them share, then times, how long each took (of devices), and the values."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One such table. ``rows_of``: the rows of a sample, by column, and the values in each; ``sample_of`` is its inverse."""
+    """One such table.
+
+    ``own``: columns besides those of series, the first ones of each row and then the shared ones; ``blocks_of`` takes what a
+    publish brings apart, ``samples_of`` makes samples of rows; ``by``: columns that say whose a row is.
+    """
 
     table: Table
     own: tuple[Column, ...]
-    by: tuple[str, ...]  # columns that say whose a row is
-    rows_of: Callable[[Any], list[tuple[tuple[Any, ...], Sequence[DeviceValue]]]]
+    by: tuple[str, ...]
+    blocks_of: Callable[[Any], Iterator[Block]]
     samples_of: Callable[[Sequence[Mapping[str, Any]]], list[Any]]
     time: str = "at_unix_ns"
 
-    def encode(self, samples: Sequence[Any]) -> pa.Table:
-        """``samples`` in the order of the table. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column takes."""
-        rows = [row for sample in samples for row in self.rows_of(sample)]
-        values, series = series_table([found for _, found in rows])
-        own = zip(*(told for told, _ in rows), strict=True) if rows else ([] for _ in self.own)
-        values |= {column.name: list(told) for column, told in zip(self.own, own, strict=True)}
+    def encode(self, rows: Sequence[Any]) -> pa.Table:
+        """``DeviceRun``, or ``EngineSample``, in the order of the table. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values
+        that no column takes."""
+        blocks = sorted((block for each in rows for block in self.blocks_of(each)), key=self._place)
+        values, series = series_table([(len(times), series) for _, times, _, series in blocks])
+        values["at_unix_ns"] = [at for _, times, _, _ in blocks for at in times]
+        values["took_ns"] = [took for _, _, all_took, _ in blocks for took in all_took]
+        for place, column in enumerate(self._shared):
+            values[column.name] = [told for own, times, _, _ in blocks for told in (own[place],) * len(times)]
         columns = (*self.own, *SERIES_COLUMNS, *series)
         arrays = [pa.array(values[column.name], column.type) for column in columns]
-        return self.ordered(pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns])))
+        return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
 
     def decode(self, stored: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Inverse of ``encode``, rows by column name, oldest sample first. Raises ``ValueError`` for a damaged row."""
+        """Samples of rows by column name, oldest first. Raises ``ValueError`` for a damaged row."""
         try:
             found = self.samples_of(stored)
         except (KeyError, TypeError) as error:
@@ -93,6 +104,16 @@ class Sampled:
         """By whose the rows are, then by time."""
         return table.sort_by([*((name, "ascending") for name in self.by), (self.time, "ascending")])
 
+    @property
+    def _shared(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.own if column.name not in ("at_unix_ns", "took_ns"))
+
+    def _place(self, block: Block) -> tuple[Any, ...]:
+        """As ``ordered`` has it."""
+        own, times, _, _ = block
+        named = {column.name: told for column, told in zip(self._shared, own, strict=True)}
+        return *(named[name] for name in self.by), times[0]
+
 
 def _series_column(field: pa.Field) -> Column:
     if not is_series(field.name):
@@ -103,12 +124,11 @@ def _series_column(field: pa.Field) -> Column:
 # --- devices --------------------------------------------------------------------------------------------------------------
 
 
-def _device_rows(sample: DeviceSample) -> list[tuple[tuple[Any, ...], Sequence[DeviceValue]]]:
-    device = sample.device
+def _run_blocks(run: DeviceRun) -> Iterator[Block]:
+    device = run.device
     own = (
-        sample.at_unix_ns,
-        *_told(sample.process),
-        sample.source.value,
+        *_told(run.process),
+        run.source.value,
         device.kind.value,
         device.key,
         device.index,
@@ -117,9 +137,8 @@ def _device_rows(sample: DeviceSample) -> list[tuple[tuple[Any, ...], Sequence[D
         device.line_rate_bytes,
         device.parent,
         device.engine,
-        sample.took_ns,
     )
-    return [(own, sample.values)]
+    yield own, run.at, run.took_ns, run.series
 
 
 def _device_samples(stored: Sequence[Mapping[str, Any]]) -> list[DeviceSample]:
@@ -149,19 +168,17 @@ def _device_samples(stored: Sequence[Mapping[str, Any]]) -> list[DeviceSample]:
 # --- engines --------------------------------------------------------------------------------------------------------------
 
 
-def _engine_rows(sample: EngineSample) -> list[tuple[tuple[Any, ...], Sequence[DeviceValue]]]:
-    values: dict[str, list[DeviceValue]] = {}
+def _engine_blocks(sample: EngineSample) -> Iterator[Block]:
+    """One row for each engine that the sample speaks of."""
+    values: dict[str, list[Series]] = {}
     histograms: dict[str, list[EngineHistogram]] = {}
     for value in sample.values:
-        of = values.setdefault(value.engine, [])
-        of.append(DeviceValue(name=value.name, value=value.value, label=value.label, start_unix_ns=value.start_unix_ns))
+        values.setdefault(value.engine, []).append(Series(value.name, value.label, value.start_unix_ns, (value.value,)))
     for histogram in sample.histograms:
         histograms.setdefault(histogram.engine, []).append(histogram)
-    rows = []
     for engine in sorted({*values, *histograms}):
         told = histograms.get(engine, ())
         own = (
-            sample.at_unix_ns,
             *_told(sample.process),
             sample.source.value,
             engine,
@@ -169,8 +186,7 @@ def _engine_rows(sample: EngineSample) -> list[tuple[tuple[Any, ...], Sequence[D
             json.dumps([[h.name, h.label, h.start_unix_ns, h.count, h.total, h.counts] for h in told]) if told else None,
             json.dumps([h.bounds for h in told]) if told else None,
         )
-        rows.append((own, values.get(engine, ())))
-    return rows
+        yield own, (sample.at_unix_ns,), (), values.get(engine, ())
 
 
 def _engine_samples(stored: Sequence[Mapping[str, Any]]) -> list[EngineSample]:
@@ -240,15 +256,18 @@ _OF_DEVICE: Final = ("host", "instance", "kind", "device")
 _OF_ENGINE: Final = ("host", "instance", "engine")
 
 SAMPLED: Final[Mapping[Table, Sampled]] = {
-    Table.GPU_SAMPLES: Sampled(Table.GPU_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _device_rows, _device_samples),
-    Table.LINK_SAMPLES: Sampled(Table.LINK_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _device_rows, _device_samples),
-    Table.ENGINE_SAMPLES: Sampled(Table.ENGINE_SAMPLES, _ENGINE_COLUMNS, _OF_ENGINE, _engine_rows, _engine_samples),
+    Table.GPU_SAMPLES: Sampled(Table.GPU_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _run_blocks, _device_samples),
+    Table.LINK_SAMPLES: Sampled(Table.LINK_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _run_blocks, _device_samples),
+    Table.ENGINE_SAMPLES: Sampled(Table.ENGINE_SAMPLES, _ENGINE_COLUMNS, _OF_ENGINE, _engine_blocks, _engine_samples),
 }
 """By table."""
 
+SampleRow = DeviceRun | EngineSample
+"""What a publish brings of them."""
 
-def table_of(sample: DeviceSample | EngineSample) -> Table:
+
+def table_of(row: SampleRow) -> Table:
     """Which table holds it."""
-    if isinstance(sample, EngineSample):
+    if isinstance(row, EngineSample):
         return Table.ENGINE_SAMPLES
-    return Table.GPU_SAMPLES if sample.device.kind is DeviceKind.GPU else Table.LINK_SAMPLES
+    return Table.GPU_SAMPLES if row.device.kind is DeviceKind.GPU else Table.LINK_SAMPLES

@@ -1,9 +1,9 @@
 """Values of samples as columns: one a series, so that they compress and anyone's SQL can read them.
 
-The column of a gauge with fractions is ``g.d.NAME`` or ``g.d.NAME.LABEL``, of a counter of whole numbers ``c.i.NAME.LABEL``. Since
-when counters count is ``since_unix_ns``; those of a row that began at another time stand in ``since_more``. A file has at most
-``MAX_SERIES_COLUMNS`` of them, the commonest; what is left, and names that are not lower case (DuckDB's column names ignore case),
-is JSON in ``more``.
+The column of a gauge with fractions is ``g.d.NAME`` or ``g.d.NAME.LABEL``, of a counter of whole numbers ``c.i.NAME.LABEL``.
+Since when counters count is ``since_unix_ns``; those of a row that began at another time stand in ``since_more``. A file has at
+most ``MAX_SERIES_COLUMNS`` of them, the commonest; what is left, and names that are not lower case (DuckDB's column names ignore
+case), is JSON in ``more``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from handrail.hardware import DeviceValue
+from handrail.hardware import DeviceValue, Series
 from handrail_collector.store.schema import Column, Encoding
 
 MAX_SERIES_COLUMNS: Final = 256
@@ -31,37 +31,45 @@ SERIES_COLUMNS: Final = (
 
 _TYPES: Final = {"i": (pa.int64(), Encoding.DELTA), "d": (pa.float64(), Encoding.DICTIONARY)}
 
+Block = tuple[int, Sequence[Series]]
+"""How many rows, and their values by series."""
 
-def series_table(rows: Sequence[Sequence[DeviceValue]]) -> tuple[dict[str, list[Any]], tuple[Column, ...]]:
-    """Lists by column of the values of each row, and the columns of the series in the order of their names."""
+
+def series_table(blocks: Sequence[Block]) -> tuple[dict[str, list[Any]], tuple[Column, ...]]:
+    """Lists by column of the values of all rows, and the columns of the series in the order of their names."""
+    named = [(rows, [(_column_of(each), each) for each in series]) for rows, series in blocks]
     counts: Counter[str] = Counter()
-    named = [[(_column_name(v.name, v.label, type(v.value) is int, v.start_unix_ns != 0), v) for v in row] for row in rows]
-    for row in named:
-        counts.update(name for name, _ in row)
-    chosen = sorted(name for name, _ in _commonest(counts))
-    lists: dict[str, list[Any]] = {name: [None] * len(rows) for name in chosen}
-    since: list[int | None] = [None] * len(rows)
-    since_more: list[str | None] = [None] * len(rows)
-    more: list[str | None] = [None] * len(rows)
-    for at, row in enumerate(named):
-        rest: dict[str, float] = {}
-        for name, value in row:
+    for rows, series in named:
+        for name, _ in series:
+            counts[name] += rows
+    lists: dict[str, list[Any]] = {name: [] for name in sorted(_commonest(counts))}
+    since: list[int | None] = []
+    since_more: list[str | None] = []
+    more: list[str | None] = []
+    at = 0
+    for rows, series in named:
+        rest: list[dict[str, float]] = []
+        for name, each in series:
             target = lists.get(name)
             if target is None:
-                rest[name] = value.value
+                rest = rest or [{} for _ in range(rows)]
+                for row, value in zip(rest, each.values, strict=True):
+                    row |= {} if value is None else {name: value}
             else:
-                target[at] = value.value
-        if rest:
-            more[at] = json.dumps(rest)
-        starts = {value.start_unix_ns for _, value in row if value.start_unix_ns}
-        if starts:
-            since[at], since_more[at] = _since(starts, row)
-    columns = tuple(Column(name, *_TYPES[name[2]]) for name in chosen)
+                _put(target, at, each.values)
+        starts, others = _since(rows, series)
+        since.extend(starts)
+        since_more.extend(others)
+        more.extend(json.dumps(row) if row else None for row in rest or [{}] * rows)
+        at += rows
+    for target in lists.values():
+        target.extend([None] * (at - len(target)))
+    columns = tuple(Column(name, *_TYPES[name[2]]) for name in lists)
     return {"since_unix_ns": since, "since_more": since_more, "more": more, **lists}, columns
 
 
 def series_values(stored: Mapping[str, Any]) -> list[DeviceValue]:
-    """Inverse of ``series_table`` for one row, by column name; sorted by name and label. Raises ``ValueError`` for a damaged row."""
+    """Inverse of ``series_table`` for one row, by column name; by name and label. Raises ``ValueError`` for a damaged row."""
     since = stored.get("since_unix_ns")
     others = _loaded(stored.get("since_more"))
     found = []
@@ -87,6 +95,33 @@ def name_of(column: str) -> str:
     return column.split(".", 3)[2]
 
 
+def _put(target: list[Any], at: int, values: Sequence[float | None]) -> None:
+    """``values`` from the row ``at`` on, over what another series of the same column (it began anew) has put there."""
+    there = len(target) - at
+    if there <= 0:
+        target.extend([None] * -there)
+        target.extend(values)
+    else:
+        target[at:] = [old if value is None else value for old, value in zip(target[at:], values, strict=True)]
+
+
+def _since(rows: int, series: Sequence[tuple[str, Series]]) -> tuple[list[int | None], list[str | None]]:
+    """Of each row the start that most of its counters have, and as JSON the others' by column."""
+    counters = [(name, each) for name, each in series if each.start_unix_ns]
+    starts = {each.start_unix_ns for _, each in counters}
+    if len(starts) <= 1:  # the usual case
+        return [starts.pop() if starts else None] * rows, [None] * rows
+    since: list[int | None] = []
+    others: list[str | None] = []
+    for at in range(rows):
+        there = {name: each.start_unix_ns for name, each in counters if each.values[at] is not None}
+        common = Counter(there.values()).most_common(1)[0][0] if there else None
+        apart = {name: start for name, start in there.items() if start != common}
+        since.append(common)
+        others.append(json.dumps(apart) if apart else None)
+    return since, others
+
+
 def _valued(stored: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield from ((name, value) for name, value in stored.items() if value is not None and is_series(name))
     yield from _loaded(stored.get("more")).items()
@@ -99,18 +134,14 @@ def _loaded(text: Any) -> dict[str, Any]:
     return found
 
 
-def _since(starts: set[int], row: Sequence[tuple[str, DeviceValue]]) -> tuple[int, str | None]:
-    """The start that most counters of a row have, and the others' by column."""
-    if len(starts) == 1:
-        return starts.pop(), None
-    counted = {name: value.start_unix_ns for name, value in row if value.start_unix_ns}
-    (common, _), *_ = Counter(counted.values()).most_common(1)
-    return common, json.dumps({name: start for name, start in counted.items() if start != common})
-
-
-def _commonest(counts: Counter[str]) -> list[tuple[str, int]]:
+def _commonest(counts: Counter[str]) -> list[str]:
     fitting = Counter({name: count for name, count in counts.items() if name == name.lower()})
-    return fitting.most_common(MAX_SERIES_COLUMNS)
+    return [name for name, _ in fitting.most_common(MAX_SERIES_COLUMNS)]
+
+
+def _column_of(series: Series) -> str:
+    whole = isinstance(next((value for value in series.values if value is not None), None), int)
+    return _column_name(series.name, series.label, whole, series.start_unix_ns != 0)
 
 
 @lru_cache(maxsize=8192)

@@ -1,4 +1,4 @@
-"""Samples of devices on their way to the exporter: gathered for a second, so that a series costs its names once and not ten times."""
+"""Samples of devices on their way to the exporter, gathered for a second: a series then costs its names once, not ten times."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Samples of devices as OTLP metrics, and back. What travels: docs/wire.md, "Samples of devices".
 
-``read_devices`` of what ``DeviceMetrics`` made of samples gives them again, oldest first, values by name and label; labels come
-back whatever the tables call them.
+``read_devices`` of what ``DeviceMetrics`` made of samples gives them again by device, oldest first; labels come back whatever the
+tables call them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
@@ -17,7 +17,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail import conventions as names
 from handrail.export.attributes import add_number, add_text, read_number, read_text
-from handrail.hardware import Counter, Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.hardware import Counter, Device, DeviceKind, DeviceRun, DeviceSample, Series
 from handrail.otlp.values import Attributes, attributes_of
 from handrail.records import Process, Source
 
@@ -32,6 +32,9 @@ _PREFIX: Final = {
 }
 _HW_TYPE: Final = {f"{names.METRIC_GPU}_": "gpu", f"{names.METRIC_LINK}_": "network"}
 _LARGEST: Final = 2**63 - 1
+DIGITS: Final = {"ratio": 4, "watts": 1}
+"""Of fractions, by the last word of the name: more than a share of a tenth of a second, or a power meter that is off by watts,
+can mean. The digits behind it are noise that costs 5 bytes a value on disk."""
 _OF_POINT: Final = frozenset({names.HW_ID, names.HW_TYPE})
 
 
@@ -69,8 +72,8 @@ class DeviceMetrics:
         self.samples = 0
         self._tables = tables
         self._metrics: dict[tuple[str, bool], Metric] = {}
-        self._series: dict[_Of, _Series] = {}
-        self._read: dict[tuple[Source, Device], _Series] = {}
+        self._series: dict[_Of, _Filling] = {}
+        self._read: dict[tuple[Source, Device], _Filling] = {}
 
     def add(self, sample: DeviceSample) -> None:
         """Samples of one device come oldest first."""
@@ -78,17 +81,17 @@ class DeviceMetrics:
         at, device = sample.at_unix_ns, sample.device
         told = self._read.get((sample.source, device))
         if told is None:
-            told = self._read[sample.source, device] = _Series(self._read_point(sample.source, device))
+            told = self._read[sample.source, device] = _Filling(self._read_point(sample.source, device))
         told.add(at, sample.took_ns)
         kind, key, series = device.kind, device.key, self._series
         for value in sample.values:
             number = value.value
             if not (number <= _LARGEST if isinstance(number, int) else isfinite(number)):
                 continue
-            of = (kind, value.name, key, value.label, value.start_unix_ns)
+            of = (kind, value.name, key, value.label, value.start_unix_ns, type(number))
             known = series.get(of)
             if known is None:
-                known = series[of] = _Series(self._point(of))
+                known = series[of] = _Filling(self._point(of), DIGITS.get(value.name.rpartition("_")[2]))
             known.add(at, number)
 
     def finished(self) -> list[Metric]:
@@ -107,7 +110,7 @@ class DeviceMetrics:
         return point
 
     def _point(self, of: _Of) -> NumberDataPoint:
-        kind, counter, key, label, start = of
+        kind, counter, key, label, start, _ = of
         name = _PREFIX[kind] + counter
         metric = self._metrics.get((name, bool(start)))
         if metric is None:
@@ -134,17 +137,18 @@ def devices_request(resource: Resource, metrics: DeviceMetrics) -> bytes:
     return request.SerializeToString()
 
 
-_Of = tuple[DeviceKind, str, str, str, int]
-"""Which series: kind and name of the counter, key of the device, label, start."""
+_Of = tuple[DeviceKind, str, str, str, int, type]
+"""Which series: kind and name of the counter, key of the device, label, start, type of its numbers."""
 
 
-class _Series:
+class _Filling:
     """A point that is being filled; its latest value is not in it yet."""
 
-    __slots__ = ("_at", "_last", "_point")
+    __slots__ = ("_at", "_digits", "_last", "_point")
 
-    def __init__(self, point: NumberDataPoint) -> None:
+    def __init__(self, point: NumberDataPoint, digits: int | None = None) -> None:
         self._point = point
+        self._digits = digits
         self._at = 0
         self._last: float = 0
 
@@ -156,7 +160,7 @@ class _Series:
                 exemplar.as_int = self._last
             else:
                 exemplar.as_double = self._last
-        self._at, self._last = at_unix_ns, value
+        self._at, self._last = at_unix_ns, value if self._digits is None else round(value, self._digits)
 
     def finish(self) -> None:
         self._point.time_unix_nano = self._at
@@ -166,40 +170,56 @@ class _Series:
             self._point.as_double = self._last
 
 
-def read_devices(metrics: Iterable[Metric], process: Process) -> list[DeviceSample]:
-    """The samples that metrics of scope ``handrail.devices`` carry, oldest first; what is not of this form is passed over."""
-    taken: dict[tuple[str, int], tuple[Source, Device, int]] = {}
-    values: dict[tuple[str, int], list[DeviceValue]] = {}
+def read_devices(metrics: Iterable[Metric], process: Process) -> list[DeviceRun]:
+    """What metrics of scope ``handrail.devices`` carry, by device; what is not of this form is passed over."""
+    took: dict[tuple[Source, Device], dict[int, int]] = {}
+    told: dict[str, list[Series]] = {}
+    instants: dict[str, list[Sequence[int]]] = {}
     for metric in metrics:
         if metric.name == names.METRIC_DEVICE_READ:
             for point in metric.gauge.data_points:
                 described = _described(attributes_of(point.attributes))
                 if described is not None:
-                    for at, took in _values(point):
-                        taken[described[1].key, at] = (*described, max(0, int(took)))
+                    found = took.setdefault(described, {})
+                    for at, value in zip(*_values(point), strict=True):
+                        found[at] = max(0, int(value or 0))
             continue
         name = _counter_name(metric.name)
         if name is None:
             continue
         for point in (*metric.gauge.data_points, *metric.sum.data_points):
-            found = attributes_of(point.attributes)
-            key, label = read_text(found.get(names.HW_ID)), _label(found)
-            start = point.start_time_unix_nano
-            for at, value in _values(point) if key else ():
-                values.setdefault((key or "", at), []).append(
-                    DeviceValue(name=name, value=value, label=label, start_unix_ns=start)
-                )
+            attributes = attributes_of(point.attributes)
+            key = read_text(attributes.get(names.HW_ID))
+            if key:
+                times, values = _values(point)
+                told.setdefault(key, []).append(Series(name, _label(attributes), point.start_time_unix_nano, values))
+                instants.setdefault(key, []).append(times)
     return [
-        DeviceSample(
-            process=process,
-            source=source,
-            device=device,
-            at_unix_ns=at,
-            values=tuple(sorted(values.get((key, at), ()), key=lambda value: (value.name, value.label))),
-            took_ns=took,
-        )
-        for (key, at), (source, device, took) in sorted(taken.items(), key=lambda item: (item[0][1], item[0][0]))
+        _run(process, *described, found, told.get(described[1].key, ()), instants.get(described[1].key, ()))
+        for described, found in took.items()
     ]
+
+
+def _run(
+    process: Process,
+    source: Source,
+    device: Device,
+    took: Mapping[int, int],
+    told: Sequence[Series],
+    instants: Sequence[Sequence[int]],
+) -> DeviceRun:
+    """The values of ``told``, each at its own times, at those that the device was read."""
+    at = sorted(took)
+    series = []
+    for each, times in zip(told, instants, strict=True):
+        if times == at and None not in each.values:  # the usual case
+            series.append(each)
+            continue
+        by_time = dict(zip(times, each.values, strict=True))
+        values = [by_time.get(time) for time in at]
+        if values.count(None) < len(values):
+            series.append(Series(each.name, each.label, each.start_unix_ns, values))
+    return DeviceRun(process=process, source=source, device=device, at=at, took_ns=[took[time] for time in at], series=series)
 
 
 def _describe(entries: Any, source: Source, device: Device) -> None:
@@ -253,9 +273,17 @@ def _metric(name: str, start: int, tables: Tables) -> Metric:
     return metric
 
 
-def _values(point: NumberDataPoint) -> Iterator[tuple[int, float]]:
-    for each in (*point.exemplars, point):
-        yield each.time_unix_nano, each.as_int if each.HasField("as_int") else each.as_double
+def _values(point: NumberDataPoint) -> tuple[list[int], Sequence[float | None]]:
+    """Times and values, oldest first, of the type that the point has; what is not finite is None."""
+    exemplars = point.exemplars
+    times = [each.time_unix_nano for each in exemplars]
+    times.append(point.time_unix_nano)
+    whole = point.HasField("as_int")
+    values: list[float] = [each.as_int for each in exemplars] if whole else [each.as_double for each in exemplars]
+    values.append(point.as_int if whole else point.as_double)
+    if not whole and not isfinite(sum(values)):
+        return times, [value if isfinite(value) else None for value in values]
+    return times, values
 
 
 def _label_name(name: str, tables: Tables) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from device_samples import COUNTING_SINCE, START_UNIX_NS, S, busy_host, counter, flattened, gauge, gpu, process, sample
 from engine_samples import engine_sample
-from handrail.hardware import DeviceSample, DeviceValue
+from handrail.hardware import DeviceSample, DeviceValue, runs
 from handrail_collector.store.compact import alike, fold_samples
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
@@ -28,7 +28,7 @@ _TEXT = st.sampled_from(["", "a", "receive", "B", "x.y", "50%", "%2e", 'q"uote',
 
 def stored(table: Table, samples: list[DeviceSample]) -> pa.Table:
     """As read back from its file."""
-    made = SAMPLED[table].encode(samples)
+    made = SAMPLED[table].encode(runs(samples))
     return pq.read_table(pa.BufferReader(encode(made, table, SAMPLED[table].columns_of(made))))
 
 
@@ -87,7 +87,7 @@ def test_folding_keeps_each_sample_once_in_the_order_of_the_table_with_every_col
     samples = flattened(list(busy_host(2, gpus=3)))
     more = [replace(one, values=(*one.values, gauge("new", 1.5))) for one in samples[30:]]
     again = samples[:12]
-    made = [GPU.encode(part) for part in (samples[:30], more, again)]
+    made = [GPU.encode(runs(part)) for part in (samples[:30], more, again)]
     table, columns = fold_samples(Table.GPU_SAMPLES, made)
     assert table.column_names == [column.name for column in columns]
     back = GPU.decode(pq.read_table(pa.BufferReader(encode(table, Table.GPU_SAMPLES, columns))).to_pylist())
@@ -104,12 +104,11 @@ def test_files_whose_columns_do_not_fit_into_one_are_not_folded_together() -> No
 
 @pytest.mark.parametrize("table", [Table.GPU_SAMPLES, Table.ENGINE_SAMPLES])
 def test_samples_are_folded_expire_and_count_for_the_quota(store: Kept, table: Table) -> None:
-    rng = random.Random(3)
-    samples = flattened(list(busy_host(2))) if table is Table.GPU_SAMPLES else [engine_sample(at) for at in range(8)]
+    told = flattened(list(busy_host(2)))
+    samples: list[Any] = told if table is Table.GPU_SAMPLES else [engine_sample(at) for at in range(8)]
     for number in range(4):
-        part = samples[number::4]
-        rng.shuffle(part)
-        store.publisher.publish(number * 10, number * 10 + 10, 0, [], [], flat={table: part})
+        rows = runs(told[number::4]) if table is Table.GPU_SAMPLES else samples[number::4]
+        store.publisher.publish(number * 10, number * 10 + 10, 0, [], [], flat={table: rows})
     assert len(store.files(table)) == 4
     upkeep = store.upkeep(closed_after_ns=0)
     upkeep.run_pass()
@@ -129,6 +128,6 @@ def test_a_second_of_many_hosts_is_folded_into_files_of_bounded_size(store: Kept
     for number in range(4):
         of = process(f"h{number}")
         rows = [sample(gpu(), START_UNIX_NS + at * S // 20, gauge("x", at), of=of) for at in range(20)]
-        store.publisher.publish(number * 10, number * 10 + 10, 0, [], [], flat={Table.GPU_SAMPLES: rows})
+        store.publisher.publish(number * 10, number * 10 + 10, 0, [], [], flat={Table.GPU_SAMPLES: runs(rows)})
     store.upkeep(closed_after_ns=0).run_pass()
     assert [file.rows for file in store.files(Table.GPU_SAMPLES)] == [40, 40]

@@ -74,9 +74,15 @@ def sent(samples: list[DeviceSample]) -> list[Metric]:
     return list(scope.metrics)
 
 
+def back(metrics: list[Metric]) -> list[DeviceSample]:
+    """One by one, oldest first."""
+    samples = [one for run in read_devices(metrics, OF) for one in run.samples()]
+    return sorted(samples, key=lambda one: (one.at_unix_ns, one.device.key))
+
+
 @given(_samples())
 def test_samples_are_read_back_whole_numbers_to_the_last_digit(samples: list[DeviceSample]) -> None:
-    read = read_devices(sent(samples), OF)
+    read = back(sent(samples))
     assert read == samples
     assert [[type(v.value) for v in one.values] for one in read] == [[type(v.value) for v in one.values] for one in samples]
 
@@ -84,7 +90,7 @@ def test_samples_are_read_back_whole_numbers_to_the_last_digit(samples: list[Dev
 def test_a_second_of_a_host_has_one_point_a_series_with_the_earlier_values_as_exemplars() -> None:
     samples = flattened(list(busy(1, gpus=2)))
     metrics = sent(samples)
-    assert read_devices(metrics, OF) == samples
+    assert back(metrics) == samples
     by_name = {metric.name: metric for metric in metrics}
     utilization = by_name["hw.gpu.utilization"]
     assert (utilization.unit, utilization.WhichOneof("data")) == ("1", "gauge")
@@ -98,22 +104,27 @@ def test_a_second_of_a_host_has_one_point_a_series_with_the_earlier_values_as_ex
     assert all(one.time_unix_nano < last.time_unix_nano and one.as_int < last.as_int for one in last.exemplars)
 
 
+def test_a_ratio_is_rounded_to_what_it_means() -> None:
+    fine = [sample(gpu(), START_UNIX_NS + at, gauge(names.GPU_DRAM_ACTIVE, 1 / (3 + at))) for at in range(2)]
+    assert [one.values[0].value for one in back(sent(fine))] == [0.3333, 0.25]
+
+
 def test_a_counter_that_began_anew_is_another_point() -> None:
     before = sample(port(), START_UNIX_NS, counter(names.LINK_BYTES, 10**15, names.TRANSMIT))
     after = sample(port(), START_UNIX_NS + S, counter(names.LINK_BYTES, 5, names.TRANSMIT, since=START_UNIX_NS + 1))
     (metric,) = (metric for metric in sent([before, after]) if metric.name == "hw.network.io")
     assert [point.start_time_unix_nano for point in metric.sum.data_points] == [COUNTING_SINCE, START_UNIX_NS + 1]
-    assert read_devices([*sent([before, after])], OF) == [before, after]
+    assert back(sent([before, after])) == [before, after]
 
 
 def test_a_device_that_gave_nothing_is_a_sample_without_values() -> None:
     silent = sample(gpu(), START_UNIX_NS)
-    assert read_devices(sent([silent]), OF) == [silent]
+    assert back(sent([silent])) == [silent]
 
 
 def test_what_makes_no_number_is_left_out_and_what_others_send_is_passed_over() -> None:
     odd = sample(gpu(), START_UNIX_NS, gauge("a", float("nan")), gauge("b", float("inf")), counter("c", 2**63), gauge("d", 1.5))
-    (read,) = read_devices(sent([odd]), OF)
+    (read,) = back(sent([odd]))
     assert [value.name for value in read.values] == ["d"]
     foreign = Metric(name="hw.gpu.utilization")
     foreign.gauge.data_points.add(time_unix_nano=START_UNIX_NS, as_double=0.5)  # no device
