@@ -20,7 +20,7 @@ from handrail.records import Source
 TABLES = named(gpu=GPU_TABLE)
 OF = process()
 _WORD = st.sampled_from(["", "a", "receive", "X:1/2", "b-c.d_e"])
-_NAME = st.sampled_from([names.GPU_BUSY, names.GPU_NVLINK_BYTES, names.LINK_BYTES, "new_counter", "a.b"])
+_NAME = st.sampled_from(["energy_joules", names.GPU_NVLINK_BYTES, names.LINK_BYTES, "new_counter", "a.b"])
 _VALUE = st.builds(
     DeviceValue,
     name=_NAME,
@@ -105,8 +105,10 @@ def test_a_second_of_a_host_has_one_point_a_series_with_the_earlier_values_as_ex
 
 
 def test_a_ratio_is_rounded_to_what_it_means() -> None:
-    fine = [sample(gpu(), START_UNIX_NS + at, gauge(names.GPU_DRAM_ACTIVE, 1 / (3 + at))) for at in range(2)]
-    assert [one.values[0].value for one in back(sent(fine))] == [0.3333, 0.25]
+    fine = [
+        sample(gpu(), START_UNIX_NS + at, gauge(names.GPU_BUSY, 1 / (3 + at)), gauge("power_watts", 333.3333)) for at in range(2)
+    ]
+    assert [[value.value for value in one.values] for one in back(sent(fine))] == [[333.3, 0.3333], [333.3, 0.25]]
 
 
 def test_a_counter_that_began_anew_is_another_point() -> None:
