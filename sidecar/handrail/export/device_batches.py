@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +68,12 @@ class DeviceBatches:
             except Exception:  # a sampler's thread must not end by it
                 self.stats.faults += 1
 
+    async def samples(self, samples: Sequence[DeviceSample]) -> bool:
+        """Several at once; always takes them."""
+        for sample in samples:
+            self.sample(sample)
+        return True
+
     async def start(self) -> None:
         """Begin to send."""
         self._task = asyncio.create_task(self._run())
@@ -98,7 +104,8 @@ class DeviceBatches:
             self.stats.sent += batch.samples
 
     async def _run(self) -> None:
-        while not self._stop.is_set():
+        stopping = False
+        while not stopping:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._every_s)
+                stopping = await asyncio.wait_for(self._stop.wait(), self._every_s)
             await self.flush()

@@ -48,7 +48,15 @@ class Convention:
 
 CONVENTIONS: Final[Mapping[str, Convention]] = {
     f"{names.METRIC_GPU}_{names.GPU_BUSY}": Convention("hw.gpu.utilization"),
+    f"{names.METRIC_GPU}_memory_used_bytes": Convention("hw.gpu.memory.usage"),
+    f"{names.METRIC_GPU}_memory_total_bytes": Convention("hw.gpu.memory.limit"),
+    f"{names.METRIC_GPU}_power_watts": Convention("hw.power"),
+    f"{names.METRIC_GPU}_energy_joules": Convention("hw.energy"),
+    f"{names.METRIC_GPU}_temperature_celsius": Convention("hw.temperature", "hw.sensor_location"),
     f"{names.METRIC_LINK}_{names.LINK_BYTES}": Convention("hw.network.io", "network.io.direction"),
+    f"{names.METRIC_LINK}_packets": Convention("hw.network.packets", "network.io.direction"),
+    f"{names.METRIC_LINK}_line_rate_bytes_per_second": Convention("hw.network.bandwidth.limit"),
+    f"{names.METRIC_LINK}_up": Convention("hw.network.up"),
 }
 """By the name that the metric would have here. Source: OpenTelemetry semantic conventions, hardware (status: development)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -12,7 +13,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from device_samples import COUNTING_SINCE, GPU_TABLE, START_UNIX_NS, S, counter, flattened, gauge, gpu, port, process, sample
 from device_samples import busy_host as busy
 from handrail import conventions as names
-from handrail.export.devices import DeviceMetrics, devices_request, named, read_devices
+from handrail.export.devices import CONVENTIONS, DeviceMetrics, devices_request, named, read_devices
 from handrail.export.resource import own_resource
 from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
 from handrail.records import Source
@@ -90,7 +91,9 @@ def test_samples_are_read_back_whole_numbers_to_the_last_digit(samples: list[Dev
 def test_a_second_of_a_host_has_one_point_a_series_with_the_earlier_values_as_exemplars() -> None:
     samples = flattened(list(busy(1, gpus=2)))
     metrics = sent(samples)
-    assert back(metrics) == samples
+    read = back(metrics)
+    assert [(one.at_unix_ns, one.device, one.took_ns) for one in read] == [(o.at_unix_ns, o.device, o.took_ns) for o in samples]
+    assert [v.value for one in read for v in one.values] == pytest.approx([v.value for o in samples for v in o.values], abs=0.051)
     by_name = {metric.name: metric for metric in metrics}
     utilization = by_name["hw.gpu.utilization"]
     assert (utilization.unit, utilization.WhichOneof("data")) == ("1", "gauge")
@@ -109,6 +112,15 @@ def test_a_ratio_is_rounded_to_what_it_means() -> None:
         sample(gpu(), START_UNIX_NS + at, gauge(names.GPU_BUSY, 1 / (3 + at)), gauge("power_watts", 333.3333)) for at in range(2)
     ]
     assert [[value.value for value in one.values] for one in back(sent(fine))] == [[333.3, 0.3333], [333.3, 0.25]]
+
+
+@pytest.mark.parametrize("ours", CONVENTIONS)
+def test_what_has_a_convention_is_called_by_it_and_read_back(ours: str) -> None:
+    name = ours.removeprefix("handrail_gpu_").removeprefix("handrail_link_")
+    device = gpu() if ours.startswith(names.METRIC_GPU) else port()
+    one = sample(device, START_UNIX_NS, gauge(name, 0.5, "receive"))
+    assert back(sent([one])) == [one]
+    assert [metric.name[:3] for metric in sent([one])] == ["han", "hw."]
 
 
 def test_a_counter_that_began_anew_is_another_point() -> None:
