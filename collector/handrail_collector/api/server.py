@@ -28,6 +28,8 @@ from handrail_collector.api.query import (
     parse_query,
     parse_question,
 )
+from handrail_collector.api.samples import SAMPLE_PARAMETERS, parse_samples, samples_answer
+from handrail_collector.explain.tracked import tracked
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -51,6 +53,7 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
+    ("/api/v1/samples", f"samples of GPUs and links; parameters: {', '.join(SAMPLE_PARAMETERS)}"),
     ("/api/v1/status", "what the collector received, holds and lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
@@ -91,6 +94,7 @@ class ApiServer:
         app.router.add_get("/api/v1/fetches", self._fetches)
         app.router.add_get("/api/v1/explain", self._explain)
         app.router.add_get("/api/v1/compare", self._compare)
+        app.router.add_get("/api/v1/samples", self._samples)
         app.router.add_get("/api/v1/status", self._state)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -142,6 +146,10 @@ class ApiServer:
         question = parse_compare(request.query.items(), self._files(request).root, self._now_unix_ns())
         return await self._answer(lambda: answer(question))
 
+    async def _samples(self, request: web.Request) -> web.Response:
+        question = parse_samples(request.query.items(), self._now_unix_ns())
+        return await self._answer(lambda: (200, samples_answer(self._reader, question)))
+
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
 
@@ -178,6 +186,7 @@ class ApiServer:
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "usual": usual,
+            "hardware": tracked(self._reader, row, spans) if isinstance(self._reader, StoreReader) else None,
         }
 
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:

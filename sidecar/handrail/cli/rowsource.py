@@ -40,6 +40,7 @@ class Found:
     spans: Sequence[SpanView] = ()
     fetches: Sequence[FetchRow] = ()
     usual: Mapping[str, Any] | None = None  # how it compares with those around it; None: nothing to compare
+    hardware: Mapping[str, Any] | None = None  # what GPUs and links did meanwhile; None: whoever answers does not know
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
     answer: Mapping[str, Any] | None = None  # as plain data, for --json
@@ -105,7 +106,10 @@ class ApiSource:
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
         fetches, usual = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("usual")
-        return Found(row=row, provisional=provisional, spans=spans, fetches=fetches, usual=usual, answer=answer)
+        hardware = answer.get("hardware")
+        return Found(
+            row=row, provisional=provisional, spans=spans, fetches=fetches, usual=usual, hardware=hardware, answer=answer
+        )
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         from handrail_collector.api.json import fetch_from_json
@@ -186,6 +190,7 @@ class StoreSource:
     def find(self, any_id: str) -> Found:
         from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
         from handrail_collector.explain.compared import compared
+        from handrail_collector.explain.tracked import tracked
 
         with self._damage_told():
             rows = self._reader.find(any_id)
@@ -197,14 +202,16 @@ class StoreSource:
             spans = self._reader.spans(rows[0])
             fetches = self._reader.fetches_of(rows[0])
             usual = compared(self._reader, rows[0])
+            hardware = tracked(self._reader, rows[0], spans)
         answer = {
             "request": row_to_json(rows[0]),
             "fetches": [fetch_to_json(fetch) for fetch in fetches],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "usual": usual,
+            "hardware": hardware,
         }
-        return Found(row=rows[0], spans=spans, fetches=fetches, usual=usual, answer=answer)
+        return Found(row=rows[0], spans=spans, fetches=fetches, usual=usual, hardware=hardware, answer=answer)
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         with self._damage_told():
