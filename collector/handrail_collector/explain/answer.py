@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
 from handrail_collector.explain.period import explain
 from handrail_collector.explain.question import DEFAULT_NS, Question
+from handrail_collector.explain.roofline import Pool, pools
 from handrail_collector.explain.sentences import to_json
 from handrail_collector.store.ask import ask, latest_unix_ns, models
 from handrail_collector.store.cells import Scoped
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.uses import gpu_uses, step_uses
 
 _NEAREST: Final = 5
 
@@ -26,7 +28,13 @@ def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[
     since = question.since_unix_ns if question.since_unix_ns is not None else until - DEFAULT_NS
     of = Scoped(since_unix_ns=since, until_unix_ns=max(until, since + 1), scope=question.scope, model=question.model)
     answer = to_json(explain(ask(reader, of, fast=question.fast)))
+    answer["pools"] = [asdict(pool) for pool in _pools(reader, since, of.until_unix_ns or until)]
     return answer | {"latest_unix_ns": latest, "models": [] if answer["scopes"] else _nearest(reader, of)}
+
+
+def _pools(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> list[Pool]:
+    """Of all GPUs of that time, whatever the requests' scope and model."""
+    return pools(gpu_uses(reader, since_unix_ns, until_unix_ns), step_uses(reader, since_unix_ns, until_unix_ns))
 
 
 def _nearest(reader: StoreReader, of: Scoped) -> list[str]:

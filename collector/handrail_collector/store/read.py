@@ -172,11 +172,15 @@ class StoreReader:
         files = _near_time(self._files(table), wanted.since_unix_ns, wanted.until_unix_ns, 0)
         if not files:
             return []
-        query = sample_sql.samples(table, wanted, self._columns(files))
+        query = sample_sql.samples(table, wanted, self.columns(files))
         return [wanted.reduced(sample) for sample in SAMPLED[table].decode(self._fetch(query, files, dict))]
 
-    def _columns(self, files: Sequence[StoredFile]) -> list[str]:
-        """Of all of them together."""
+    def rows(self, files: Sequence[StoredFile], query: sql.Query) -> list[tuple[Any, ...]]:
+        """The answer of ``query`` over files of one table; nothing where there are none."""
+        return self._fetch(query, files, lambda stored: tuple(stored.values()))
+
+    def columns(self, files: Sequence[StoredFile]) -> list[str]:
+        """Of all of these together."""
         cursor = self.cursor()
         try:
             cursor.execute(sample_sql.KNOWN.text.replace("{table}", _relation("files", files)), {"files": self._paths(files)})

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from handrail.cli import words
 from handrail.cli.fitted import Column, Trimmed, fitted
+from handrail.cli.pools import pool_lines
 from handrail.phases import Phase
 from handrail.times import format_duration, format_time
 
@@ -48,6 +49,8 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
         parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
     for scope in answer["scopes"]:
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
+    lines = list(pool_lines(answer.get("pools", ())))
+    parts += [Text(), *lines] if lines else []
     return Trimmed(Group(*parts))
 
 
