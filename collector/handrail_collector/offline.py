@@ -15,6 +15,8 @@ from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import Publisher
+from handrail_collector.store.samples import SampleRow, table_of
+from handrail_collector.store.schema import Table
 
 ROWS_A_PUBLISH = 20_000
 
@@ -87,6 +89,19 @@ def publish(folder: Path, rows: Iterable[RequestRow]) -> int:
     finally:
         publisher.close()
     return published
+
+
+def publish_samples(folder: Path, samples: Iterable[SampleRow]) -> None:
+    """Put samples into such a store, beside what is there. Raises what ``Publisher`` raises."""
+    publisher = Publisher(folder / STORE)
+    at = publisher.open().end_offset
+    flat: dict[Table, list[SampleRow]] = {}
+    for row in samples:
+        flat.setdefault(table_of(row), []).append(row)
+    try:
+        publisher.publish(at, at, at, (), (), flat=flat)
+    finally:
+        publisher.close()
 
 
 def _batches(rows: Iterable[RequestRow]) -> Iterator[list[RequestRow]]:
