@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from handrail import conventions as names
@@ -15,6 +15,9 @@ from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
+from handrail.hardware import DeviceSample
+from handrail.linkmetrics import link_rows
+from handrail.links.sampler import SamplerSettings
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
 from handrail.pluginmetrics import plugin_rows
@@ -24,6 +27,7 @@ from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.sources.links import LinkSource
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
@@ -76,6 +80,7 @@ async def _main(config: SidecarConfig) -> int:
     plugin = None
     if config.plugin_socket is not None:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
+    links = _links(config, process)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
@@ -83,6 +88,7 @@ async def _main(config: SidecarConfig) -> int:
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
+            *(link_rows(links) if links is not None else ()),
         ]
     )
     drain_s = config.drain.seconds
@@ -101,6 +107,8 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("log", logs.start(), lambda: logs.shutdown(min(drain_s, 5.0)))
     if scraper is not None:
         await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
+    if links is not None:
+        await parts.start("links", links.start(), lambda: links.shutdown(min(drain_s, 5.0)))
     if plugin is not None:
         await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
         addresses["plugin"] = str(plugin.path)
@@ -187,6 +195,17 @@ def _scraper(
     stats = proxy.stats if proxy is not None else None
     open_requests = None if stats is None else lambda: stats.requests - stats.passed - sum(stats.outcomes.values())
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
+
+
+def _links(config: SidecarConfig, process: Process) -> LinkSource | None:
+    if not config.samples_links:
+        return None
+    settings = SamplerSettings(root=config.links.sysfs, wanted=config.links.devices, interval_ns=config.links.interval.ns)
+    return LinkSource(settings, process, _shown_alone)
+
+
+async def _shown_alone(_: Sequence[DeviceSample]) -> bool:
+    return True
 
 
 async def _check_collector(client: ClientSettings) -> None:
