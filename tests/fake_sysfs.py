@@ -6,6 +6,7 @@ hangs by a named pipe that nobody writes to.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -134,11 +135,9 @@ class FakeSysfs:
 
     def free(self) -> None:
         """Let every reader go that still hangs: a test leaves no thread behind."""
-        for path in list(self.pipes):
-            try:
+        for path in self.pipes:
+            with contextlib.suppress(OSError):  # nobody waits there
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-            except OSError:  # nobody waits there
-                pass
 
 
 class Refuses:

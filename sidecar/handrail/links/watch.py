@@ -137,7 +137,7 @@ class Watch:
         )
 
     def _since(self, counted: dict[Key, float], at_unix_ns: int) -> dict[Key, int]:
-        """Bytes are followed apart from what is read less often: where one began again, the last reading before tells since when."""
+        """Bytes are followed apart from what is read less often: since when one counts anew is told by its own last reading."""
         since: dict[Key, int] = {}
         for tracks, quick in ((self._quick, True), (self._slow, False)):
             part = {(name, "", label): value for (name, label), value in counted.items() if (name == names.BYTES) is quick}

@@ -12,7 +12,6 @@ import pytest
 from builders import process
 from fake_sysfs import FakeSysfs
 from handrail.links.sampler import LinkSampler, SamplerSettings, State
-from handrail.links.watch import SECOND
 from handrail.records import Role
 
 SOON_S = 20.0
@@ -26,9 +25,15 @@ def sysfs(tmp_path: Path) -> Iterator[FakeSysfs]:
     made.free()
 
 
-def sampler(sysfs: FakeSysfs, **changed: int) -> LinkSampler:
-    settings = {"interval_ns": 5 * MILLISECOND, "slow_ns": 20 * MILLISECOND, "look_ns": 20 * MILLISECOND, "hung_ns": SECOND // 20}
-    return LinkSampler(SamplerSettings(root=sysfs.root, **{**settings, **changed}), process(Role.DECODE))
+def sampler(sysfs: FakeSysfs) -> LinkSampler:
+    settings = SamplerSettings(
+        root=sysfs.root,
+        interval_ns=5 * MILLISECOND,
+        slow_ns=20 * MILLISECOND,
+        look_ns=20 * MILLISECOND,
+        hung_ns=50 * MILLISECOND,
+    )
+    return LinkSampler(settings, process(Role.DECODE))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_what_grew_since_a_start_is_never_negative_whatever_the_counter_does(
         sysfs.move_nic(count, count)
         nic.tick(everything=number == 0)
     received = [next(v for v in s.values if (v.name, v.label) == (names.BYTES, names.RECEIVE)) for s in nic.taken()]
-    for before, after in zip(received, received[1:], strict=False):
+    for before, after in pairwise(received):
         assert after.start_unix_ns > before.start_unix_ns or after.value >= before.value
 
 
