@@ -32,7 +32,7 @@ def choose(root: Path, wanted: Sequence[str] = ()) -> Chosen:
     """``wanted``: names or patterns (``mlx5_*``, ``bond0``) that alone are read; empty: every RDMA port, the loopback, adapters,
     bonds and VLANs; and where there is no adapter (a pod's own network), the virtual interfaces too.
     """
-    ports, interfaces = rdma.ports(root), nic.interfaces(root)
+    ports, interfaces = rdma.ports(str(root)), nic.interfaces(str(root))
     there: tuple[list[PortReader], list[NicReader]] = (
         [] if isinstance(ports, Why) else ports,
         [] if isinstance(interfaces, Why) else interfaces,

@@ -6,10 +6,10 @@ every kernel that runs an inference engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 from handrail.hardware import Device, DeviceKind
@@ -19,7 +19,7 @@ from handrail.links.reading import Key, Reading
 from handrail.links.sysfs import Why
 from handrail.records import Source
 
-CLASS: Final = Path("class/net")
+CLASS: Final = "class/net"
 LOOPBACK_TYPE: Final = 772  # ARPHRD_LOOPBACK
 UNKNOWN_SPEEDS: Final = frozenset({0, 65535, 4294967295})  # -1 as older kernels and drivers print it
 
@@ -57,85 +57,81 @@ class Nature(str, Enum):
     VIRTUAL = "virtual"  # veth, bridge, tun, macvlan: its speed is a nominal figure
 
 
-def interfaces(root: Path) -> list[NicReader] | Why:
-    """A reader for each interface of this network namespace."""
-    found = sysfs.entries(root / CLASS)
+def interfaces(root: str) -> list[NicReader] | Why:
+    """A reader for each interface of this network namespace. ``root``: sysfs."""
+    found = sysfs.entries(f"{root}/{CLASS}")
     if isinstance(found, Why):
         return found
-    return [NicReader(root, name) for name in found if sysfs.NAME.fullmatch(name) and (root / CLASS / name).is_dir()]
+    folders = {name: f"{root}/{CLASS}/{name}" for name in found if sysfs.NAME.fullmatch(name)}
+    return [NicReader(folder, name) for name, folder in folders.items() if os.path.isdir(folder)]
 
 
 @dataclass(frozen=True, slots=True)
 class NicReader:
     """One interface."""
 
-    root: Path
+    folder: str
     key: str
 
     @property
     def source(self) -> Source:
         return Source.NIC
 
-    @property
-    def _folder(self) -> Path:
-        return self.root / CLASS / self.key
-
     def nature(self) -> Nature:
         """What it is, told from files that no driver has to be asked for."""
-        folder = self._folder
-        if sysfs.count(folder / "type") == LOOPBACK_TYPE:
+        folder = self.folder
+        if sysfs.count(f"{folder}/type") == LOOPBACK_TYPE:
             return Nature.LOOPBACK
-        if (folder / "device").exists():
-            return Nature.FUNCTION if (folder / "device/physfn").exists() else Nature.ADAPTER
-        if (folder / "bonding").is_dir():
+        if os.path.exists(f"{folder}/device"):
+            return Nature.FUNCTION if os.path.exists(f"{folder}/device/physfn") else Nature.ADAPTER
+        if os.path.isdir(f"{folder}/bonding"):
             return Nature.BOND
-        uevent = sysfs.text(folder / "uevent")
+        uevent = sysfs.text(f"{folder}/uevent")
         words = uevent.split() if not isinstance(uevent, Why) else ()
         return Nature.VLAN if "DEVTYPE=vlan" in words else Nature.VIRTUAL
 
     def bytes_moved(self) -> Reading:
         reading = self._read(_BYTES)
-        gone = not reading.values and (Why.GONE in reading.missing.values() or not self._folder.is_dir())
+        gone = not reading.values and (Why.GONE in reading.missing.values() or not os.path.isdir(self.folder))
         return Reading(values=reading.values, missing=reading.missing, gone=gone)
 
     def rest(self) -> Reading:
         reading = self._read(_REST)
         values = dict(reading.values)
         values[names.UP, ""] = float(self.up())
-        for name, value in ((names.LINE_RATE, self.line_rate_bytes()), (names.MTU, sysfs.count(self._folder / "mtu"))):
+        for name, value in ((names.LINE_RATE, self.line_rate_bytes()), (names.MTU, sysfs.count(f"{self.folder}/mtu"))):
             if value is not None and not isinstance(value, Why):
                 values[name, ""] = value
         return Reading(values=values, missing=reading.missing)
 
     def device(self) -> Device:
-        folder, nature = self._folder, self.nature()
-        driver = sysfs.target(folder / "device/driver")
+        nature, driver = self.nature(), sysfs.target(f"{self.folder}/device/driver")
         return Device(
             kind=DeviceKind.NIC,
             key=self.key,
             product=f"{nature.value}, {driver[:64]}" if driver else nature.value,
-            pci=sysfs.pci(folder / "device"),
+            pci=sysfs.pci(f"{self.folder}/device"),
             line_rate_bytes=self.line_rate_bytes(),
-            parent=sysfs.target(folder / "master"),
+            parent=sysfs.target(f"{self.folder}/master"),
         )
 
     def identity(self) -> str:
         """The interface's index: one that is made anew under the same name has another."""
-        index = sysfs.text(self._folder / "ifindex")
+        index = sysfs.text(f"{self.folder}/ifindex")
         return index if not isinstance(index, Why) else ""
 
     def up(self) -> bool:
         """``operstate`` as RFC 2863 has it; the loopback and tunnels say ``unknown`` and carry data all the same."""
-        state = sysfs.text(self._folder / "operstate")
+        state = sysfs.text(f"{self.folder}/operstate")
         if state == "unknown":
-            return sysfs.text(self._folder / "carrier") != "0"
+            return sysfs.text(f"{self.folder}/carrier") != "0"
         return state == "up"
 
     def line_rate_bytes(self) -> int | None:
         """From ``speed``, in Mb/s. None where it is down (EINVAL, -1), not known, or a nominal figure."""
         if self.nature() in (Nature.LOOPBACK, Nature.VIRTUAL):
             return None
-        speed = sysfs.count(self._folder / "speed")  # -1 is no count
+        speed = sysfs.count(f"{self.folder}/speed")  # -1 is no count
         if isinstance(speed, Why) or speed in UNKNOWN_SPEEDS:
             return None
         return speed * 1_000_000 // 8
@@ -143,8 +139,9 @@ class NicReader:
     def _read(self, files: Mapping[str, Key]) -> Reading:
         values: dict[Key, float] = {}
         missing: dict[str, Why] = {}
+        folder = f"{self.folder}/statistics"
         for name, key in files.items():
-            found = sysfs.count(self._folder / "statistics" / name)
+            found = sysfs.count(f"{folder}/{name}")
             if isinstance(found, Why):
                 missing[name] = found
             else:

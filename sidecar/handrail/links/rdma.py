@@ -7,10 +7,10 @@ other Ethernet adapters have bytes in ``hw_counters`` instead.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from handrail.hardware import Device, DeviceKind
@@ -20,7 +20,7 @@ from handrail.links.reading import Key, Reading
 from handrail.links.sysfs import Why
 from handrail.records import Source
 
-CLASS: Final = Path("class/infiniband")
+CLASS: Final = "class/infiniband"
 WORD_BYTES: Final = 4
 STUCK: Final = 2**32 - 1
 ACTIVE: Final = "ACTIVE"
@@ -78,16 +78,16 @@ CONGESTION: Final = (
 )
 
 
-def ports(root: Path) -> list[PortReader] | Why:
-    """A reader for each port that is there; why there is none where the class itself cannot be listed."""
-    adapters = sysfs.entries(root / CLASS)
+def ports(root: str) -> list[PortReader] | Why:
+    """A reader for each port that is there; why there is none where the class itself cannot be listed. ``root``: sysfs."""
+    adapters = sysfs.entries(f"{root}/{CLASS}")
     if isinstance(adapters, Why):
         return adapters
     found = []
     for adapter in adapters:
-        numbers = sysfs.entries(root / CLASS / adapter / "ports") if sysfs.NAME.fullmatch(adapter) else Why.GARBAGE
+        numbers = sysfs.entries(f"{root}/{CLASS}/{adapter}/ports") if sysfs.NAME.fullmatch(adapter) else Why.GARBAGE
         if not isinstance(numbers, Why):
-            found += [PortReader(root, adapter, number) for number in numbers if _PORT.fullmatch(number)]
+            found += [PortReader(f"{root}/{CLASS}/{adapter}", adapter, number) for number in numbers if _PORT.fullmatch(number)]
     return found
 
 
@@ -95,7 +95,7 @@ def ports(root: Path) -> list[PortReader] | Why:
 class PortReader:
     """One port of one adapter."""
 
-    root: Path  # where sysfs is mounted
+    folder: str  # of the adapter
     adapter: str
     port: str
 
@@ -108,8 +108,8 @@ class PortReader:
         return Source.RDMA
 
     @property
-    def _folder(self) -> Path:
-        return self.root / CLASS / self.adapter / "ports" / self.port
+    def _port(self) -> str:
+        return f"{self.folder}/ports/{self.port}"
 
     def bytes_moved(self) -> Reading:
         values: dict[Key, float] = {}
@@ -139,41 +139,41 @@ class PortReader:
         return Reading(values=values, missing=missing)
 
     def device(self) -> Device:
-        adapter = self.root / CLASS / self.adapter
-        product = sysfs.text(adapter / "hca_type")
-        layer = sysfs.text(self._folder / "link_layer")
+        product = sysfs.text(f"{self.folder}/hca_type")
+        layer = sysfs.text(f"{self._port}/link_layer")
         words = [each[:64] for each in (product, layer) if not isinstance(each, Why) and each]
         return Device(
             kind=DeviceKind.RDMA,
             key=self.key,
             product=", ".join(words),
-            pci=sysfs.pci(adapter / "device"),
+            pci=sysfs.pci(f"{self.folder}/device"),
             line_rate_bytes=self.line_rate_bytes(),
         )
 
     def identity(self) -> str:
         """The GUID of the adapter, and the inode of its folder, which is another one after the driver was loaded again."""
-        guid = sysfs.text(self.root / CLASS / self.adapter / "node_guid")
+        guid = sysfs.text(f"{self.folder}/node_guid")
         try:
-            made = (self.root / CLASS / self.adapter).stat().st_ino
+            made = os.stat(self.folder).st_ino
         except OSError:
             made = 0
         return f"{guid if not isinstance(guid, Why) else ''} {made}"
 
     def up(self) -> bool:
         """Whether the port carries data: ``4: ACTIVE``."""
-        state = sysfs.text(self._folder / "state")
+        state = sysfs.text(f"{self._port}/state")
         return not isinstance(state, Why) and state.partition(":")[2].strip() == ACTIVE
 
     def line_rate_bytes(self) -> int | None:
         """A second and direction, where the port is up: one that is down says 10 Gb/sec or 2.5, and means nothing."""
-        return rate_bytes(sysfs.text(self._folder / "rate")) if self.up() else None
+        return rate_bytes(sysfs.text(f"{self._port}/rate")) if self.up() else None
 
     def _first(self, files: tuple[tuple[str, str], ...], missing: dict[str, Why]) -> int | None:
         """The value of the first file that gives one. What stands still in one may be counted on by the next."""
         tried: dict[str, Why] = {}
+        port = self._port
         for file, unit in files:
-            raw = sysfs.count(self._folder / file)
+            raw = sysfs.count(f"{port}/{file}")
             if isinstance(raw, Why):
                 tried[file] = raw
             elif unit == _WORDS and raw == STUCK:
@@ -184,7 +184,7 @@ class PortReader:
         return None
 
     def _is_gone(self, missing: Mapping[str, Why]) -> bool:
-        return Why.GONE in missing.values() or not self._folder.is_dir()
+        return Why.GONE in missing.values() or not os.path.isdir(self._port)
 
 
 def rate_bytes(text: str | Why) -> int | None:

@@ -22,7 +22,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 
 
 def reader(sysfs: FakeSysfs, name: str = "eth0") -> NicReader:
-    found = nic.interfaces(sysfs.root)
+    found = nic.interfaces(str(sysfs.root))
     assert not isinstance(found, Why)
     return next(each for each in found if each.key == name)
 
@@ -75,7 +75,7 @@ def test_bond_members_vlan_and_virtual_function(sysfs: FakeSysfs) -> None:
     sysfs.add_nic("eth0", speed=100_000, master="bond0")
     sysfs.add_nic("eth0.7", speed=100_000, real=False, uevent="DEVTYPE=vlan\nINTERFACE=eth0.7")
     sysfs.add_nic("eth0v2", speed=100_000, function=True)
-    found = nic.interfaces(sysfs.root)
+    found = nic.interfaces(str(sysfs.root))
     assert not isinstance(found, Why)
     natures = {each.key: each.nature() for each in found}
     assert natures == {
@@ -118,7 +118,7 @@ def test_made_anew_under_the_same_name_it_is_another(sysfs: FakeSysfs) -> None:
 
 
 def test_the_real_interfaces_of_this_host_can_be_read() -> None:
-    found = nic.interfaces(Path("/sys"))
+    found = nic.interfaces("/sys")
     if isinstance(found, Why):
         pytest.skip(f"/sys/class/net cannot be listed here: {found.value}")
     for each in found:

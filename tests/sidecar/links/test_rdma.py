@@ -24,7 +24,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 
 
 def the_port(sysfs: FakeSysfs) -> PortReader:
-    found = rdma.ports(sysfs.root)
+    found = rdma.ports(str(sysfs.root))
     assert not isinstance(found, Why)
     (port,) = found
     return port
@@ -154,7 +154,7 @@ def test_a_port_that_was_taken_away_is_gone(sysfs: FakeSysfs) -> None:
 
 
 def test_no_rdma_at_all(sysfs: FakeSysfs) -> None:
-    assert rdma.ports(sysfs.root) is Why.ABSENT
+    assert rdma.ports(str(sysfs.root)) is Why.ABSENT
 
 
 def test_a_name_that_no_driver_gives_is_no_label(sysfs: FakeSysfs) -> None:

@@ -13,6 +13,7 @@ from builders import process
 from fake_sysfs import FakeSysfs
 from handrail.hardware import DeviceSample
 from handrail.links import counters as names
+from handrail.links import nic, rdma
 from handrail.links.nic import NicReader
 from handrail.links.rdma import PortReader
 from handrail.links.reading import LinkReader
@@ -49,7 +50,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 @pytest.fixture
 def port(sysfs: FakeSysfs) -> Watched:
     sysfs.add_port(sent=400, received=800)
-    return Watched(PortReader(sysfs.root, "mlx5_0", "1"))
+    return Watched(PortReader(f"{sysfs.root}/{rdma.CLASS}/mlx5_0", "mlx5_0", "1"))
 
 
 def since(sample: DeviceSample, name: str, label: str) -> tuple[float, int]:
@@ -101,11 +102,11 @@ def test_what_grew_since_a_start_is_never_negative_whatever_the_counter_does(
 ) -> None:
     sysfs = FakeSysfs(tmp_path_factory.mktemp("sysfs"))
     sysfs.add_nic(index=3)
-    nic = Watched(NicReader(sysfs.root, "eth0"))
+    watched = Watched(NicReader(f"{sysfs.root}/{nic.CLASS}/eth0", "eth0"))
     for number, count in enumerate(counts):
         sysfs.move_nic(count, count)
-        nic.tick(everything=number == 0)
-    received = [next(v for v in s.values if (v.name, v.label) == (names.BYTES, names.RECEIVE)) for s in nic.taken()]
+        watched.tick(everything=number == 0)
+    received = [next(v for v in s.values if (v.name, v.label) == (names.BYTES, names.RECEIVE)) for s in watched.taken()]
     for before, after in pairwise(received):
         assert after.start_unix_ns > before.start_unix_ns or after.value >= before.value
 
