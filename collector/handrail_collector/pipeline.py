@@ -29,6 +29,7 @@ from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, KvPub
 from handrail_collector.explain.outcome import HUNG_NS
 from handrail_collector.explain.request import Fleet, explain, explain_all
 from handrail_collector.journal.journal import Entry, Journal
+from handrail_collector.links.facts import link_fact_row
 from handrail_collector.observed import Observed, Seen
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
@@ -333,6 +334,8 @@ class Pipeline:
                 if happened is not None:
                     rows.add(Table.PROCESS_EVENTS, process_event_row(happened, offset))
                     self.stitcher.engine_gone(happened, now)
+        if isinstance(event, LogFact) and (fact := link_fact_row(event, offset)) is not None:
+            rows.add(Table.LINK_FACTS, fact)
         if isinstance(event, EngineTimes | KvFetch | KvPublish | LogFact) and event.request_id:
             self.stitcher.add(event, offset, now)
 

@@ -58,7 +58,7 @@ def _counter_row(sampler: LinkSampler, counter: Counter) -> Row:
         }
 
     kind = "gauge" if counter.kind is Kind.GAUGE else "counter"
-    return Row(f"{names.METRIC_LINK}_{counter.name}", kind, f"{counter.help}. Absent where: {counter.absent}", read, labels)  # type: ignore[arg-type]
+    return Row(f"{names.METRIC_LINK}_{counter.name}", kind, counter.help, read, labels)  # type: ignore[arg-type]
 
 
 def _read(sampler: LinkSampler) -> list[Watch]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from handrail_collector.rows import ClockPairRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
+from handrail_collector.rows import ClockPairRow, FetchRow, FindingRow, IterationRow, LinkFactRow, ProcessEventRow
 from handrail_collector.store.schema import ID_8, ID_16, Column, Encoding, Table
 
 _IDS: Final = {"trace_id": ID_16, "request_id": ID_8, "span_id": ID_8, "key": ID_8}
@@ -83,6 +83,7 @@ FLAT: Final[Mapping[Table, Flat]] = {
         Flat(Table.FINDINGS, FindingRow, "at_unix_ns"),
         Flat(Table.CLOCK_PAIRS, ClockPairRow, "at_unix_ns"),
         Flat(Table.ITERATIONS, IterationRow, "at_unix_ns"),
+        Flat(Table.LINK_FACTS, LinkFactRow, "at_unix_ns"),
     )
 }
 """By table."""

@@ -41,6 +41,7 @@ class Table(str, Enum):
     GPU_SAMPLES = "gpu_samples"
     LINK_SAMPLES = "link_samples"
     ENGINE_SAMPLES = "engine_samples"
+    LINK_FACTS = "link_facts"
 
 
 class Encoding(str, Enum):
