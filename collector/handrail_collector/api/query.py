@@ -8,6 +8,8 @@ from typing import Any
 from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.explain.question import Question
+from handrail_collector.links.question import MAX_LIMIT as MOST_LINKS
+from handrail_collector.links.question import LinksQuestion
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
@@ -33,6 +35,13 @@ def parse_question(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> Questi
 def parse_fetches(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> FetchFilter:
     """The filter of ``GET /api/v1/fetches``. Raises as ``parse_query``."""
     wanted = FetchFilter(**fields_of(pairs, FETCH_PARAMETERS, now_unix_ns))
+    _refuse(wanted.validate())
+    return wanted
+
+
+def parse_links(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> LinksQuestion:
+    """The question of ``GET /api/v1/links``. Raises as ``parse_query``."""
+    wanted = LinksQuestion(**_fields(pairs, LINK_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
@@ -131,3 +140,10 @@ FETCH_PARAMETERS: dict[str, Reading] = {
     "sort": ("sort", one_of(tuple(FETCH_SORTS)), ", ".join(FETCH_SORTS), tuple(FETCH_SORTS)),
 }
 """Every parameter of ``/api/v1/fetches``."""
+
+LINK_PARAMETERS: dict[str, Reading] = {
+    **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns")},
+    "peer": ("peer", _text, "host:port or host of either engine, or the side channel's address", ()),
+    "limit": ("limit", lambda text, _: int(text), f"1 to {MOST_LINKS}", ()),
+}
+"""Every parameter of ``/api/v1/links``."""

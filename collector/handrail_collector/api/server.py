@@ -23,13 +23,16 @@ from handrail_collector.api.live import Answer, LiveRows, listed, listed_fetches
 from handrail_collector.api.query import (
     EXPLAIN_PARAMETERS,
     FETCH_PARAMETERS,
+    LINK_PARAMETERS,
     PARAMETERS,
     parse_fetches,
+    parse_links,
     parse_query,
     parse_question,
 )
 from handrail_collector.api.samples import SAMPLE_PARAMETERS, parse_samples, samples_answer
 from handrail_collector.explain.tracked import tracked
+from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -51,6 +54,7 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its hand-offs and spans, by an id in any form"),
     ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
+    ("/api/v1/links", f"the links that KV moves over: how fast, by what; parameters: {', '.join(LINK_PARAMETERS)}"),
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
     ("/api/v1/samples", f"samples of GPUs and links; parameters: {', '.join(SAMPLE_PARAMETERS)}"),
@@ -92,6 +96,7 @@ class ApiServer:
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
         app.router.add_get("/api/v1/fetches", self._fetches)
+        app.router.add_get("/api/v1/links", self._links)
         app.router.add_get("/api/v1/explain", self._explain)
         app.router.add_get("/api/v1/compare", self._compare)
         app.router.add_get("/api/v1/samples", self._samples)
@@ -141,6 +146,11 @@ class ApiServer:
         pending = {"open": sum(row.version == 0 for row in live), "not_stored_yet": sum(row.version > 0 for row in live)}
         reader = self._files(request)
         return await self._answer(lambda: (200, _explanation(reader, pairs, now) | {"pending": pending}))
+
+    async def _links(self, request: web.Request) -> web.Response:
+        question, now = parse_links(request.query.items(), self._now_unix_ns()), self._now_unix_ns()
+        live, reader = self._live.fetches(), self._files(request)
+        return await self._answer(lambda: (200, _links(reader, question, now, live)))
 
     async def _compare(self, request: web.Request) -> web.Response:
         question = parse_compare(request.query.items(), self._files(request).root, self._now_unix_ns())
@@ -212,6 +222,13 @@ def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns:
     from handrail_collector.explain.answer import answered
 
     return answered(reader, question, now_unix_ns)
+
+
+def _links(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live: Sequence[FetchRow]) -> dict[str, Any]:
+    """In a worker's thread, as above."""
+    from handrail_collector.links.answer import answered
+
+    return answered(reader, question, now_unix_ns, live)
 
 
 def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:

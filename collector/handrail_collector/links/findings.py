@@ -97,7 +97,7 @@ def _path(figures: Figures, told: Told, devices: Sequence[Counted], no_gpu_get: 
         )
     if told.one_of and told.line_rate and (figures.rate_low or 0) >= SATURATED * told.line_rate:
         idle = ", ".join(each.name for each in told.one_of[:4])
-        seen = f"one port carries all of it, at {_percent(figures.rate_low or 0, told.line_rate)} of its line rate; idle: {idle}"
+        seen = f"one port carries all of it, at {percent(figures.rate_low or 0, told.line_rate)} of its line rate; idle: {idle}"
         yield LinkFinding(kind=Kind.ONE_OF_SEVERAL, seen=seen, advice="more ports in UCX_NET_DEVICES, UCX_MAX_RMA_RAILS above 1")
 
 
@@ -110,24 +110,24 @@ def _pull_advice(figures: Figures) -> str:
 
 
 def _rate(figures: Figures, told: Told) -> Iterator[LinkFinding]:
-    if figures.rate_high is None or figures.rate_low is None:
+    low, high, line = figures.rate_low, figures.rate_high, told.line_rate
+    if low is None:
         return
-    line = told.line_rate
-    if line and figures.rate_low > ABOVE * line:
-        seen = f"{_gb(figures.rate_low)} while transferring is more than the line rate of {_gb(line)}"
-        yield LinkFinding(kind=Kind.ABOVE_LINE, seen=seen, advice="bytes or times are counted wrongly: do not believe this rate")
+    if line and low > ABOVE * line:
+        seen = f"{gigabytes(low)} while transferring is more than the line rate of {gigabytes(line)}"
+        advice = "bytes or times are counted wrongly: do not believe this rate"
+        yield LinkFinding(kind=Kind.ABOVE_LINE, seen=seen, advice=advice)
         return
-    slow = SLOW_ONE_HOST if figures.link.one_host else SLOW_BETWEEN_HOSTS
-    where = "between two engines of one host" if figures.link.one_host else "between hosts"
-    if figures.rate_high < slow:
-        seen = f"{_gb(figures.rate_high)} while transferring, {where}; from {_gb(slow)} on it would be worth its name"
+    if high is None:
+        return
+    slow, where = (SLOW_ONE_HOST, "within one host") if figures.link.one_host else (SLOW_BETWEEN_HOSTS, "between hosts")
+    if high < slow:
+        seen = f"{gigabytes(high)} while transferring; less than {gigabytes(slow)} {where} is a slow path, whatever it is"
         advice = _pull_advice(figures) if told.transport in (Transport.TCP, Transport.UNKNOWN) else ""
         yield LinkFinding(kind=Kind.SLOW_PATH, seen=seen, advice=advice or "handrail doctor names what the path lacks")
-    elif line and figures.rate_high < FAR_BELOW * line:
-        seen = (
-            f"{_gb(figures.rate_high)} while transferring is {_percent(figures.rate_high, line)} of the line rate of {_gb(line)}"
-        )
-        advice = "small transfers, many descriptors or a busy engine: see the post times (handrail metrics) and the block size"
+    elif line and high < FAR_BELOW * line:
+        seen = f"{gigabytes(high)} while transferring is {percent(high, line)} of the line rate of {gigabytes(line)}"
+        advice = "small transfers, many descriptors or a busy engine: see its post times (handrail metrics) and the block size"
         yield LinkFinding(kind=Kind.FAR_BELOW_LINE, seen=seen, advice=advice)
 
 
@@ -180,13 +180,15 @@ _HARMLESS: Final = frozenset({"duplicate_request", "rx_dropped", "VL15_dropped"}
 
 
 def _at(figures: Figures) -> str:
-    return f", at {_gb(figures.rate_low)}" if figures.rate_low is not None else ""
+    return f", at {gigabytes(figures.rate_low)}" if figures.rate_low is not None else ""
 
 
-def _gb(bytes_per_second: float) -> str:
+def gigabytes(bytes_per_second: float) -> str:
+    """``0.36 GB/s``, of 10^9 bytes, as networks are told."""
     value = bytes_per_second / GB
     return f"{value:.0f} GB/s" if value >= 100 else f"{value:.1f} GB/s" if value >= 10 else f"{value:.2f} GB/s"
 
 
-def _percent(part: float, whole: float) -> str:
+def percent(part: float, whole: float) -> str:
+    """``12 %``."""
     return f"{100 * part / whole:.0f} %" if part >= 0.1 * whole else f"{100 * part / whole:.1f} %"

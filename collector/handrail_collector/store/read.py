@@ -162,6 +162,15 @@ class StoreReader:
         query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
         return self._fetch(query, files, FLAT[Table.KV_FETCHES].decode)
 
+    def recent_fetches(self, since_unix_ns: int, until_unix_ns: int, limit: int) -> list[FetchRow]:
+        """The last hand-offs of a period, as far as the columns of ``fetch_sql.RECENT`` say; in no order."""
+        files = _near_time(self._files(Table.KV_FETCHES), since_unix_ns, until_unix_ns, FETCH_MARGIN_NS)
+        return self._fetch(fetch_sql.recent(since_unix_ns, until_unix_ns, limit), files, FLAT[Table.KV_FETCHES].decode)
+
+    def latest(self, table: Table, now_unix_ns: int) -> int | None:
+        """When the latest row of a table began; those of clocks that are ahead count as of now. None: there is none."""
+        return max((min(file.max_unix_ns, now_unix_ns) for file in self._files(table)), default=None)
+
     def events(self, table: Table, since_unix_ns: int, until_unix_ns: int, limit: int = 1000) -> list[EventRow]:
         """Rows of a table that only grows (``rows.EventRow``), latest first."""
         files = _near_time(self._files(table), since_unix_ns, until_unix_ns, 0)

@@ -41,6 +41,7 @@ COMMANDS: Final = {
     "requests": Command("handrail.cli.requests", "list requests: slowest, failed, by phase", "sidecar"),
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
     "fetches": Command("handrail.cli.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
+    "links": Command("handrail.cli.links", "say how fast KV moves between engines, by what, and what slows it", "sidecar"),
     "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
     "metrics": Command(

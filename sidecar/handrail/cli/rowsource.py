@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
 from handrail_collector.explain.question import Question
+from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
@@ -59,6 +60,9 @@ class RowSource(Protocol):
     def fetches(self, query: FetchFilter) -> list[FetchRow]: ...
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        """As JSON, see docs/http-api.md."""
+
+    def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
         """As JSON, see docs/http-api.md."""
 
     def close(self) -> None:
@@ -121,6 +125,11 @@ class ApiSource:
         given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
         asked = {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
         _, answer = self._get(f"/api/v1/explain?{urllib.parse.urlencode(asked)}", (200,))
+        found: Mapping[str, Any] = answer
+        return found
+
+    def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
+        _, answer = self._get(f"/api/v1/links?{urllib.parse.urlencode(query_parameters(question))}", (200,))
         found: Mapping[str, Any] = answer
         return found
 
@@ -223,6 +232,12 @@ class StoreSource:
         with self._damage_told():
             return answered(self._reader, question, now_unix_ns)
 
+    def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
+        from handrail_collector.links.answer import answered
+
+        with self._damage_told():
+            return answered(self._reader, question, now_unix_ns)
+
     @contextmanager
     def _damage_told(self) -> Iterator[None]:
         from handrail_collector.store.manifest import StoreDamagedError
@@ -255,7 +270,7 @@ def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
     return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
-def query_parameters(query: RequestFilter | FetchFilter) -> dict[str, str]:
+def query_parameters(query: RequestFilter | FetchFilter | LinksQuestion) -> dict[str, str]:
     """The filter as the API's query parameters: only what differs from the defaults."""
     defaults = type(query)()
     found: dict[str, str] = {}
