@@ -1,8 +1,9 @@
 """Which devices carried the KV: those whose counters grew by about the bytes that were fetched, when they were fetched. Pure.
 
-Windows of a second or more: at 10 Hz a counter says nothing of a fetch of 66 ms, but over many windows what grows with the
-fetches is told from what is always there. The slope of bytes counted over bytes fetched is about 1 for what carries them (headers
-make it a few per cent more), about 0 for what does not.
+Windows of a second or more, from reading to reading: at 10 Hz a counter says nothing of a fetch of 66 ms, but over many windows
+what grows with the fetches is told from what is always there. What a device moved in a window is taken apart by least squares:
+a steady part, one in step with this link's fetches, one in step with those of the host's other links. Of what carries a link its
+own part is about one byte for each byte fetched (headers make it a few per cent more), of what does not about none.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from typing import Any, Final
 
 import numpy as np
 
-from handrail_collector.links.devices import SECOND, Counted, Medium
+from handrail_collector.links.devices import SECOND, Counted, Curve, Medium
 from handrail_collector.links.handoffs import Piece
 
-LEAST_WINDOWS: Final = 6
+LEAST_WINDOWS: Final = 8
 LEAST_BYTES: Final = 16 * 2**20
 """Less is lost among everything else that a host sends."""
 
 FIRST_WINDOW_NS: Final = SECOND
+TIMES_LONGER: Final = 4
+"""A window is so many times longer than most transfers, where there is time for it: at what pace one moved is not known."""
+
 MOST_WINDOWS: Final = 20_000
 MOST_SHIFTS: Final = 20
 CARRIES: Final = (0.8, 1.3)
-"""Slopes of what carries all of it: headers of small packets make up to 1.2 of 1, a fetch that is not told of more."""
-
 CARRIES_NOT: Final = 0.15
 SIGMAS: Final = 2.0
-MOST_DOUBT: Final = 0.4  # so many bytes for one fetched a slope may be off: more than that, and 0 and 1 are not told apart
-LEAST_VARIED: Final = 0.1
-"""Where fetched bytes vary less from window to window, relative to their mean, a slope says nothing: then only the sums do."""
+MOST_DOUBT: Final = 0.4
+"""So many bytes for one fetched a part may be off: beyond that, none and one are not told apart."""
+
+OWN_SHARE: Final = 0.25
+"""What is said of all links of a host together holds for one that has at least this share of their bytes."""
 
 
 class Verdict(str, Enum):
@@ -45,10 +49,9 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """One medium of one host in one direction. ``share``: of the fetched bytes, what it moved because of them.
+    """One medium of one host in one direction. ``share``: bytes that it moved for each byte fetched, None: cannot be told.
 
     ``devices``: those that did, with their shares, most first. ``others``: further devices of the medium that are up.
-    ``fetched_bytes`` in ``windows`` of ``window_ns``.
     """
 
     host: str
@@ -56,42 +59,41 @@ class Carried:
     medium: Medium
     verdict: Verdict
     share: float | None
-    error: float | None
     devices: tuple[tuple[Counted, float], ...]
     others: tuple[Counted, ...]
-    fetched_bytes: int
     windows: int
     window_ns: int
 
 
-def carried(
-    pieces: Sequence[Piece], devices: Iterable[Counted], host: str, direction: str, *, doubt_ns: int = 0
-) -> list[Carried]:
-    """What each medium of ``host`` says of ``pieces``, all that was fetched to (or from) it and may have gone this way.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was fetched over one link (``own``) and over the other links of the host, in the times of its clock.
 
-    Their times are the host's own, right within ``doubt_ns``; within it the shift is taken by which they fit the counters best.
+    ``doubt_ns``: how far these may be off; within it the shift is taken by which they fit the counters best.
     """
+
+    own: Sequence[Piece]
+    others: Sequence[Piece] = ()
+    doubt_ns: int = 0
+
+
+def carried(asked: Asked, devices: Iterable[Counted], host: str, direction: str) -> list[Carried]:
+    """What each medium of ``host`` says of the fetches."""
     here = [each for each in devices if each.host == host and direction in each.curves]
-    found = []
-    for medium in dict.fromkeys(each.medium for each in here):
-        of_medium = [each for each in here if each.medium is medium]
-        found.append(_medium(pieces, of_medium, (host, direction, medium), doubt_ns))
-    return found
+    return [
+        _medium(asked, [each for each in here if each.medium is medium], (host, direction, medium))
+        for medium in dict.fromkeys(each.medium for each in here)
+    ]
 
 
-def _medium(pieces: Sequence[Piece], devices: Sequence[Counted], which: tuple[str, str, Medium], doubt_ns: int) -> Carried:
+def _medium(asked: Asked, devices: Sequence[Counted], which: tuple[str, str, Medium]) -> Carried:
     host, direction, medium = which
-    edges, window_ns = _edges(pieces)
-    known, devices, moved = _seen(devices, direction, edges)
-    fits = []
-    for shift_ns in _shifts(doubt_ns, window_ns) if len(moved) else ():
-        fetched = fetched_between(pieces, edges - shift_ns)[known]
-        fits.append((*_slopes(fetched, moved), int(fetched.sum())))
-    slopes, error, total = min(fits, key=lambda fit: np.inf if fit[1] is None else fit[1], default=(None, None, 0))
-    share = float(sum(slopes)) if slopes is not None else None
-    verdict = _verdict(share, error, total)
-    order = sorted(zip(devices, slopes or (), strict=False), key=lambda each: -each[1])
-    telling = [(each, slope) for each, slope in order if slope >= 0.05 and verdict in (Verdict.CARRIED, Verdict.PART)]
+    window_ns = _window_ns(asked)
+    fits = [_Fit(asked, each.curves[direction], window_ns) for each in devices]
+    usable = [(each, fit) for each, fit in zip(devices, fits, strict=True) if fit.windows >= LEAST_WINDOWS]
+    verdict, share, shares = _together(asked, [fit for _, fit in usable])
+    order = sorted(zip((each for each, _ in usable), shares, strict=True), key=lambda each: -each[1])
+    telling = [(each, part) for each, part in order if part >= 0.05 and verdict in (Verdict.CARRIED, Verdict.PART)]
     named = {id(each) for each, _ in telling}
     return Carried(
         host=host,
@@ -99,17 +101,106 @@ def _medium(pieces: Sequence[Piece], devices: Sequence[Counted], which: tuple[st
         medium=medium,
         verdict=verdict,
         share=share,
-        error=error,
         devices=tuple(telling),
         others=tuple(each for each in devices if id(each) not in named and each.up),
-        fetched_bytes=total,
-        windows=int(known.sum()),
+        windows=max((fit.windows for fit in fits), default=0),
         window_ns=window_ns,
     )
 
 
+def _window_ns(asked: Asked) -> int:
+    """Longer than most transfers and their bounds, where enough windows are left."""
+    pieces = [*asked.own, *asked.others]
+    if not pieces:
+        return FIRST_WINDOW_NS
+    lengths = sorted(max(piece.end_ns - piece.begin_ns, piece.bound_ns) for piece in pieces)
+    span = max(piece.end_ns for piece in pieces) - min(piece.begin_ns for piece in pieces)
+    wanted = TIMES_LONGER * lengths[len(lengths) * 9 // 10]
+    return max(FIRST_WINDOW_NS, min(wanted, span // (3 * LEAST_WINDOWS)), span // MOST_WINDOWS)
+
+
+class _Fit:
+    """One device's bytes by window, and how they go with the fetches."""
+
+    def __init__(self, asked: Asked, curve: Curve, window_ns: int) -> None:
+        edges, moved = curve.windows(window_ns, *_time(asked, window_ns))
+        self.windows = len(moved)
+        self.moved = float(moved.sum())
+        self.fetched = 0.0
+        self.apart: tuple[float, float] | None = None  # its own part and the error of that
+        self.all: tuple[float, float] | None = None  # the part of all links, likewise
+        if self.windows < LEAST_WINDOWS:
+            return
+        steady, best = np.diff(edges).astype(np.float64), np.inf
+        for shift_ns in _shifts(asked.doubt_ns, window_ns):
+            own = fetched_between(asked.own, edges - shift_ns)
+            others = fetched_between(asked.others, edges - shift_ns)
+            apart, rest = _least_squares([own, others, steady], moved)
+            if rest < best or shift_ns == 0:
+                best, self.apart = rest, apart
+                self.all = _least_squares([own + others, steady], moved)[0]
+                self.fetched = float((own + others).sum())
+
+
+def _time(asked: Asked, window_ns: int) -> tuple[int, int]:
+    """From a little before the first fetch to a little after the last."""
+    pieces = [*asked.own, *asked.others]
+    around = 2 * window_ns + asked.doubt_ns
+    return min(piece.begin_ns for piece in pieces) - around, max(piece.end_ns for piece in pieces) + around
+
+
+def _shifts(doubt_ns: int, window_ns: int) -> list[int]:
+    """Shifts within the doubt, a quarter of a window apart, that of nothing first."""
+    steps = min(MOST_SHIFTS, 4 * doubt_ns // window_ns)
+    return [0, *(sign * doubt_ns * step // steps for step in range(1, steps + 1) for sign in (1, -1))]
+
+
+def _least_squares(parts: Sequence[Any], moved: Any) -> tuple[tuple[float, float] | None, float]:
+    """The first part's factor with its standard error, None where it cannot be told from the others; and what is left over."""
+    used = [part for part in parts if part.any()]
+    if not parts[0].any() or len(moved) <= len(used) + 2:
+        return None, float("inf")
+    scale = np.array([np.linalg.norm(part) for part in used])
+    table = np.column_stack(used) / scale
+    factors, _, rank, _ = np.linalg.lstsq(table, moved, rcond=1e-6)
+    rest = float(((moved - table @ factors) ** 2).sum())
+    if rank < len(used):
+        return None, rest
+    spread = np.linalg.inv(table.T @ table)[0, 0] * rest / (len(moved) - len(used))
+    return (float(factors[0] / scale[0]), float(np.sqrt(spread) / scale[0])), rest
+
+
+def _together(asked: Asked, fits: Sequence[_Fit]) -> tuple[Verdict, float | None, list[float]]:
+    """Verdict, share and the share of each device: of this link alone, else of all links of the host, else by the sums."""
+    cannot = Verdict.CANNOT_TELL, None, [0.0] * len(fits)
+    own, others = (sum(piece.bytes for piece in pieces) for pieces in (asked.own, asked.others))
+    if not fits or own < LEAST_BYTES:
+        return cannot
+    for parts, telling in (([fit.apart for fit in fits], True), ([fit.all for fit in fits], own >= OWN_SHARE * (own + others))):
+        known = [part for part in parts if part is not None]
+        if telling and len(known) == len(parts) and SIGMAS * float(np.hypot.reduce([error for _, error in known])) <= MOST_DOUBT:
+            shares = [share for share, _ in known]
+            return _verdict(sum(shares)), sum(shares), shares
+    if own < OWN_SHARE * (own + others):
+        return cannot
+    shares = [fit.moved / fit.fetched if fit.fetched else 0.0 for fit in fits]
+    verdict = _verdict(sum(shares))
+    if verdict is Verdict.PART:  # it is busy with other things too, or did a part of it
+        return cannot
+    return verdict, sum(shares), shares
+
+
+def _verdict(share: float) -> Verdict:
+    if share < CARRIES_NOT:
+        return Verdict.NOT
+    low, high = CARRIES
+    return Verdict.CARRIED if low <= share <= high else Verdict.PART
+
+
 def fetched_between(pieces: Sequence[Piece], edges_ns: Any) -> Any:
     """Bytes fetched from each edge to the next, each piece at an even rate over its time."""
+    if not pieces:
+        return np.zeros(len(edges_ns) - 1)
     begin = np.array([piece.begin_ns for piece in pieces], np.int64)
     length = np.array([max(1_000_000, piece.end_ns - piece.begin_ns) for piece in pieces], np.int64)
     rate = np.array([piece.bytes for piece in pieces], np.float64) / length
@@ -124,68 +215,3 @@ def _moved_by(begin_ns: Any, rate: Any, edges_ns: Any) -> Any:
     slope, lead = np.concatenate([[0.0], np.cumsum(rates)]), np.concatenate([[0.0], np.cumsum(rates * began)])
     running = np.searchsorted(began, (edges_ns - base).astype(np.float64), side="right")
     return slope[running] * (edges_ns - base) - lead[running]
-
-
-def _edges(pieces: Sequence[Piece]) -> tuple[Any, int]:
-    """Whole windows of the time in which there were fetches, with a little before and after it; and the windows' length."""
-    if not pieces:
-        return np.zeros(0, np.int64), FIRST_WINDOW_NS
-    window_ns = max(FIRST_WINDOW_NS, *(4 * piece.bound_ns for piece in pieces))
-    first = min(piece.begin_ns for piece in pieces) - 2 * window_ns
-    last = max(piece.end_ns for piece in pieces) + 2 * window_ns
-    window_ns = max(window_ns, (last - first) // MOST_WINDOWS)
-    return np.arange(first, last + 1, window_ns, dtype=np.int64), window_ns
-
-
-def _shifts(doubt_ns: int, window_ns: int) -> list[int]:
-    """Shifts within the doubt, a quarter of a window apart, the one of nothing first."""
-    steps = min(MOST_SHIFTS, 4 * doubt_ns // window_ns)
-    return [0, *(sign * doubt_ns * step // steps for step in range(1, steps + 1) for sign in (1, -1))]
-
-
-def _seen(devices: Sequence[Counted], direction: str, edges: Any) -> tuple[Any, list[Counted], Any]:
-    """Which windows every device was looked at in, those devices, and what each of them moved in these windows.
-
-    One that was looked at for less than half as long as others (it hung, it came late) is left out: with it little would be left.
-    """
-    if len(edges) < 2:
-        return np.zeros(0, bool), [], np.zeros((0, 0))
-    moved = [each.curves[direction].between(edges) for each in devices]
-    seen = [int((~np.isnan(each)).sum()) for each in moved]
-    kept = [place for place, count in enumerate(seen) if count and 2 * count >= max(seen)]
-    if not kept:
-        return np.zeros(len(edges) - 1, bool), [], np.zeros((0, 0))
-    table = np.array([moved[place] for place in kept])
-    known = ~np.isnan(table).any(axis=0)
-    return known, [devices[place] for place in kept], table[:, known]
-
-
-def _slopes(fetched: Any, moved: Any) -> tuple[list[float] | None, float | None]:
-    """Of each device, how many bytes it counts for one that is fetched; and the error of their sum."""
-    if len(fetched) < LEAST_WINDOWS or not fetched.any():
-        return None, None
-    spread = float(fetched.std())
-    if spread < LEAST_VARIED * float(fetched.mean()):
-        shares = [float(each.sum() / fetched.sum()) for each in moved]
-        return shares, None
-    off = fetched - fetched.mean()
-    slopes = [float((off * each).sum() / (off**2).sum()) for each in moved]
-    rest = moved.sum(axis=0) - moved.sum() / len(fetched) - sum(slopes) * off
-    return slopes, float(np.sqrt((rest**2).sum() / (len(fetched) - 2) / (off**2).sum()))
-
-
-def _verdict(share: float | None, error: float | None, total: int) -> Verdict:
-    """Without an error (fetches at an even pace all the time) what moved less is not it, and what moved as much may be."""
-    if share is None or total < LEAST_BYTES:
-        return Verdict.CANNOT_TELL
-    doubt = SIGMAS * (error or 0.0)
-    low, high = CARRIES
-    if doubt > MOST_DOUBT:
-        return Verdict.CANNOT_TELL
-    if share < CARRIES_NOT:
-        return Verdict.NOT
-    if low <= share <= high:
-        return Verdict.CARRIED
-    if share > high and error is None:
-        return Verdict.CANNOT_TELL  # busy with other things too
-    return Verdict.PART

@@ -16,9 +16,6 @@ from handrail.links.counters import BYTES, ERRORS, RECEIVE, TRANSMIT, UP
 from handrail.links.nic import Nature
 
 SECOND: Final = 10**9
-LONGEST_PAUSE_NS: Final = 5 * SECOND
-"""What was moved while nobody looked for longer is not known, only how much in all."""
-
 NVLINK_BYTES: Final = "nvlink_bytes"
 PCIE_BYTES: Final = "pcie_bytes"
 
@@ -35,20 +32,31 @@ class Medium(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Bytes that one device moved in one direction. ``at_ns``: wall clock of its host, growing; ``moved``: since the first."""
+    """Bytes that one device moved in one direction. ``at_ns``: wall clock of its host, growing; ``moved``: since the first.
+
+    ``anew``: where the counter had begun again since the reading before, so that what it shows is the least that was moved.
+    """
 
     at_ns: Any  # int64
     moved: Any  # float64
+    anew: Any  # bool
 
-    def between(self, edges_ns: Any) -> Any:
-        """Bytes from each edge to the next; NaN where it was not looked at, or not often enough."""
-        at, moved = self.at_ns, self.moved
-        if len(at) < 2:
-            return np.full(len(edges_ns) - 1, np.nan)
-        place = np.clip(np.searchsorted(at, edges_ns, side="right") - 1, 0, len(at) - 2)
-        known = (edges_ns >= at[0]) & (edges_ns <= at[-1]) & (at[place + 1] - at[place] <= LONGEST_PAUSE_NS)
-        values = np.where(known, np.interp(edges_ns - at[0], at - at[0], moved), np.nan)
-        return np.diff(values)
+    def windows(self, window_ns: int, first_ns: int, last_ns: int) -> tuple[Any, Any]:
+        """Edges of windows at least so long, each at a reading of [first, last], and the bytes between them.
+
+        No window ends with a counter that began again within it: that window, and all before it, are left out.
+        """
+        inside = np.flatnonzero((self.at_ns >= first_ns) & (self.at_ns <= last_ns))
+        begun = inside[self.anew[inside]]
+        if len(begun):
+            longest = max(np.split(inside, np.searchsorted(inside, begun)), key=len)
+            inside = longest
+        chosen, due = [], None
+        for place in inside.tolist():
+            if due is None or self.at_ns[place] >= due:
+                chosen.append(place)
+                due = self.at_ns[place] + window_ns
+        return self.at_ns[chosen], np.diff(self.moved[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +76,16 @@ class Counted:
         return f"{self.device.key} at {self.host}"
 
     def peak(self, direction: str) -> tuple[float, float] | None:
-        """Mean and highest rate, bytes a second, of all the time and of any whole second; None of less than two seconds."""
+        """Mean and highest rate in bytes a second: of all the time, and of any second (or of the time between two readings, where
+        that is longer). None of less than two seconds."""
         curve = self.curves.get(direction)
         if curve is None or len(curve.at_ns) < 2 or curve.at_ns[-1] - curve.at_ns[0] < 2 * SECOND:
             return None
-        edges = np.arange(curve.at_ns[0], curve.at_ns[-1] + 1, SECOND)
-        moved = curve.between(edges)
-        seen = moved[~np.isnan(moved)]
-        return (float(seen.mean()), float(seen.max())) if len(seen) else None
+        edges, moved = curve.windows(SECOND, int(curve.at_ns[0]), int(curve.at_ns[-1]))
+        if len(moved) < 1:
+            return None
+        lengths = np.diff(edges) / SECOND
+        return float(moved.sum() / lengths.sum()), float((moved / lengths).max())
 
 
 def counted(samples: Iterable[DeviceSample]) -> list[Counted]:
@@ -126,13 +136,15 @@ def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSampl
 
 def curve_of(points: Sequence[tuple[int, float, int]]) -> Curve:
     """``points``: time, value, since when it counts. Where it began again, what it shows was moved since: at least that much."""
-    at, moved, total = [points[0][0]], [0.0], 0.0
+    at, moved, anew, total = [points[0][0]], [0.0], [False], 0.0
     for (_, before, since), (time, value, start) in pairwise(points):
-        total += value - before if start == since and value >= before else value
+        again = start != since or value < before
+        total += value if again else value - before
         if time > at[-1]:
             at.append(time)
             moved.append(total)
-    return Curve(np.array(at, np.int64), np.array(moved))
+            anew.append(again)
+    return Curve(np.array(at, np.int64), np.array(moved), np.array(anew))
 
 
 def alone(devices: Iterable[Counted]) -> list[Counted]:

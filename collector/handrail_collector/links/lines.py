@@ -9,7 +9,7 @@ from typing import Final
 
 from handrail.links.counters import RECEIVE, TRANSMIT
 from handrail_collector.links import facts
-from handrail_collector.links.carried import Carried, carried
+from handrail_collector.links.carried import Asked, Carried, carried
 from handrail_collector.links.devices import Counted, Medium, alone
 from handrail_collector.links.facts import Posts, Queue, Said
 from handrail_collector.links.figures import SECOND, Figures, by_link, figures
@@ -101,34 +101,33 @@ class _SaidBy:
 
 
 class _Counters:
-    """What the counters of a host say of all that was fetched to or from it: a host's links share its devices."""
+    """What the counters of a host say of a link: its devices are shared by all that is fetched to or from it."""
 
     def __init__(self, hand_offs: Sequence[HandOff], devices: tuple[Counted, ...], offsets: Offsets) -> None:
         self.devices = devices
-        self._hand_offs = hand_offs
         self._offsets = offsets
-        self._known: dict[tuple[str, str, bool], list[Carried]] = {}
+        self._by_end: dict[tuple[str, str], list[HandOff]] = {}
+        for one in hand_offs:
+            for end in ((one.link.keeper_host, TRANSMIT), (one.link.reader_host, RECEIVE)):
+                self._by_end.setdefault(end, []).append(one)
 
     def of(self, host: str, direction: str, link: Link) -> list[Carried]:
-        if not host:
-            return []
-        key = (host, direction, link.one_host)
-        if key not in self._known:
-            self._known[key] = self._ask(*key)
-        return self._known[key]
-
-    def _ask(self, host: str, direction: str, one_host: bool) -> list[Carried]:
         """The loopback carries nothing between hosts."""
-        pieces: list[Piece] = []
+        devices = [each for each in self.devices if each.host == host and (link.one_host or each.medium is not Medium.LOOPBACK)]
+        if not host or not devices:
+            return []
+        parts: dict[bool, list[Piece]] = {True: [], False: []}
         doubt = 0
-        for one in self._hand_offs:
-            end = one.link.keeper_host if direction == TRANSMIT else one.link.reader_host
-            if end == host and one.link.one_host is one_host and one.pieces:
+        for one in self._by_end.get((host, direction), ()):
+            if one.link.one_host is link.one_host and one.pieces:
                 offset, width = self._offset(one.link.keeper_host if one.mode == "push" else one.link.reader_host, host)
                 doubt = max(doubt, width)
-                pieces += [replace(piece, begin_ns=piece.begin_ns + offset, end_ns=piece.end_ns + offset) for piece in one.pieces]
-        devices = [each for each in self.devices if one_host or each.medium is not Medium.LOOPBACK]
-        return carried(pieces, devices, host, direction, doubt_ns=doubt)
+                parts[one.link == link] += [
+                    replace(piece, begin_ns=piece.begin_ns + offset, end_ns=piece.end_ns + offset) for piece in one.pieces
+                ]
+        if not parts[True]:
+            return []
+        return carried(Asked(parts[True], parts[False], doubt), devices, host, direction)
 
     def _offset(self, of: str, host: str) -> tuple[int, int]:
         """What to add to a time of ``of`` to have one of ``host``, and how far that may be off."""
