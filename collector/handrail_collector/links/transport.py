@@ -143,7 +143,7 @@ _DID: Final = {"transmit": "sent", "receive": "received"}
 def _moved(one: Carried) -> str:
     """What one medium says, in words."""
     kind, did = _KIND[one.medium], _DID[one.direction]
-    windows = f"{one.windows} windows of {one.window_ns / 1e9:g} s"
+    windows = f"{one.windows} windows of {max(1, round(one.window_ns / 1e9))} s"
     if one.verdict is Verdict.CANNOT_TELL:
         return f"{kind} of {one.host}: too little moved, or always at one pace, to tell ({windows})"
     names = ", ".join(device.device.key for device, _ in one.devices[:4]) or kind

@@ -47,6 +47,7 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
     parts: list[RenderableType] = [_period(answer, now_unix_ns, zone)]
     if not answer["scopes"]:
         parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
+    parts += _links(answer)
     for scope in answer["scopes"]:
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
     lines = list(pool_lines(answer.get("pools", ())))
@@ -88,6 +89,14 @@ def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[Rende
         Text("No request of this period fits, so there is nothing to explain."),
         Text(f"The latest request began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
     ]
+
+
+def _links(answer: Plain) -> list[RenderableType]:
+    """The links that are slow or take much of the time, whatever the scopes' slowest have more of: all may suffer alike."""
+    links = answer.get("links", ())
+    if not links:
+        return []
+    return [Text(), *(Text(each, style="bold yellow" if " is slow: " in each else "") for each in links)]
 
 
 def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
@@ -253,6 +262,7 @@ def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
     until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND
     times = f" --since {_utc(answer['since_unix_ns'])} --until {_utc(until)}"
     told.append(f"handrail requests --sort ttft{times}{source}")
+    told += [f"handrail links{times}{source}"] if answer.get("links") else []
     failed = next((name for scope in answer["scopes"] for name in scope["failures"]["by_outcome"]), None)
     return told + ([f"handrail requests --outcome {failed}{times}{source}"] if failed else [])
 
