@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from handrail_collector.links.devices import SECOND, Counted, Curve, Medium
-from handrail_collector.links.handoffs import Piece
+from handrail_collector.links.flow import Flow
 
 LEAST_WINDOWS: Final = 8
 LEAST_BYTES: Final = 16 * 2**20
@@ -72,8 +72,8 @@ class Asked:
     ``doubt_ns``: how far these may be off; within it the shift is taken by which they fit the counters best.
     """
 
-    own: Sequence[Piece]
-    others: Sequence[Piece] = ()
+    own: Flow
+    others: Flow
     doubt_ns: int = 0
 
 
@@ -110,12 +110,12 @@ def _medium(asked: Asked, devices: Sequence[Counted], which: tuple[str, str, Med
 
 def _window_ns(asked: Asked) -> int:
     """Longer than most transfers and their bounds, where enough windows are left."""
-    pieces = [*asked.own, *asked.others]
-    if not pieces:
+    every = asked.own.and_also(asked.others)
+    if not len(every):
         return FIRST_WINDOW_NS
-    lengths = sorted(max(piece.end_ns - piece.begin_ns, piece.bound_ns) for piece in pieces)
-    span = max(piece.end_ns for piece in pieces) - min(piece.begin_ns for piece in pieces)
-    wanted = TIMES_LONGER * lengths[len(lengths) * 9 // 10]
+    lengths = np.maximum(every.end_ns - every.begin_ns, every.bound_ns)
+    span = int(every.end_ns.max() - every.begin_ns.min())
+    wanted = TIMES_LONGER * int(np.quantile(lengths, 0.9))
     return max(FIRST_WINDOW_NS, min(wanted, span // (3 * LEAST_WINDOWS)), span // MOST_WINDOWS)
 
 
@@ -133,8 +133,7 @@ class _Fit:
             return
         steady, best = np.diff(edges).astype(np.float64), np.inf
         for shift_ns in _shifts(asked.doubt_ns, window_ns):
-            own = fetched_between(asked.own, edges - shift_ns)
-            others = fetched_between(asked.others, edges - shift_ns)
+            own, others = asked.own.between(edges - shift_ns), asked.others.between(edges - shift_ns)
             apart, rest = _least_squares([own, others, steady], moved)
             if rest < best or shift_ns == 0:
                 best, self.apart = rest, apart
@@ -144,9 +143,9 @@ class _Fit:
 
 def _time(asked: Asked, window_ns: int) -> tuple[int, int]:
     """From a little before the first fetch to a little after the last."""
-    pieces = [*asked.own, *asked.others]
+    every = asked.own.and_also(asked.others)
     around = 2 * window_ns + asked.doubt_ns
-    return min(piece.begin_ns for piece in pieces) - around, max(piece.end_ns for piece in pieces) + around
+    return int(every.begin_ns.min()) - around, int(every.end_ns.max()) + around
 
 
 def _shifts(doubt_ns: int, window_ns: int) -> list[int]:
@@ -173,7 +172,7 @@ def _least_squares(parts: Sequence[Any], moved: Any) -> tuple[tuple[float, float
 def _together(asked: Asked, fits: Sequence[_Fit]) -> tuple[Verdict, float | None, list[float]]:
     """Verdict, share and the share of each device: of this link alone, else of all links of the host, else by the sums."""
     cannot = Verdict.CANNOT_TELL, None, [0.0] * len(fits)
-    own, others = (sum(piece.bytes for piece in pieces) for pieces in (asked.own, asked.others))
+    own, others = asked.own.bytes, asked.others.bytes
     if not fits or own < LEAST_BYTES:
         return cannot
     for parts, telling in (([fit.apart for fit in fits], True), ([fit.all for fit in fits], own >= OWN_SHARE * (own + others))):
@@ -195,23 +194,3 @@ def _verdict(share: float) -> Verdict:
         return Verdict.NOT
     low, high = CARRIES
     return Verdict.CARRIED if low <= share <= high else Verdict.PART
-
-
-def fetched_between(pieces: Sequence[Piece], edges_ns: Any) -> Any:
-    """Bytes fetched from each edge to the next, each piece at an even rate over its time."""
-    if not pieces:
-        return np.zeros(len(edges_ns) - 1)
-    begin = np.array([piece.begin_ns for piece in pieces], np.int64)
-    length = np.array([max(1_000_000, piece.end_ns - piece.begin_ns) for piece in pieces], np.int64)
-    rate = np.array([piece.bytes for piece in pieces], np.float64) / length
-    return np.diff(_moved_by(begin, rate, edges_ns) - _moved_by(begin + length, rate, edges_ns))
-
-
-def _moved_by(begin_ns: Any, rate: Any, edges_ns: Any) -> Any:
-    """At each edge: what ramps of ``rate`` that begin at ``begin_ns`` have come to."""
-    order = np.argsort(begin_ns, kind="stable")
-    base = edges_ns[0]
-    began, rates = (begin_ns[order] - base).astype(np.float64), rate[order]
-    slope, lead = np.concatenate([[0.0], np.cumsum(rates)]), np.concatenate([[0.0], np.cumsum(rates * began)])
-    running = np.searchsorted(began, (edges_ns - base).astype(np.float64), side="right")
-    return slope[running] * (edges_ns - base) - lead[running]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from handrail.links.counters import RECEIVE, TRANSMIT
 from handrail_collector.links import facts
@@ -14,6 +16,7 @@ from handrail_collector.links.devices import Counted, Medium, alone
 from handrail_collector.links.facts import Posts, Queue, Said
 from handrail_collector.links.figures import SECOND, Figures, by_link, figures
 from handrail_collector.links.findings import SLOW, LinkFinding, findings
+from handrail_collector.links.flow import Flow
 from handrail_collector.links.handoffs import HandOff, Link, Piece
 from handrail_collector.links.transport import Told, told
 from handrail_collector.rows import LinkFactRow
@@ -100,34 +103,57 @@ class _SaidBy:
         return facts.no_gpu_get(self._rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """All that was fetched to (or from) one host, by its own clock; ``links``: of each piece, which link it belongs to."""
+
+    flow: Flow
+    links: Any
+    doubt_ns: int
+
+
 class _Counters:
     """What the counters of a host say of a link: its devices are shared by all that is fetched to or from it."""
 
     def __init__(self, hand_offs: Sequence[HandOff], devices: tuple[Counted, ...], offsets: Offsets) -> None:
         self.devices = devices
         self._offsets = offsets
-        self._by_end: dict[tuple[str, str], list[HandOff]] = {}
+        self._numbers: dict[Link, int] = {}
+        self._by_end: dict[tuple[str, str, bool], list[HandOff]] = {}
+        self._ends: dict[tuple[str, str, bool], _End] = {}
         for one in hand_offs:
-            for end in ((one.link.keeper_host, TRANSMIT), (one.link.reader_host, RECEIVE)):
-                self._by_end.setdefault(end, []).append(one)
+            if one.pieces:
+                self._numbers.setdefault(one.link, len(self._numbers))
+                for end in ((one.link.keeper_host, TRANSMIT), (one.link.reader_host, RECEIVE)):
+                    self._by_end.setdefault((*end, one.link.one_host), []).append(one)
 
     def of(self, host: str, direction: str, link: Link) -> list[Carried]:
         """The loopback carries nothing between hosts."""
         devices = [each for each in self.devices if each.host == host and (link.one_host or each.medium is not Medium.LOOPBACK)]
-        if not host or not devices:
+        number, key = self._numbers.get(link), (host, direction, link.one_host)
+        if not host or not devices or number is None:
             return []
-        parts: dict[bool, list[Piece]] = {True: [], False: []}
-        doubt = 0
-        for one in self._by_end.get((host, direction), ()):
-            if one.link.one_host is link.one_host and one.pieces:
-                offset, width = self._offset(one.link.keeper_host if one.mode == "push" else one.link.reader_host, host)
-                doubt = max(doubt, width)
-                parts[one.link == link] += [
-                    replace(piece, begin_ns=piece.begin_ns + offset, end_ns=piece.end_ns + offset) for piece in one.pieces
-                ]
-        if not parts[True]:
-            return []
-        return carried(Asked(parts[True], parts[False], doubt), devices, host, direction)
+        if key not in self._ends:
+            self._ends[key] = self._end(host, self._by_end[key])
+        end = self._ends[key]
+        own = end.links == number
+        return carried(Asked(end.flow.only(own), end.flow.only(~own), end.doubt_ns), devices, host, direction)
+
+    def _end(self, host: str, hand_offs: Sequence[HandOff]) -> _End:
+        offsets: dict[str, tuple[int, int]] = {}
+        pieces: list[Piece] = []
+        links: list[int] = []
+        shifts: list[int] = []
+        for one in hand_offs:
+            mover = one.link.keeper_host if one.mode == "push" else one.link.reader_host
+            if mover not in offsets:
+                offsets[mover] = self._offset(mover, host)
+            pieces += one.pieces
+            links += [self._numbers[one.link]] * len(one.pieces)
+            shifts += [offsets[mover][0]] * len(one.pieces)
+        flow, shift = Flow.of(pieces), np.array(shifts, np.int64)
+        shifted = Flow(flow.begin_ns + shift, flow.end_ns + shift, flow.size, flow.bound_ns)
+        return _End(shifted, np.array(links), max((width for _, width in offsets.values()), default=0))
 
     def _offset(self, of: str, host: str) -> tuple[int, int]:
         """What to add to a time of ``of`` to have one of ``host``, and how far that may be off."""

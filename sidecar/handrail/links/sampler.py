@@ -1,7 +1,5 @@
-"""Reads links many times a second, each device on a thread of its own: a driver that takes its time, or never answers, delays
-no other device, and nothing else of the sidecar.
-
-A read of sysfs cannot be cancelled. A thread that hangs in one is left alone, at most one a device, and goes on once it returns.
+"""Reads links many times a second, off the event loop: a driver that takes its time, or never answers, delays no other device
+(``lanes.py``) and nothing else of the sidecar.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from handrail.hardware import DeviceSample
 from handrail.links.choose import Chosen, choose
+from handrail.links.lanes import Lanes
 from handrail.links.reading import LinkReader
 from handrail.links.watch import SECOND, Watch
 from handrail.records import Process
@@ -49,8 +48,7 @@ class State(str, Enum):
 class LinkSampler:
     """``start`` begins to look for devices and to read them; ``take`` gives the samples since the last call; ``stop`` ends it.
 
-    ``watches`` by device key. One thread looks for devices, one reads each; all are daemons, since one that hangs in a driver
-    would keep the process.
+    ``watches`` by device key. All threads are daemons, since one that hangs in a driver would keep the process.
     """
 
     def __init__(
@@ -63,26 +61,29 @@ class LinkSampler:
     ) -> None:
         self.chosen: Chosen | None = None  # None until the devices were listed for the first time
         self.watches: dict[str, Watch] = {}
+        self.faults = 0  # of ours, while devices were listed or read
         self._settings = settings
         self._process = process
         self._now = now_unix_ns
         self._monotonic = monotonic_ns
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._scanner: threading.Thread | None = None
-        self.faults = 0  # of ours, while devices were listed or read
+        self.lanes = Lanes(self._read, settings.interval_ns, monotonic_ns, self._stop)
+        self._own: list[threading.Thread] = []
 
     def start(self) -> None:
-        self._scanner = threading.Thread(target=self._scan, name="handrail-links", daemon=True)
-        self._scanner.start()
+        for name, work in (("handrail-links", self._look_after), ("handrail-scan", self._scan)):
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            self._own.append(thread)
+            thread.start()
 
     def stop(self, timeout_s: float) -> bool:
         """Whether every thread has ended; one that hangs in a driver is left behind."""
         self._stop.set()
         until = time.monotonic() + timeout_s
-        for thread in [*([self._scanner] if self._scanner is not None else []), *self._threads]:
+        threads = [*self._own, *self.lanes.threads()]
+        for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
     def take(self) -> list[DeviceSample]:
         """Samples since the last call, of each device in order."""
@@ -94,6 +95,10 @@ class LinkSampler:
         if since is not None and self._monotonic() - since >= self._settings.hung_ns:
             return State.HUNG
         return State.GONE if watch.gone else State.READ
+
+    def _look_after(self) -> None:
+        while not self._stop.wait(self._settings.interval_ns / SECOND):
+            self.lanes.look()
 
     def _scan(self) -> None:
         while True:
@@ -107,32 +112,21 @@ class LinkSampler:
                 return
 
     def _follow(self, readers: Iterable[LinkReader]) -> None:
-        """A thread for each device that has none: one that is new, or that came back."""
+        """Read each device that is not read: one that is new, or that came back."""
         for reader in readers:
-            known = self.watches.get(reader.key)
-            if known is not None and not known.gone:
-                continue
-            watch = known or Watch(reader, self._process)
-            watch.gone = False
+            watch = self.watches.get(reader.key) or Watch(reader, self._process)
             self.watches[reader.key] = watch
-            thread = threading.Thread(target=self._read, args=(watch,), name=f"handrail-{reader.key}"[:15], daemon=True)
-            self._threads = [each for each in self._threads if each.is_alive()]
-            self._threads.append(thread)
-            thread.start()
+            self.lanes.add(watch)
 
-    def _read(self, watch: Watch) -> None:
-        """Until the device is gone, at whole multiples of the interval, so that readings of all devices are of one time."""
-        slow_due = 0
-        while not self._stop.is_set():
-            everything = self._monotonic() >= slow_due
-            if everything:
-                slow_due = self._monotonic() + self._settings.slow_ns
-            try:
-                if not watch.tick(everything=everything, now_unix_ns=self._now, monotonic_ns=self._monotonic):
-                    return
-            except Exception:
-                self._fault(f"{watch.reader.key} could not be read")
-            self._stop.wait((self._settings.interval_ns - self._monotonic() % self._settings.interval_ns) / SECOND)
+    def _read(self, watch: Watch) -> bool:
+        everything = self._monotonic() >= watch.rest_due_ns
+        if everything:
+            watch.rest_due_ns = self._monotonic() + self._settings.slow_ns
+        try:
+            return watch.tick(everything=everything, now_unix_ns=self._now, monotonic_ns=self._monotonic)
+        except Exception:
+            self._fault(f"{watch.reader.key} could not be read")
+            return True
 
     def _fault(self, what: str) -> None:
         """What devices say is input from outside: a fault of ours in reading it must not end the sampling."""

@@ -47,6 +47,7 @@ class Watch:
     )  # (monotonic, received, sent)
     waiting: deque[DeviceSample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     reading_since_ns: int | None = None  # monotonic; None between reads
+    rest_due_ns: int = 0  # monotonic: when more than the bytes is to be read
     gone: bool = False
     _quick: CounterTracks = field(default_factory=CounterTracks)
     _slow: CounterTracks = field(default_factory=CounterTracks)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from handrail.hardware import Device, DeviceKind, DeviceValue
 from handrail.links.counters import RECEIVE, TRANSMIT
-from handrail_collector.links.carried import Asked, Carried, Verdict, carried, fetched_between
+from handrail_collector.links.carried import Asked, Carried, Verdict, carried
 from handrail_collector.links.devices import Counted, Medium, alone, counted, curve_of
+from handrail_collector.links.flow import Flow
 from handrail_collector.links.handoffs import HandOff, Piece
 from link_parts import BEGAN, ETH, LO, RDMA, Host, Moved, S, by, devices, hand_off
 
 UNTIL_S = 120.0
+NOTHING = Flow.of(())
 
 
 def run(seed: int = 1, took_s: float = 1.3, size: int = 470_000_000) -> list[HandOff]:
@@ -31,7 +33,7 @@ def run(seed: int = 1, took_s: float = 1.3, size: int = 470_000_000) -> list[Han
 
 def one(hand_offs: list[HandOff], *hosts: Host, doubt_ns: int = 0, direction: str = RECEIVE) -> Carried:
     pieces = [piece for each in hand_offs for piece in each.pieces]
-    (found,) = carried(Asked(pieces, doubt_ns=doubt_ns), devices(hosts, UNTIL_S), "d0", direction)
+    (found,) = carried(Asked(Flow.of(pieces), NOTHING, doubt_ns), devices(hosts, UNTIL_S), "d0", direction)
     return found
 
 
@@ -119,7 +121,7 @@ def test_while_nobody_looked_nothing_is_counted() -> None:
     host = Host(host="d0", received=by(fetched))
     seen = [s for s in host.samples(UNTIL_S) if not 40 * S <= s.at_unix_ns - BEGAN <= 70 * S]
     pieces = [piece for each in fetched for piece in each.pieces]
-    (found,) = carried(Asked(pieces), counted(seen), "d0", RECEIVE)
+    (found,) = carried(Asked(Flow.of(pieces), NOTHING), counted(seen), "d0", RECEIVE)
     assert found.verdict is Verdict.CARRIED
     assert found.windows < 95
 
@@ -129,7 +131,7 @@ def test_one_device_that_hung_does_not_hide_the_others() -> None:
     hung = Host(host="d0", device=replace(ETH, key="eth1")).samples(20.0)
     seen = [*Host(host="d0", received=by(fetched)).samples(UNTIL_S), *hung]
     pieces = [piece for each in fetched for piece in each.pieces]
-    (found,) = carried(Asked(pieces), counted(seen), "d0", RECEIVE)
+    (found,) = carried(Asked(Flow.of(pieces), NOTHING), counted(seen), "d0", RECEIVE)
     assert found.verdict is Verdict.CARRIED
     assert found.windows > 20
 
@@ -150,7 +152,7 @@ def test_a_counter_that_began_again_goes_on() -> None:
         )
         again.append(replace(sample, values=values))
     pieces = [piece for each in fetched for piece in each.pieces]
-    (found,) = carried(Asked(pieces), counted(again), "d0", RECEIVE)
+    (found,) = carried(Asked(Flow.of(pieces), NOTHING), counted(again), "d0", RECEIVE)
     assert found.verdict is Verdict.CARRIED
 
 
@@ -198,7 +200,7 @@ def test_errors_are_what_they_grew_by() -> None:
 def test_no_byte_of_a_fetch_is_lost_or_counted_twice(parts: list[tuple[float, float, int]]) -> None:
     pieces = [Piece(BEGAN + int(at * S), BEGAN + int((at + took) * S), size) for at, took, size in parts]
     edges = np.arange(BEGAN - S, BEGAN + 90 * S, S, dtype=np.int64)
-    between = fetched_between(pieces, edges)
+    between = Flow.of(pieces).between(edges)
     assert between.sum() == pytest.approx(sum(piece.bytes for piece in pieces), rel=1e-6)
     assert between.min() >= -1.0
 
@@ -241,6 +243,6 @@ def test_only_what_was_asked_of_is_told() -> None:
     hosts = [Host(host="d0", received=by(fetched)), Host(host="p0", sent=by(fetched))]
     pieces = [piece for each in fetched for piece in each.pieces]
     both: list[Counted] = devices(hosts, UNTIL_S)
-    assert [found.verdict for found in carried(Asked(pieces), both, "p0", TRANSMIT)] == [Verdict.CARRIED]
-    assert [found.verdict for found in carried(Asked(pieces), both, "p0", RECEIVE)] == [Verdict.NOT]
-    assert carried(Asked(pieces), both, "p9", TRANSMIT) == []
+    assert [found.verdict for found in carried(Asked(Flow.of(pieces), NOTHING), both, "p0", TRANSMIT)] == [Verdict.CARRIED]
+    assert [found.verdict for found in carried(Asked(Flow.of(pieces), NOTHING), both, "p0", RECEIVE)] == [Verdict.NOT]
+    assert carried(Asked(Flow.of(pieces), NOTHING), both, "p9", TRANSMIT) == []

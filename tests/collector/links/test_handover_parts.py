@@ -10,6 +10,7 @@ from handrail.records import Role
 from handrail_collector.explain.request import Fleet, explain_all
 from handrail_collector.links.figures import figures
 from handrail_collector.links.handoffs import hand_offs
+from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
 from plugin_parts import fetch, publish, times
 
@@ -33,7 +34,7 @@ def test_B15_the_parts_of_a_handover_and_no_network_of_168_ms() -> None:
         done_ms=end - dispatched,
         noticed_ms=end - dispatched + 20,
     )
-    records = [
+    records: list[Item] = [
         edge,
         p,
         d,

@@ -82,13 +82,26 @@ def test_one_that_hangs_delays_no_other_and_is_told(sysfs: FakeSysfs, running: L
     assert running.state(running.watches["mlx5_0/1"]) is State.READ
 
 
-def test_however_long_it_hangs_there_is_one_thread_for_it(sysfs: FakeSysfs, running: LinkSampler) -> None:
+def test_however_long_it_hangs_one_thread_waits_for_it_and_one_reads_the_others(sysfs: FakeSysfs, running: LinkSampler) -> None:
     until(lambda: reads(running, "mlx5_0/1") > 1)
+    sysfs.add_nic("eth1")
     sysfs.hang(sysfs.port() / "counters/port_xmit_data")
     until(lambda: running.state(running.watches["mlx5_0/1"]) is State.HUNG)
     before = reads(running, "eth0")
-    until(lambda: reads(running, "eth0") > before + 20)  # several looks for devices later
-    assert sum(thread.name == "handrail-mlx5_0" for thread in threading.enumerate()) == 1
+    until(lambda: reads(running, "eth0") > before + 20 and reads(running, "eth1") > 20)
+    assert len(running.lanes.threads()) == 2
+
+
+def test_all_that_hang_have_a_thread_each(sysfs: FakeSysfs, running: LinkSampler) -> None:
+    for number in range(1, 4):
+        sysfs.add_port(f"mlx5_{number}")
+    until(lambda: all(reads(running, f"mlx5_{number}/1") > 1 for number in range(4)))
+    for number in range(4):
+        sysfs.hang(sysfs.port(f"mlx5_{number}") / "counters/port_xmit_data")
+    until(lambda: all(running.state(running.watches[f"mlx5_{number}/1"]) is State.HUNG for number in range(4)))
+    before = reads(running, "eth0")
+    until(lambda: reads(running, "eth0") > before + 5)
+    assert len(running.lanes.threads()) == 5
 
 
 def test_a_thread_that_hangs_does_not_keep_the_sidecar_from_ending(sysfs: FakeSysfs) -> None:
@@ -137,7 +150,7 @@ def test_it_leaves_no_thread_and_no_descriptor_behind(sysfs: FakeSysfs) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         once()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("handrail-eth", "handrail-mlx"))]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("handrail-")]
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
