@@ -10,6 +10,7 @@ from handrail.links import counters as names
 from handrail.records import Process, Role, Source
 from handrail_collector.links.devices import Counted, counted
 from handrail_collector.links.handoffs import HandOff, Link, Piece
+from handrail_collector.rows import FetchRow
 
 S = 10**9
 MS = 10**6
@@ -115,3 +116,28 @@ class Host:
 
 def devices(hosts: Sequence[Host], until_s: float, every_s: float = 0.5) -> list[Counted]:
     return counted(sample for host in hosts for sample in host.samples(until_s, every_s))
+
+
+def fetch_row(at: int, **changed: object) -> FetchRow:
+    """A pull from p0 that began ``at`` seconds after the run: 100 MB in 30 ms, 20 ms after it was known."""
+    base: dict[str, object] = {
+        "started_unix_ns": BEGAN + at * S,
+        "trace_id": f"{at:032x}",
+        "request_id": f"{at:016x}",
+        "version": 1,
+        "number": 0,
+        "span_id": f"{at:016x}",
+        "reader_instance": "d0:8000",
+        "reader_host": "d0",
+        "outcome": "ok",
+        "keeper_instance": "p0:8000",
+        "keeper_host": "p0",
+        "posted_ns": 20 * MS,
+        "transfer_ns": 30 * MS,
+        "transfer_bound_ns": 5 * MS,
+        "bytes_moved": 10**8,
+        "duration_ns": 60 * MS,
+        "handshake_ns": 0,
+        "mode": "pull",
+    }
+    return FetchRow(**{**base, **changed})  # type: ignore[arg-type]

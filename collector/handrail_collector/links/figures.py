@@ -95,7 +95,7 @@ def figures(hand_offs: Sequence[HandOff]) -> Figures:
     stuck, stuck_at = _stuck(hand_offs)
     descriptors = sorted(one.descriptors for one in hand_offs if one.descriptors is not None)
     return Figures(
-        link=hand_offs[-1].link,
+        link=max((one.link for one in hand_offs), key=lambda link: bool(link.keeper_host) + bool(link.reader_host)),
         hand_offs=len(hand_offs),
         failed=sum(one.failed for one in hand_offs),
         open=sum(one.open for one in hand_offs),

@@ -15,7 +15,7 @@ from handrail_collector.links.transport import Told, Transport
 
 
 class Kind(str, Enum):
-    """Closed. The first ones make a path slow."""
+    """Closed."""
 
     TCP_THOUGH_RDMA = "tcp_though_rdma"
     TCP = "tcp"
@@ -33,7 +33,8 @@ class Kind(str, Enum):
     CONTRADICTION = "contradiction"
 
 
-SLOW: Final = frozenset({Kind.TCP_THOUGH_RDMA, Kind.TCP, Kind.HOST_STAGED, Kind.SLOW_PATH, Kind.FAR_BELOW_LINE})
+SLOW: Final = frozenset({Kind.TCP_THOUGH_RDMA, Kind.HOST_STAGED, Kind.SLOW_PATH, Kind.FAR_BELOW_LINE})
+"""TCP alone is not: over 100 Gb/s it may be all that is needed."""
 
 GB: Final = 1e9
 SLOW_ONE_HOST: Final = 2 * GB

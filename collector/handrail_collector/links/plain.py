@@ -46,6 +46,7 @@ def plain(line: LinkLine) -> dict[str, Any]:
         "last_unix_ns": figures.last_unix_ns,
         "transport": told.transport.value,
         "evidence": list(told.evidence),
+        "looked_at": list(told.looked_at),
         "line_rate": told.line_rate,
         "share_of_line": line.share_of_line,
         "slow": line.slow,

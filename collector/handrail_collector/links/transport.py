@@ -45,7 +45,7 @@ GPU_LANES: Final = frozenset({"cuda_ipc", "rocm_ipc", "ze_ipc"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """``evidence``: what it rests on, strongest first; of an unknown one what was looked at.
+    """``evidence``: what it rests on, strongest first; ``looked_at``: what else was asked, and says nothing of it.
 
     ``devices``: those that carried it, of both hosts. ``line_rate``: what they can carry, bytes a second and direction, by the
     slower end; None where a device does not say.
@@ -53,6 +53,7 @@ class Told:
 
     transport: Transport
     evidence: tuple[str, ...]
+    looked_at: tuple[str, ...] = ()
     devices: tuple[Counted, ...] = ()
     line_rate: int | None = None
     one_of: tuple[Counted, ...] = ()  # ports like the one that carried all, that are up and carried nothing
@@ -74,7 +75,12 @@ def told(link: Link, sent: Sequence[Carried], received: Sequence[Carried], said:
             one_of=_one_of(carrying),
             contradicted=by_log not in (Transport.UNKNOWN, by_counters),
         )
-    return Told(transport=by_log, evidence=(*log_evidence, *counter_evidence))
+    known = by_log is not Transport.UNKNOWN
+    return Told(
+        transport=by_log,
+        evidence=log_evidence if known else (),
+        looked_at=counter_evidence if known else (*log_evidence, *counter_evidence),
+    )
 
 
 def _of(said: Said, link: Link) -> bool:

@@ -70,7 +70,7 @@ def source_flags(data: Path | None, api: str | None) -> tuple[str, ...]:
 
 def _period(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    told = f"{_dated(since, until, zone)} ({format_duration(until - since)})"
+    told = f"{dated(since, until, zone)} ({format_duration(until - since)})"
     model = f" · model {answer['model']}" if answer["model"] else ""
     kind = "exact" if answer["exact"] else f"first answer, from {answer['rolled_hours']} hourly rollups: TTFT within 1 %"
     return Text(f"{told}{model} · {kind}", style="dim")
@@ -275,7 +275,7 @@ def _when(unix_ns: int, now_unix_ns: int, zone: tzinfo | None) -> str:
     return format_time(unix_ns, now_unix_ns, zone).partition(".")[0]
 
 
-def _dated(since_unix_ns: int, until_unix_ns: int, zone: tzinfo | None) -> str:
+def dated(since_unix_ns: int, until_unix_ns: int, zone: tzinfo | None) -> str:
     """Both ends with their date, which is not repeated, and with the zone that they are read in."""
     since, until = (datetime.fromtimestamp(at // _SECOND, zone).astimezone(zone) for at in (since_unix_ns, until_unix_ns))
     end = f"{until:%H:%M:%S}" if since.date() == until.date() else f"{until:%Y-%m-%d %H:%M:%S}"

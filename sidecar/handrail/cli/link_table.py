@@ -10,6 +10,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from handrail.cli.explained import dated
 from handrail.cli.fitted import Column, Trimmed, fitted
 from handrail.cli.handoff import format_bytes
 from handrail.times import format_duration, format_time
@@ -35,7 +36,7 @@ _COLUMNS: Final = (
 
 def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
     """The whole answer."""
-    parts: list[RenderableType] = [_period(answer, now_unix_ns, zone)]
+    parts: list[RenderableType] = [_period(answer, zone)]
     if not answer["links"]:
         return Trimmed(Group(*parts, Text(), *_nothing(answer, now_unix_ns, zone)))
     parts += [Text(), fitted(_COLUMNS, [_row(link) for link in answer["links"]], width)]
@@ -46,11 +47,10 @@ def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | Non
     return Trimmed(Group(*parts))
 
 
-def _period(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> Text:
+def _period(answer: Plain, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    times = " to ".join(format_time(at, now_unix_ns, zone) for at in (since, until))
     count = f"{'the last ' if answer['limited'] else ''}{answer['hand_offs']:,}"
-    return Text(f"{times} ({format_duration(until - since)}) · {count} hand-offs of KV", style="dim")
+    return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count} hand-offs of KV", style="dim")
 
 
 def _other(other: Plain) -> Text:
@@ -77,7 +77,7 @@ def _row(link: Plain) -> list[Text | str]:
         Text("▶", style="yellow") if link["findings"] else "",
         _name(link),
         Text(f"{link['hand_offs']:,}{failed}", style="red" if failed else ""),
-        format_bytes(link["moved_bytes"]),
+        format_bytes(link["moved_bytes"] or None),
         Text(_rate(link), style="yellow" if link["slow"] else ""),
         _gigabytes(link["line_rate"]) if link["line_rate"] else Text("–", style="dim"),
         Text(f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %") if share is not None else Text("–", style="dim"),
@@ -120,7 +120,9 @@ def _told(link: Plain, width: int) -> Iterator[RenderableType]:
         if finding["advice"]:
             yield from _wrapped(f"  {finding['advice']}", width, "")
     for evidence in link["evidence"]:
-        yield from _wrapped(f"by {evidence}" if link["transport"] != "unknown" else evidence, width, "dim")
+        yield from _wrapped(f"by {evidence}", width, "dim")
+    for other in link["looked_at"]:
+        yield from _wrapped(other, width, "dim")
     if not link["bytes_counted"] and link["moved_bytes"]:
         yield from _wrapped("bytes are those of the blocks: the transport did not count them", width, "dim")
     for device in link["devices"]:

@@ -13,7 +13,7 @@ from handrail_collector.links.figures import by_link, figures, times, union_ns
 from handrail_collector.links.handoffs import HandOff, Link, Piece
 from handrail_collector.links.handoffs import hand_offs as of_rows
 from handrail_collector.rows import FetchRow
-from link_parts import BEGAN, MS, P0_D0, S, hand_off
+from link_parts import BEGAN, MS, P0_D0, S, fetch_row, hand_off
 
 REPLAY = Path(__file__).parents[2] / "data/replay"
 
@@ -129,32 +129,8 @@ def test_a_failed_one_counts_and_moves_nothing_it_does_not_know_of() -> None:
     assert found.whole.max_ns == 100 * MS
 
 
-def row(at: int, **changed: object) -> FetchRow:
-    base: dict[str, object] = {
-        "started_unix_ns": BEGAN + at * S,
-        "trace_id": f"{at:032x}",
-        "request_id": f"{at:016x}",
-        "version": 1,
-        "number": 0,
-        "span_id": f"{at:016x}",
-        "reader_instance": "d0:8000",
-        "reader_host": "d0",
-        "outcome": "ok",
-        "keeper_instance": "p0:8000",
-        "keeper_host": "p0",
-        "posted_ns": 20 * MS,
-        "transfer_ns": 30 * MS,
-        "transfer_bound_ns": 5 * MS,
-        "bytes_moved": 10**8,
-        "duration_ns": 60 * MS,
-        "handshake_ns": 0,
-        "mode": "pull",
-    }
-    return FetchRow(**{**base, **changed})  # type: ignore[arg-type]
-
-
 def test_rows_of_the_store_become_hand_offs() -> None:
-    (one,) = of_rows([row(1)])
+    (one,) = of_rows([fetch_row(1)])
     begin = BEGAN + S + 20 * MS
     assert one.link == Link("p0:8000", "d0:8000", "p0", "d0")
     assert one.pieces == (Piece(begin, begin + 30 * MS, 10**8, 5 * MS),)
@@ -162,25 +138,25 @@ def test_rows_of_the_store_become_hand_offs() -> None:
 
 
 def test_bytes_that_were_not_counted_are_those_of_the_blocks_and_said_to_be() -> None:
-    found = figures(of_rows([row(1, bytes_moved=None, bytes_expected=5 * 10**7)]))
+    found = figures(of_rows([fetch_row(1, bytes_moved=None, bytes_expected=5 * 10**7)]))
     assert (found.moved_bytes, found.counted) == (5 * 10**7, False)
 
 
 def test_what_is_open_or_withdrawn_moves_nothing() -> None:
-    found = of_rows([row(1, open=True, outcome="unknown", bytes_moved=None, bytes_expected=10), row(2, number=-1)])
+    found = of_rows([fetch_row(1, open=True, outcome="unknown", bytes_moved=None, bytes_expected=10), fetch_row(2, number=-1)])
     assert [one.pieces for one in found] == [()]
 
 
 def test_a_keeper_that_gave_no_evidence_is_named_by_its_side_channel() -> None:
-    (one,) = of_rows([row(1, keeper_instance=None, keeper_host=None, keeper_address="10.0.0.4:5600")])
+    (one,) = of_rows([fetch_row(1, keeper_instance=None, keeper_host=None, keeper_address="10.0.0.4:5600")])
     assert (one.link.keeper, one.link.hosts) == ("10.0.0.4:5600", "")
 
 
 def test_each_pair_and_direction_is_a_link() -> None:
     rows = [
-        row(1),
-        row(2, keeper_instance="p1:8000"),
-        row(3, direction="d_to_p", keeper_instance="d0:8000", reader_instance="p0:8000"),
+        fetch_row(1),
+        fetch_row(2, keeper_instance="p1:8000"),
+        fetch_row(3, direction="d_to_p", keeper_instance="d0:8000", reader_instance="p0:8000"),
     ]
     assert list(by_link(of_rows(rows))) == [
         ("p0:8000", "d0:8000", False),

@@ -222,7 +222,7 @@ def test_the_only_port_of_several_far_from_its_limit_is_no_finding() -> None:
 def test_without_samples_and_lines_it_is_unknown_and_says_what_would_tell() -> None:
     found = line(run())
     assert found.told.transport is Transport.UNKNOWN
-    assert "sidecars beside the engines" in found.told.evidence[0]
+    assert "sidecars beside the engines" in found.told.looked_at[0]
 
 
 def test_where_nothing_moved_it_is_unknown_and_says_what_was_looked_at() -> None:
@@ -230,7 +230,9 @@ def test_where_nothing_moved_it_is_unknown_and_says_what_was_looked_at() -> None
     hosts = [Host(host="h", device=LO), Host(host="h", device=ETH)]
     found = line(fetched, devices(hosts, UNTIL_S))
     assert found.told.transport is Transport.UNKNOWN
-    assert any("the loopback of h received 0.00 bytes for each byte fetched: not by them" in each for each in found.told.evidence)
+    assert any(
+        "the loopback of h received 0.00 bytes for each byte fetched: not by them" in each for each in found.told.looked_at
+    )
 
 
 def test_counters_are_believed_before_the_log_and_the_contradiction_is_told() -> None:
@@ -283,5 +285,10 @@ def test_clocks_of_two_hosts_apart_by_a_known_bound() -> None:
     assert (known.told.transport, unknown.told.transport) == (Transport.TCP, Transport.UNKNOWN)
 
 
-def test_every_slow_kind_makes_a_line_slow() -> None:
-    assert {Kind.TCP, Kind.SLOW_PATH, Kind.HOST_STAGED} < SLOW
+def test_tcp_at_the_speed_of_its_network_is_told_and_not_called_slow() -> None:
+    fetched = run(took_s=0.05)
+    fast = replace(ETH, line_rate_bytes=12_500_000_000)
+    found = line(fetched, devices(pair(fetched, fast), UNTIL_S))
+    assert kinds(found) == {Kind.TCP}
+    assert not found.slow
+    assert Kind.TCP not in SLOW
