@@ -147,7 +147,7 @@ MODEL_LABEL: Final = "model_name"
 # --- samples of devices (scope ``handrail.devices``); a counter's name is in the table of whoever reads it --------------------
 SCOPE_DEVICES: Final = "handrail.devices"
 METRIC_GPU: Final = "handrail_gpu"  # then the counter
-METRIC_LINK: Final = "handrail_link"
+METRIC_LINK: Final = "handrail_link"  # then the counter of links/counters.py
 METRIC_DEVICE_READ: Final = "handrail_device_read"  # how long one reading took, ns; its attributes describe the device
 HW_ID: Final = "hw.id"
 HW_TYPE: Final = "hw.type"
@@ -178,5 +178,4 @@ EVENT_ABORT: Final = "handrail.abort"
 # --- metrics: (name, unit, help) live in the part that emits them; prefixes here ------------------------------------------
 METRIC_SIDECAR: Final = "handrail_sidecar"
 METRIC_COLLECTOR: Final = "handrail_collector"
-METRIC_LINK: Final = "handrail_link"  # then the counter of links/counters.py
 METRIC_CLOCK_BOUND: Final = "handrail_clock_bound_seconds"

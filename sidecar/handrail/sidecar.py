@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from handrail import conventions as names
 from handrail.admin import AdminServer
 from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.export.device_batches import DeviceBatches
+from handrail.export.devices import named
 from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
-from handrail.hardware import DeviceSample
 from handrail.linkmetrics import link_rows
-from handrail.links.sampler import SamplerSettings
+from handrail.links.counters import COUNTERS as LINK_COUNTERS
+from handrail.links.sampler import LinkSamplerSettings
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
 from handrail.pluginmetrics import plugin_rows
@@ -36,6 +38,9 @@ from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
 
 log = logging.getLogger(__name__)
+
+SAMPLES_SHARE = 0.5
+"""Of the spool: samples go into the part of it that requests do not need yet."""
 
 CHECK_WINDOW_S = 30.0
 """Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
@@ -80,7 +85,13 @@ async def _main(config: SidecarConfig) -> int:
     plugin = None
     if config.plugin_socket is not None:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
-    links = _links(config, process)
+    devices = DeviceBatches(
+        own_resource(process, cluster=config.cluster),
+        named(link=LINK_COUNTERS),
+        exporter.take,
+        lambda: exporter.waiting_bytes < config.spool.max_bytes * SAMPLES_SHARE,
+    )
+    links = _links(config, process, devices)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
@@ -108,6 +119,7 @@ async def _main(config: SidecarConfig) -> int:
     if scraper is not None:
         await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
     if links is not None:
+        await parts.start("samples", devices.start(), devices.shutdown)
         await parts.start("links", links.start(), lambda: links.shutdown(min(drain_s, 5.0)))
     if plugin is not None:
         await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
@@ -197,15 +209,11 @@ def _scraper(
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
 
 
-def _links(config: SidecarConfig, process: Process) -> LinkSource | None:
+def _links(config: SidecarConfig, process: Process, devices: DeviceBatches) -> LinkSource | None:
     if not config.samples_links:
         return None
-    settings = SamplerSettings(root=config.links.sysfs, wanted=config.links.devices, interval_ns=config.links.interval.ns)
-    return LinkSource(settings, process, _shown_alone)
-
-
-async def _shown_alone(_: Sequence[DeviceSample]) -> bool:
-    return True
+    settings = LinkSamplerSettings(root=config.links.sysfs, wanted=config.links.devices, interval_ns=config.links.interval.ns)
+    return LinkSource(settings, process, devices.samples)
 
 
 async def _check_collector(client: ClientSettings) -> None:

@@ -27,7 +27,7 @@ def run() -> list[dict[str, Any]]:
 
 def _sampler() -> list[dict[str, Any]]:
     from fake_sysfs import FakeSysfs
-    from handrail.links.sampler import LinkSampler, SamplerSettings
+    from handrail.links.sampler import LinkSampler, LinkSamplerSettings
     from link_parts import process
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
@@ -38,7 +38,7 @@ def _sampler() -> list[dict[str, Any]]:
         sysfs.add_loopback()
         figures = []
         for root, name in ((sysfs.root, "17 devices"), (Path("/sys"), "the interfaces of this host")):
-            sampler = LinkSampler(SamplerSettings(root=root), process("h"))
+            sampler = LinkSampler(LinkSamplerSettings(root=root), process("h"))
             sampler.start()
             time.sleep(2.0)
             began, cpu = time.monotonic(), time.process_time()

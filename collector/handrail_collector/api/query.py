@@ -41,7 +41,7 @@ def parse_fetches(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> FetchFi
 
 def parse_links(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> LinksQuestion:
     """The question of ``GET /api/v1/links``. Raises as ``parse_query``."""
-    wanted = LinksQuestion(**_fields(pairs, LINK_PARAMETERS, now_unix_ns))
+    wanted = LinksQuestion(**fields_of(pairs, LINK_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
@@ -143,7 +143,7 @@ FETCH_PARAMETERS: dict[str, Reading] = {
 
 LINK_PARAMETERS: dict[str, Reading] = {
     **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns")},
-    "peer": ("peer", _text, "host:port or host of either engine, or the side channel's address", ()),
+    "peer": ("peer", text_of, "host:port or host of either engine, or the side channel's address", ()),
     "limit": ("limit", lambda text, _: int(text), f"1 to {MOST_LINKS}", ()),
 }
 """Every parameter of ``/api/v1/links``."""

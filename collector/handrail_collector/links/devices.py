@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES
 from handrail.hardware import Device, DeviceKind, DeviceSample
 from handrail.links.counters import BYTES, ERRORS, RECEIVE, TRANSMIT, UP
 from handrail.links.nic import Nature
 
 SECOND: Final = 10**9
-NVLINK_BYTES: Final = "nvlink_bytes"
-PCIE_BYTES: Final = "pcie_bytes"
 
 
 class Medium(str, Enum):
@@ -108,7 +107,7 @@ def _media(device: Device) -> tuple[tuple[Medium, str], ...]:
         return ((Medium.RDMA, BYTES),)
     if device.kind is DeviceKind.NIC:
         return ((Medium.LOOPBACK if device.product.startswith(Nature.LOOPBACK.value) else Medium.NIC, BYTES),)
-    return (Medium.NVLINK, NVLINK_BYTES), (Medium.PCIE, PCIE_BYTES)
+    return (Medium.NVLINK, GPU_NVLINK_BYTES), (Medium.PCIE, GPU_PCIE_BYTES)
 
 
 def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSample]) -> Counted:

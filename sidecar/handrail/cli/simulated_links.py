@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.cli.simulated import over_ns
+from handrail.hardware import Device, DeviceKind, DeviceRun, DeviceSample, DeviceValue, runs
 from handrail.links import counters as names
 from handrail.links.nic import Nature
-from handrail.records import LineClock, LogFact, LogKind, Process, Source
+from handrail.records import LineClock, LogFact, LogKind, Process, Role, Source
+from handrail_collector.links.facts import link_fact_row
+from handrail_collector.rows import LinkFactRow
 from handrail_collector.stitch.events import key_of
-from handrail_fleet.observe_links import DeviceObservation, LaneObservation
+from handrail_fleet.faults import Fault
+from handrail_fleet.observe import clocks
+from handrail_fleet.observe_links import DeviceObservation, LaneObservation, observe_links
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.simulate import Flight
+
+
+def link_evidence(
+    scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault], seed: int, started_unix_ns: int
+) -> tuple[list[DeviceRun], list[LinkFactRow]]:
+    """What a collector stores of a run's links: samples of the hosts' devices, and UCX's lines."""
+    roles = scenario.hosts()
+    processes = {
+        host: Process(role=role, instance=f"{host}:8000", host=host, host_name=host)
+        for role, hosts in ((Role.PREFILL, roles.prefill), (Role.DECODE, roles.decode))
+        for host in hosts
+    }
+    by_host = clocks(scenario, faults, started_unix_ns)
+    said = list(observe_links(scenario, flights, faults, by_host, over_ns(flights), seed=seed))
+    facts = [fact for one in said if isinstance(one, LaneObservation) for fact in lane_facts(one, processes)]
+    rows = [row for number, fact in enumerate(facts) if (row := link_fact_row(fact, number)) is not None]
+    return runs(device_sample(one, processes) for one in said if isinstance(one, DeviceObservation)), rows
 
 
 def device_sample(said: DeviceObservation, processes: Mapping[str, Process]) -> DeviceSample:

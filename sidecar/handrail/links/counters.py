@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from handrail.conventions import LINK_BYTES, RECEIVE, TRANSMIT
 from handrail.families.schema import Kind
 from handrail.hardware import Counter
 
-RECEIVE: Final = "receive"
-TRANSMIT: Final = "transmit"
-
-BYTES: Final = "bytes"
+BYTES: Final = LINK_BYTES
 PACKETS: Final = "packets"
 ERRORS: Final = "errors"
 CONGESTION: Final = "congestion_events"
@@ -72,5 +70,7 @@ COUNTERS: Final = (
         "an RDMA port's active MTU is not in sysfs: ibv_devinfo shows it",
     ),
 )
+
+__all__ = ["BYTES", "BY_NAME", "CONGESTION", "COUNTERS", "ERRORS", "LINE_RATE", "MTU", "PACKETS", "RECEIVE", "TRANSMIT", "UP"]
 
 BY_NAME: Final = {counter.name: counter for counter in COUNTERS}

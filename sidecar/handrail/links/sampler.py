@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerSettings:
+class LinkSamplerSettings:
     """``interval_ns``: of the bytes; ``slow_ns``: of everything else; ``look_ns``: for devices that came or went.
 
     ``hung_ns``: a read that has not returned for so long is said to hang.
@@ -53,7 +53,7 @@ class LinkSampler:
 
     def __init__(
         self,
-        settings: SamplerSettings,
+        settings: LinkSamplerSettings,
         process: Process,
         *,
         now_unix_ns: Callable[[], int] = time.time_ns,

@@ -12,7 +12,7 @@ from typing import Final
 from handrail.hardware import DeviceSample
 from handrail.links.choose import Chosen
 from handrail.links.counters import BY_NAME, BYTES
-from handrail.links.sampler import LinkSampler, SamplerSettings, State
+from handrail.links.sampler import LinkSampler, LinkSamplerSettings, State
 from handrail.links.sysfs import Why
 from handrail.links.watch import SECOND, Watch
 from handrail.records import Process
@@ -33,7 +33,7 @@ class LinkSource:
 
     def __init__(
         self,
-        settings: SamplerSettings,
+        settings: LinkSamplerSettings,
         process: Process,
         take: Take,
         *,

@@ -17,7 +17,7 @@ from handrail.hardware import DeviceSample
 from handrail.linkmetrics import link_rows
 from handrail.links.choose import choose
 from handrail.links.counters import COUNTERS
-from handrail.links.sampler import SamplerSettings, State
+from handrail.links.sampler import LinkSamplerSettings, State
 from handrail.links.sysfs import Why
 from handrail.records import Role
 from handrail.selfmetrics import SelfMetrics
@@ -47,7 +47,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 
 @asynccontextmanager
 async def source(sysfs: FakeSysfs, taker: Taker) -> AsyncIterator[LinkSource]:
-    settings = SamplerSettings(
+    settings = LinkSamplerSettings(
         root=sysfs.root,
         interval_ns=5 * MILLISECOND,
         slow_ns=20 * MILLISECOND,
@@ -147,7 +147,7 @@ async def test_a_port_whose_bytes_cannot_be_read_is_told_once_with_the_cure(
 
 
 async def test_shutdown_without_start_and_twice(sysfs: FakeSysfs) -> None:
-    made = LinkSource(SamplerSettings(root=sysfs.root), process(Role.DECODE), Taker())
+    made = LinkSource(LinkSamplerSettings(root=sysfs.root), process(Role.DECODE), Taker())
     await made.shutdown(0.1)
     await made.start()
     await made.shutdown(SOON_S)

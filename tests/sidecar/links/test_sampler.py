@@ -11,7 +11,7 @@ import pytest
 
 from builders import process
 from fake_sysfs import FakeSysfs
-from handrail.links.sampler import LinkSampler, SamplerSettings, State
+from handrail.links.sampler import LinkSampler, LinkSamplerSettings, State
 from handrail.records import Role
 
 SOON_S = 20.0
@@ -26,7 +26,7 @@ def sysfs(tmp_path: Path) -> Iterator[FakeSysfs]:
 
 
 def sampler(sysfs: FakeSysfs) -> LinkSampler:
-    settings = SamplerSettings(
+    settings = LinkSamplerSettings(
         root=sysfs.root,
         interval_ns=5 * MILLISECOND,
         slow_ns=20 * MILLISECOND,
