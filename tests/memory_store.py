@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from handrail.hardware import DeviceRun, DeviceSample
 from handrail_collector.api.live import newest_fetches
 from handrail_collector.rows import MERGED, FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -13,6 +15,8 @@ from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.match import best
 from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.sample_filter import SampleFilter, thinned
+from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 
@@ -27,6 +31,7 @@ class Kept:
     spans: list[SpanRow] = field(default_factory=list)
     observed: dict[str, int] = field(default_factory=dict)
     fetches: list[FetchRow] = field(default_factory=list)
+    samples: dict[Table, list[Any]] = field(default_factory=dict)
 
 
 class MemoryWriter:
@@ -65,6 +70,9 @@ class MemoryWriter:
         kept.spans += spans
         kept.observed = dict(observed or kept.observed)
         kept.fetches += (flat or {}).get(Table.KV_FETCHES, ())
+        for table in SAMPLED:
+            for row in (flat or {}).get(table, ()):
+                kept.samples.setdefault(table, []).extend(row.samples() if isinstance(row, DeviceRun) else (row,))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -118,8 +126,18 @@ class MemoryReader:
         found = [f for f in newest_fetches(self._kept.fetches) if (f.trace_id, f.request_id) == own and f.number >= 0]
         return sorted(found, key=lambda fetch: fetch.number)
 
+    def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
+        found = {_place(sample): sample for sample in self._kept.samples.get(table, ()) if wanted.matches(sample)}
+        fitting = sorted(map(wanted.reduced, found.values()), key=_place)
+        return thinned(fitting, wanted.since_unix_ns, wanted.every_ns) if wanted.every_ns else fitting
+
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _place(sample: Any) -> tuple[int, str, str, str]:
+    whose = sample.device.key if isinstance(sample, DeviceSample) else ""
+    return sample.at_unix_ns, sample.process.host, sample.process.instance, whose
 
 
 def _newest(rows: Sequence[RequestRow]) -> list[RequestRow]:

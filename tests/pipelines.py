@@ -14,10 +14,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from builders import EPOCH, split_request
 from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
+from handrail.export.devices import DeviceMetrics, devices_request
 from handrail.export.facts import fact_log
 from handrail.export.plugin import plugin_log, plugin_spans
 from handrail.export.spans import resource_of, to_span
+from handrail.hardware import DeviceSample
 from handrail.otlp.contract import Signal
+from handrail.otlp.payload import with_batch_seq
 from handrail.records import Exchange, LogFact, Record
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline, PipelineSettings
@@ -100,6 +103,15 @@ def log_batch(records: Sequence[Any], seq: int) -> bytes:
         scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = seq
         scoped.log_records.append(fact_log(record) if isinstance(record, LogFact) else plugin_log(record))
     return request.SerializeToString()
+
+
+def device_batch(samples: Sequence[DeviceSample], seq: int) -> bytes:
+    """Samples of devices of one sidecar."""
+    metrics = DeviceMetrics({})
+    for sample in samples:
+        metrics.add(sample)
+    resource = resource_of(samples[0].process)
+    return with_batch_seq(devices_request(resource, metrics), seq)
 
 
 async def taken(pipeline: Pipeline, journal: Journal) -> None:

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from handrail.hardware import DeviceRun
 from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
@@ -28,6 +30,7 @@ from handrail_collector.explain.counted import CountedFailures, Unexplained, une
 from handrail_collector.explain.request import Fleet, explain, explain_all
 from handrail_collector.explain.verdict import HUNG_NS
 from handrail_collector.journal.journal import Entry, Journal
+from handrail_collector.links.facts import link_fact_row
 from handrail_collector.observed import Observed, Seen
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow
 from handrail_collector.stitch.duplicates import Duplicates
@@ -43,12 +46,14 @@ from handrail_collector.stitch.events import (
     process_event_row,
 )
 from handrail_collector.stitch.group import Closing, Group
-from handrail_collector.stitch.reading import Batch, Event, SpanReader, batches, log_batches
+from handrail_collector.stitch.reading import Batch, Event, SpanReader, batches, log_batches, metric_batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
-from handrail_collector.store.flat import FLAT, FlatRows
+from handrail_collector.store.flat import FlatRows
+from handrail_collector.store.growing import GROWING
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.recovered import Recovered, ambiguous_findings
 from handrail_collector.store.request_columns import requests_table
+from handrail_collector.store.samples import table_of
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanPlace, SpanRow
 from handrail_collector.store.span_columns import spans_table
@@ -92,6 +97,7 @@ class PipelineStats:
     spans: int = 0
     spans_stored: int = 0
     log_records: int = 0
+    samples: int = 0
     rows: int = 0
     rows_skipped: int = 0  # made again by a replay, already in the store
     undecodable: int = 0
@@ -194,7 +200,7 @@ class Pipeline:
     async def _follow(self) -> None:
         async for entry in self._journal.follow(self._start_offset):
             await self._take(entry)
-            if len(self._spans) >= self.settings.max_buffered_spans:
+            if len(self._spans) + len(self._events) >= self.settings.max_buffered_spans:
                 await self.flush()
 
     async def _tick(self, ended: asyncio.Event) -> None:
@@ -222,6 +228,8 @@ class Pipeline:
             await self._take_spans(entry, now)
         elif entry.signal is Signal.LOGS:
             await self._take_logs(entry, now)
+        elif entry.signal is Signal.METRICS:
+            await self._take_metrics(entry, now)
         if self._forward is not None and entry.offset >= self._stored_offset:
             self._forward(entry.signal, entry.payload)
         self._observe(entry)
@@ -303,6 +311,29 @@ class Pipeline:
         if entry.offset >= self._stored_offset:
             self._events.extend(rows)
 
+    async def _take_metrics(self, entry: Entry, now: int) -> None:
+        try:
+            request = ExportMetricsServiceRequest.FromString(entry.payload)
+        except DecodeError:
+            self.stats.undecodable += 1
+            return
+        rows = EventRows()
+        for resource_metrics in request.resource_metrics:
+            for batch in metric_batches(resource_metrics):
+                if self.duplicates.batch(batch.process.sender, batch.seq, batch.scope, now):
+                    continue
+                try:
+                    samples = batch.samples()
+                except Exception:
+                    self._fault("a batch of samples was left out")
+                    continue
+                for sample in samples:
+                    rows.add(table_of(sample), sample)
+                    self.stats.samples += len(sample.at) if isinstance(sample, DeviceRun) else 1
+                await asyncio.sleep(0)
+        if entry.offset >= self._stored_offset:
+            self._events.extend(rows)
+
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
         """Feed what a log record says to whoever it is for."""
         if isinstance(event, Iteration):
@@ -316,6 +347,8 @@ class Pipeline:
                 if happened is not None:
                     rows.add(Table.PROCESS_EVENTS, process_event_row(happened, offset))
                     self.stitcher.engine_gone(happened, now)
+        if isinstance(event, LogFact) and (fact := link_fact_row(event, offset)) is not None:
+            rows.add(Table.LINK_FACTS, fact)
         if isinstance(event, EngineTimes | KvFetch | KvPublish | LogFact) and event.request_id:
             self.stitcher.add(event, offset, now)
 
@@ -533,7 +566,7 @@ class Pipeline:
             fitting = [span for span in spans if self._storable(lambda span=span: spans_table([span]))]  # type: ignore[misc]
             telling = [row for row in rows if self._storable(lambda row=row: requests_table([row]))]  # type: ignore[misc]
             others = {
-                name: [row for row in of_table if self._storable(lambda row=row, name=name: FLAT[name].encode([row]))]  # type: ignore[misc]
+                name: [row for row in of_table if self._storable(lambda row=row, name=name: GROWING[name].encode([row]))]  # type: ignore[misc]
                 for name, of_table in flat.items()
             }
             if (fitting, telling, others) == (spans, rows, flat):

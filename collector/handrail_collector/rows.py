@@ -128,6 +128,7 @@ class FetchRow:
     duration_ns: int | None = None  # known to seen by the scheduler, or to its end; of an open one its age
     wait_ns: int | None = None  # known to posted, or to the beginning of a first contact
     handshake_ns: int | None = None  # first contact, until it was posted; 0: the peer was known
+    posted_ns: int | None = None  # of the transfer, from started_unix_ns on, by the clock of the side that moved it
     transfer_ns: int | None = None  # posted to done
     transfer_bound_ns: int | None = None
     notice_ns: int | None = None
@@ -226,5 +227,30 @@ class IterationRow:
     kv_landing_steps: int
 
 
-EventRow = ProcessEventRow | FindingRow | ClockPairRow | IterationRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFactRow:
+    """What an engine's log said of its transfers within a minute, by rank and kind of line (``links/facts.py``)."""
+
+    at_unix_ns: int
+    key: str
+    offset: int
+    instance: str
+    host: str
+    recogniser: str
+    rank: str
+    lane: str  # UCX's name of the lane of remote memory access; '': the line names none
+    nic: str
+    reach: str  # intra-node | inter-node | ''
+    transfers: int | None = None  # that the means are of
+    transfer_ns: int | None = None  # mean
+    post_ns: int | None = None
+    transfer_bytes: int | None = None
+    descriptors: int | None = None
+    bootstrapping: int | None = None  # requests that wait for space at the decode
+    transferring: int | None = None
+    queued: int | None = None
+    rate_bytes: int | None = None  # a second, of this rank
+
+
+EventRow = ProcessEventRow | FindingRow | ClockPairRow | IterationRow | LinkFactRow
 """Rows of the tables that only grow; each is known by its key."""

@@ -144,6 +144,33 @@ METRIC_ENGINE: Final = "handrail_engine"  # then the quantity of families/schema
 ENGINE_LABEL: Final = "engine"  # on a data point: the engine's own label of that name
 MODEL_LABEL: Final = "model_name"
 
+# --- samples of devices (scope ``handrail.devices``); a counter's name is in the table of whoever reads it --------------------
+SCOPE_DEVICES: Final = "handrail.devices"
+METRIC_GPU: Final = "handrail_gpu"  # then the counter
+METRIC_LINK: Final = "handrail_link"  # then the counter of links/counters.py
+METRIC_DEVICE_READ: Final = "handrail_device_read"  # how long one reading took, ns; its attributes describe the device
+HW_ID: Final = "hw.id"
+HW_TYPE: Final = "hw.type"
+HW_MODEL: Final = "hw.model"
+HW_PARENT: Final = "hw.parent"
+DEVICE_KIND: Final = "handrail.device.kind"  # hardware.DeviceKind
+DEVICE_INDEX: Final = "handrail.device.index"
+DEVICE_PCI: Final = "handrail.device.pci"
+DEVICE_LINE_RATE: Final = "handrail.device.line_rate_bytes"
+DEVICE_ENGINE: Final = "handrail.device.engine"
+DEVICE_LABEL: Final = "handrail.label"  # of a counter that no table names
+
+# Counters of devices that the collector reads by name.
+GPU_BUSY: Final = "utilization_ratio"  # share of the time in which any kernel ran
+GPU_SM_ACTIVE: Final = "sm_active_ratio"
+GPU_TENSOR_ACTIVE: Final = "tensor_active_ratio"
+GPU_DRAM_ACTIVE: Final = "dram_active_ratio"
+GPU_PCIE_BYTES: Final = "pcie_bytes"  # by direction
+GPU_NVLINK_BYTES: Final = "nvlink_bytes"  # by direction
+LINK_BYTES: Final = "bytes"  # by direction, of an RDMA port or a NIC
+TRANSMIT: Final = "transmit"  # values of a direction
+RECEIVE: Final = "receive"
+
 # --- span events ----------------------------------------------------------------------------------------------------------
 EVENT_ERROR: Final = "handrail.stream_error"
 EVENT_ABORT: Final = "handrail.abort"

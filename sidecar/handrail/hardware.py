@@ -7,6 +7,7 @@ give is absent, never 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -72,3 +73,74 @@ class DeviceSample:
     at_unix_ns: int
     values: tuple[DeviceValue, ...]
     took_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One counter of a ``DeviceRun``: a value, or None, at each of its instants. All of them whole numbers, or none of them."""
+
+    name: str
+    label: str
+    start_unix_ns: int
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRun:
+    """Consecutive samples of one device by counter: as they travel and as they are stored, a tenth of the work of one by one."""
+
+    process: Process
+    source: Source
+    device: Device
+    at: Sequence[int]  # unix ns, rising
+    took_ns: Sequence[int]
+    series: Sequence[Series]
+
+    @property
+    def at_unix_ns(self) -> int:
+        """Of the first sample."""
+        return self.at[0]
+
+    def samples(self) -> Iterator[DeviceSample]:
+        """One by one, oldest first; values by name and label."""
+        ordered = sorted(self.series, key=lambda series: (series.name, series.label))
+        for place, (at, took_ns) in enumerate(zip(self.at, self.took_ns, strict=True)):
+            yield DeviceSample(
+                process=self.process,
+                source=self.source,
+                device=self.device,
+                at_unix_ns=at,
+                values=tuple(
+                    DeviceValue(name=series.name, value=value, label=series.label, start_unix_ns=series.start_unix_ns)
+                    for series in ordered
+                    if (value := series.values[place]) is not None
+                ),
+                took_ns=took_ns,
+            )
+
+
+def runs(samples: Iterable[DeviceSample]) -> list[DeviceRun]:
+    """Inverse of ``DeviceRun.samples``: a run for each device as it is described. ``samples``: of one device oldest first."""
+    by_device: dict[tuple[Process, Source, Device], list[DeviceSample]] = {}
+    for sample in samples:
+        by_device.setdefault((sample.process, sample.source, sample.device), []).append(sample)
+    return [
+        DeviceRun(
+            process=process,
+            source=source,
+            device=device,
+            at=[sample.at_unix_ns for sample in of],
+            took_ns=[sample.took_ns for sample in of],
+            series=_series(of),
+        )
+        for (process, source, device), of in by_device.items()
+    ]
+
+
+def _series(samples: Sequence[DeviceSample]) -> list[Series]:
+    found: dict[tuple[str, str, int, bool], list[float | None]] = {}
+    for place, sample in enumerate(samples):
+        for value in sample.values:
+            key = value.name, value.label, value.start_unix_ns, isinstance(value.value, int)
+            found.setdefault(key, [None] * len(samples))[place] = value.value
+    return [Series(name, label, start, values) for (name, label, start, _), values in found.items()]

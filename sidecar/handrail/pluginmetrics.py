@@ -65,6 +65,7 @@ def plugin_rows(source: PluginSource) -> list[Row]:
             lambda: {key: float(count) for key, count in source.hand_offs.fetches.items()},
             ("outcome", "reason"),
         ),
+        *_peer_rows(source),
         Row("handrail_kv_fetched_bytes", "counter", "KV moved by fetches that ended", lambda: source.hand_offs.bytes_fetched),
         Row(
             "handrail_kv_publishes",
@@ -90,5 +91,33 @@ def plugin_rows(source: PluginSource) -> list[Row]:
             "gauge",
             "Age of the oldest KV kept for a peer",
             lambda: merge.publishes.pinned(time.monotonic_ns())[1] * _SECONDS,
+        ),
+    ]
+
+
+def _peer_rows(source: PluginSource) -> list[Row]:
+    """By the peer that KV came from, as the plugin names its side channel; the peers are bounded."""
+    peers = source.peers.peers
+    return [
+        Row(
+            f"{names.METRIC_LINK}_fetches",
+            "counter",
+            "KV fetches that ended, by peer and outcome",
+            lambda: {(name, word): float(n) for name, peer in peers.items() for word, n in peer.fetches.items()},
+            ("peer", "outcome"),
+        ),
+        Row(
+            f"{names.METRIC_LINK}_fetched_bytes",
+            "counter",
+            "KV moved from a peer by fetches that ended",
+            lambda: {(name,): float(peer.bytes_moved) for name, peer in peers.items()},
+            ("peer",),
+        ),
+        Row(
+            f"{names.METRIC_LINK}_busy_seconds",
+            "counter",
+            "Time in which something was being transferred from a peer: bytes over it are the rate while transferring",
+            lambda: {(name,): peer.busy_ns * _SECONDS for name, peer in peers.items()},
+            ("peer",),
         ),
     ]

@@ -144,6 +144,42 @@ class MetricsConfig:
     )
 
 
+class LinkSampling(str, Enum):
+    """Whether this sidecar reads the counters of its host's links."""
+
+    AUTO = "auto"  # beside an engine
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksConfig:
+    """RDMA ports and network interfaces of this host."""
+
+    sample: LinkSampling = setting(
+        LinkSampling.AUTO,
+        help="whether their counters are read; auto does so beside an engine (role prefill, decode or collocated)",
+        example="off",
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        help="which alone are read, * stands for any characters; RDMA ports are adapter/port",
+        example="[mlx5_*, bond0]",
+        unset="RDMA ports, the loopback, adapters, bonds and VLANs; in a pod's network its virtual interfaces too",
+    )
+    interval: Duration = setting(
+        Duration(100 * 10**6),
+        help="how often their bytes are read; everything else every 2 s",
+        example="1s",
+        at_least=10 * 10**6,
+    )
+    sysfs: Path = setting(
+        Path("/sys"),
+        help="where sysfs is; in a container perhaps a mount of the host's",
+        example="/host/sys",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
@@ -203,6 +239,7 @@ class SidecarConfig:
     )
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
+    links: LinksConfig = section(LinksConfig)
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
         help="/metrics, /healthz and /readyz",
@@ -271,6 +308,12 @@ class SidecarConfig:
         if url is not None and not urlsplit(url).path.strip("/"):
             url = Url(f"{url.rstrip('/')}/metrics")
         return replace(self, instance=instance, request_id=mode, metrics=replace(self.metrics, url=url))
+
+    @property
+    def samples_links(self) -> bool:
+        """Whether the counters of links are read."""
+        beside_engine = self.role in (Role.PREFILL, Role.DECODE, Role.COLLOCATED)
+        return beside_engine if self.links.sample is LinkSampling.AUTO else self.links.sample is LinkSampling.ON
 
     def _observes(self) -> bool:
         sources = (self.listen, self.otlp_grpc, self.otlp_http, self.plugin_socket, self.metrics.url)

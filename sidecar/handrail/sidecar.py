@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from handrail import conventions as names
 from handrail.admin import AdminServer
 from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.export.device_batches import DeviceBatches
+from handrail.export.devices import named
 from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
+from handrail.linkmetrics import link_rows
+from handrail.links.counters import COUNTERS as LINK_COUNTERS
+from handrail.links.sampler import LinkSamplerSettings
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
 from handrail.pluginmetrics import plugin_rows
@@ -24,6 +29,7 @@ from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.sources.links import LinkSource
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
@@ -32,6 +38,9 @@ from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
 
 log = logging.getLogger(__name__)
+
+SAMPLES_SHARE = 0.5
+"""Of the spool: samples go into the part of it that requests do not need yet."""
 
 CHECK_WINDOW_S = 30.0
 """Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
@@ -76,6 +85,13 @@ async def _main(config: SidecarConfig) -> int:
     plugin = None
     if config.plugin_socket is not None:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
+    devices = DeviceBatches(
+        own_resource(process, cluster=config.cluster),
+        named(link=LINK_COUNTERS),
+        exporter.take,
+        lambda: exporter.waiting_bytes < config.spool.max_bytes * SAMPLES_SHARE,
+    )
+    links = _links(config, process, devices)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
@@ -83,6 +99,7 @@ async def _main(config: SidecarConfig) -> int:
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
+            *(link_rows(links) if links is not None else ()),
         ]
     )
     drain_s = config.drain.seconds
@@ -101,6 +118,9 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("log", logs.start(), lambda: logs.shutdown(min(drain_s, 5.0)))
     if scraper is not None:
         await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
+    if links is not None:
+        await parts.start("samples", devices.start(), devices.shutdown)
+        await parts.start("links", links.start(), lambda: links.shutdown(min(drain_s, 5.0)))
     if plugin is not None:
         await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
         addresses["plugin"] = str(plugin.path)
@@ -187,6 +207,13 @@ def _scraper(
     stats = proxy.stats if proxy is not None else None
     open_requests = None if stats is None else lambda: stats.requests - stats.passed - sum(stats.outcomes.values())
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
+
+
+def _links(config: SidecarConfig, process: Process, devices: DeviceBatches) -> LinkSource | None:
+    if not config.samples_links:
+        return None
+    settings = LinkSamplerSettings(root=config.links.sysfs, wanted=config.links.devices, interval_ns=config.links.interval.ns)
+    return LinkSource(settings, process, devices.samples)
 
 
 async def _check_collector(client: ClientSettings) -> None:

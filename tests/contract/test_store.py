@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,13 +16,20 @@ from typing import Any
 
 import pytest
 
+from device_samples import S, busy_host, counter, flattened, gauge, port, process, sample
+from engine_samples import engine_sample
+from handrail.hardware import DeviceSample, runs
 from handrail_collector.rows import MERGED, JoinRow, RequestRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
 from handrail_collector.store.filter import SORTS, RequestFilter
+from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.samples import SAMPLED
+from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 from memory_store import Kept as MemoryKept
@@ -45,9 +52,9 @@ class Store:
     """Make unreadable what holds only rows that started before a time, where the store keeps these apart."""
     ends: int = 0
 
-    def publish(self, spans: Sequence[SpanRow], rows: Sequence[RequestRow]) -> None:
+    def publish(self, spans: Sequence[SpanRow], rows: Sequence[RequestRow], flat: FlatRows | None = None) -> None:
         """The next hundred offsets of the journal."""
-        self.writer.publish(self.ends, self.ends + 100, 0, spans, rows)
+        self.writer.publish(self.ends, self.ends + 100, 0, spans, rows, flat=flat)
         self.ends += 100
         self.after_publish()
 
@@ -370,6 +377,97 @@ def test_a_question_about_a_time_reads_nothing_of_others(store: Store) -> None:
     since = RequestFilter(since_unix_ns=days[2][0].started_unix_ns, descending=False)
     assert store.reader.requests(since) == days[2]
     assert store.reader.count(since) == 3
+
+
+def several_hosts() -> list[DeviceSample]:
+    """A second and a half of three hosts, two GPUs each; one of them reset its counters."""
+    samples = [one for host in ("p0", "d0", "d1") for one in flattened(list(busy_host(1.5, gpus=2, host=host)))]
+    reset = [
+        replace(one, values=tuple(replace(v, start_unix_ns=v.start_unix_ns and START_UNIX_NS) for v in one.values))
+        if one.process.host_name == "d1" and one.at_unix_ns >= START_UNIX_NS + S
+        else one
+        for one in samples
+    ]
+    return sorted(reset, key=lambda one: (one.at_unix_ns, one.process.host, one.device.key))
+
+
+SAMPLE_FILTERS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "since": {"since_unix_ns": START_UNIX_NS + S // 2},
+    "until": {"until_unix_ns": START_UNIX_NS + S // 2},
+    "host_by_id": {"hosts": frozenset({"id-of-p0"})},
+    "hosts_by_name": {"hosts": frozenset({"d0", "d1", "nobody"})},
+    "nobody": {"hosts": frozenset({"x"})},
+    "names": {"names": frozenset({"utilization_ratio", "nvlink_bytes", "nothing"})},
+}
+
+
+@pytest.mark.parametrize("fields", SAMPLE_FILTERS.values(), ids=SAMPLE_FILTERS)
+def test_samples_come_back_as_they_were_those_asked_for(store: Store, fields: dict[str, Any]) -> None:
+    samples = several_hosts()
+    for start in range(0, len(samples), 40):
+        store.publish([], [], {Table.GPU_SAMPLES: runs(samples[start : start + 40])})
+    store.publish([], [], {Table.GPU_SAMPLES: runs(samples[:10])})  # told twice
+    wanted = SampleFilter(**({"since_unix_ns": 0, "until_unix_ns": 1 << 62} | fields))
+    found = store.reader.samples(Table.GPU_SAMPLES, wanted)
+    assert by_device(found) == by_device(map(wanted.reduced, filter(wanted.matches, samples)))
+    assert [one.at_unix_ns for one in found] == sorted(one.at_unix_ns for one in found)
+
+
+def by_device(samples: Iterable[DeviceSample]) -> list[DeviceSample]:
+    return sorted(samples, key=lambda one: (one.process.host, one.device.key, one.at_unix_ns))
+
+
+def test_of_a_long_time_there_is_one_sample_for_each_part_the_mean_of_gauges_and_the_last_of_counters(store: Store) -> None:
+    port_samples = [
+        sample(port(n), START_UNIX_NS + at * S // 10, gauge("load", at % 10 + n), counter("bytes", 1000 * at, "receive"))
+        for at in range(20)
+        for n in range(2)
+    ]
+    store.publish([], [], {Table.LINK_SAMPLES: runs(port_samples[:17])})
+    store.publish([], [], {Table.LINK_SAMPLES: runs(port_samples[17:])})
+    wanted = SampleFilter(since_unix_ns=START_UNIX_NS, until_unix_ns=START_UNIX_NS + 2 * S, every_ns=S)
+    found = store.reader.samples(Table.LINK_SAMPLES, wanted)
+    assert [(one.device.key, one.at_unix_ns - START_UNIX_NS, [v.value for v in one.values]) for one in by_device(found)] == [
+        ("mlx5_0/1", 9 * S // 10, [9000, 4.5]),
+        ("mlx5_0/1", 19 * S // 10, [19000, 4.5]),
+        ("mlx5_1/1", 9 * S // 10, [9000, 5.5]),
+        ("mlx5_1/1", 19 * S // 10, [19000, 5.5]),
+    ]
+
+
+def test_a_counter_that_began_anew_is_not_mixed_with_what_it_was(store: Store) -> None:
+    told = [
+        sample(port(), START_UNIX_NS + at, counter("bytes", 900 if at < 2 else at, since=7 if at < 2 else START_UNIX_NS))
+        for at in range(4)
+    ]
+    store.publish([], [], {Table.LINK_SAMPLES: runs(told)})
+    wanted = SampleFilter(since_unix_ns=START_UNIX_NS, until_unix_ns=START_UNIX_NS + S, every_ns=S)
+    found = store.reader.samples(Table.LINK_SAMPLES, wanted)
+    assert [(v.value, v.start_unix_ns) for one in found for v in one.values] == [(900, 7), (3, START_UNIX_NS)]
+
+
+def test_samples_of_engines_come_back_with_their_histograms(store: Store) -> None:
+    told = [engine_sample(at) for at in range(4)]
+    store.publish([], [], {Table.ENGINE_SAMPLES: told[:3]})
+    store.publish([], [], {Table.ENGINE_SAMPLES: told[2:]})
+    everything = SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)
+    assert store.reader.samples(Table.ENGINE_SAMPLES, everything) == told
+    some = replace(everything, names=frozenset({"requests_running", "ttft_seconds"}))
+    found = store.reader.samples(Table.ENGINE_SAMPLES, some)
+    assert found == list(map(some.reduced, told))
+    assert {each.name for one in found for each in (*one.values, *one.histograms)} == {"requests_running", "ttft_seconds"}
+
+
+@pytest.mark.parametrize("table", SAMPLED)
+def test_an_empty_store_has_no_samples(store: Store, table: Table) -> None:
+    assert store.reader.samples(table, SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)) == []
+
+
+def test_samples_whose_hosts_clock_ran_wild_are_found_at_their_own_time(store: Store) -> None:
+    wild = [sample(port(), 1000 + at, counter("bytes", at), of=process("d9")) for at in range(2)]
+    store.publish([], [], {Table.LINK_SAMPLES: runs([*wild, sample(port(), START_UNIX_NS)])})
+    assert store.reader.samples(Table.LINK_SAMPLES, SampleFilter(since_unix_ns=0, until_unix_ns=2000)) == wild
 
 
 def test_a_restart_gets_back_what_was_published_and_no_more(store: Store) -> None:

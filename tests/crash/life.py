@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from builders import EPOCH, split_request
+from device_samples import gauge, gpu, sample
 from handrail.files import Files
 from handrail.otlp.contract import Signal
 from handrail.records import Exchange, ProcessEventKind, Role, SpanIds
@@ -27,7 +28,7 @@ from handrail_collector.store.manifest import files_of
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.schema import Table
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, batch, log_batch, plugin_batch, taken, until
+from pipelines import Clock, batch, device_batch, log_batch, plugin_batch, taken, until
 from plugin_parts import fetch, happened
 
 DAY0 = (EPOCH // DAY_NS + 1) * DAY_NS + HOUR_NS
@@ -51,7 +52,7 @@ class UpkeepFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One export request: ``spans`` by id, and those of them that a request row rests on. ``events``: of an export of logs."""
+    """One export request: ``spans`` by id, and those of them that a request row rests on. ``events``: of logs and metrics."""
 
     payload: bytes
     request: str
@@ -59,11 +60,7 @@ class Sent:
     evidence: tuple[str, ...]
     edge: bool = False
     events: tuple[str, ...] = ()
-
-    @property
-    def signal(self) -> Signal:
-        """What is exported."""
-        return Signal.LOGS if self.events else Signal.TRACES
+    signal: Signal = Signal.TRACES
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,15 @@ class Script:
         """What a sidecar says of an engine's process."""
         self._seq += 1
         event = happened(ProcessEventKind.HUNG, Role.DECODE, (at_unix_ns - EPOCH) / 1e6, detail=detail)
-        self.steps.append(Step(at_unix_ns, (Sent(log_batch([event], self._seq), detail, (), (), events=(detail,)),)))
+        self.steps.append(
+            Step(at_unix_ns, (Sent(log_batch([event], self._seq), detail, (), (), events=(detail,), signal=Signal.LOGS),))
+        )
+
+    def sample(self, at_unix_ns: int, device: str) -> None:
+        """What a sidecar read of a GPU; its key tells the samples apart."""
+        self._seq += 1
+        payload = device_batch([sample(gpu(key=device), at_unix_ns, gauge("utilization_ratio", 0.5))], self._seq)
+        self.steps.append(Step(at_unix_ns, (Sent(payload, device, (), (), events=(device,), signal=Signal.METRICS),)))
 
     def link(self, at_unix_ns: int, rid: str, span_id: str, parent: Exchange) -> None:
         """A router's span, which says nothing itself but what hangs where."""
@@ -156,6 +161,8 @@ def script() -> list[Step]:
         (s.send_at_once if number else s.send)(at, f"whole-{number}", *whole)
         s.load(at, f"whole-{number}", whole[2])
         s.tell(at, f"event-{number}")
+        if number != 1:
+            s.sample(at, f"gpu-{number}")
         s.act(at + 5 * SECOND, "decide", *(["publish"] if number % 2 else []))
     at = TODAY + 60 * SECOND
     edge, p, d = s.records("late", at - SECOND)

@@ -30,7 +30,7 @@ class View:
     rows: tuple[RequestRow, ...]
     spans: tuple[str, ...]
     fetches: tuple[tuple[str, str, int, int], ...] = ()  # trace, request, version, number
-    events: tuple[str, ...] = ()  # by their detail
+    events: tuple[str, ...] = ()  # by their detail, samples by their device
 
     @property
     def said(self) -> tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str]]:
@@ -84,6 +84,7 @@ def view_of(manifest: bytes, contents: Mapping[str, bytes]) -> View:
     spans = [span_id for file in files_of(publishes, Table.SPANS) for span_id in _span_ids(contents[file.path])]
     fetches = [key for file in files_of(publishes, Table.KV_FETCHES) for key in _fetches(contents[file.path])]
     events = [event for file in files_of(publishes, Table.PROCESS_EVENTS) for event in _events(contents[file.path])]
+    events += [device for file in files_of(publishes, Table.GPU_SAMPLES) for device in _events(contents[file.path], "device")]
     rows = tuple(row for rows in newest.values() for row in rows if row.scope != MERGED)
     return View(rows, tuple(spans), tuple(fetches), tuple(events))
 
@@ -105,5 +106,5 @@ def _fetches(data: bytes) -> tuple[tuple[str, str, int, int], ...]:
 
 
 @lru_cache(maxsize=20_000)
-def _events(data: bytes) -> tuple[str, ...]:
-    return tuple(pq.ParquetFile(io.BytesIO(data)).read(["detail"])["detail"].to_pylist())
+def _events(data: bytes, column: str = "detail") -> tuple[str, ...]:
+    return tuple(pq.ParquetFile(io.BytesIO(data)).read([column])[column].to_pylist())

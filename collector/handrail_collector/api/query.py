@@ -9,6 +9,8 @@ from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_ti
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.happened import HappenedFilter
 from handrail_collector.explain.question import Question
+from handrail_collector.links.question import MAX_LIMIT as MOST_LINKS
+from handrail_collector.links.question import LinksQuestion
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
@@ -19,21 +21,28 @@ _INTEGER = "an integer of nanoseconds"
 
 def parse_query(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> RequestFilter:
     """The filter that the parameters ask for. Raises ``ApiError`` (400) for the first that is wrong."""
-    wanted = RequestFilter(**_fields(pairs, PARAMETERS, now_unix_ns))
+    wanted = RequestFilter(**fields_of(pairs, PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
 
 def parse_question(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> Question:
     """The question of ``GET /api/v1/explain``. Raises as ``parse_query``."""
-    question = Question(**_fields(pairs, EXPLAIN_PARAMETERS, now_unix_ns))
+    question = Question(**fields_of(pairs, EXPLAIN_PARAMETERS, now_unix_ns))
     _refuse(question.validate())
     return question
 
 
 def parse_fetches(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> FetchFilter:
     """The filter of ``GET /api/v1/fetches``. Raises as ``parse_query``."""
-    wanted = FetchFilter(**_fields(pairs, FETCH_PARAMETERS, now_unix_ns))
+    wanted = FetchFilter(**fields_of(pairs, FETCH_PARAMETERS, now_unix_ns))
+    _refuse(wanted.validate())
+    return wanted
+
+
+def parse_links(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> LinksQuestion:
+    """The question of ``GET /api/v1/links``. Raises as ``parse_query``."""
+    wanted = LinksQuestion(**fields_of(pairs, LINK_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
@@ -50,7 +59,8 @@ def _refuse(problems: Sequence[str]) -> None:
         raise ApiError(status=400, what="; ".join(problems), where=WHERE, valid="values that fit each other")
 
 
-def _fields(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading], now_unix_ns: int) -> dict[str, Any]:
+def fields_of(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading], now_unix_ns: int) -> dict[str, Any]:
+    """What was given, by field. Raises ``ApiError`` (400) for the first that is wrong."""
     found: dict[str, Any] = {}
     for name, text in pairs:
         if name not in parameters:
@@ -73,13 +83,16 @@ def _fields(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading],
     return found
 
 
-def _text(text: str, _: int) -> str:
+def text_of(text: str, _: int) -> str:
+    """Reads printable text."""
     if not text or not text.isprintable():
         raise ValueError(text)
     return text
 
 
-def _word(words: tuple[str, ...]) -> Callable[[str, int], str]:
+def one_of(words: tuple[str, ...]) -> Callable[[str, int], str]:
+    """Reads one of these words."""
+
     def read(text: str, _: int) -> str:
         if text not in words:
             raise ValueError(text)
@@ -103,15 +116,15 @@ PARAMETERS: dict[str, Reading] = {
     "until": ("until_unix_ns", parse_time, TIME_RULE, ()),
     "since_unix_ns": ("since_unix_ns", lambda text, _: int(text), _INTEGER, ()),
     "until_unix_ns": ("until_unix_ns", lambda text, _: int(text), _INTEGER, ()),
-    "scope": ("scope", _word(SCOPES), ", ".join(SCOPES), SCOPES),
-    "outcome": ("outcome", _text, "an outcome", ()),
-    "model": ("model", _text, "a model's name", ()),
-    "instance": ("instance", _text, "host:port of a process", ()),
+    "scope": ("scope", one_of(SCOPES), ", ".join(SCOPES), SCOPES),
+    "outcome": ("outcome", text_of, "an outcome", ()),
+    "model": ("model", text_of, "a model's name", ()),
+    "instance": ("instance", text_of, "host:port of a process", ()),
     "min_ttft": ("min_ttft_ns", lambda text, _: parse_duration_ns(text), DURATION_RULE, ()),
     "min_ttft_ns": ("min_ttft_ns", lambda text, _: int(text), _INTEGER, ()),
-    "finding": ("finding", _text, "a finding or its kind", ()),
-    "text": ("text", _text, "printable text", ()),
-    "sort": ("sort", _word(SORTS), ", ".join(SORTS), SORTS),
+    "finding": ("finding", text_of, "a finding or its kind", ()),
+    "text": ("text", text_of, "printable text", ()),
+    "sort": ("sort", one_of(SORTS), ", ".join(SORTS), SORTS),
     "descending": ("descending", lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false")),
     "limit": ("limit", _limit, f"1 to {MAX_LIMIT}", ()),
 }
@@ -132,11 +145,18 @@ _YES_NO = (lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", 
 
 FETCH_PARAMETERS: dict[str, Reading] = {
     **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns", "descending", "limit")},
-    "outcome": ("outcome", _word(OUTCOMES), ", ".join(OUTCOMES), OUTCOMES),
+    "outcome": ("outcome", one_of(OUTCOMES), ", ".join(OUTCOMES), OUTCOMES),
     "failed": ("failed", *_YES_NO),
     "open": ("open", *_YES_NO),
-    "direction": ("direction", _word(DIRECTIONS), ", ".join(DIRECTIONS), DIRECTIONS),
-    "peer": ("peer", _text, "host:port or host of either engine, or the side channel's address", ()),
-    "sort": ("sort", _word(tuple(FETCH_SORTS)), ", ".join(FETCH_SORTS), tuple(FETCH_SORTS)),
+    "direction": ("direction", one_of(DIRECTIONS), ", ".join(DIRECTIONS), DIRECTIONS),
+    "peer": ("peer", text_of, "host:port or host of either engine, or the side channel's address", ()),
+    "sort": ("sort", one_of(tuple(FETCH_SORTS)), ", ".join(FETCH_SORTS), tuple(FETCH_SORTS)),
 }
 """Every parameter of ``/api/v1/fetches``."""
+
+LINK_PARAMETERS: dict[str, Reading] = {
+    **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns")},
+    "peer": ("peer", text_of, "host:port or host of either engine, or the side channel's address", ()),
+    "limit": ("limit", lambda text, _: int(text), f"1 to {MOST_LINKS}", ()),
+}
+"""Every parameter of ``/api/v1/links``."""

@@ -25,12 +25,17 @@ from handrail_collector.api.query import (
     EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
     FETCH_PARAMETERS,
+    LINK_PARAMETERS,
     PARAMETERS,
     parse_events,
     parse_fetches,
+    parse_links,
     parse_query,
     parse_question,
 )
+from handrail_collector.api.samples import SAMPLE_PARAMETERS, parse_samples, samples_answer
+from handrail_collector.explain.tracked import tracked
+from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -54,8 +59,10 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests/{id}", "one request with its hand-offs and spans, by an id in any form"),
     ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
     ("/api/v1/events", f"what happened to the engines; parameters: {', '.join(EVENT_PARAMETERS)}"),
+    ("/api/v1/links", f"the links that KV moves over: how fast, by what; parameters: {', '.join(LINK_PARAMETERS)}"),
     ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
+    ("/api/v1/samples", f"samples of GPUs and links; parameters: {', '.join(SAMPLE_PARAMETERS)}"),
     ("/api/v1/status", "what the collector received, holds and lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
@@ -95,8 +102,10 @@ class ApiServer:
         app.router.add_get("/api/v1/requests/{id}", self._one)
         app.router.add_get("/api/v1/fetches", self._fetches)
         app.router.add_get("/api/v1/events", self._events)
+        app.router.add_get("/api/v1/links", self._links)
         app.router.add_get("/api/v1/explain", self._explain)
         app.router.add_get("/api/v1/compare", self._compare)
+        app.router.add_get("/api/v1/samples", self._samples)
         app.router.add_get("/api/v1/status", self._state)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -149,9 +158,18 @@ class ApiServer:
         reader = self._files(request)
         return await self._answer(lambda: (200, _explanation(reader, pairs, now) | {"pending": pending}))
 
+    async def _links(self, request: web.Request) -> web.Response:
+        question, now = parse_links(request.query.items(), self._now_unix_ns()), self._now_unix_ns()
+        live, reader = self._live.fetches(), self._files(request)
+        return await self._answer(lambda: (200, _links(reader, question, now, live)))
+
     async def _compare(self, request: web.Request) -> web.Response:
         question = parse_compare(request.query.items(), self._files(request).root, self._now_unix_ns())
         return await self._answer(lambda: answer(question))
+
+    async def _samples(self, request: web.Request) -> web.Response:
+        question = parse_samples(request.query.items(), self._now_unix_ns())
+        return await self._answer(lambda: (200, samples_answer(self._reader, question)))
 
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
@@ -189,6 +207,7 @@ class ApiServer:
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "usual": usual,
+            "hardware": tracked(self._reader, row, spans) if isinstance(self._reader, StoreReader) else None,
         }
 
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
@@ -214,6 +233,13 @@ def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns:
     from handrail_collector.explain.answer import answered
 
     return answered(reader, question, now_unix_ns)
+
+
+def _links(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live: Sequence[FetchRow]) -> dict[str, Any]:
+    """In a worker's thread, as above."""
+    from handrail_collector.links.answer import answered
+
+    return answered(reader, question, now_unix_ns, live)
 
 
 def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
 from handrail_collector.explain.period import explain
 from handrail_collector.explain.question import DEFAULT_NS, Question
+from handrail_collector.explain.roofline import Pool, pools
 from handrail_collector.explain.sentences import to_json
+from handrail_collector.links.answer import period
+from handrail_collector.links.sentences import of_period
 from handrail_collector.store.ask import ask, latest_unix_ns, models
 from handrail_collector.store.cells import Scoped
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.uses import gpu_uses, step_uses
 
 _NEAREST: Final = 5
+_MOST_LINKS: Final = 3
+_MOST_HAND_OFFS: Final = 20_000
 
 
 def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[str, Any]:
@@ -26,7 +32,23 @@ def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[
     since = question.since_unix_ns if question.since_unix_ns is not None else until - DEFAULT_NS
     of = Scoped(since_unix_ns=since, until_unix_ns=max(until, since + 1), scope=question.scope, model=question.model)
     answer = to_json(explain(ask(reader, of, fast=question.fast)))
+    answer["pools"] = [asdict(pool) for pool in _pools(reader, since, of.until_unix_ns or until)]
+    answer["links"] = [] if question.fast or question.scope or question.model else _links(reader, of, answer)
     return answer | {"latest_unix_ns": latest, "models": [] if answer["scopes"] else _nearest(reader, of)}
+
+
+def _pools(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> list[Pool]:
+    """Of all GPUs of that time, whatever the requests' scope and model."""
+    return pools(gpu_uses(reader, since_unix_ns, until_unix_ns), step_uses(reader, since_unix_ns, until_unix_ns))
+
+
+def _links(reader: StoreReader, of: Scoped, answer: dict[str, Any]) -> list[str]:
+    """Sentences on links that are slow, or that take much of the time to first token as clients see it."""
+    ttfts = [scope["ttft_ns"]["p50"] for scope in answer["scopes"] if "p50" in scope["ttft_ns"]]
+    assert of.since_unix_ns is not None
+    assert of.until_unix_ns is not None
+    found = period(reader, of.since_unix_ns, of.until_unix_ns, most=_MOST_HAND_OFFS)
+    return of_period(found.lines, ttfts[0] if ttfts else None)[:_MOST_LINKS]
 
 
 def _nearest(reader: StoreReader, of: Scoped) -> list[str]:

@@ -93,9 +93,10 @@ def _row(
     fetch, publish = handoff.fetch, handoff.publish
     record = fetch or publish
     assert record is not None
-    transfer, bound = _transfer(fetch, publish)
+    started = fetch.known_unix_ns if fetch is not None else publish.published_unix_ns if publish is not None else 0
+    transfer, bound, posted_unix_ns = _transfer(fetch, publish)
     return FetchRow(
-        started_unix_ns=fetch.known_unix_ns if fetch is not None else publish.published_unix_ns if publish is not None else 0,
+        started_unix_ns=started,
         trace_id=trace_id,
         request_id=request_id,
         version=version,
@@ -123,6 +124,7 @@ def _row(
         duration_ns=_duration(fetch, publish),
         wait_ns=_wait(fetch),
         handshake_ns=_handshake(fetch),
+        posted_ns=posted_unix_ns - started if posted_unix_ns is not None else None,
         transfer_ns=transfer,
         transfer_bound_ns=bound,
         notice_ns=_between(fetch.done_ns, fetch.noticed_ns) if fetch is not None else None,
@@ -152,12 +154,17 @@ def _moved(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:
     return None
 
 
-def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | None, int | None]:
-    """Posted to done, by the clock of the side that moved it, and its bound."""
+def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | None, int | None, int | None]:
+    """Posted to done and its bound, and when it was posted, by the clock of the side that moved it."""
     for record in (publish, fetch) if fetch is None or fetch.mode == "push" else (fetch,):
-        if record is not None and (took := _between(record.posted_ns, record.done_ns)) is not None:
-            return took, record.done_bound_ns
-    return None, None
+        if (
+            record is not None
+            and record.posted_ns is not None
+            and (took := _between(record.posted_ns, record.done_ns)) is not None
+        ):
+            began = record.known_unix_ns if isinstance(record, KvFetch) else record.published_unix_ns
+            return took, record.done_bound_ns, began + record.posted_ns
+    return None, None, None
 
 
 def _wait(fetch: KvFetch | None) -> int | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from handrail.clocks import OffsetInterval
-from handrail.records import Iteration, ProcessEvent
+from handrail.hardware import DeviceRun
+from handrail.records import EngineSample, Iteration, ProcessEvent
 from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.schema import Table
@@ -99,9 +100,12 @@ class EventRows:
     """Rows of such tables, by table, on their way to the store."""
 
     def __init__(self) -> None:
-        self._rows: dict[Table, list[EventRow]] = {}
+        self._rows: dict[Table, list[EventRow | DeviceRun | EngineSample]] = {}
 
-    def add(self, table: Table, row: EventRow) -> None:
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def add(self, table: Table, row: EventRow | DeviceRun | EngineSample) -> None:
         """One more."""
         self._rows.setdefault(table, []).append(row)
 

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
-from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
+from handrail.conventions import BATCH_SEQ, SCOPE_DEVICES, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY, SCOPE_SAMPLES
 from handrail.engines import load_all
+from handrail.export.devices import read_devices
 from handrail.export.facts import read_fact
 from handrail.export.plugin import read_plugin_log, read_plugin_span
+from handrail.export.samples import read_samples
 from handrail.export.spans import process_of, read_exchange
+from handrail.hardware import DeviceRun
 from handrail.otlp.values import Attributes
-from handrail.records import EngineFacts, Iteration, LogFact, PluginSpan, Process, ProcessEvent
+from handrail.records import EngineFacts, EngineSample, Iteration, LogFact, PluginSpan, Process, ProcessEvent
 from handrail_collector.stitch.evidence import Item
 
 Event = PluginSpan | Iteration | ProcessEvent | EngineFacts | LogFact
@@ -42,6 +46,20 @@ class LogBatch:
     logs: Sequence[LogRecord]
 
 
+@dataclass(frozen=True, slots=True)
+class MetricBatch:
+    """As ``Batch``, of metrics."""
+
+    process: Process
+    scope: str
+    seq: int | None
+    metrics: Sequence[Metric]
+
+    def samples(self) -> Sequence[DeviceRun | EngineSample]:
+        """What it says; samples of devices by device."""
+        return (read_devices if self.scope == SCOPE_DEVICES else read_samples)(self.metrics, self.process)
+
+
 def batches(resource_spans: ResourceSpans) -> Iterator[Batch]:
     """One batch a scope."""
     process = process_of(resource_spans.resource)
@@ -55,6 +73,14 @@ def log_batches(resource_logs: ResourceLogs) -> Iterator[LogBatch]:
     for scoped in resource_logs.scope_logs:
         if scoped.scope.name == SCOPE_EVENTS:
             yield LogBatch(process, scoped.scope.name, _seq(scoped.scope), scoped.log_records)
+
+
+def metric_batches(resource_metrics: ResourceMetrics) -> Iterator[MetricBatch]:
+    """One batch a scope, of those that sidecars send."""
+    process = process_of(resource_metrics.resource)
+    for scoped in resource_metrics.scope_metrics:
+        if scoped.scope.name in (SCOPE_DEVICES, SCOPE_SAMPLES):
+            yield MetricBatch(process, scoped.scope.name, _seq(scoped.scope), scoped.metrics)
 
 
 def _seq(scope: InstrumentationScope) -> int | None:

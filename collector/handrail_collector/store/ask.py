@@ -69,8 +69,7 @@ class Asked:
 
 def latest_unix_ns(reader: StoreReader, now_unix_ns: int) -> int | None:
     """When the latest stored request began; those of clocks that are ahead count as of now. None: there is no request."""
-    files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.REQUESTS]
-    return max((min(file.max_unix_ns, now_unix_ns) for file in files), default=None)
+    return reader.latest(Table.REQUESTS, now_unix_ns)
 
 
 def models(reader: StoreReader, of: Scoped) -> list[str]:

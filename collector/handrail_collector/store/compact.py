@@ -17,12 +17,17 @@ from handrail_collector.rows import MERGED
 from handrail_collector.store.flat import FLAT
 from handrail_collector.store.folders import HOUR_NS, hour_of
 from handrail_collector.store.manifest import Publish, StoredFile
+from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import REQUEST_COLUMNS, SPAN_COLUMNS, Column, Table, attribute_column
+from handrail_collector.store.series import MAX_SERIES_COLUMNS, is_series
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
 
 MAX_ROWS = 1_000_000
 MAX_BYTES = 128 * 2**20
 """Bounds of one compacted file, and so of the memory that folding takes; about ten times the bytes."""
+
+MAX_SAMPLES = 200_000
+"""Rows of one compacted file of samples, which have up to three hundred columns and shrink to a fiftieth."""
 
 KEYS = ("trace_id", "request_id", "version")
 """Columns of ``requests`` that say which row it is."""
@@ -73,17 +78,19 @@ def plan(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_afte
         Fold(table, hour, tuple(run))
         for (table, hour), files in sorted(hours.items())
         if (hour + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
-        for run in _runs(sorted(files, key=lambda each: (each[0], each[1], each[2].path)))
+        for run in _runs(
+            sorted(files, key=lambda each: (each[0], each[1], each[2].path)), MAX_SAMPLES if table in SAMPLED else MAX_ROWS
+        )
         if len(run) > 1
     ]
 
 
-def _runs(files: Sequence[Ranged]) -> Iterator[list[Ranged]]:
+def _runs(files: Sequence[Ranged], max_rows: int) -> Iterator[list[Ranged]]:
     run: list[Ranged] = []
     rows = size = 0
     for each in files:
         file = each[2]
-        if run and (rows + file.rows > MAX_ROWS or size + file.bytes > MAX_BYTES):
+        if run and (rows + file.rows > max_rows or size + file.bytes > MAX_BYTES):
             yield run
             run, rows, size = [], 0, 0
         run.append(each)
@@ -92,19 +99,24 @@ def _runs(files: Sequence[Ranged]) -> Iterator[list[Ranged]]:
         yield run
 
 
-def alike(columns: Sequence[Iterable[str]]) -> list[int]:
-    """Lengths of the runs of span files, given by their columns, that one file can hold with all their attribute columns."""
+def alike(table: Table, columns: Sequence[Iterable[str]]) -> list[int]:
+    """Lengths of the runs of files of ``table``, given by their columns, that one file can hold with all columns of their own."""
     lengths: list[int] = []
     known: set[str] = set()
+    of_own, most = (_is_attribute, MAX_ATTRIBUTE_COLUMNS) if table is Table.SPANS else (is_series, MAX_SERIES_COLUMNS)
     for names in columns:
-        attributes = {name for name in names if name.startswith("a.")}
-        if lengths and len(known | attributes) <= MAX_ATTRIBUTE_COLUMNS:
+        own = set(filter(of_own, names))
+        if lengths and len(known | own) <= most:
             lengths[-1] += 1
-            known |= attributes
+            known |= own
         else:
             lengths.append(1)
-            known = attributes
+            known = own
     return lengths
+
+
+def _is_attribute(column: str) -> bool:
+    return column.startswith("a.")
 
 
 def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[Column, ...]]:
@@ -180,6 +192,20 @@ def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[
     return table.take(pc.sort_indices(table, [(flat.time, "ascending")])), flat.columns
 
 
+def fold_samples(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[Column, ...]]:
+    """The rows of ``tables``, oldest first, in the order of the table; of what was told twice the last. And the columns.
+
+    Series of which more than a file may have columns (``series.MAX_SERIES_COLUMNS``) cannot come together here: ``upkeep`` folds
+    files only where they fit.
+    """
+    kind = SAMPLED[name]
+    table = pa.concat_tables(tables, promote_options="default")
+    columns = kind.columns_of(table)
+    table = _in_order(table.combine_chunks(), columns)
+    table = table.take(_last_of_each(table, (*kind.by, kind.time), kind.time))
+    return kind.ordered(table), columns
+
+
 def _last_fetches(table: pa.Table) -> list[int]:
     """Places of the rows of each request's highest version, each number once."""
     newest: dict[tuple[bytes, bytes], tuple[int, dict[int, int]]] = {}
@@ -200,10 +226,10 @@ def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept
     return [at for at, (found, stays) in enumerate(zip(among, kept, strict=True)) if found or not stays]
 
 
-def _last_of_each(table: pa.Table, keys: tuple[str, str], by: str) -> pa.Array:
-    """Places of the rows with the highest ``by`` of those equal in ``keys``; of equal ones the last."""
-    narrow = table.select([*keys, by]).append_column("place", pa.array(range(table.num_rows), pa.int64()))
-    narrow = narrow.sort_by([(name, "ascending") for name in (*keys, by, "place")]).combine_chunks()
+def _last_of_each(table: pa.Table, keys: tuple[str, ...], by: str) -> pa.Array:
+    """Places of the rows with the highest ``by`` of those equal in ``keys``, which are never null; of equal ones the last."""
+    narrow = table.select(dict.fromkeys((*keys, by))).append_column("place", pa.array(range(table.num_rows), pa.int64()))
+    narrow = narrow.sort_by([(name, "ascending") for name in dict.fromkeys((*keys, by, "place"))]).combine_chunks()
     if not narrow.num_rows:
         return pa.array([], pa.int64())
     differs = pa.array([False] * (narrow.num_rows - 1), pa.bool_())  # typed: of one row it is empty

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 
 
@@ -43,6 +45,10 @@ class StoreQueries(Protocol):
 
     def fetches_of(self, row: RequestRow) -> list[FetchRow]:
         """The hand-offs of one request, in order."""
+
+    def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
+        """The samples of ``gpu_samples``, ``link_samples`` (``DeviceSample``) or ``engine_samples`` (``EngineSample``) that fit,
+        oldest first: ``SampleFilter`` and ``thinned`` say in Python what is meant."""
 
     def close(self) -> None:
         """Let go of what is held. Works twice."""

@@ -36,6 +36,49 @@ def fetches(wanted: FetchFilter) -> Query:
     return Query(text, parameters)
 
 
+RECENT: tuple[str, ...] = (
+    "started_unix_ns",
+    "trace_id",
+    "request_id",
+    "version",
+    "number",
+    "span_id",
+    "direction",
+    "mode",
+    "connector",
+    "reader_instance",
+    "keeper_instance",
+    "reader_host",
+    "keeper_host",
+    "reader_engine_id",
+    "keeper_engine_id",
+    "keeper_address",
+    "outcome",
+    "open",
+    "duration_ns",
+    "handshake_ns",
+    "posted_ns",
+    "transfer_ns",
+    "transfer_bound_ns",
+    "bytes_expected",
+    "bytes_moved",
+    "descriptors",
+    "last_offset",
+)
+"""What the links of a period are told by."""
+
+
+def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
+    """The last ones of a period, with these columns alone."""
+    columns = f"COLUMNS('^({'|'.join(RECENT)})$')"  # those that are there: an older file lacks some
+    part = (
+        f"SELECT {columns} FROM {{table}} WHERE started_unix_ns >= $since AND started_unix_ns < $until"
+        " ORDER BY started_unix_ns DESC LIMIT $row_limit"
+    )
+    text = f"{_NEWEST.replace('{table}', f'({part})')}"
+    return Query(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})
+
+
 def of_request(trace_id: bytes, request_id: bytes) -> Query:
     """The hand-offs of one request, in order."""
     where = 'trace_id = $trace_id AND request_id = $request_id AND "number" >= 0'

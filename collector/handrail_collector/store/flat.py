@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from handrail_collector.rows import ClockPairRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
+from handrail_collector.rows import ClockPairRow, FetchRow, FindingRow, IterationRow, LinkFactRow, ProcessEventRow
 from handrail_collector.store.schema import ID_8, ID_16, Column, Encoding, Table
 
 _IDS: Final = {"trace_id": ID_16, "request_id": ID_8, "span_id": ID_8, "key": ID_8}
@@ -42,6 +42,10 @@ class Flat:
     def columns(self) -> tuple[Column, ...]:
         """In the order of the fields."""
         return tuple(_column(field.name, str(field.type)) for field in fields(self.row))
+
+    def columns_of(self, table: pa.Table) -> tuple[Column, ...]:
+        """The same for every table of these rows."""
+        return self.columns
 
     def encode(self, rows: Sequence[Any]) -> pa.Table:
         """``rows`` in the order of their time. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column takes."""
@@ -79,9 +83,10 @@ FLAT: Final[Mapping[Table, Flat]] = {
         Flat(Table.FINDINGS, FindingRow, "at_unix_ns"),
         Flat(Table.CLOCK_PAIRS, ClockPairRow, "at_unix_ns"),
         Flat(Table.ITERATIONS, IterationRow, "at_unix_ns"),
+        Flat(Table.LINK_FACTS, LinkFactRow, "at_unix_ns"),
     )
 }
 """By table."""
 
 FlatRows = Mapping[Table, Sequence[Any]]
-"""Rows of such tables, each of its own class."""
+"""Rows of such tables and of samples, each of its own class."""

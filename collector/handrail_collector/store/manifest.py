@@ -22,8 +22,9 @@ from handrail_collector.store.durable import TEMPORARY
 from handrail_collector.store.folders import files_below
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
-MANIFEST_VERSION = 3
-"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no rollups."""
+MANIFEST_VERSION = 4
+"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no
+rollups, 3 no samples."""
 
 MANIFEST = "manifest.jsonl"
 

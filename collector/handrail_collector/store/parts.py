@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.flat import FLAT, FlatRows
+from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.folders import HOUR_NS, SUFFIX, hour_folder
+from handrail_collector.store.growing import GROWING
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Column, Table
 from handrail_collector.store.span import SpanRow
@@ -24,7 +25,7 @@ TIME_COLUMN = {
     Table.REQUESTS: "started_unix_ns",
     Table.SPANS: "start_unix_ns",
     Table.ROLLUPS: "hour_unix_ns",
-    **{table: flat.time for table, flat in FLAT.items()},
+    **{table: kind.time for table, kind in GROWING.items()},
 }
 
 
@@ -71,9 +72,10 @@ def parts_of(
         rows = table.take(places) if len(places) < len(table) else table
         yield Part(Table.REQUESTS, hour, rows, REQUEST_COLUMNS, now_unix_ns)
     for name, of_table in flat.items():
-        kind = FLAT[name]
+        kind = GROWING[name]
         for hour, places in by_hour([getattr(row, kind.time) for row in of_table]).items():
-            yield Part(name, hour, kind.encode([of_table[at] for at in places]), kind.columns, now_unix_ns)
+            table = kind.encode([of_table[at] for at in places])
+            yield Part(name, hour, table, kind.columns_of(table), now_unix_ns)
 
 
 def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:

@@ -14,7 +14,7 @@ import duckdb
 
 from handrail.identity import candidate_keys
 from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow
-from handrail_collector.store import fetch_sql, sql
+from handrail_collector.store import fetch_sql, sample_sql, sql
 from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
@@ -22,6 +22,8 @@ from handrail_collector.store.flat import FLAT
 from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
 from handrail_collector.store.match import MIN_PREFIX, Match, best, match
 from handrail_collector.store.request_columns import request_row
+from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import span_row
@@ -160,10 +162,42 @@ class StoreReader:
         query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
         return self._fetch(query, files, FLAT[Table.KV_FETCHES].decode)
 
+    def recent_fetches(self, since_unix_ns: int, until_unix_ns: int, limit: int) -> list[FetchRow]:
+        """The last hand-offs of a period, as far as the columns of ``fetch_sql.RECENT`` say; in no order."""
+        files = _near_time(self._files(Table.KV_FETCHES), since_unix_ns, until_unix_ns, FETCH_MARGIN_NS)
+        return self._fetch(fetch_sql.recent(since_unix_ns, until_unix_ns, limit), files, FLAT[Table.KV_FETCHES].decode)
+
+    def latest(self, table: Table, now_unix_ns: int) -> int | None:
+        """When the latest row of a table began; those of clocks that are ahead count as of now. None: there is none."""
+        return max((min(file.max_unix_ns, now_unix_ns) for file in self._files(table)), default=None)
+
     def events(self, table: Table, since_unix_ns: int, until_unix_ns: int, limit: int = 1000) -> list[EventRow]:
         """Rows of a table that only grows (``rows.EventRow``), latest first."""
         files = _near_time(self._files(table), since_unix_ns, until_unix_ns, 0)
         return self._fetch(fetch_sql.events(since_unix_ns, until_unix_ns, limit), files, FLAT[table].decode)
+
+    def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
+        """The samples of one of the tables of samples that fit, oldest first; those of it that are told twice once."""
+        files = _near_time(self._files(table), wanted.since_unix_ns, wanted.until_unix_ns, 0)
+        if not files:
+            return []
+        query = sample_sql.samples(table, wanted, self.columns(files))
+        return [wanted.reduced(sample) for sample in SAMPLED[table].decode(self._fetch(query, files, dict))]
+
+    def rows(self, files: Sequence[StoredFile], query: sql.Query) -> list[tuple[Any, ...]]:
+        """The answer of ``query`` over files of one table; nothing where there are none."""
+        return self._fetch(query, files, lambda stored: tuple(stored.values()))
+
+    def columns(self, files: Sequence[StoredFile]) -> list[str]:
+        """Of all of these together."""
+        cursor = self.cursor()
+        try:
+            cursor.execute(sample_sql.KNOWN.text.replace("{table}", _relation("files", files)), {"files": self._paths(files)})
+            return [column[0] for column in cursor.description or ()]
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+            raise self._damaged(error) from error
+        finally:
+            cursor.close()
 
     def _files(self, table: Table) -> list[StoredFile]:
         return files_of(self.publishes(), table)
@@ -201,10 +235,13 @@ class StoreReader:
             names = [column[0] for column in cursor.description or ()]
             return [made(dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
         except (duckdb.IOException, duckdb.InvalidInputException, ValueError) as error:
-            what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
-            raise StoreDamagedError(f"{self._root}: {what}; {ADVICE}") from error
+            raise self._damaged(error) from error
         finally:
             cursor.close()
+
+    def _damaged(self, error: Exception) -> StoreDamagedError:
+        what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
+        return StoreDamagedError(f"{self._root}: {what}; {ADVICE}")
 
     def paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """Where files of the store lie."""

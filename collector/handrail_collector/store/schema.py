@@ -38,6 +38,10 @@ class Table(str, Enum):
     FINDINGS = "findings"
     CLOCK_PAIRS = "clock_pairs"
     ITERATIONS = "iterations"
+    GPU_SAMPLES = "gpu_samples"
+    LINK_SAMPLES = "link_samples"
+    ENGINE_SAMPLES = "engine_samples"
+    LINK_FACTS = "link_facts"
 
 
 class Encoding(str, Enum):
@@ -241,8 +245,11 @@ def _leaf(column: Column) -> str:
 
 
 def _encoding(column: Column, values: pa.ChunkedArray) -> Encoding:
-    """The column's encoding; a dictionary of mostly different texts would cost more than the texts."""
+    """The column's encoding; a dictionary of mostly different texts or fractions would cost more than these."""
     words = pa.types.is_string(column.type) or pa.types.is_fixed_size_binary(column.type)
-    if column.encoding is not Encoding.DICTIONARY or not words:
+    fractions = pa.types.is_floating(column.type)
+    if column.encoding is not Encoding.DICTIONARY or not (words or fractions):
         return column.encoding
-    return Encoding.PREFIX if pc.count_distinct(values).as_py() * 4 > len(values) - values.null_count else column.encoding
+    if pc.count_distinct(values).as_py() * 4 <= len(values) - values.null_count:
+        return column.encoding
+    return Encoding.SPLIT if fractions else Encoding.PREFIX

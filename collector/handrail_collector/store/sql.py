@@ -13,7 +13,7 @@ from handrail_collector.rows import MERGED
 from handrail_collector.store.filter import SORT_FIELDS, RequestFilter
 from handrail_collector.store.schema import phase_column
 
-Parameter = str | int | bytes | list[bytes]
+Parameter = str | int | bytes | list[bytes] | list[str]
 
 # The usual case first: whole columns of '=' are one dictionary entry, and the other branches are not computed.
 _KEY = (

@@ -25,6 +25,7 @@ from handrail_collector.store.publish import Publisher
 from handrail_collector.store.replaced import ReplacedRows, near
 from handrail_collector.store.retain import expired, over_quota
 from handrail_collector.store.rollups import Rollups, RollupStats
+from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import REQUEST_COLUMNS, Table
 
 log = logging.getLogger(__name__)
@@ -184,17 +185,17 @@ class Upkeep:
                 self._guarded(folder, lambda part=part: self._fold(part))  # type: ignore[misc]  # mypy takes it for an argument
 
     def _alike(self, fold: Fold) -> Iterator[Fold]:
-        """``fold`` without what cannot be read, in parts where its spans have more attributes than a file may have columns."""
+        """``fold`` without what cannot be read, in parts where its rows have more columns of their own than a file may have."""
         readable = tuple(each for each in fold.ranged if not self._damaged.knows(each[2]))
         fold = replace(fold, ranged=readable)
-        if fold.table is not Table.SPANS:
+        if fold.table is not Table.SPANS and fold.table not in SAMPLED:
             if len(readable) > 1:
                 yield fold
             return
         columns = [self._damaged.columns(file) for file in fold.files]
         fold = replace(fold, ranged=tuple(each for each, names in zip(readable, columns, strict=True) if names is not None))
         at = 0
-        for length in compact.alike([names for names in columns if names is not None]):
+        for length in compact.alike(fold.table, [names for names in columns if names is not None]):
             if length > 1:
                 yield fold.part(at, at + length)
             at += length
@@ -208,6 +209,8 @@ class Upkeep:
         fold = replace(fold, ranged=tuple(each for each, table in read if table is not None))
         if fold.table is Table.SPANS:
             table, columns = compact.fold_spans(tables)
+        elif fold.table in SAMPLED:
+            table, columns = compact.fold_samples(fold.table, tables)
         elif fold.table in FLAT:
             table, columns = compact.fold_flat(fold.table, tables)
         else:

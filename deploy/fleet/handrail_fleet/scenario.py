@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent / "scenarios"
 LAYOUTS = ("split", "collocated")
 ROUTINGS = ("random", "round-robin")
 LINK_ORDERS = ("shared", "in-turn")
+LINK_TRANSPORTS = ("rdma", "tcp")
 
 
 class ScenarioError(ValueError):
@@ -72,6 +73,8 @@ class Scenario:
     prefill_retries: int = 1  # other hosts that the router tries when P answers with an error
     kv_bytes_per_token: int = 131_072
     link_bytes_per_s: float = 12.5e9
+    link_transport: str = "rdma"  # or tcp: what moves it, as counters and UCX's log show it
+    link_line_bytes_per_s: float = 0.0  # what the device can carry; 0: link_bytes_per_s
     link_order: str = "shared"  # transfers share the bandwidth evenly; or in-turn: one after the other
     handshake_ns: int = 27_000_000
 
@@ -87,6 +90,11 @@ class Scenario:
             elif field.name.endswith("_bytes_per_s"):
                 changed[field.name] = value * speed
         return dataclasses.replace(self, **changed)
+
+    @property
+    def line_bytes_per_s(self) -> float:
+        """The line rate of the device that the KV moves over."""
+        return self.link_line_bytes_per_s or self.link_bytes_per_s
 
     def hosts(self) -> Hosts:
         if self.layout == "collocated":
@@ -118,6 +126,14 @@ def parse(name: str, content: Mapping[str, object]) -> Scenario:
         (f"layout is {scenario.layout!r}; valid: {', '.join(LAYOUTS)}", scenario.layout not in LAYOUTS),
         (f"routing is {scenario.routing!r}; valid: {', '.join(ROUTINGS)}", scenario.routing not in ROUTINGS),
         (f"link-order is {scenario.link_order!r}; valid: {', '.join(LINK_ORDERS)}", scenario.link_order not in LINK_ORDERS),
+        (
+            f"link-transport is {scenario.link_transport!r}; valid: {', '.join(LINK_TRANSPORTS)}",
+            scenario.link_transport not in LINK_TRANSPORTS,
+        ),
+        (
+            "link-line-bytes-per-s is not below link-bytes-per-s",
+            scenario.line_bytes_per_s < scenario.link_bytes_per_s,
+        ),
         ("load-post-token-ns is 0 or more", scenario.load_post_token_ns < 0),
         ("decode-hosts is 1 or more", scenario.decode_hosts < 1),
         ("prefill-hosts is 1 or more when split, and not given when collocated", _prefill_hosts_wrong(scenario)),

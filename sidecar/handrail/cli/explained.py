@@ -17,6 +17,7 @@ from rich.text import Text
 
 from handrail.cli import words
 from handrail.cli.fitted import Column, Trimmed, fitted
+from handrail.cli.pools import pool_lines
 from handrail.phases import Phase
 from handrail.times import format_duration, format_time
 
@@ -46,8 +47,11 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
     parts: list[RenderableType] = [_period(answer, now_unix_ns, zone)]
     if not answer["scopes"]:
         parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
+    parts += _links(answer)
     for scope in answer["scopes"]:
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
+    lines = list(pool_lines(answer.get("pools", ())))
+    parts += [Text(), *lines] if lines else []
     return Trimmed(Group(*parts))
 
 
@@ -66,7 +70,7 @@ def source_flags(data: Path | None, api: str | None) -> tuple[str, ...]:
 
 def _period(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    told = f"{_dated(since, until, zone)} ({format_duration(until - since)})"
+    told = f"{dated(since, until, zone)} ({format_duration(until - since)})"
     model = f" · model {answer['model']}" if answer["model"] else ""
     kind = "exact" if answer["exact"] else f"first answer, from {answer['rolled_hours']} hourly rollups: TTFT within 1 %"
     return Text(f"{told}{model} · {kind}", style="dim")
@@ -85,6 +89,14 @@ def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[Rende
         Text("No request of this period fits, so there is nothing to explain."),
         Text(f"The latest request began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
     ]
+
+
+def _links(answer: Plain) -> list[RenderableType]:
+    """The links that are slow or take much of the time, whatever the scopes' slowest have more of: all may suffer alike."""
+    links = answer.get("links", ())
+    if not links:
+        return []
+    return [Text(), *(Text(each, style="bold yellow" if " is slow: " in each else "") for each in links)]
 
 
 def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
@@ -250,6 +262,7 @@ def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
     until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND
     times = f" --since {_utc(answer['since_unix_ns'])} --until {_utc(until)}"
     told.append(f"handrail requests --sort ttft{times}{source}")
+    told += [f"handrail links{times}{source}"] if answer.get("links") else []
     failed = next((name for scope in answer["scopes"] for name in scope["failures"]["by_outcome"]), None)
     return told + ([f"handrail requests --outcome {failed}{times}{source}"] if failed else [])
 
@@ -262,7 +275,7 @@ def _when(unix_ns: int, now_unix_ns: int, zone: tzinfo | None) -> str:
     return format_time(unix_ns, now_unix_ns, zone).partition(".")[0]
 
 
-def _dated(since_unix_ns: int, until_unix_ns: int, zone: tzinfo | None) -> str:
+def dated(since_unix_ns: int, until_unix_ns: int, zone: tzinfo | None) -> str:
     """Both ends with their date, which is not repeated, and with the zone that they are read in."""
     since, until = (datetime.fromtimestamp(at // _SECOND, zone).astimezone(zone) for at in (since_unix_ns, until_unix_ns))
     end = f"{until:%H:%M:%S}" if since.date() == until.date() else f"{until:%Y-%m-%d %H:%M:%S}"

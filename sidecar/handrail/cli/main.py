@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
     "fetches": Command("handrail.cli.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
     "events": Command("handrail.cli.events", "list what happened to the engines: stopped, dead, hung, restarted", "sidecar"),
+    "links": Command("handrail.cli.links", "say how fast KV moves between engines, by what, and what slows it", "sidecar"),
     "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
     "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
     "metrics": Command(

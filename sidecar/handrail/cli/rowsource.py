@@ -22,6 +22,7 @@ from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
 from handrail_collector.api.happened import Happened, HappenedFilter
 from handrail_collector.explain.question import Question
+from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
@@ -41,6 +42,7 @@ class Found:
     spans: Sequence[SpanView] = ()
     fetches: Sequence[FetchRow] = ()
     usual: Mapping[str, Any] | None = None  # how it compares with those around it; None: nothing to compare
+    hardware: Mapping[str, Any] | None = None  # what GPUs and links did meanwhile; None: whoever answers does not know
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
     answer: Mapping[str, Any] | None = None  # as plain data, for --json
@@ -61,6 +63,9 @@ class RowSource(Protocol):
     def happened(self, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]: ...
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
+        """As JSON, see docs/http-api.md."""
+
+    def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
         """As JSON, see docs/http-api.md."""
 
     def close(self) -> None:
@@ -108,7 +113,10 @@ class ApiSource:
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
         fetches, usual = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("usual")
-        return Found(row=row, provisional=provisional, spans=spans, fetches=fetches, usual=usual, answer=answer)
+        hardware = answer.get("hardware")
+        return Found(
+            row=row, provisional=provisional, spans=spans, fetches=fetches, usual=usual, hardware=hardware, answer=answer
+        )
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         from handrail_collector.api.json import fetch_from_json
@@ -126,6 +134,11 @@ class ApiSource:
         given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
         asked = {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
         _, answer = self._get(f"/api/v1/explain?{urllib.parse.urlencode(asked)}", (200,))
+        found: Mapping[str, Any] = answer
+        return found
+
+    def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
+        _, answer = self._get(f"/api/v1/links?{urllib.parse.urlencode(query_parameters(question))}", (200,))
         found: Mapping[str, Any] = answer
         return found
 
@@ -195,6 +208,7 @@ class StoreSource:
     def find(self, any_id: str) -> Found:
         from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
         from handrail_collector.explain.compared import compared
+        from handrail_collector.explain.tracked import tracked
 
         with self._damage_told():
             rows = self._reader.find(any_id)
@@ -206,14 +220,16 @@ class StoreSource:
             spans = self._reader.spans(rows[0])
             fetches = self._reader.fetches_of(rows[0])
             usual = compared(self._reader, rows[0])
+            hardware = tracked(self._reader, rows[0], spans)
         answer = {
             "request": row_to_json(rows[0]),
             "fetches": [fetch_to_json(fetch) for fetch in fetches],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "usual": usual,
+            "hardware": hardware,
         }
-        return Found(row=rows[0], spans=spans, fetches=fetches, usual=usual, answer=answer)
+        return Found(row=rows[0], spans=spans, fetches=fetches, usual=usual, hardware=hardware, answer=answer)
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         with self._damage_told():
@@ -227,6 +243,12 @@ class StoreSource:
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
         from handrail_collector.explain.answer import answered
+
+        with self._damage_told():
+            return answered(self._reader, question, now_unix_ns)
+
+    def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
+        from handrail_collector.links.answer import answered
 
         with self._damage_told():
             return answered(self._reader, question, now_unix_ns)
@@ -263,7 +285,7 @@ def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
     return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
-def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter) -> dict[str, str]:
+def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter | LinksQuestion) -> dict[str, str]:
     """The filter as the API's query parameters: only what differs from the defaults."""
     defaults = type(query)()
     found: dict[str, str] = {}

@@ -20,11 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.simulated import Arrived, arrivals, over_ns
+from handrail.cli.simulated_links import link_evidence
 from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
-from handrail_collector.offline import STORE, publish, rows_of
-from handrail_collector.rows import RequestRow
+from handrail_collector.offline import STORE, publish, publish_samples, rows_of
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import StoreLockedError
 from handrail_fleet import faults, scenario, virtual
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data", metavar="DIR", type=Path, help="new or empty folder, for --data of the other commands")
     group.add_argument("--trace", metavar="FILE", type=Path, help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     group.add_argument("--rate", metavar="X", type=_positive, help="2: the trace twice as fast")
+    group.add_argument("--plugin", action="store_true", help="the engines have the plugin, and sidecars read their hosts' links")
     group.add_argument("--start", metavar="TIME", help=f"when the run began (default: so that it ended just now): {TIME_RULE}")
 
 
@@ -61,6 +63,7 @@ def check(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
     """Flags that do not go together. Raises ``CliError``."""
     virtually = ("data", "trace", "rate", "start")
     given = [f"--{name}" for name in virtually if getattr(arguments, name) is not None]
+    given += ["--plugin"] if arguments.plugin else []
     if arguments.scenario is None and given:
         raise _usage(f"{given[0]} needs --scenario", f"--scenario NAME, one of {', '.join(scenario.bundled())}")
     if arguments.scenario is not None and arguments.data is None:
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         try:
-            done = _store(settings, arguments.data, start_unix_ns, now_unix_ns, progress)
+            done = _store(settings, arguments.data, start_unix_ns, now_unix_ns, progress, plugin=arguments.plugin)
         except BaseException:
             with contextlib.suppress(OSError):  # not empty: something of it is stored
                 (arguments.data / STORE).rmdir()
@@ -176,7 +179,9 @@ class _Done:
     seen: _Seen
 
 
-def _store(settings: Settings, folder: Path, start_unix_ns: int | None, now_unix_ns: int, progress: Progress) -> _Done:
+def _store(
+    settings: Settings, folder: Path, start_unix_ns: int | None, now_unix_ns: int, progress: Progress, *, plugin: bool
+) -> _Done:
     task = progress.add_task("simulating", total=settings.requests)
     try:
         flights = virtual.fly(settings, lambda ended: progress.update(task, completed=ended))
@@ -185,11 +190,14 @@ def _store(settings: Settings, folder: Path, start_unix_ns: int | None, now_unix
     virtual_ns = over_ns(flights)
     started = now_unix_ns - virtual_ns if start_unix_ns is None else start_unix_ns
     progress.update(task, description="writing down what each host saw", completed=settings.requests)
-    made = arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started)
+    made = arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started, plugin=plugin)
     progress.update(task, description="stitching and explaining", total=len(made), completed=0)
     seen = _Seen()
     try:
-        rows = publish(folder, seen.watch(rows_of(_taken(made, progress))))
+        fetches: list[FetchRow] | None = [] if plugin else None
+        rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches)), fetches)
+        if plugin:
+            publish_samples(folder, *link_evidence(settings.scenario, flights, settings.faults, settings.seed, started))
     except (StoreLockedError, StoreDamagedError, OSError) as error:
         raise CliError(what=str(error), where=str(folder), valid="a new or an empty folder that nobody else writes to") from None
     return _Done(started, virtual_ns, rows, seen)
@@ -233,6 +241,7 @@ def _report(arguments: argparse.Namespace, settings: Settings, done: _Done, now_
     data, slowest = shlex.quote(str(arguments.data)), done.seen.slowest
     commands = [f"explain --data {data}", f"requests --data {data} --sort ttft"]
     commands += [f"trace {main_id(slowest)} --data {data}"] if slowest is not None else []
+    commands += [f"links --data {data}"] if arguments.plugin else []
     commands.append(f"compare {data} OTHER")
     for command in commands:
         if command.partition(" ")[0] in COMMANDS:

@@ -19,6 +19,7 @@ from rich.text import Text
 from handrail.cli import words
 from handrail.cli.handoff import handoff_lines
 from handrail.cli.slowness import slowness
+from handrail.cli.tracks import Axis, track_lines
 from handrail.phases import ORDER, Phase
 from handrail.times import format_duration, format_time
 from handrail_collector.rows import FetchRow, PhaseRow, RequestRow
@@ -31,6 +32,7 @@ _DOMINANT: Final = 0.25  # below this share no phase is called the cause
 _EVIDENCE: Final = "evidence, bound"
 _FIGURES: Final = 1 + 8 + 1 + 6 + 2  # duration and share with their spaces, before the bar
 _MIN_BAR: Final = 12
+_NAME_WIDTH: Final = 16
 _STATUS_ERROR: Final = 2  # OTLP Status.code
 _LONG_ID: Final = 48
 _HARD_SPACE: Final = "\u00a0"  # textwrap does not break at it
@@ -84,11 +86,12 @@ def render_waterfall(
     zone: tzinfo | None = None,
     fetches: Sequence[FetchRow] = (),
     usual: Mapping[str, Any] | None = None,
+    hardware: Mapping[str, Any] | None = None,
 ) -> RenderableType:
     """The request drawn ``width`` columns wide (at least 60).
 
     ``provisional``: the row may still change. ``zone`` is that of the start time; None is the local one. ``usual``: how it
-    compares with the requests around it, as the API has it.
+    compares with the requests around it, as the API has it. ``hardware``: what GPUs and links did meanwhile, as the API has it.
     """
     width = max(width, MIN_WIDTH)
     sections = (
@@ -96,6 +99,7 @@ def render_waterfall(
         ("", _verdict(row, width, usual)),
         ("Findings", _findings(row, provisional, width)),
         ("", _phases(row, width)),
+        ("", _tracks(row, hardware, width)),
         ("Unattributed", _unattributed(row, width)),
         ("KV hand-off", handoff_lines(fetches, width)),
         ("Stream", _stream(row, width)),
@@ -259,12 +263,9 @@ def _phases(row: RequestRow, width: int) -> Iterator[Text]:
     if not row.phases:
         return
     ordered, whole, top = in_path_order(row.phases), whole_ns(row), slowest(row)
-    evidence = [f"{phase.source} {'±' + format_duration(phase.bound_ns) if phase.bound_ns else 'exact'}" for phase in ordered]
     names = [phase_label(phase) for phase in ordered]
-    name_width, evidence_width = max(map(len, names)), max(map(len, [*evidence, _EVIDENCE]))
-    bar_width = width - name_width - _FIGURES - evidence_width - 2
-    if bar_width < _MIN_BAR:  # narrow: a bar says more at a glance than the evidence, which --json has too
-        evidence, bar_width = [""] * len(evidence), width - name_width - _FIGURES
+    axis, evidence = _geometry(row, ordered, width)
+    name_width, bar_width = axis.name_width, axis.bar_width
     what = "time to first token" if row.phase_of == "ttft" else "total time"
     yield Text(f"Where the {what} went ({format_duration(whole)})", style="bold")
     head = f"{'phase':<{name_width}} {'time':>8} {'share':>6}  {_axis(whole, bar_width)}  {_EVIDENCE if any(evidence) else ''}"
@@ -287,6 +288,23 @@ def _phases(row: RequestRow, width: int) -> Iterator[Text]:
         yield from _prose(
             f"The phases sum to {format_duration(start_ns)}, not to {format_duration(whole)}.", width, style="yellow"
         )
+
+
+def _geometry(row: RequestRow, ordered: Sequence[PhaseRow], width: int) -> tuple[Axis, list[str]]:
+    """Where the bars stand, and what is said behind them."""
+    evidence = [f"{phase.source} {'±' + format_duration(phase.bound_ns) if phase.bound_ns else 'exact'}" for phase in ordered]
+    name_width = max((len(phase_label(phase)) for phase in ordered), default=_NAME_WIDTH)
+    bar_width = width - name_width - _FIGURES - max(map(len, [*evidence, _EVIDENCE])) - 2
+    if bar_width < _MIN_BAR:  # narrow: a bar says more at a glance than the evidence, which --json has too
+        evidence, bar_width = [""] * len(evidence), width - name_width - _FIGURES
+    return Axis(whole_ns(row), name_width, bar_width), evidence
+
+
+def _tracks(row: RequestRow, hardware: Mapping[str, Any] | None, width: int) -> Iterator[Text]:
+    """On the axis of the phases; of a request without any on one of its whole duration."""
+    axis, _ = _geometry(row, in_path_order(row.phases), width)
+    if hardware is not None and axis.whole_ns > 0:
+        yield from track_lines(hardware, axis, _axis(axis.whole_ns, axis.bar_width))
 
 
 def _look(phase: PhaseRow) -> Look:

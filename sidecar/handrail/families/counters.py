@@ -53,7 +53,8 @@ class CounterTracks:
         earliest = started_unix_ns if started_unix_ns is not None and started_unix_ns <= at_unix_ns else None
         for key, value in counters.items():
             if key in began_again:
-                self._since[key] = earliest or self._scraped_unix_ns or at_unix_ns
+                # after the last reading, which may have been the first: a start never stands for two counts
+                self._since[key] = earliest or (at_unix_ns if self._scraped_unix_ns is None else self._scraped_unix_ns + 1)
             elif key not in self._since:
                 self._since[key] = earliest or at_unix_ns
             self._last[key] = value

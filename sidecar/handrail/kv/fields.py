@@ -18,7 +18,7 @@ _NUMBER: Final = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
 IDS: Final = ("request_id", "peer_request_id", "engine_id", "peer_engine_id", "peer", "room")
 """Fields of ``records.LogFact`` of the same names."""
 
-WORDS: Final = ("failure", "policy", "nic", "peer_nic", "transport", "transfer_id", "process")
+WORDS: Final = ("failure", "policy", "nic", "peer_nic", "transport", "transfer_id", "process", "reach")
 
 NUMBERS: Final = (
     "attempt",

@@ -13,15 +13,18 @@ from handrail.kv.recogniser import EACH, ONCE, PEER, REQUEST, Fold, Line, Reader
 from handrail.records import LogKind
 
 _K = LogKind
+_REACH: Final = re.compile(r"(?:intra|inter)-node\b")
+_NIC: Final = re.compile(r"[A-Za-z0-9][\w.:-]{0,63}")
 _RMA: Final = re.compile(r"\brma(?:_am)?\(([^)]*)\)")
 
 
 def _ucx_lanes(line: Line, rest: str) -> Line:
-    """The transport of the data path: what ``rma_am(...)`` lists. ``am(...)`` lists what messages may use, which is not where
-    the blocks go (case B01)."""
-    found = _RMA.search(rest)
-    transport = found[1].split()[0].partition("/")[0] if found and found[1].strip() else ""
-    return replace(line, texts={"transport": transport} if transport else {}, reason=None)
+    """The lane of the data path and its device: what ``rma_am(...)`` lists first. ``am(...)`` lists what messages may use, which
+    is not where the blocks go (case B01). Lanes within a host and between hosts are told apart."""
+    found, reach = _RMA.search(rest), _REACH.match(rest)
+    transport, _, nic = found[1].split()[0].partition("/") if found and found[1].strip() else ("", "", "")
+    texts = {"transport": transport, "nic": nic if _NIC.fullmatch(nic) else "", "reach": reach[0] if reach else ""}
+    return replace(line, texts={name: text for name, text in texts.items() if text and transport}, reason=None)
 
 
 def _row(
@@ -57,7 +60,13 @@ NIXL: Final = (
     ),
     _row("ucx.send_failed", _K.LINK_ERROR, "UCX AM send failed with status", "UCX 1.19", fold=ONCE),
     _row(
-        "ucx.lanes", _K.TRANSPORT, "ucp_context_{_} {rest}", "UCX 1.15-1.19", level="INFO", fold=("transport",), reader=_ucx_lanes
+        "ucx.lanes",
+        _K.TRANSPORT,
+        "ucp_context_{_} {rest}",
+        "UCX 1.15-1.19",
+        level="INFO",
+        fold=("transport", "nic", "reach"),
+        reader=_ucx_lanes,
     ),
     _row(
         "ucx.no_nvlink", _K.TRANSPORT, "cuda-ipc get zcopy disabled as no nvlinks detected", "UCX 1.18", level="DEBUG", fold=ONCE

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from handrail.guest.events import MAX_DATAGRAM_BYTES
+from handrail.links.peers import PeerTally
 from handrail.records import Observation, Process
 from handrail.sources.base import Sink
 from handrail.sources.datagram import read_packet
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.merge import Line, Merge
-from handrail.sources.merging.tally import HandOffTally
+from handrail.sources.merging.tally import HandOffTally, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class PluginSource:
         self.path = path
         self.stats = PluginStats()
         self.hand_offs = HandOffTally()
+        self.peers = PeerTally(outcome_of)
         self.merge = Merge(process, exists=process_exists, line=line or _ignore, limits=limits)
         self._sink = sink
         self._clock = clock
@@ -123,6 +125,7 @@ class PluginSource:
         self.stats.records += len(records)
         for record in records:
             self.hand_offs.take(record)
+            self.peers.take(record)
             self._sink(record)
 
 

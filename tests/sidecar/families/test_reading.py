@@ -269,7 +269,16 @@ def test_D18_a_counter_that_began_again_is_no_loss() -> None:
     assert tracks.since(key) == EPOCH
     assert tracks.follow({}, EPOCH + 1, None) == frozenset(), "an absent series is a gap"
     assert tracks.follow({key: 200.0}, EPOCH + 9, None) == frozenset({key})
-    assert tracks.since(key) == EPOCH + 1, "the last moment at which it may have begun"
+    assert tracks.since(key) == EPOCH + 2, "after the last reading, at which it had not begun again"
+
+
+def test_D18_two_counts_never_have_one_start() -> None:
+    tracks = CounterTracks()
+    key = ("prompt_tokens", "0", "")
+    tracks.follow({key: 1000.0}, EPOCH, None)
+    first = tracks.since(key)
+    tracks.follow({key: 7.0}, EPOCH + 5, None)
+    assert first < tracks.since(key) <= EPOCH + 5
 
 
 def test_D25_a_published_page_in_its_own_order() -> None:

@@ -150,7 +150,7 @@ def test_A25_a_retry_alone_is_no_failure() -> None:
 
 def test_B01_the_transport_is_that_of_the_data_path() -> None:
     lanes, no_nvlink = Replay().feed(*lines("B01_ucx_lanes.log"))
-    assert dict(lanes.words) == {"transport": "tcp"}
+    assert dict(lanes.words) == {"transport": "tcp", "nic": "eth1", "reach": "intra-node"}
     assert no_nvlink.kind is LogKind.TRANSPORT
 
 

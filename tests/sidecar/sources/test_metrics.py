@@ -208,7 +208,7 @@ async def test_a_restarted_engine_is_an_event_and_its_counters_count_from_then()
         await tap.scrape()
         assert tap.tracks.resets == 1
     assert [event.kind for event in got.events] == [ProcessEventKind.RESTARTED]
-    assert [value.start_unix_ns - EPOCH for sample in got.samples for value in sample.values] == [0, 0]
+    assert [value.start_unix_ns - EPOCH for sample in got.samples for value in sample.values] == [0, 1]
     assert [value.value for sample in got.samples for value in sample.values] == [500.0, 7.0]
 
 

@@ -1,0 +1,91 @@
+"""``GET /api/v1/samples``: samples of GPUs and links of a time, by device and counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from handrail.hardware import DeviceRun, DeviceSample, runs
+from handrail.times import DURATION_RULE, parse_duration_ns
+from handrail_collector.api.failure import ApiError
+from handrail_collector.api.query import PARAMETERS, WHERE, Reading, fields_of, one_of, text_of
+from handrail_collector.store.contract import StoreQueries
+from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.schema import Table
+
+DEFAULT_NS: Final = 300_000_000_000
+MOST_POINTS: Final = 600
+"""Of one series: of a longer time each is the mean, or the last value, of a part of it."""
+
+_KINDS: Final = {"gpu": Table.GPU_SAMPLES, "link": Table.LINK_SAMPLES}
+
+SAMPLE_PARAMETERS: Final[dict[str, Reading]] = {
+    **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns")},
+    "kind": ("kind", one_of(tuple(_KINDS)), ", ".join(_KINDS), tuple(_KINDS)),
+    "host": ("host", text_of, "a host's name or id", ()),
+    "name": ("name", text_of, "a counter's name, such as utilization_ratio", ()),
+    "every": ("every_ns", lambda text, _: parse_duration_ns(text), DURATION_RULE, ()),
+}
+"""Every parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleQuestion:
+    """``kind``: ``gpu`` or ``link``."""
+
+    kind: str
+    wanted: SampleFilter
+
+
+def parse_samples(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> SampleQuestion:
+    """Raises ``ApiError`` (400) for the first parameter that is wrong. Without ``since``: the last five minutes."""
+    given = fields_of(pairs, SAMPLE_PARAMETERS, now_unix_ns)
+    if "kind" not in given:
+        raise ApiError(status=400, what="kind: missing", where=WHERE, valid=", ".join(_KINDS))
+    until = given.get("until_unix_ns", now_unix_ns)
+    since = given.get("since_unix_ns", until - DEFAULT_NS)
+    if since >= until:
+        raise ApiError(status=400, what="since: not before until", where=WHERE, valid="values that fit each other")
+    long = until - since > MOST_POINTS * 100_000_000
+    least = -(-(until - since) // MOST_POINTS) if long else 0
+    wanted = SampleFilter(
+        since_unix_ns=since,
+        until_unix_ns=until,
+        hosts=frozenset({given["host"]}) if "host" in given else None,
+        names=frozenset({given["name"]}) if "name" in given else None,
+        every_ns=max(least, given.get("every_ns", 0)),
+    )
+    return SampleQuestion(kind=given["kind"], wanted=wanted)
+
+
+def _order(run: DeviceRun) -> tuple[Any, ...]:
+    return run.process.host_name, run.process.instance, run.device.kind, run.device.index or 0, run.device.key, run.at_unix_ns
+
+
+def samples_answer(reader: StoreQueries, question: SampleQuestion) -> dict[str, Any]:
+    """As JSON; ``every_ns`` says how long each part is, 0: every sample. Raises ``StoreDamagedError``."""
+    wanted = question.wanted
+    samples: list[DeviceSample] = reader.samples(_KINDS[question.kind], wanted)
+    devices = [
+        {
+            "host": run.process.host_name or run.process.host,
+            "instance": run.process.instance,
+            "role": run.process.role.value,
+            "source": run.source.value,
+            **asdict(run.device),
+            "kind": run.device.kind.value,
+            "at_unix_ns": run.at,
+            "series": [
+                {"name": one.name, "label": one.label, "counting_since_unix_ns": one.start_unix_ns or None, "values": one.values}
+                for one in sorted(run.series, key=lambda one: (one.name, one.label))
+            ],
+        }
+        for run in sorted(runs(samples), key=_order)
+    ]
+    return {
+        "since_unix_ns": wanted.since_unix_ns,
+        "until_unix_ns": wanted.until_unix_ns,
+        "every_ns": wanted.every_ns,
+        "devices": devices,
+    }

@@ -1,0 +1,123 @@
+"""The links of a period from a store, as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES
+from handrail.links.counters import BYTES, ERRORS, UP
+from handrail_collector.api.live import newest_fetches
+from handrail_collector.links.devices import SECOND, Counted, counted
+from handrail_collector.links.handoffs import HandOff, Link, hand_offs
+from handrail_collector.links.lines import LinkLine, Offsets, link_lines
+from handrail_collector.links.plain import plain, rest
+from handrail_collector.links.question import DEFAULT_LIMIT, DEFAULT_NS, LinksQuestion
+from handrail_collector.rows import ClockPairRow, FetchRow, LinkFactRow
+from handrail_collector.store.fetch_filter import peers
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.schema import Table
+
+MOST_HAND_OFFS: Final = 100_000
+"""Of a longer period the last ones; its figures say so."""
+
+_MOST_FACTS: Final = 20_000
+_MOST_PAIRS: Final = 10_000
+_MOST_SAMPLES: Final = 60_000
+_DEVICES_A_HOST: Final = 16
+_AROUND_NS: Final = 30 * SECOND
+_NAMES: Final = frozenset({BYTES, ERRORS, UP, GPU_NVLINK_BYTES, GPU_PCIE_BYTES})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """Links of a period. ``limited``: there were more hand-offs, these are the last."""
+
+    since_unix_ns: int
+    until_unix_ns: int
+    hand_offs: int
+    limited: bool
+    lines: tuple[LinkLine, ...]
+
+
+def answered(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live: Sequence[FetchRow] = ()) -> dict[str, Any]:
+    """As JSON (docs/http-api.md). ``live``: hand-offs that are not stored yet. Raises ``StoreDamagedError``."""
+    latest = max((min(row.started_unix_ns, now_unix_ns) for row in live), default=reader.latest(Table.KV_FETCHES, now_unix_ns))
+    until = question.until_unix_ns
+    if until is None:
+        stale = question.since_unix_ns is None and latest is not None and latest < now_unix_ns - DEFAULT_NS
+        until = latest + 1 if stale and latest is not None else now_unix_ns
+    since = question.since_unix_ns if question.since_unix_ns is not None else until - DEFAULT_NS
+    found = period(reader, since, max(until, since + 1), peer=question.peer, live=live, most_links=question.limit)
+    told, others = found.lines[: question.limit], found.lines[question.limit :]
+    return {
+        "since_unix_ns": found.since_unix_ns,
+        "until_unix_ns": found.until_unix_ns,
+        "latest_unix_ns": latest,
+        "hand_offs": found.hand_offs,
+        "limited": found.limited,
+        "links": [plain(line) for line in told],
+        "other": rest(others) if others else None,
+    }
+
+
+def period(
+    reader: StoreReader,
+    since_unix_ns: int,
+    until_unix_ns: int,
+    *,
+    peer: str | None = None,
+    live: Sequence[FetchRow] = (),
+    most: int = MOST_HAND_OFFS,
+    most_links: int = DEFAULT_LIMIT,
+) -> Period:
+    """The links of a period, those that moved most first; counters are asked for ``most_links`` of them."""
+    stored = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
+    rows = [
+        row
+        for row in newest_fetches([*stored, *live])
+        if since_unix_ns <= row.started_unix_ns < until_unix_ns and (peer is None or peer in peers(row))
+    ]
+    events = [
+        *reader.events(Table.LINK_FACTS, since_unix_ns, until_unix_ns, _MOST_FACTS),
+        *reader.events(Table.CLOCK_PAIRS, since_unix_ns, until_unix_ns, _MOST_PAIRS),
+    ]
+    facts = [row for row in events if isinstance(row, LinkFactRow)]
+    pairs = [row for row in events if isinstance(row, ClockPairRow)]
+    handed = hand_offs(rows)
+    return Period(
+        since_unix_ns=since_unix_ns,
+        until_unix_ns=until_unix_ns,
+        hand_offs=len(handed),
+        limited=len(stored) >= most,
+        lines=tuple(link_lines(handed, devices(reader, since_unix_ns, until_unix_ns, handed, most_links), facts, offsets(pairs))),
+    )
+
+
+def devices(
+    reader: StoreReader, since_unix_ns: int, until_unix_ns: int, handed: Sequence[HandOff], most_links: int
+) -> list[Counted]:
+    """What was counted at both ends of the links that moved most, while they did: a reading a second, fewer of many hosts."""
+    timed = [one for one in handed if one.pieces]
+    moved: Counter[Link] = Counter()
+    for one in timed:
+        moved[one.link] += one.bytes
+    hosts = frozenset(host for link, _ in moved.most_common(most_links) for host in (link.keeper_host, link.reader_host) if host)
+    if not hosts:
+        return []
+    first = max(since_unix_ns, min(one.started_unix_ns for one in timed)) - _AROUND_NS
+    last = min(until_unix_ns, max(piece.end_ns for one in timed for piece in one.pieces)) + _AROUND_NS
+    every_ns = max(SECOND, (last - first) * len(hosts) * _DEVICES_A_HOST // _MOST_SAMPLES)
+    wanted = SampleFilter(since_unix_ns=first, until_unix_ns=last, hosts=hosts, names=_NAMES, every_ns=every_ns)
+    return counted(sample for table in (Table.LINK_SAMPLES, Table.GPU_SAMPLES) for sample in reader.samples(table, wanted))
+
+
+def offsets(pairs: Sequence[ClockPairRow]) -> Offsets:
+    """The last word on each pair of hosts; ``pairs`` latest first."""
+    found: dict[tuple[str, str], tuple[int | None, int | None]] = {}
+    for pair in pairs:
+        found.setdefault((pair.host, pair.peer_host), (pair.low_ns, pair.high_ns))
+    return found

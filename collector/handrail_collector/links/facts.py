@@ -1,0 +1,168 @@
+"""What engines' logs say of the links they use, as rows of ``link_facts``, and as what is asked of those rows.
+
+The lines are recognised by ``handrail.kv``: UCX's lanes, vLLM's transfer statistics, SGLang's queues and Mooncake's throughput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.records import LogFact, LogKind
+from handrail_collector.rows import LinkFactRow
+from handrail_collector.stitch.events import MINUTE_NS, key_of
+
+SECOND: Final = 10**9
+NO_GPU_GET: Final = "ucx.no_nvlink"
+QUEUE_WITHIN_NS: Final = MINUTE_NS
+"""Ranks whose last words are further apart are not summed."""
+
+RATE_EVERY_NS: Final = 5 * SECOND
+"""Each rank of Mooncake says once in this time what it moved."""
+
+
+INTRA: Final = "intra-node"
+INTER: Final = "inter-node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What an engine's log says of the lane of its remote memory access. ``nic``: '' where it names none."""
+
+    instance: str
+    lane: str
+    nic: str = ""
+    reach: str = ""  # INTRA | INTER | "": not told
+    recogniser: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posts:
+    """What an engine says of its transfers: mean time of one, and how much of it went into handing it to the transport."""
+
+    instance: str
+    transfers: int
+    transfer_ns: int
+    post_ns: int
+    descriptors: int | None = None
+    bytes: int | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the transfer's time that its submission took."""
+        return self.post_ns / self.transfer_ns if self.transfer_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What the ranks of a prefill engine say last of requests that wait for their hand-off, summed over ranks."""
+
+    instance: str
+    ranks: int
+    bootstrapping: int  # the decode has not offered space yet
+    transferring: int
+    queued: int
+    rate: float | None = None  # bytes a second, of all ranks; None: not told
+
+
+def link_fact_row(fact: LogFact, offset: int) -> LinkFactRow | None:
+    """One a minute, rank and kind of line, of equal key the later one; None for a fact that says nothing of a link."""
+    if fact.kind not in (LogKind.TRANSPORT, LogKind.TRANSFER_STATS, LogKind.QUEUE_STATS) or not fact.process.instance:
+        return None
+    words, numbers = dict(fact.words), dict(fact.numbers)
+    lane, rank = words.get("transport", ""), fact.ranks[0] if fact.ranks else ""
+    minute = fact.last_unix_ns // MINUTE_NS
+    who = fact.fact_id if "rate_mb_s" in numbers else rank  # Mooncake's ranks do not say which they are: none replaces another
+    return LinkFactRow(
+        at_unix_ns=fact.last_unix_ns,
+        key=key_of("link", fact.process.instance, who, fact.recogniser, lane, words.get("reach", ""), minute),
+        offset=offset,
+        instance=fact.process.instance,
+        host=fact.process.host_name or fact.process.host,
+        recogniser=fact.recogniser,
+        rank=rank,
+        lane=lane,
+        nic=words.get("nic", ""),
+        reach=words.get("reach", ""),
+        transfers=_whole(numbers.get("transfers")),
+        transfer_ns=_whole(numbers.get("avg_transfer_s"), SECOND),
+        post_ns=_whole(numbers.get("avg_post_s"), SECOND),
+        transfer_bytes=_whole(numbers.get("avg_bytes")),
+        descriptors=_whole(numbers.get("avg_descriptors")),
+        bootstrapping=_whole(numbers.get("unbootstrapped_reqs")),
+        transferring=_whole(numbers.get("transferring_reqs")),
+        queued=_whole(numbers.get("queue_reqs")),
+        rate_bytes=_whole(numbers.get("rate_mb_s"), 1_000_000),
+    )
+
+
+def _whole(number: float | None, scale: int = 1) -> int | None:
+    return None if number is None or not 0 <= number * scale < 2**63 else round(number * scale)
+
+
+def lanes(rows: Iterable[LinkFactRow]) -> list[Said]:
+    """Each lane once."""
+    found = {
+        Said(instance=row.instance, lane=row.lane, nic=row.nic, reach=row.reach, recogniser=row.recogniser): None
+        for row in rows
+        if row.lane
+    }
+    return list(found)
+
+
+def no_gpu_get(rows: Iterable[LinkFactRow]) -> list[str]:
+    """Instances whose UCX does not read over ``cuda_ipc``."""
+    return list(dict.fromkeys(row.instance for row in rows if row.recogniser == NO_GPU_GET))
+
+
+def posts(rows: Iterable[LinkFactRow]) -> list[Posts]:
+    """By instance, means weighted by transfers. Means of ranks, each of its own: no rate of a link follows from them (B05)."""
+    by_instance: dict[str, list[LinkFactRow]] = {}
+    for row in rows:
+        if row.transfers and row.transfer_ns is not None and row.post_ns is not None:
+            by_instance.setdefault(row.instance, []).append(row)
+    return [
+        Posts(
+            instance=instance,
+            transfers=sum(row.transfers or 0 for row in told),
+            transfer_ns=_mean(told, "transfer_ns") or 0,
+            post_ns=_mean(told, "post_ns") or 0,
+            descriptors=_mean(told, "descriptors"),
+            bytes=_mean(told, "transfer_bytes"),
+        )
+        for instance, told in by_instance.items()
+    ]
+
+
+def _mean(rows: Iterable[LinkFactRow], name: str) -> int | None:
+    pairs = [(row.transfers or 0, getattr(row, name)) for row in rows]
+    known = [(weight, value) for weight, value in pairs if value is not None]
+    weights = sum(weight for weight, _ in known)
+    return round(sum(weight * value for weight, value in known) / weights) if weights else None
+
+
+def queues(rows: Iterable[LinkFactRow]) -> list[Queue]:
+    """By instance, the last words of its ranks, summed: a rank's own rate is no bandwidth (case B22)."""
+    by_instance: dict[str, list[LinkFactRow]] = {}
+    for row in sorted(rows, key=lambda row: row.at_unix_ns):
+        if row.bootstrapping is not None or row.rate_bytes is not None:
+            by_instance.setdefault(row.instance, []).append(row)
+    return [queue for instance, told in by_instance.items() if (queue := _queue(instance, told)) is not None]
+
+
+def _queue(instance: str, rows: Sequence[LinkFactRow]) -> Queue | None:
+    last = {row.rank: row for row in rows if row.bootstrapping is not None}
+    counted = [row for row in last.values() if row.at_unix_ns >= rows[-1].at_unix_ns - QUEUE_WITHIN_NS]
+    rated = [row for row in rows if row.rate_bytes is not None]
+    rates = [row.rate_bytes or 0 for row in rated if row.at_unix_ns > rated[-1].at_unix_ns - RATE_EVERY_NS]
+    if not counted:
+        return None
+    return Queue(
+        instance=instance,
+        ranks=len(counted),
+        bootstrapping=sum(row.bootstrapping or 0 for row in counted),
+        transferring=sum(row.transferring or 0 for row in counted),
+        queued=sum(row.queued or 0 for row in counted),
+        rate=float(sum(rates)) if rates else None,
+    )

@@ -1,0 +1,71 @@
+"""Bytes that moved over time, as columns: what is compared with counters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from handrail_collector.links.handoffs import Piece
+
+LEAST_NS = 1_000_000
+"""A piece that took less is spread over so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Pieces: when each began and ended, by one clock, its bytes, and how much earlier it may have ended. Equal lengths."""
+
+    begin_ns: Any  # int64
+    end_ns: Any
+    size: Any  # float64
+    bound_ns: Any
+
+    @staticmethod
+    def of(pieces: Sequence[Piece]) -> Flow:
+        """In their order."""
+        columns = [(piece.begin_ns, piece.end_ns, piece.bytes, piece.bound_ns) for piece in pieces]
+        begin, end, size, bound = zip(*columns, strict=True) if columns else ((), (), (), ())
+        return Flow(np.array(begin, np.int64), np.array(end, np.int64), np.array(size, np.float64), np.array(bound, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    @property
+    def bytes(self) -> float:
+        """Of all."""
+        return float(self.size.sum())
+
+    def only(self, chosen: Any) -> Flow:
+        """Those that the mask names."""
+        return Flow(self.begin_ns[chosen], self.end_ns[chosen], self.size[chosen], self.bound_ns[chosen])
+
+    def and_also(self, more: Flow) -> Flow:
+        """Both."""
+        pairs = (
+            (self.begin_ns, more.begin_ns),
+            (self.end_ns, more.end_ns),
+            (self.size, more.size),
+            (self.bound_ns, more.bound_ns),
+        )
+        return Flow(*(np.concatenate(pair) for pair in pairs))
+
+    def between(self, edges_ns: Any) -> Any:
+        """Bytes from each edge to the next, each piece at an even rate over its time."""
+        if not len(self):
+            return np.zeros(max(0, len(edges_ns) - 1))
+        length = np.maximum(LEAST_NS, self.end_ns - self.begin_ns)
+        rate = self.size / length
+        return np.diff(_ramps(self.begin_ns, rate, edges_ns) - _ramps(self.begin_ns + length, rate, edges_ns))
+
+
+def _ramps(begin_ns: Any, rate: Any, edges_ns: Any) -> Any:
+    """At each edge: what ramps of ``rate`` that begin at ``begin_ns`` have come to."""
+    order = np.argsort(begin_ns, kind="stable")
+    base = edges_ns[0]
+    began, rates = (begin_ns[order] - base).astype(np.float64), rate[order]
+    slope, lead = np.concatenate([[0.0], np.cumsum(rates)]), np.concatenate([[0.0], np.cumsum(rates * began)])
+    running = np.searchsorted(began, (edges_ns - base).astype(np.float64), side="right")
+    return slope[running] * (edges_ns - base) - lead[running]

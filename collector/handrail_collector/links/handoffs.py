@@ -1,0 +1,115 @@
+"""What a link's figures need of a hand-off: from whom to whom, when its bytes moved and how many. From ``rows.FetchRow``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.outcomes import FAILURES, FetchOutcome
+from handrail_collector.rows import FetchRow
+
+UNKNOWN: Final = "?"
+_FAILED: Final = frozenset(outcome.value for outcome in FAILURES)
+_STOOD_STILL: Final = _FAILED | {FetchOutcome.HUNG.value, FetchOutcome.TIMED_OUT.value, FetchOutcome.ABORTED.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From the engine that keeps KV to the one that reads it; of a turn taken back that is from D to P."""
+
+    keeper: str  # host:port of the engine, else of its side channel, else its id
+    reader: str
+    keeper_host: str = ""
+    reader_host: str = ""
+
+    @property
+    def one_host(self) -> bool:
+        """Both on one host, as far as is known."""
+        return bool(self.keeper_host) and self.keeper_host == self.reader_host
+
+    @property
+    def hosts(self) -> str:
+        """As in ``RequestRow``: ``P>D``; '' where a host is not known."""
+        return f"{self.keeper_host}>{self.reader_host}" if self.keeper_host and self.reader_host else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes that moved without a pause that is known of: from ``begin_ns`` to ``end_ns``, ended at most ``bound_ns`` earlier."""
+
+    begin_ns: int
+    end_ns: int
+    bytes: int
+    bound_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOff:
+    """One hand-off. Times are wall clock of the host that moved the bytes.
+
+    ``pieces``: none where its times or bytes are not known. ``taken_ns``: known to the reader until its scheduler saw it.
+    """
+
+    link: Link
+    started_unix_ns: int
+    pieces: tuple[Piece, ...] = ()
+    outcome: str = FetchOutcome.UNKNOWN.value
+    connector: str = ""
+    mode: str = ""  # pull | push
+    backwards: bool = False  # an earlier turn's KV, from D to P
+    open: bool = False
+    taken_ns: int | None = None
+    handshake_ns: int | None = None  # 0: the peer was known
+    descriptors: int | None = None
+    counted: bool = True  # the transport counted the bytes; else they are what its blocks come to
+
+    @property
+    def failed(self) -> bool:
+        """By its outcome."""
+        return self.outcome in _FAILED
+
+    @property
+    def stood_still(self) -> bool:
+        """It ended without its KV: failed, given up, or still waiting."""
+        return self.outcome in _STOOD_STILL
+
+    @property
+    def bytes(self) -> int:
+        """Of all its pieces."""
+        return sum(piece.bytes for piece in self.pieces)
+
+
+def hand_offs(rows: Iterable[FetchRow]) -> list[HandOff]:
+    """Those of ``rows`` that have a reader, in the order of their start."""
+    found = [hand_off(row) for row in rows if row.number >= 0 and (row.reader_instance or row.reader_host)]
+    return sorted(found, key=lambda one: one.started_unix_ns)
+
+
+def hand_off(row: FetchRow) -> HandOff:
+    """One row. What moved is known where the transfer was timed and its bytes are counted or, of one that went well, expected."""
+    well = row.outcome not in _STOOD_STILL and not row.open
+    moved = row.bytes_moved if row.bytes_moved is not None else row.bytes_expected if well else None
+    pieces: tuple[Piece, ...] = ()
+    if row.posted_ns is not None and row.transfer_ns is not None and moved is not None:
+        begin = row.started_unix_ns + row.posted_ns
+        pieces = (Piece(begin, begin + row.transfer_ns, moved, row.transfer_bound_ns or 0),)
+    return HandOff(
+        link=Link(
+            keeper=row.keeper_instance or row.keeper_address or row.keeper_engine_id or UNKNOWN,
+            reader=row.reader_instance or row.reader_engine_id or UNKNOWN,
+            keeper_host=row.keeper_host or "",
+            reader_host=row.reader_host or "",
+        ),
+        started_unix_ns=row.started_unix_ns,
+        pieces=pieces,
+        outcome=row.outcome,
+        connector=row.connector or "",
+        mode=row.mode or "",
+        backwards=row.direction == "d_to_p",
+        open=row.open,
+        taken_ns=row.duration_ns,
+        handshake_ns=row.handshake_ns,
+        descriptors=row.descriptors,
+        counted=row.bytes_moved is not None,
+    )

@@ -1,0 +1,177 @@
+"""By what a link's KV moves: NVLink, PCIe, RDMA, TCP or through host memory, told from evidence, or not known. Pure.
+
+Counters come first: they say what moved. Then the engine's own log: UCX names the lane of remote memory access, which is where
+the blocks go (case B01: not the list of what messages may use). What a connector could use is no evidence of what it does use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from handrail_collector.links.carried import Carried, Verdict
+from handrail_collector.links.devices import Counted, Medium
+from handrail_collector.links.facts import INTER, INTRA, Said
+from handrail_collector.links.handoffs import Link
+
+
+class Transport(str, Enum):
+    """Closed."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    RDMA = "rdma"
+    TCP = "tcp"
+    HOST_STAGED = "host_staged"  # through the memory of one host, without a network
+    UNKNOWN = "unknown"
+
+
+LANES: Final = {
+    **dict.fromkeys(
+        ("rc", "dc", "ud", "rc_mlx5", "dc_mlx5", "ud_mlx5", "rc_verbs", "ud_verbs", "srd", "gga_mlx5", "rc_x", "dc_x", "ud_x"),
+        Transport.RDMA,
+    ),
+    "tcp": Transport.TCP,
+    **dict.fromkeys(
+        ("sysv", "posix", "cma", "knem", "xpmem", "self", "cuda_copy", "gdr_copy", "rocm_copy"), Transport.HOST_STAGED
+    ),
+}
+"""UCX's names of lanes. ``cuda_ipc`` and its like are not among them: GPU to GPU, by NVLink or PCIe."""
+
+GPU_LANES: Final = frozenset({"cuda_ipc", "rocm_ipc", "ze_ipc"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """``evidence``: what it rests on, strongest first; ``looked_at``: what else was asked, and says nothing of it.
+
+    ``devices``: those that carried it, of both hosts. ``line_rate``: what they can carry, bytes a second and direction, by the
+    slower end; None where a device does not say.
+    """
+
+    transport: Transport
+    evidence: tuple[str, ...]
+    looked_at: tuple[str, ...] = ()
+    devices: tuple[Counted, ...] = ()
+    line_rate: int | None = None
+    one_of: tuple[Counted, ...] = ()  # ports like the one that carried all, that are up and carried nothing
+    contradicted: bool = False  # counters and log disagree; the counters are believed
+
+
+def told(link: Link, sent: Sequence[Carried], received: Sequence[Carried], said: Iterable[Said]) -> Told:
+    """``sent``: what the keeper's media say of what they transmitted, ``received``: the reader's of what they received."""
+    lanes = [each for each in said if _of(each, link)]
+    by_log, log_evidence = _by_log(lanes)
+    by_counters, counter_evidence = _by_counters(link, (*sent, *received), lanes)
+    carrying = [one for one in (*sent, *received) if _carried_it(one, by_counters)]
+    if by_counters is not Transport.UNKNOWN:
+        return Told(
+            transport=by_counters,
+            evidence=(*counter_evidence, *log_evidence),
+            devices=tuple(device for one in carrying for device, _ in one.devices),
+            line_rate=_line_rate(carrying),
+            one_of=_one_of(carrying),
+            contradicted=by_log not in (Transport.UNKNOWN, by_counters),
+        )
+    known = by_log is not Transport.UNKNOWN
+    return Told(
+        transport=by_log,
+        evidence=log_evidence if known else (),
+        looked_at=counter_evidence if known else (*log_evidence, *counter_evidence),
+    )
+
+
+def _of(said: Said, link: Link) -> bool:
+    """Whether it is said of this link: by one of its engines, and of the reach that the link has."""
+    near = INTRA if link.one_host else INTER if link.keeper_host and link.reader_host else ""
+    return said.instance in (link.keeper, link.reader) and (not said.reach or not near or said.reach == near)
+
+
+def _by_log(lanes: Sequence[Said]) -> tuple[Transport, tuple[str, ...]]:
+    """The one transport that all lanes are of, and what was said."""
+    found = {LANES.get(each.lane, Transport.UNKNOWN) for each in lanes if each.lane not in GPU_LANES}
+    words = {
+        f"the log of {each.instance} names {each.lane}{f' on {each.nic}' if each.nic else ''} as the lane of remote reads"
+        f"{f' ({each.recogniser})' if each.recogniser else ''}": None
+        for each in lanes
+    }
+    return (found.pop() if len(found) == 1 else Transport.UNKNOWN), tuple(words)
+
+
+_ORDER: Final = (
+    (Medium.NIC, Transport.TCP),  # before RDMA: IP over InfiniBand moves the adapter's counters too
+    (Medium.LOOPBACK, Transport.TCP),
+    (Medium.RDMA, Transport.RDMA),
+    (Medium.NVLINK, Transport.NVLINK),
+    (Medium.PCIE, Transport.PCIE),  # last: whatever enters a GPU from outside passes its PCIe, NVLink excepted
+)
+
+
+def _by_counters(link: Link, every: Sequence[Carried], lanes: Sequence[Said]) -> tuple[Transport, tuple[str, ...]]:
+    for medium, transport in _ORDER:
+        ends = [one for one in every if one.medium is medium and one.verdict is not Verdict.CANNOT_TELL]
+        if not ends or any(one.verdict is not Verdict.CARRIED for one in ends):
+            continue
+        evidence = tuple(_moved(one) for one in ends)
+        if medium is not Medium.PCIE:
+            return transport, evidence
+        if not link.one_host:  # the bytes went on over something that no counter was read of
+            continue
+        if any(each.lane in GPU_LANES for each in lanes):
+            return Transport.PCIE, evidence
+        if any(LANES.get(each.lane) is Transport.HOST_STAGED for each in lanes):
+            return Transport.HOST_STAGED, evidence
+        return Transport.PCIE, (*evidence, "whether from GPU to GPU or through host memory, these counters cannot tell")
+    return Transport.UNKNOWN, tuple(map(_moved, every)) or (_nothing(link),)
+
+
+def _carried_it(one: Carried, transport: Transport) -> bool:
+    return one.verdict is Verdict.CARRIED and dict(_ORDER).get(one.medium) is transport
+
+
+def _nothing(link: Link) -> str:
+    hosts = " and ".join(sorted({link.keeper_host, link.reader_host} - {""})) or "its hosts"
+    return f"no counters of {hosts} were read while it moved: sidecars beside the engines read them (links.sample)"
+
+
+_KIND: Final = {
+    Medium.NVLINK: "NVLink",
+    Medium.PCIE: "PCIe",
+    Medium.RDMA: "RDMA ports",
+    Medium.NIC: "network interfaces",
+    Medium.LOOPBACK: "the loopback",
+}
+_DID: Final = {"transmit": "sent", "receive": "received"}
+
+
+def _moved(one: Carried) -> str:
+    """What one medium says, in words."""
+    kind, did = _KIND[one.medium], _DID[one.direction]
+    windows = f"{one.windows} windows of {max(1, round(one.window_ns / 1e9))} s"
+    if one.verdict is Verdict.CANNOT_TELL:
+        return f"{kind} of {one.host}: too little moved, or always at one pace, to tell ({windows})"
+    names = ", ".join(device.device.key for device, _ in one.devices[:4]) or kind
+    share = f"{one.share or 0:.2f} bytes for each byte fetched"
+    if one.verdict is Verdict.NOT:
+        return f"{kind} of {one.host} {did} {share}: not by them"
+    return f"{names} at {one.host} {did} {share} ({windows})"
+
+
+def _line_rate(carrying: Sequence[Carried]) -> int | None:
+    """The slower end's; None where any device does not say."""
+    ends = [[device.device.line_rate_bytes for device, _ in one.devices] for one in carrying]
+    sums = [sum(rate for rate in rates if rate is not None) for rates in ends if rates and None not in rates]
+    return min(sums) if len(sums) == len(ends) and sums else None
+
+
+def _one_of(carrying: Sequence[Carried]) -> tuple[Counted, ...]:
+    """Idle RDMA ports of the same rate beside the only one that carried."""
+    return tuple(
+        other
+        for one in carrying
+        if one.medium is Medium.RDMA and len(one.devices) == 1
+        for other in one.others
+        if other.device.line_rate_bytes == one.devices[0][0].device.line_rate_bytes
+    )

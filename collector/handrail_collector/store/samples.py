@@ -1,0 +1,273 @@
+"""Tables of samples: a row is one device, or one engine, at one instant; its values are columns of their own (``series.py``).
+
+Rows lie by whose they are and then by time, so that each series is a run of neighbours. What is stored comes by device
+(``hardware.DeviceRun``), what is read goes one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from handrail.families.schema import QUANTITIES
+from handrail.hardware import Device, DeviceKind, DeviceRun, DeviceSample, Series
+from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, Role, Source
+from handrail_collector.store.schema import Column, Encoding, Table
+from handrail_collector.store.series import SERIES_COLUMNS, is_series, series_table, series_values
+
+_TEXT, _INT = pa.string(), pa.int64()
+_D, _B = Encoding.DICTIONARY, Encoding.DELTA
+
+_PROCESS_COLUMNS: Final = tuple(
+    Column(name, _TEXT, _D) for name in ("role", "instance", "host", "service", "sender", "host_name")
+)
+_DEVICE_COLUMNS: Final = (
+    Column("at_unix_ns", _INT, _B),
+    Column("took_ns", _INT, _B),
+    *_PROCESS_COLUMNS,
+    Column("source", _TEXT, _D),
+    Column("kind", _TEXT, _D),
+    Column("device", _TEXT, _D),
+    Column("index", _INT, _D),
+    Column("product", _TEXT, _D),
+    Column("pci", _TEXT, _D),
+    Column("line_rate_bytes", _INT, _D),
+    Column("parent", _TEXT, _D),
+    Column("engine", _TEXT, _D),
+)
+_ENGINE_COLUMNS: Final = (
+    Column("at_unix_ns", _INT, _B),
+    *_PROCESS_COLUMNS,
+    Column("source", _TEXT, _D),
+    Column("engine", _TEXT, _D),  # the engine's own label, '' where it has none
+    Column("model", _TEXT, _D),
+    Column("histograms", _TEXT, Encoding.LENGTHS),  # JSON: [[name, label, start, count, sum, [counts]], ...]
+    Column("bounds", _TEXT, _D),  # JSON: [[bound, ...], ...], of each of these
+)
+_ORDER: Final = {quantity.name: place for place, quantity in enumerate(QUANTITIES)}
+
+Block = tuple[tuple[Any, ...], Sequence[int], Sequence[int], Sequence[Series]]
+"""Rows of one owner: the columns that all of them share, then times, how long each took (of devices), and the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One such table.
+
+    ``own``: columns besides those of series, the first ones of each row and then the shared ones; ``blocks_of`` takes what a
+    publish brings apart, ``samples_of`` makes samples of rows; ``by``: columns that say whose a row is.
+    """
+
+    table: Table
+    own: tuple[Column, ...]
+    by: tuple[str, ...]
+    blocks_of: Callable[[Any], Iterator[Block]]
+    samples_of: Callable[[Sequence[Mapping[str, Any]]], list[Any]]
+    time: str = "at_unix_ns"
+
+    def encode(self, rows: Sequence[Any]) -> pa.Table:
+        """``DeviceRun``, or ``EngineSample``, in the order of the table. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values
+        that no column takes."""
+        blocks = sorted((block for each in rows for block in self.blocks_of(each)), key=self._place)
+        values, series = series_table([(len(times), series) for _, times, _, series in blocks])
+        values["at_unix_ns"] = [at for _, times, _, _ in blocks for at in times]
+        values["took_ns"] = [took for _, _, all_took, _ in blocks for took in all_took]
+        for place, column in enumerate(self._shared):
+            values[column.name] = [told for own, times, _, _ in blocks for told in (own[place],) * len(times)]
+        columns = (*self.own, *SERIES_COLUMNS, *series)
+        arrays = [pa.array(values[column.name], column.type) for column in columns]
+        return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
+
+    def decode(self, stored: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Samples of rows by column name, oldest first. Raises ``ValueError`` for a damaged row."""
+        try:
+            found = self.samples_of(stored)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{self.table.value}: no row of it: {error!r}") from error
+        return sorted(found, key=lambda sample: (sample.at_unix_ns, sample.process.host, sample.process.instance))
+
+    def columns_of(self, table: pa.Table) -> tuple[Column, ...]:
+        """The columns of a table that ``encode`` made, in its order; of files put together those that they should have.
+
+        Raises ``ValueError`` for a column that is none of samples.
+        """
+        own = (*self.own, *SERIES_COLUMNS)
+        names = {column.name for column in own}
+        series = sorted((field for field in table.schema if field.name not in names), key=lambda field: str(field.name))
+        return (*own, *map(_series_column, series))
+
+    def ordered(self, table: pa.Table) -> pa.Table:
+        """By whose the rows are, then by time."""
+        return table.sort_by([*((name, "ascending") for name in self.by), (self.time, "ascending")])
+
+    @property
+    def _shared(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.own if column.name not in ("at_unix_ns", "took_ns"))
+
+    def _place(self, block: Block) -> tuple[Any, ...]:
+        """As ``ordered`` has it."""
+        own, times, _, _ = block
+        named = {column.name: told for column, told in zip(self._shared, own, strict=True)}
+        return *(named[name] for name in self.by), times[0]
+
+
+def _series_column(field: pa.Field) -> Column:
+    if not is_series(field.name):
+        raise ValueError(f"{field.name}: no column of samples")
+    return Column(field.name, field.type, _B if pa.types.is_integer(field.type) else _D)
+
+
+# --- devices --------------------------------------------------------------------------------------------------------------
+
+
+def _run_blocks(run: DeviceRun) -> Iterator[Block]:
+    device = run.device
+    own = (
+        *_told(run.process),
+        run.source.value,
+        device.kind.value,
+        device.key,
+        device.index,
+        device.product,
+        device.pci,
+        device.line_rate_bytes,
+        device.parent,
+        device.engine,
+    )
+    yield own, run.at, run.took_ns, run.series
+
+
+def _device_samples(stored: Sequence[Mapping[str, Any]]) -> list[DeviceSample]:
+    processes: dict[tuple[Any, ...], Process] = {}
+    return [
+        DeviceSample(
+            process=_process(row, processes),
+            source=Source(row["source"]),
+            device=Device(
+                kind=DeviceKind(row["kind"]),
+                key=row["device"],
+                index=row["index"],
+                product=row["product"],
+                pci=row["pci"],
+                line_rate_bytes=row["line_rate_bytes"],
+                parent=row["parent"],
+                engine=row["engine"],
+            ),
+            at_unix_ns=row["at_unix_ns"],
+            values=tuple(series_values(row)),
+            took_ns=row["took_ns"],
+        )
+        for row in stored
+    ]
+
+
+# --- engines --------------------------------------------------------------------------------------------------------------
+
+
+def _engine_blocks(sample: EngineSample) -> Iterator[Block]:
+    """One row for each engine that the sample speaks of."""
+    values: dict[str, list[Series]] = {}
+    histograms: dict[str, list[EngineHistogram]] = {}
+    for value in sample.values:
+        values.setdefault(value.engine, []).append(Series(value.name, value.label, value.start_unix_ns, (value.value,)))
+    for histogram in sample.histograms:
+        histograms.setdefault(histogram.engine, []).append(histogram)
+    for engine in sorted({*values, *histograms}):
+        told = histograms.get(engine, ())
+        own = (
+            *_told(sample.process),
+            sample.source.value,
+            engine,
+            sample.model,
+            json.dumps([[h.name, h.label, h.start_unix_ns, h.count, h.total, h.counts] for h in told]) if told else None,
+            json.dumps([h.bounds for h in told]) if told else None,
+        )
+        yield own, (sample.at_unix_ns,), (), values.get(engine, ())
+
+
+def _engine_samples(stored: Sequence[Mapping[str, Any]]) -> list[EngineSample]:
+    processes: dict[tuple[Any, ...], Process] = {}
+    parts: dict[tuple[Process, int], list[Mapping[str, Any]]] = {}
+    for row in stored:
+        parts.setdefault((_process(row, processes), row["at_unix_ns"]), []).append(row)
+    return [
+        EngineSample(
+            process=process,
+            source=Source(rows[0]["source"]),
+            at_unix_ns=at,
+            model=rows[0]["model"],
+            values=tuple(sorted((v for row in rows for v in _engine_values(row)), key=_in_schema)),
+            histograms=tuple(sorted((h for row in rows for h in _histograms(row)), key=_in_schema)),
+        )
+        for (process, at), rows in parts.items()
+    ]
+
+
+def _engine_values(row: Mapping[str, Any]) -> list[EngineValue]:
+    return [
+        EngineValue(name=v.name, value=v.value, engine=row["engine"], label=v.label, start_unix_ns=v.start_unix_ns)
+        for v in series_values(row)
+    ]
+
+
+def _histograms(row: Mapping[str, Any]) -> list[EngineHistogram]:
+    told = zip(json.loads(row["histograms"] or "[]"), json.loads(row["bounds"] or "[]"), strict=True)
+    return [
+        EngineHistogram(
+            name=name,
+            bounds=tuple(bounds),
+            counts=tuple(counts),
+            count=count,
+            total=total,
+            engine=row["engine"],
+            label=label,
+            start_unix_ns=start,
+        )
+        for (name, label, start, count, total, counts), bounds in told
+    ]
+
+
+def _in_schema(each: EngineValue | EngineHistogram) -> tuple[int, str, str, str]:
+    return _ORDER.get(each.name, len(_ORDER)), each.name, each.engine, each.label
+
+
+# --- both -----------------------------------------------------------------------------------------------------------------
+
+
+def _told(process: Process) -> tuple[str, ...]:
+    return process.role.value, process.instance, process.host, process.service, process.sender, process.host_name
+
+
+def _process(row: Mapping[str, Any], known: dict[tuple[Any, ...], Process]) -> Process:
+    told = tuple(row[column.name] for column in _PROCESS_COLUMNS)
+    found = known.get(told)
+    if found is None:
+        role, instance, host, service, sender, host_name = told
+        found = Process(role=Role(role), instance=instance, host=host, service=service, sender=sender, host_name=host_name)
+        known[told] = found
+    return found
+
+
+_OF_DEVICE: Final = ("host", "instance", "kind", "device")
+_OF_ENGINE: Final = ("host", "instance", "engine")
+
+SAMPLED: Final[Mapping[Table, Sampled]] = {
+    Table.GPU_SAMPLES: Sampled(Table.GPU_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _run_blocks, _device_samples),
+    Table.LINK_SAMPLES: Sampled(Table.LINK_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _run_blocks, _device_samples),
+    Table.ENGINE_SAMPLES: Sampled(Table.ENGINE_SAMPLES, _ENGINE_COLUMNS, _OF_ENGINE, _engine_blocks, _engine_samples),
+}
+"""By table."""
+
+SampleRow = DeviceRun | EngineSample
+"""What a publish brings of them."""
+
+
+def table_of(row: SampleRow) -> Table:
+    """Which table holds it."""
+    if isinstance(row, EngineSample):
+        return Table.ENGINE_SAMPLES
+    return Table.GPU_SAMPLES if row.device.kind is DeviceKind.GPU else Table.LINK_SAMPLES

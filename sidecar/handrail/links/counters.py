@@ -1,0 +1,76 @@
+"""The table of what is read of links: RDMA ports and network interfaces, exposed as ``handrail_link_`` + name.
+
+Names of directions follow OpenTelemetry's ``hw.network.io`` and ``network.io.direction``. Errors keep the names that drivers give
+their files: these are what an operator looks up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail.conventions import LINK_BYTES, RECEIVE, TRANSMIT
+from handrail.families.schema import Kind
+from handrail.hardware import Counter
+
+BYTES: Final = LINK_BYTES
+PACKETS: Final = "packets"
+ERRORS: Final = "errors"
+CONGESTION: Final = "congestion_events"
+UP: Final = "up"
+LINE_RATE: Final = "line_rate_bytes_per_second"
+MTU: Final = "mtu_bytes"
+
+COUNTERS: Final = (
+    Counter(
+        BYTES,
+        Kind.COUNTER,
+        "By",
+        "Bytes that the port moved; of an RDMA port without what went past it over TCP",
+        "a VF or a software adapter may count nothing; a 32-bit counter of an old adapter stands still at 16 GiB: "
+        "newer firmware gives 64 bits",
+        "direction",
+    ),
+    Counter(
+        PACKETS,
+        Kind.COUNTER,
+        "{packet}",
+        "Packets that the port moved",
+        "as for bytes",
+        "direction",
+    ),
+    Counter(
+        ERRORS,
+        Kind.COUNTER,
+        "{error}",
+        "Errors, drops and repeats by the driver's own name; small counters of InfiniBand stand still at 15, 255 or 65535",
+        "each driver has some of them",
+        "error",
+    ),
+    Counter(
+        CONGESTION,
+        Kind.COUNTER,
+        "{event}",
+        "Signs of congestion by the driver's own name: ECN marks, notification packets, waits for credit",
+        "mlx5 and irdma give them for RoCE, InfiniBand ports port_xmit_wait",
+        "event",
+    ),
+    Counter(UP, Kind.GAUGE, "1", "1 while the port can carry data", "never"),
+    Counter(
+        LINE_RATE,
+        Kind.GAUGE,
+        "By/s",
+        "What the port can carry in each direction as it is set now",
+        "the port is down, or virtual: virtio, veth and bridges have no speed of their own",
+    ),
+    Counter(
+        MTU,
+        Kind.GAUGE,
+        "By",
+        "Largest packet of a network interface",
+        "an RDMA port's active MTU is not in sysfs: ibv_devinfo shows it",
+    ),
+)
+
+__all__ = ["BYTES", "BY_NAME", "CONGESTION", "COUNTERS", "ERRORS", "LINE_RATE", "MTU", "PACKETS", "RECEIVE", "TRANSMIT", "UP"]
+
+BY_NAME: Final = {counter.name: counter for counter in COUNTERS}

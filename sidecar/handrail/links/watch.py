@@ -1,0 +1,148 @@
+"""One device over time: what it last said, since when its counters count, and the samples that nobody has taken yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from handrail.families.counters import CounterTracks
+from handrail.families.schema import Kind
+from handrail.hardware import Device, DeviceSample, DeviceValue
+from handrail.links import counters as names
+from handrail.links.reading import Key, LinkReader, Reading
+from handrail.links.sysfs import Why
+from handrail.records import Process
+
+SECOND: Final = 10**9
+MOST_WAITING: Final = 1024
+"""Samples of one device that nobody has taken; older ones are dropped and counted."""
+
+MOST_RECENT: Final = 1024
+"""Readings that the peak is looked for in: of a minute at 10 Hz 600, at 100 Hz the last ten seconds."""
+
+
+@dataclass(slots=True)
+class LinkStats:
+    """Counts since start. Written by the threads, each its own numbers; read by anyone."""
+
+    reads: int = 0
+    resets: int = 0  # counters that began again: a driver was loaded anew, or somebody set them to 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class Watch:
+    """One device: its reader, what it last said, and what nobody has taken yet. ``tick`` belongs to one thread."""
+
+    reader: LinkReader
+    process: Process
+    stats: LinkStats = field(default_factory=LinkStats)
+    device: Device | None = None
+    values: dict[Key, float] = field(default_factory=dict)  # the last of each
+    missing: dict[str, Why] = field(default_factory=dict)
+    recent: deque[tuple[int, float, float]] = field(
+        default_factory=lambda: deque(maxlen=MOST_RECENT)
+    )  # (monotonic, received, sent)
+    waiting: deque[DeviceSample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    reading_since_ns: int | None = None  # monotonic; None between reads
+    rest_due_ns: int = 0  # monotonic: when more than the bytes is to be read
+    gone: bool = False
+    _quick: CounterTracks = field(default_factory=CounterTracks)
+    _slow: CounterTracks = field(default_factory=CounterTracks)
+    _identity: str | None = None
+
+    def tick(self, *, everything: bool, now_unix_ns: Callable[[], int], monotonic_ns: Callable[[], int]) -> bool:
+        """Read once and keep what came of it; False once the device is gone. Blocks as long as the driver does."""
+        began, at = monotonic_ns(), now_unix_ns()
+        self.reading_since_ns = began
+        try:
+            reading = self.reader.bytes_moved()
+            middle = (monotonic_ns() - began) // 2  # of the bytes: the rest takes long and matters to no rate
+            if everything and not reading.gone:
+                reading = self._with_the_rest(reading, at)
+            took = monotonic_ns() - began
+        finally:
+            self.reading_since_ns = None
+        self.gone = reading.gone
+        if reading.gone or self.device is None:
+            return not reading.gone
+        sample = self._sample(reading, at + middle, took)
+        self.values.update(reading.values)
+        self._remember(reading, began + middle)
+        if len(self.waiting) == MOST_WAITING:
+            self.stats.dropped += 1
+        self.waiting.append(sample)
+        self.stats.reads += 1
+        return True
+
+    def peak_bytes_per_second(self) -> dict[str, float]:
+        """The highest rate over any second of the last minute, by direction.
+
+        Not over less: some drivers bring their counters up to date only a few times a second, which looks like bursts.
+        """
+        peaks: dict[str, float] = {}
+        points = list(self.recent)
+        first = 0
+        for last in range(1, len(points)):
+            while first + 1 < last and points[last][0] - points[first + 1][0] >= SECOND:
+                first += 1
+            apart = points[last][0] - points[first][0]
+            if apart < SECOND:
+                continue
+            for place, direction in ((1, names.RECEIVE), (2, names.TRANSMIT)):
+                grown = points[last][place] - points[first][place]
+                peaks[direction] = max(peaks.get(direction, 0.0), grown / apart * SECOND)
+        return peaks
+
+    def _with_the_rest(self, quick: Reading, at_unix_ns: int) -> Reading:
+        identity = self.reader.identity()
+        if self._identity is not None and identity != self._identity:
+            self._begin_again()
+        self._identity = identity
+        self.device = self.reader.device()
+        rest = self.reader.rest()
+        self.missing = {**quick.missing, **rest.missing}
+        return Reading(values={**quick.values, **rest.values})
+
+    def _begin_again(self) -> None:
+        """Another device stands under the name: whatever it counts is not what was counted before."""
+        self.stats.resets += 1
+        self._quick, self._slow = CounterTracks(), CounterTracks()
+        self.values.clear()
+        self.recent.clear()
+
+    def _remember(self, reading: Reading, monotonic_ns: int) -> None:
+        moved = [reading.values.get((names.BYTES, direction)) for direction in (names.RECEIVE, names.TRANSMIT)]
+        if None not in moved:
+            received, sent = (float(value or 0) for value in moved)
+            if self.recent and (received < self.recent[-1][1] or sent < self.recent[-1][2]):
+                self.recent.clear()
+            self.recent.append((monotonic_ns, received, sent))
+
+    def _sample(self, reading: Reading, at_unix_ns: int, took_ns: int) -> DeviceSample:
+        assert self.device is not None
+        counted = {key: value for key, value in reading.values.items() if names.BY_NAME[key[0]].kind is Kind.COUNTER}
+        since = self._since(counted, at_unix_ns)
+        return DeviceSample(
+            process=self.process,
+            source=self.reader.source,
+            device=self.device,
+            at_unix_ns=at_unix_ns,
+            took_ns=took_ns,
+            values=tuple(
+                DeviceValue(name=name, value=value, label=label, start_unix_ns=since.get((name, label), 0))
+                for (name, label), value in reading.values.items()
+            ),
+        )
+
+    def _since(self, counted: dict[Key, float], at_unix_ns: int) -> dict[Key, int]:
+        """Bytes are followed apart from what is read less often: since when one counts anew is told by its own last reading."""
+        since: dict[Key, int] = {}
+        for tracks, quick in ((self._quick, True), (self._slow, False)):
+            part = {(name, "", label): value for (name, label), value in counted.items() if (name == names.BYTES) is quick}
+            if part:
+                self.stats.resets += len(tracks.follow(part, at_unix_ns, None))
+                since.update({(name, label): tracks.since((name, "", label)) for name, _, label in part})
+        return since

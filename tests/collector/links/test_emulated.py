@@ -1,0 +1,142 @@
+"""The emulated pairs of the two articles, from what their hosts, engines and UCX say to what is said of their links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from handrail.cli.simulated import arrivals, over_ns
+from handrail.cli.simulated_links import device_sample, lane_facts
+from handrail.records import Process, Role
+from handrail_collector.explain.request import Fleet, explain_all
+from handrail_collector.links.devices import counted
+from handrail_collector.links.facts import link_fact_row
+from handrail_collector.links.findings import Kind
+from handrail_collector.links.handoffs import hand_offs
+from handrail_collector.links.lines import LinkLine, link_lines
+from handrail_collector.links.sentences import of_period, sentence
+from handrail_collector.links.transport import Transport
+from handrail_collector.rows import FetchRow
+from handrail_collector.stitch.stitcher import SECOND, Stitcher
+from handrail_fleet import faults, scenario, virtual
+from handrail_fleet.observe import clocks
+from handrail_fleet.observe_links import DeviceObservation, observe_links
+from handrail_fleet.simulate import Flight
+
+STARTED = 1_700_000_000 * SECOND
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A run: what truly happened, and what was said of its links."""
+
+    flights: list[Flight]
+    lines: list[LinkLine]
+    ttft_p50_ns: int
+
+
+@cache
+def emulated(name: str, requests: int = 200, *fault: str) -> Emulated:
+    chosen = scenario.load(name)
+    given = tuple(faults.parse(text, chosen.hosts()) for text in fault)
+    settings = virtual.Settings(scenario=chosen, requests=requests, seed=SEED, faults=given)
+    flights = virtual.fly(settings)
+    made = arrivals(chosen, flights, given, seed=SEED, started_unix_ns=STARTED, plugin=True)
+    stitcher, fetches, ttfts = Stitcher(), dict[tuple[str, str], tuple[FetchRow, ...]](), []
+    for offset, one in enumerate(made):
+        stitcher.add(one.record, offset, one.received_unix_ns)
+    last = made[-1].received_unix_ns
+    for decision in stitcher.sweep(last + 30 * 60 * SECOND):
+        told = explain_all(decision.group, Fleet(frozenset(), clocks=stitcher.clocks))
+        if told.row is not None:
+            fetches[told.row.trace_id, told.row.request_id] = told.fetches
+            ttfts.append(told.row.ttft_token_ns or 0)
+    over = over_ns(flights)
+    processes = {
+        host: Process(role=Role.DECODE, instance=f"{host}:8000", host=host, host_name=host)
+        for host in (*chosen.hosts().prefill, *chosen.hosts().decode)
+    }
+    by_host = clocks(chosen, given, STARTED)
+    said = list(observe_links(chosen, flights, given, by_host, over, seed=SEED))
+    samples = [device_sample(one, processes) for one in said if isinstance(one, DeviceObservation)]
+    facts = [fact for one in said if not isinstance(one, DeviceObservation) for fact in lane_facts(one, processes)]
+    rows = [row for number, fact in enumerate(facts) if (row := link_fact_row(fact, number)) is not None]
+    offsets = {pair: (i.low_ns, i.high_ns) for pair, i in stitcher.clocks.intervals().items()}
+    handed = hand_offs(row for of in fetches.values() for row in of)
+    return Emulated(flights, link_lines(handed, counted(samples), rows, offsets), sorted(ttfts)[len(ttfts) // 2])
+
+
+def kinds(line: LinkLine) -> set[Kind]:
+    return {finding.kind for finding in line.findings}
+
+
+def busy_s(flights: list[Flight]) -> float:
+    """True time in which something was on the wire."""
+    intervals = sorted((f.contact_ns, f.loaded_ns) for f in flights if f.contact_ns is not None and f.loaded_ns is not None)
+    covered, until = 0, 0
+    for begin, end in intervals:
+        covered += max(0, end - max(begin, until))
+        until = max(until, end)
+    return covered / 1e9
+
+
+def test_L40S_the_link_is_named_slow_with_its_rate_and_what_it_goes_over() -> None:
+    run = emulated("l40s-split")
+    (line,) = run.lines
+    assert (line.figures.link.keeper, line.figures.link.reader) == ("p0:8000", "d0:8000")
+    assert line.figures.hand_offs == len(run.flights)
+    truth = sum(flight.kv_bytes for flight in run.flights) / busy_s(run.flights)
+    assert line.figures.rate == pytest.approx(truth, rel=0.01)
+    assert line.figures.rate == pytest.approx(0.3614e9, rel=0.02)
+    assert line.told.transport is Transport.TCP
+    assert line.share_of_line == pytest.approx(0.3614e9 / 3.125e9, rel=0.02)
+    assert {Kind.TCP, Kind.SLOW_PATH, Kind.NO_PEER_TO_PEER} <= kinds(line)
+    (told,) = of_period(run.lines, run.ttft_p50_ns)
+    assert told.startswith("The link p0:8000>d0:8000 is slow: KV moves at 0.36 GB/s while transferring (1.")
+    assert "over TCP (eth0: 12 % of its line rate of 3.12 GB/s)" in told
+    assert "of the median time to first token" in told
+
+
+def test_H100_over_RDMA_nothing_is_wrong_and_it_runs_at_its_line_rate() -> None:
+    run = emulated("h100-70b-split")
+    assert len(run.lines) == 2
+    for line in run.lines:
+        assert (line.told.transport, line.findings) == (Transport.RDMA, ())
+        assert line.share_of_line == pytest.approx(1.0, abs=0.05)
+        assert "mlx5_0/1" in sentence(line)
+    assert not [told for told in of_period(run.lines, run.ttft_p50_ns) if "slow" in told]
+
+
+def test_a_path_that_falls_back_to_TCP_is_told_from_one_that_does_not() -> None:
+    """One of four links loses its peer-to-peer path: P's RDMA port is up, and eth0 moves instead."""
+    run = emulated("split", 1500, "no_p2p:p0>d1:0.36e9")
+    by_link = {line.figures.link.hosts: line for line in run.lines}
+    slow = by_link["p0>d1"]
+    assert slow.slow
+    assert Kind.SLOW_PATH in kinds(slow)
+    assert [link for link, line in by_link.items() if line.slow] == ["p0>d1"]
+
+
+def test_what_the_hosts_count_is_what_was_moved() -> None:
+    run = emulated("l40s-split")
+    said = [
+        one
+        for one in observe_links(
+            scenario.load("l40s-split"),
+            run.flights,
+            (),
+            clocks(scenario.load("l40s-split"), (), STARTED),
+            over_ns(run.flights),
+            seed=1,
+        )
+        if isinstance(one, DeviceObservation)
+    ]
+    last: Iterator[DeviceObservation] = (one for one in reversed(said) if one.host == "d0")
+    moved = sum(flight.kv_bytes for flight in run.flights)
+    assert next(last).received_bytes == pytest.approx(1.04 * moved, rel=0.001)
+    counts = [one.received_bytes for one in said if one.host == "d0"]
+    assert counts == sorted(counts)

@@ -1,0 +1,114 @@
+"""From sidecars' bytes to what is said of a link: hand-offs and log lines through the pipeline and the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import EPOCH, MS
+from handrail.otlp.contract import Signal
+from handrail.records import LogKind, Role
+from handrail_collector.links.answer import answered, period
+from handrail_collector.links.question import LinksQuestion
+from handrail_collector.rows import LinkFactRow
+from handrail_collector.stitch.stitcher import SECOND
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
+from link_parts import fetch_row
+from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, taken
+from plugin_parts import fact, fetch, publish, times
+
+LANE = (("transport", "tcp"), ("nic", "eth0"), ("reach", "intra-node"))
+READER, KEEPER = "cmpl-req-a-0-0000dddd", "cmpl-req-a-0-0000aaaa"
+
+
+def reader(root: Path) -> StoreReader:
+    return StoreReader(root / "store", threads=1)
+
+
+def a_request(mode: str = "pull") -> tuple[list[Any], list[Any]]:
+    edge, p, d = proxies("req-a", "t1", 0)
+    pushed: dict[str, Any] = {"posted_ns": 7 * MS, "done_ns": 47 * MS, "bytes_moved": 10**8} if mode == "push" else {}
+    at_p = [times(Role.PREFILL, 12, 20, 92, 93, rid=KEEPER, parent=p), publish(105, rid=KEEPER, parent=p, mode=mode, **pushed)]
+    at_d = [
+        times(Role.DECODE, 133, 110, 150, 850, rid=READER, parent=d),
+        fetch(134, rid=READER, peer=KEEPER, parent=d, mode=mode),
+    ]
+    return [edge, p, d], [at_p, at_d]
+
+
+async def told(root: Path, mode: str = "pull") -> dict[str, Any]:
+    clock = Clock()
+    seen, plugin = a_request(mode)
+    async with running(root, clock) as (journal, pipeline):
+        await send(journal, seen)
+        for seq, of_process in enumerate(plugin, 1):
+            await journal.consume(Signal.TRACES, plugin_batch(of_process, seq))
+        line = fact(LogKind.TRANSPORT, Role.DECODE, 0, None, recogniser="ucx.lanes", words=LANE)
+        await journal.consume(Signal.LOGS, log_batch([line, replace(line, lines=2, revision=1)], 1))
+        await taken(pipeline, journal)
+        pipeline._sweep(clock.now + 20 * SECOND)
+    with_reader = reader(root)
+    try:
+        return answered(with_reader, LinksQuestion(since_unix_ns=EPOCH - SECOND, until_unix_ns=EPOCH + 10 * SECOND), EPOCH)
+    finally:
+        with_reader.close()
+
+
+async def test_a_pull_and_a_line_of_ucx_become_a_link(tmp_path: Path) -> None:
+    answer = await told(tmp_path)
+    (link,) = answer["links"]
+    assert (link["keeper"], link["reader"], link["hand_offs"], link["timed"]) == ("prefill:8000", "decode:8000", 1, 1)
+    assert (link["busy_ns"], link["moved_bytes"]) == (59 * MS, 64 * 32768)
+    assert link["transport"] == "tcp"
+    assert link["evidence"] == ["the log of decode:8000 names tcp on eth0 as the lane of remote reads (ucx.lanes)"]
+
+
+async def test_a_line_that_is_told_again_is_one_row(tmp_path: Path) -> None:
+    await told(tmp_path)
+    with_reader = reader(tmp_path)
+    (row,) = with_reader.events(Table.LINK_FACTS, 0, 1 << 62)
+    with_reader.close()
+    assert isinstance(row, LinkFactRow)
+    assert (row.lane, row.nic, row.reach, row.instance) == ("tcp", "eth0", "intra-node", "decode:8000")
+
+
+async def test_what_was_pushed_moved_by_the_clock_of_P(tmp_path: Path) -> None:
+    """Posted 7 ms after P had published at 105 ms, 22 ms before D knew of the load."""
+    await told(tmp_path, "push")
+    with_reader = reader(tmp_path)
+    (row,) = with_reader.recent_fetches(0, 1 << 62, 10)
+    with_reader.close()
+    assert row.posted_ns is not None
+    assert row.started_unix_ns + row.posted_ns == EPOCH + 112 * MS
+    assert (row.transfer_ns, row.mode) == (40 * MS, "push")
+
+
+def test_of_a_longer_period_the_last_ones_are_told_and_that_is_said(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    publisher.publish(0, 10, 10, (), (), flat={Table.KV_FETCHES: [fetch_row(n) for n in range(1, 30)]})
+    publisher.close()
+    with_reader = reader(tmp_path)
+    found = period(with_reader, 0, 1 << 62, most=20)
+    with_reader.close()
+    assert (found.limited, found.hand_offs) == (True, 20)
+    assert found.lines[0].figures.first_unix_ns == fetch_row(10).started_unix_ns
+
+
+@pytest.mark.parametrize("most", [1, 100])
+def test_of_a_requests_hand_offs_those_of_its_last_version_count(tmp_path: Path, most: int) -> None:
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    publisher.publish(
+        0, 10, 10, (), (), flat={Table.KV_FETCHES: [fetch_row(1), fetch_row(1, version=2, outcome="failed", bytes_moved=None)]}
+    )
+    publisher.close()
+    with_reader = reader(tmp_path)
+    rows = with_reader.recent_fetches(0, 1 << 62, most)
+    with_reader.close()
+    assert most == 1 or [each.version for each in rows] == [2]

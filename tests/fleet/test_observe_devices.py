@@ -1,0 +1,119 @@
+"""GPUs of a virtual fleet: what a sampler would have seen fits what the engines did, and is read as such to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import conventions as names
+from handrail.cli.simulated import arrivals, over_ns
+from handrail.cli.simulated_devices import gpu_runs
+from handrail.records import Process, Role
+from handrail_collector.explain.answer import answered
+from handrail_collector.explain.question import Question
+from handrail_collector.explain.tracked import tracked
+from handrail_collector.offline import STORE, newest, publish, publish_samples, rows_of
+from handrail_collector.store.read import StoreReader
+from handrail_fleet import scenario as scenarios
+from handrail_fleet.model import Batch
+from handrail_fleet.observe import Clock, clocks
+from handrail_fleet.observe_devices import EVERY_NS, SHARES, Worked, activity, observe_devices
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.simulate import Flight, Simulation
+from handrail_fleet.virtual import Settings, asked
+
+H100 = scenarios.load("h100-70b-split")
+MS = 1_000_000
+STARTED = 1_796_000_000 * 10**9
+
+
+def flown(scenario: Scenario, requests: int, seed: int = 1) -> tuple[list[Flight], dict[str, list[Worked]]]:
+    """A run, and the steps of its hosts."""
+    run = Simulation(scenario, asked(Settings(scenario=scenario, requests=requests, seed=seed)), seed)
+    worked: dict[str, list[Worked]] = {}
+    for name, host in run._hosts.items():
+        steps, real = worked.setdefault(name, []), host.costs.step_ns
+
+        def told(batch: Batch, steps: list[Worked] = steps, real: object = real) -> int:
+            took = real(batch)  # type: ignore[operator]
+            steps.append(Worked(run.now_ns(), run.now_ns() + took, batch))
+            return int(took)
+
+        host.costs.step_ns = told  # type: ignore[method-assign]
+    return run.run(), worked
+
+
+def test_a_prompt_keeps_the_tensor_pipes_busy_and_decoding_the_memory() -> None:
+    tensor, dram = activity(H100, Batch(decoding=0, prefill_tokens=10_000, running=1, prefill_pairs=50_000_000))
+    assert tensor > 2 * dram
+    tensor, dram = activity(H100, Batch(decoding=64, prefill_tokens=0, running=64, context_tokens=64 * 10_000))
+    assert dram > 5 * tensor
+    assert all(0 <= share <= 1 for shares in SHARES.values() for share in shares)
+
+
+def test_each_sample_tells_of_the_time_since_the_one_before() -> None:
+    step = Batch(decoding=1, prefill_tokens=0, running=1, context_tokens=1000)
+    worked = [Worked(50 * MS, 120 * MS, step), Worked(150 * MS, 180 * MS, step)]
+    said = list(observe_devices(H100, {"d0": worked}, {"d0": Clock(offset_ns=7)}, 290 * MS))
+    assert [round(one.busy, 6) for one in said] == [0.5, 0.5, 0.0]
+    assert [one.said_ns for one in said] == [100 * MS, 200 * MS, 300 * MS]
+    assert said[0].at_unix_ns - said[0].said_ns == Clock().started_unix_ns + 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 300 * MS), st.integers(1, 400 * MS)), max_size=20))
+def test_busy_time_adds_up_to_the_steps(lengths: list[tuple[int, int]]) -> None:
+    worked, at = [], 0
+    for idle, length in lengths:
+        at += idle
+        worked.append(Worked(at, at + length, Batch(decoding=1, prefill_tokens=0, running=1)))
+        at += length
+    said = list(observe_devices(H100, {"d0": worked}, {"d0": Clock()}, at))
+    assert sum(one.busy for one in said) * EVERY_NS == pytest.approx(sum(length for _, length in lengths), abs=10)
+
+
+def test_the_emulated_pair_is_compute_bound_at_p_and_memory_bound_at_d_and_a_trace_shows_when(tmp_path: Path) -> None:
+    flights, worked = flown(H100, 60)
+    over = over_ns(flights)
+    by_host = clocks(H100, (), STARTED)
+    made = arrivals(H100, flights, (), seed=1, started_unix_ns=STARTED)
+    rows = list(rows_of((one.received_unix_ns, one.record) for one in made))
+    publish(tmp_path, rows)
+    hosts = H100.hosts()
+    processes = {
+        host: Process(role=role, instance=f"{host}:8000", host=host, host_name=host)
+        for role, of_role in ((Role.PREFILL, hosts.prefill), (Role.DECODE, hosts.decode))
+        for host in of_role
+    }
+    publish_samples(tmp_path, gpu_runs(observe_devices(H100, worked, by_host, over), processes))
+    reader = StoreReader(tmp_path / STORE)
+    question = Question(since_unix_ns=STARTED, until_unix_ns=STARTED + over)
+    pools = {each["role"]: each for each in answered(reader, question, STARTED + over)["pools"]}
+    assert (pools["prefill"]["bound"], pools["prefill"]["gpus"], pools["prefill"]["how"]) == ("compute_bound", 2, "measured")
+    assert (pools["decode"]["bound"], pools["decode"]["gpus"]) == ("memory_bound", 1)
+    row = max(newest(rows), key=lambda row: row.ttft_token_ns or 0)
+    hardware = tracked(reader, row, ())
+    reader.close()
+    p, d = hardware["places"]
+    # a virtual run keeps no spans: nothing says whose clock 0 is read on
+    assert (p["chosen"], p["offset"]["bound_ns"]) == ("engine", None)
+    assert {track["name"] for device in d["devices"] for track in device["tracks"]} == {
+        names.GPU_BUSY,
+        names.GPU_TENSOR_ACTIVE,
+        names.GPU_DRAM_ACTIVE,
+    }
+    compute = next(phase for phase in row.phases if phase.phase == "prefill_compute")
+    (device,) = p["devices"]
+    tensor = next(track for track in device["tracks"] if track["name"] == names.GPU_TENSOR_ACTIVE)
+    assert max(tensor["values"]) > 0.5
+    assert compute.duration_ns > 3 * EVERY_NS
+
+
+def test_a_host_that_ran_nothing_is_idle() -> None:
+    still = replace(H100, step_ns=0)
+    said = list(observe_devices(still, {"p0": []}, {"p0": Clock()}, 250 * MS))
+    assert [(one.busy, one.tensor, one.dram) for one in said] == [(0.0, 0.0, 0.0)] * 3
+    assert activity(still, Batch(decoding=0, prefill_tokens=0, running=0)) == (0.0, 0.0)

@@ -1,0 +1,38 @@
+"""Pools of GPUs in ``handrail explain``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from handrail.cli.pools import pool_lines
+from handrail_collector.explain.roofline import pools
+from handrail_collector.store.uses import GpuUse, StepUse
+
+P = GpuUse(
+    role="prefill", instance="p0:8000", host="p0", device="GPU-0", engine="", product="NVIDIA H100 80GB HBM3", samples=600,
+    rated=600, busy=500, tensor=0.712, dram=0.3,
+)  # fmt: skip
+D = replace(P, role="decode", host="d0", instance="d0:8000", product="NVIDIA L40S", rated=0, busy=0, tensor=None, dram=None)
+
+
+def told(*gpus: GpuUse, **steps: StepUse) -> list[str]:
+    return [line.plain.rstrip() for line in pool_lines([asdict(pool) for pool in pools(gpus, steps)])]
+
+
+def test_each_pool_says_what_holds_it_up_and_how_that_is_known() -> None:
+    assert told(P, replace(P, device="GPU-1", host="p1"), D, decode=StepUse(steps=1000, tokens=64_000)) == [
+        "Pools of GPUs",
+        "  prefill     compute-bound, measured: tensor 71 %, DRAM 30 % while busy, busy 83 % of the time  "
+        "2 × NVIDIA H100 80GB HBM3 on 2 hosts",
+        "  decode      memory-bound, estimated: 64 tokens a step are at most 64 operations a byte, the GPU's ridge is at 419 "
+        "(dense weights of 2 bytes, KV reads left out)  1 × NVIDIA L40S on 1 host",
+    ]
+
+
+def test_what_is_not_known_says_why_and_without_gpus_there_is_no_section() -> None:
+    assert told(D)[1] == (
+        "  decode      not known whether compute-bound or memory-bound, its GPUs give no tensor and DRAM activity "
+        "(Hopper and later do), and without the plugin nothing says how many tokens a step has  1 × NVIDIA L40S on 1 host"
+    )
+    assert told(prefill=StepUse(steps=100, tokens=100)) == []
+    assert told() == []

@@ -1,0 +1,107 @@
+"""Samples on their way to the exporter: a batch a second, bounded, and never in the way of what is known of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from device_samples import START_UNIX_NS, S, counter, flattened, gpu, port, process, sample
+from device_samples import busy_host as busy
+from handrail.export import device_batches
+from handrail.export.device_batches import DeviceBatches
+from handrail.export.devices import read_devices
+from handrail.export.resource import own_resource
+from handrail.hardware import DeviceSample
+from handrail.otlp.contract import Rejected, Retryable, Signal
+
+
+@dataclass
+class Taken:
+    """What an exporter took; ``refusal`` is raised instead."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    refusal: Exception | None = None
+    some: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, signal: Signal, payload: bytes) -> None:
+        assert signal is Signal.METRICS
+        if self.refusal is not None:
+            raise self.refusal
+        self.payloads.append(payload)
+        self.some.set()
+
+    def samples(self) -> list[DeviceSample]:
+        """All of them."""
+        found = []
+        for payload in self.payloads:
+            (entry,) = ExportMetricsServiceRequest.FromString(payload).resource_metrics
+            found += [one for run in read_devices(entry.scope_metrics[0].metrics, process()) for one in run.samples()]
+        return found
+
+
+def batches(taken: Taken, room: Callable[[], bool] = lambda: True, every_s: float = 3600.0) -> DeviceBatches:
+    return DeviceBatches(own_resource(process()), {}, taken, room, every_s)
+
+
+async def test_what_came_from_any_thread_is_one_request() -> None:
+    taken = Taken()
+    made = batches(taken)
+    told = flattened(list(busy(1, gpus=2)))
+    by_device = [[one for one in told if one.device.index == index] for index in range(2)]
+    await asyncio.gather(*(asyncio.to_thread(lambda of=of: [made.sample(one) for one in of]) for of in by_device))  # type: ignore[misc,func-returns-value]
+    assert await made.samples([sample(port(), START_UNIX_NS)])
+    await made.flush()
+    assert len(taken.payloads) == 1
+    assert len(taken.samples()) == len(told) + 1
+    assert (made.stats.taken, made.stats.sent) == (21, 21)
+    await made.flush()
+    assert len(taken.payloads) == 1  # nothing came, nothing is sent
+
+
+@pytest.mark.parametrize(
+    ("room", "refusal", "counted"),
+    [(False, None, "no_room"), (True, Retryable("full", 1.0), "no_room"), (True, Rejected("too large"), "rejected")],
+    ids=["no_room", "full", "rejected"],
+)
+async def test_what_is_not_taken_is_counted_and_the_next_batch_goes(room: bool, refusal: Exception | None, counted: str) -> None:
+    taken = Taken(refusal=refusal)
+    rooms = [room, True]
+    made = batches(taken, lambda: rooms.pop(0))
+    made.sample(sample(gpu(), START_UNIX_NS))
+    await made.flush()
+    assert (getattr(made.stats, counted), made.stats.sent) == (1, 0)
+    taken.refusal = None
+    made.sample(sample(gpu(), START_UNIX_NS + S))
+    await made.flush()
+    assert [one.at_unix_ns for one in taken.samples()] == [START_UNIX_NS + S]
+
+
+async def test_a_batch_is_bounded_and_a_sample_that_makes_no_metric_is_a_fault_that_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_batches, "MOST_WAITING", 3)
+    made = batches(Taken())
+    made.sample(sample(gpu(), START_UNIX_NS, counter("x", 1, since=-5)))  # no unsigned number
+    for at in range(4):
+        made.sample(sample(gpu(), START_UNIX_NS + at))
+    assert (made.stats.taken, made.stats.overrun, made.stats.faults) == (5, 2, 1)
+
+
+async def test_it_sends_by_itself_and_what_waits_at_the_end() -> None:
+    taken = Taken()
+    made = batches(taken, every_s=0.001)
+    await made.start()
+    made.sample(sample(gpu(), START_UNIX_NS))
+    await asyncio.wait_for(taken.some.wait(), 20)
+    await made.shutdown()
+    made.sample(sample(gpu(), START_UNIX_NS + 1))
+    await made.shutdown()
+    late = batches(taken)
+    await late.start()
+    late.sample(sample(gpu(), START_UNIX_NS + 2))
+    await late.shutdown()
+    assert [one.at_unix_ns - START_UNIX_NS for one in taken.samples()] == [0, 2]

@@ -1,0 +1,158 @@
+"""The threads that read links: a device that hangs, goes away and comes back delays no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from builders import process
+from fake_sysfs import FakeSysfs
+from handrail.links.sampler import LinkSampler, LinkSamplerSettings, State
+from handrail.records import Role
+
+SOON_S = 20.0
+MILLISECOND = 10**6
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Iterator[FakeSysfs]:
+    made = FakeSysfs(tmp_path)
+    yield made
+    made.free()
+
+
+def sampler(sysfs: FakeSysfs) -> LinkSampler:
+    settings = LinkSamplerSettings(
+        root=sysfs.root,
+        interval_ns=5 * MILLISECOND,
+        slow_ns=20 * MILLISECOND,
+        look_ns=20 * MILLISECOND,
+        hung_ns=50 * MILLISECOND,
+    )
+    return LinkSampler(settings, process(Role.DECODE))
+
+
+@pytest.fixture
+def running(sysfs: FakeSysfs) -> Iterator[LinkSampler]:
+    sysfs.add_port(sent=400)
+    sysfs.add_nic(sent=100)
+    made = sampler(sysfs)
+    made.start()
+    yield made
+    sysfs.free()
+    assert made.stop(SOON_S)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what is sure to come; the time limit only ends a test that fails."""
+    end = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        threading.Event().wait(0.001)
+
+
+def reads(sampler: LinkSampler, key: str) -> int:
+    return sampler.watches[key].stats.reads if key in sampler.watches else 0
+
+
+def test_every_device_is_read_again_and_again(running: LinkSampler) -> None:
+    until(lambda: reads(running, "mlx5_0/1") > 5 and reads(running, "eth0") > 5)
+    samples = running.take()
+    assert {sample.device.key for sample in samples} == {"mlx5_0/1", "eth0"}
+    for key in ("mlx5_0/1", "eth0"):
+        times = [sample.at_unix_ns for sample in samples if sample.device.key == key]
+        assert times == sorted(times)
+
+
+def test_one_that_hangs_delays_no_other_and_is_told(sysfs: FakeSysfs, running: LinkSampler) -> None:
+    until(lambda: reads(running, "mlx5_0/1") > 1 and reads(running, "eth0") > 1)
+    hangs = sysfs.port() / "counters/port_xmit_data"
+    sysfs.hang(hangs)
+    until(lambda: running.state(running.watches["mlx5_0/1"]) is State.HUNG)
+    before, hung = reads(running, "eth0"), reads(running, "mlx5_0/1")
+    until(lambda: reads(running, "eth0") > before + 10)
+    assert reads(running, "mlx5_0/1") == hung
+    assert running.state(running.watches["eth0"]) is State.READ
+    sysfs.let_go(hangs, 200)
+    until(lambda: reads(running, "mlx5_0/1") > hung + 2)
+    assert running.state(running.watches["mlx5_0/1"]) is State.READ
+
+
+def test_however_long_it_hangs_one_thread_waits_for_it_and_one_reads_the_others(sysfs: FakeSysfs, running: LinkSampler) -> None:
+    until(lambda: reads(running, "mlx5_0/1") > 1)
+    sysfs.add_nic("eth1")
+    sysfs.hang(sysfs.port() / "counters/port_xmit_data")
+    until(lambda: running.state(running.watches["mlx5_0/1"]) is State.HUNG)
+    before = reads(running, "eth0")
+    until(lambda: reads(running, "eth0") > before + 20 and reads(running, "eth1") > 20)
+    assert len(running.lanes.threads()) == 2
+
+
+def test_all_that_hang_have_a_thread_each(sysfs: FakeSysfs, running: LinkSampler) -> None:
+    for number in range(1, 4):
+        sysfs.add_port(f"mlx5_{number}")
+    until(lambda: all(reads(running, f"mlx5_{number}/1") > 1 for number in range(4)))
+    for number in range(4):
+        sysfs.hang(sysfs.port(f"mlx5_{number}") / "counters/port_xmit_data")
+    until(lambda: all(running.state(running.watches[f"mlx5_{number}/1"]) is State.HUNG for number in range(4)))
+    before = reads(running, "eth0")
+    until(lambda: reads(running, "eth0") > before + 5)
+    assert len(running.lanes.threads()) == 5
+
+
+def test_a_thread_that_hangs_does_not_keep_the_sidecar_from_ending(sysfs: FakeSysfs) -> None:
+    sysfs.add_port()
+    made = sampler(sysfs)
+    made.start()
+    until(lambda: reads(made, "mlx5_0/1") > 0)
+    sysfs.hang(sysfs.port() / "counters/port_xmit_data")
+    until(lambda: made.state(made.watches["mlx5_0/1"]) is State.HUNG)
+    assert not made.stop(0.01)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("handrail-"))
+
+
+def test_what_comes_later_is_found_and_what_goes_may_come_back(sysfs: FakeSysfs, running: LinkSampler) -> None:
+    sysfs.add_port("mlx5_1", sent=40)
+    until(lambda: reads(running, "mlx5_1/1") > 1)
+    sysfs.take_away(sysfs.root / "class/infiniband/mlx5_1")
+    until(lambda: running.state(running.watches["mlx5_1/1"]) is State.GONE)
+    before = reads(running, "mlx5_1/1")
+    sysfs.add_port("mlx5_1", sent=4)
+    until(lambda: reads(running, "mlx5_1/1") > before + 1)
+    assert running.state(running.watches["mlx5_1/1"]) is State.READ
+
+
+def test_a_host_without_links_is_looked_at_again(sysfs: FakeSysfs) -> None:
+    made = sampler(sysfs)
+    made.start()
+    until(lambda: made.chosen is not None)
+    assert made.take() == []
+    sysfs.add_nic()
+    until(lambda: reads(made, "eth0") > 0)
+    assert made.stop(SOON_S)
+
+
+def test_it_leaves_no_thread_and_no_descriptor_behind(sysfs: FakeSysfs) -> None:
+    sysfs.add_port()
+    sysfs.add_nic()
+
+    def once() -> None:
+        made = sampler(sysfs)
+        made.start()
+        until(lambda: reads(made, "mlx5_0/1") > 0 and reads(made, "eth0") > 0)
+        assert made.stop(SOON_S)
+
+    once()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        once()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("handrail-")]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_ending_what_was_never_started(sysfs: FakeSysfs) -> None:
+    assert sampler(sysfs).stop(0.0)
