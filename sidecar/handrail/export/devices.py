@@ -283,7 +283,7 @@ def _metric(name: str, start: int, tables: Tables) -> Metric:
 
 def _values(point: NumberDataPoint) -> tuple[list[int], Sequence[float | None]]:
     """Times and values, oldest first, of the type that the point has; what is not finite is None."""
-    exemplars = point.exemplars
+    exemplars = list(point.exemplars)  # looked at twice, and each look into the message makes an object
     times = [each.time_unix_nano for each in exemplars]
     times.append(point.time_unix_nano)
     whole = point.HasField("as_int")
