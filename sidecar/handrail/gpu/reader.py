@@ -1,0 +1,209 @@
+"""What is read of one device and when: its steps by pace, which values turned out to be absent, and its samples.
+
+No threads here: whoever has a job reads its steps one after the other (``lanes.py``; the tests do it in virtual time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from threading import Lock
+from typing import Final
+
+from handrail.gpu.counters import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, Call, Field, Gpm, Pace, Read
+from handrail.gpu.devices import Gpu, Nvml
+from handrail.gpu.steps import CallStep, Clock, FieldStep, GpmStep, Guard, Slot, Step
+from handrail.hardware import DeviceSample, DeviceValue
+from handrail.records import Process, Source
+
+_S: Final = 1_000_000_000
+_WINDOW_NS: Final = 105_000_000  # more than 100 ms (nvml.h), and contiguous: see GpmStep
+_LEAST_PERIOD_NS: Final = 5_000_000
+_PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
+
+Key = tuple[str, str]
+"""Name and label of a value."""
+
+
+class Job:
+    """Steps of one device that are read together. ``next_ns``: when they are due, monotonic."""
+
+    def __init__(self, reader: DeviceReader, pace: Pace, period_ns: int) -> None:
+        self.reader = reader
+        self.pace = pace
+        self.steps: list[Step] = []
+        self.next_ns = 0
+        self.isolated = False  # holds one step that hung, on a thread of its own
+        self._period_ns = period_ns
+
+    @property
+    def period_ns(self) -> int:
+        """The pace's, or less where a counter would wrap unseen."""
+        due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
+        return max(_LEAST_PERIOD_NS, min([self._period_ns, *due]))
+
+    def alone(self, step: Step) -> Job:
+        """A job of the same pace for one step that was taken out of this one."""
+        job = Job(self.reader, self.pace, self._period_ns)
+        job.steps.append(step)
+        job.isolated = True
+        return job
+
+    def plan_next(self, now_ns: int) -> int:
+        """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
+        period = self.period_ns
+        late = max(0, (now_ns - (self.next_ns or now_ns)) // period)
+        self.next_ns = (self.next_ns or now_ns) + (late + 1) * period
+        return late
+
+
+class DeviceReader:
+    """One GPU or MIG device. ``jobs`` by pace; ``absent``: the code for each value that it does not give."""
+
+    def __init__(
+        self, nvml: Nvml, gpu: Gpu, clock: Clock, process: Process, period_ns: int, without: Collection[str] = ()
+    ) -> None:
+        self.gpu = gpu
+        self.absent: dict[Key, int] = {}
+        self.slots: list[Slot] = []
+        self.counted: Callable[[], list[DeviceValue]] = list  # what is counted elsewhere, told with the rare ones
+        self.jobs: dict[Pace, Job] = {}
+        self._nvml = nvml
+        self._clock = clock
+        self._process = process
+        self._tick_ns = period_ns
+        self._lock = Lock()  # guards placing: steps of one device may be read by several threads
+        rows = [row for row in COUNTERS if row.name not in without and (row.on_mig or not gpu.is_mig)]
+        self._later = [row for row in rows if row.only_without]
+        for row in rows:
+            if not row.only_without:
+                self._add(row.name)
+
+    @property
+    def wanted(self) -> set[str]:
+        """Names of the counters that are looked for."""
+        return {slot.name for slot in self.slots}
+
+    def lane_jobs(self) -> list[Job]:
+        """What the device's own lane reads."""
+        return [job for job in self.jobs.values() if job.steps and job.pace is not Pace.SNAPSHOT]
+
+    def settle(self, job: Job) -> bool:
+        """After a round: values that a step cannot serve move to their next way; bytes that need no haste join the tick.
+
+        True where the device's jobs are others now.
+        """
+        changed = False
+        for step in list(job.steps):
+            if step.gone:
+                moved, step.gone = step.gone, []
+                for slot, code in moved:
+                    self._move_on(slot, code)
+                changed = True
+        if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
+            steps, job.steps = job.steps, []
+            self._job(Pace.TICK).steps += steps
+            changed = True
+        if changed:
+            job.steps[:] = [step for step in job.steps if step.slots]
+        return changed
+
+    def split(self, step: Step) -> list[Step]:
+        """A batch that hung, as one step a field: one of them is the one that hangs. [] where there is nothing to split."""
+        if not isinstance(step, FieldStep) or len(step.slots) < 2:
+            return []
+        parts = []
+        for slot in step.slots:
+            part = FieldStep(self._nvml, self.gpu, self._clock, f"field {slot.how.id}" if isinstance(slot.how, Field) else "")
+            part.slots.append(slot)
+            part.warm = True
+            parts.append(part)
+        return list(parts)
+
+    def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int, pace: Pace) -> DeviceSample:
+        """The record of one round."""
+        if pace is Pace.RARE:
+            values = values + self._lines()
+        return DeviceSample(
+            process=self._process,
+            source=Source.NVML,
+            device=self.gpu.device,
+            at_unix_ns=at_unix_ns,
+            values=tuple(values),
+            took_ns=took_ns,
+        )
+
+    def _in_haste(self, step: Step) -> bool:
+        due = step.due_within_ns()
+        return due is not None and due < self._tick_ns
+
+    def _lines(self) -> list[DeviceValue]:
+        lines = self.counted()
+        if self.gpu.pcie_known:
+            lines.append(DeviceValue(name=PCIE_LINE.name, value=self.gpu.pcie_line_bytes))
+        if self.gpu.nvlink_known:
+            lines.append(DeviceValue(name=NVLINK_LINE.name, value=self.gpu.nvlink_line_bytes))
+        return lines
+
+    def _add(self, name: str) -> None:
+        for value in BY_NAME[name].values:
+            slot = Slot(BY_NAME[name], value)
+            self.slots.append(slot)
+            self._place(slot)
+
+    def _move_on(self, slot: Slot, code: int) -> None:
+        slot.way += 1
+        if slot.how is not None:
+            self._place(slot)
+            return
+        self.absent[slot.name, slot.label] = code
+        for row in [row for row in self._later if row.only_without == slot.name]:
+            if all((slot.name, value.label) in self.absent for value in BY_NAME[slot.name].values):
+                self._later.remove(row)
+                self._add(row.name)
+
+    def _place(self, slot: Slot) -> None:
+        """Put a slot into the step that reads it in its present way."""
+        how = slot.how
+        assert how is not None
+        with self._lock:
+            job = self._job(slot.counter.pace)
+            for step in job.steps:
+                if _serves(step, how):
+                    step.slots.append(slot)
+                    return
+            step = self._step(how, slot.counter.pace)
+            step.slots.append(slot)
+            job.steps.append(step)
+
+    def _step(self, how: Read, pace: Pace) -> Step:
+        if isinstance(how, Call):
+            return CallStep(self._nvml, self.gpu, how)
+        if isinstance(how, Field):
+            return FieldStep(self._nvml, self.gpu, self._clock, f"fields {pace.value}")
+        return GpmStep(self._nvml, self.gpu, self._clock)
+
+    def _job(self, pace: Pace) -> Job:
+        job = self.jobs.get(pace)
+        if job is None:
+            period = max(self._tick_ns, _WINDOW_NS) if pace is Pace.WINDOW else max(_PERIODS.get(pace, 0), self._tick_ns)
+            job = self.jobs[pace] = Job(self, pace, period)
+        return job
+
+
+def _serves(step: Step, how: Read) -> bool:
+    if isinstance(how, Call):
+        return isinstance(step, CallStep) and step.call == (how.function, how.arguments)
+    if isinstance(how, Field):
+        return isinstance(step, FieldStep) and step.name.startswith("fields")
+    return isinstance(step, GpmStep)
+
+
+def read_round(job: Job, guard: Guard, clock: Clock) -> DeviceSample | None:
+    """Every step of a job once, by a caller that waits; None where nothing came. Raises ``NvmlFailed`` for a lost device."""
+    at_unix_ns, began_ns = clock.unix_ns(), clock.mono_ns()
+    values: list[DeviceValue] = []
+    for step in list(job.steps):
+        values += step.read(guard)
+    took_ns = clock.mono_ns() - began_ns
+    job.reader.settle(job)
+    return job.reader.sample(values, at_unix_ns, took_ns, job.pace) if values else None
