@@ -335,8 +335,8 @@ static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
 }
 
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms) {
-    struct timespec step = {0, 1000000};
-    for (unsigned waited = 0;; waited++) {
+    struct timespec step = {0, 100000000};
+    for (unsigned waited = 0;; waited += 100) {
         if (alive() != NVML_SUCCESS) return alive();
         if (next_event(set, data)) return NVML_SUCCESS;
         if (waited >= timeout_ms) return NVML_ERROR_TIMEOUT;

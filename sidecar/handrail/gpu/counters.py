@@ -1,7 +1,7 @@
-"""Every counter of a GPU, one row each: its name, unit and meaning, how NVML gives it, when it is absent and who gives it then.
+"""Every counter of a GPU, one row each: name, unit, meaning, how NVML gives it, when it is absent and what gives it then.
 
-Exposed as ``handrail_gpu_`` + name. Source of ids, units and conditions: ``nvml.h`` of nvidia-nvml-dev 13.5, of which the ids used
-here have not moved since driver 525. Ids 251 to 273 are left out: driver 580.82 gave them other meanings.
+Exposed as ``handrail_gpu_`` + name. Source of ids, units and conditions: ``nvml.h`` of nvidia-nvml-dev 13.5. Field ids 251 to
+273 are not used: driver 580.82 gave them other meanings, and an older one would answer with another quantity.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ MOST_LINKS: Final = 18  # NVML_NVLINK_MAX_LINKS
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``pynvml``'s function of the handle and ``arguments``; of what it answers ``attribute``; ``bit``: whether that is set."""
+    """``pynvml``'s function of the handle and ``arguments``; of what it answers ``attribute``; ``bit``: whether that is set.
+
+    In the counter's unit the number is ``times`` or ``per``, one of which is 1: whole counters stay whole.
+    """
 
     function: str
     arguments: tuple[int, ...] = ()
     attribute: str = ""
     bit: int = 0
-    times: float = 1
+    times: int = 1
+    per: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field value. A whole ``times`` keeps counters exact."""
+    """One field value."""
 
     id: int
     scope: int = 0
-    times: float = 1
+    times: int = 1
+    per: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class Gpm:
     """One metric of GPU performance monitoring (Hopper and later), over a window of at least 100 ms."""
 
     id: int
-    times: float = 1
+    times: int = 1
+    per: int = 1
 
 
 Read = Call | Field | Gpm
@@ -145,6 +151,10 @@ def _memory(what: str) -> tuple[Call, ...]:
     return (Call("nvmlDeviceGetMemoryInfo", (_V2,), what), Call("nvmlDeviceGetMemoryInfo", (), what))
 
 
+def _clocks(function: str) -> tuple[Value, ...]:
+    return tuple(Value((Call(function, (type_,), times=1_000_000),), label) for type_, label in ((1, "sm"), (2, "memory")))
+
+
 def _reason(bit: int) -> tuple[Call, ...]:
     return (
         Call("nvmlDeviceGetCurrentClocksEventReasons", bit=bit),
@@ -158,9 +168,9 @@ COUNTERS: Final = (
         "utilization_ratio",
         _G,
         "1",
-        "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran; says nothing of how busy it was",
+        "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran: not how busy it was",
         "with MIG on, in WSL and on Jetson; sm_active_ratio says more where there is one",
-        Call("nvmlDeviceGetUtilizationRates", attribute="gpu", times=0.01),
+        Call("nvmlDeviceGetUtilizationRates", attribute="gpu", per=100),
         most=1.0,
     ),
     _row(
@@ -169,7 +179,7 @@ COUNTERS: Final = (
         "1",
         "Share of that period in which device memory was read or written; no share of its bandwidth",
         "with MIG on, in WSL and on Jetson; dram_active_ratio says more where there is one",
-        Call("nvmlDeviceGetUtilizationRates", attribute="memory", times=0.01),
+        Call("nvmlDeviceGetUtilizationRates", attribute="memory", per=100),
         most=1.0,
     ),
     _row(
@@ -178,7 +188,7 @@ COUNTERS: Final = (
         "1",
         "Share of the streaming multiprocessors that were busy, over the window",
         _GPM_ABSENT,
-        Gpm(2, 0.01),
+        Gpm(2, per=100),
         pace=Pace.WINDOW,
         most=1.05,
         on_mig=True,
@@ -189,7 +199,7 @@ COUNTERS: Final = (
         "1",
         "Warps that were resident, of the most possible, over the window",
         _GPM_ABSENT,
-        Gpm(3, 0.01),
+        Gpm(3, per=100),
         pace=Pace.WINDOW,
         most=1.05,
         on_mig=True,
@@ -200,7 +210,7 @@ COUNTERS: Final = (
         "1",
         "Share of the window in which tensor pipes were busy",
         _GPM_ABSENT,
-        Gpm(5, 0.01),
+        Gpm(5, per=100),
         pace=Pace.WINDOW,
         most=1.05,
         on_mig=True,
@@ -211,7 +221,7 @@ COUNTERS: Final = (
         "1",
         "Bandwidth of device memory in use, of the most possible, over the window",
         _GPM_ABSENT,
-        Gpm(10, 0.01),
+        Gpm(10, per=100),
         pace=Pace.WINDOW,
         most=1.05,
         on_mig=True,
@@ -222,7 +232,7 @@ COUNTERS: Final = (
         "By/s",
         "PCIe traffic over the window, as performance monitoring counts it",
         _GPM_ABSENT + "; pcie_bytes counts in any case",
-        values=tuple(Value((Gpm(id, 1 << 20),), label) for id, label in zip((21, 20), _RX_TX, strict=True)),
+        values=tuple(Value((Gpm(id, times=1 << 20),), label) for id, label in zip((21, 20), _RX_TX, strict=True)),
         label="direction",
         pace=Pace.WINDOW,
     ),
@@ -232,7 +242,7 @@ COUNTERS: Final = (
         "By/s",
         "NVLink traffic of all links over the window, as performance monitoring counts it",
         _GPM_ABSENT + ", and where there is no NVLink",
-        values=tuple(Value((Gpm(id, 1 << 20),), label) for id, label in zip((60, 61), _RX_TX, strict=True)),
+        values=tuple(Value((Gpm(id, times=1 << 20),), label) for id, label in zip((60, 61), _RX_TX, strict=True)),
         label="direction",
         pace=Pace.WINDOW,
     ),
@@ -284,7 +294,7 @@ COUNTERS: Final = (
         "W",
         "Power drawn now",
         _OLD + "; power_average_watts gives the mean of a second",
-        Field(186, times=0.001),
+        Field(186, per=1000),
         most=100_000,
     ),
     _row(
@@ -293,7 +303,7 @@ COUNTERS: Final = (
         "W",
         "Power drawn, mean of the last second on Ampere and later (on GA100 and before: now)",
         "on Jetson",
-        Call("nvmlDeviceGetPowerUsage", times=0.001),
+        Call("nvmlDeviceGetPowerUsage", per=1000),
         pace=Pace.SECOND,
         most=100_000,
     ),
@@ -303,7 +313,7 @@ COUNTERS: Final = (
         "W",
         "The limit that is enforced",
         "where power is not managed",
-        Call("nvmlDeviceGetEnforcedPowerLimit", times=0.001),
+        Call("nvmlDeviceGetEnforcedPowerLimit", per=1000),
         pace=Pace.RARE,
         most=100_000,
     ),
@@ -313,7 +323,7 @@ COUNTERS: Final = (
         "J",
         "Energy used since the driver was loaded",
         "before Volta; power_watts over time gives it",
-        Field(83, times=0.001),
+        Field(83, per=1000),
         pace=Pace.SECOND,
     ),
     _row(
@@ -337,7 +347,8 @@ COUNTERS: Final = (
         "Clock of the streaming multiprocessors and of the memory",
         "on Jetson",
         values=tuple(
-            Value((Call("nvmlDeviceGetClockInfo", (type_,), times=1e6),), label) for type_, label in ((1, "sm"), (2, "memory"))
+            Value((Call("nvmlDeviceGetClockInfo", (type_,), times=1_000_000),), label)
+            for type_, label in ((1, "sm"), (2, "memory"))
         ),
         label="domain",
         most=1e11,
@@ -348,9 +359,7 @@ COUNTERS: Final = (
         "Hz",
         "The highest clock that the product may run at",
         "on Jetson",
-        values=tuple(
-            Value((Call("nvmlDeviceGetMaxClockInfo", (type_,), times=1e6),), label) for type_, label in ((1, "sm"), (2, "memory"))
-        ),
+        values=_clocks("nvmlDeviceGetMaxClockInfo"),
         label="domain",
         pace=Pace.RARE,
         most=1e11,
@@ -371,7 +380,7 @@ COUNTERS: Final = (
         "Time in which this policy held the clocks down: also what fell between two looks at `throttled`",
         _OLD + "; throttled samples it",
         values=tuple(
-            Value((Field(id, times=1e-9),), policy)
+            Value((Field(id, per=1_000_000_000),), policy)
             for id, policy in ((74, "power"), (75, "thermal"), (76, "sync_boost"), (77, "board_limit"), (79, "reliability"))
         ),
         label="policy",
@@ -419,7 +428,7 @@ COUNTERS: Final = (
         "Data over all NVLinks without protocol overhead; from when this sidecar first looked, wraps undone",
         "where there is no NVLink",
         values=tuple(
-            Value((Field(data, ALL_LINKS, 1024), Field(data, EACH_LINK, 1024), Field(five, EACH_LINK)), label)
+            Value((Field(data, ALL_LINKS, times=1024), Field(data, EACH_LINK, times=1024), Field(five, EACH_LINK)), label)
             for data, five, label in ((139, 204, "receive"), (138, 202, "transmit"))
         ),
         label="direction",

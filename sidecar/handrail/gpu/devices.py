@@ -12,8 +12,8 @@ from handrail.hardware import Device, DeviceKind
 log = logging.getLogger(__name__)
 
 MOST_DEVICES: Final = 256  # GPUs and MIG devices of one host: the bound of labels
-_PCIE_LANE_BYTES: Final = {1: 0.25e9, 2: 0.5e9, 3: 16e9 / 130, 4: 32e9 / 130, 5: 64e9 / 130, 6: 128e9 / 130, 7: 256e9 / 130}
-"""A lane's bytes a second and direction by generation: 8b/10b coding, from 3 on 128b/130b (PCI-SIG base specifications)."""
+_PCIE_LANE_BYTES: Final = {1: 0.25e9, 2: 0.5e9, 3: 128e9 / 130, 4: 256e9 / 130, 5: 512e9 / 130, 6: 8e9, 7: 16e9}
+"""A lane's bytes a second and direction by generation: 8b/10b coding, 3 to 5 128b/130b, then flits (PCI-SIG specifications)."""
 
 _UNKNOWN_PCIE_BYTES: Final = 16 * _PCIE_LANE_BYTES[6]  # where the link is not told: as fast as any today
 _UNKNOWN_NVLINK_BYTES: Final = 18 * 50e9 * 2
@@ -37,7 +37,7 @@ MISSING_BINDING: Final = -10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU or MIG device. ``handle``: pynvml's, valid within one session. ``*_line_bytes``: a second and direction, at most."""
+    """One GPU or MIG device. ``handle``: pynvml's, of one session. ``*_line_bytes``: a second and direction, at most."""
 
     device: Device
     handle: Any
@@ -80,7 +80,7 @@ def list_gpus(nvml: Nvml) -> tuple[list[Gpu], dict[int, int]]:
     for index in range(count):
         try:
             found += gpu_at(nvml, index)
-        except NvmlFailed as problem:
+        except NvmlFailed as problem:  # noqa: PERF203 - one GPU must not hide the others
             failed[index] = problem.code
     if len(found) > MOST_DEVICES:
         log.warning("%d GPUs and MIG devices; the first %d are sampled", len(found), MOST_DEVICES)

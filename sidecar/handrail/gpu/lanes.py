@@ -1,10 +1,11 @@
 """Threads that read, and the watch over them: a call that hangs keeps its thread, and everything else goes on in a new one.
 
-A call inside the driver cannot be cancelled. Each GPU has a lane, a thread that reads its jobs one round after the other. The
-watch looks at what every lane is doing; a call that takes longer than ``limit_ns`` is given up: its thread keeps that call alone,
-and a new lane takes the rest, from the step after it. So the number of threads is bounded by the number of calls, and by
-``MOST_GIVEN_UP``. When the call returns, its thread goes on reading only that; after ``QUIET_ROUNDS`` quick rounds the call
-rejoins its device's lane and the thread ends. A batch of fields that hangs is read field by field from then on, so that only the
+A lane is a thread that reads its jobs one round after the other. All GPUs begin in one lane, since a thread that wakes pays more
+for cold caches than for what it reads; where one lane cannot keep up, each GPU gets its own. A call inside the driver cannot be
+cancelled. The watch looks at what every lane is doing; a call that takes longer than ``limit_ns`` is given up: its thread keeps
+that call alone, and a new lane takes the rest, from the step after it. So the number of threads is bounded by the number of calls
+and by ``MOST_GIVEN_UP``. When the call returns, its thread goes on reading only that; after ``QUIET_ROUNDS`` quick rounds the
+call rejoins the others and the thread ends. A batch of fields that hangs is read field by field from then on, so that only the
 field at fault stays alone.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from handrail.gpu.counters import Pace
 from handrail.gpu.failures import HANGS, Meaning, NvmlFailed, failure
+from handrail.gpu.halt import Halt
 from handrail.gpu.reader import DeviceReader, Job
 from handrail.gpu.steps import Clock, GivenUp, Step
 from handrail.hardware import DeviceSample, DeviceValue
@@ -31,6 +33,10 @@ FIRST_CALL_NS: Final = 1_000_000_000  # a driver may have to wake a GPU for the 
 _LONGEST_PAUSE_NS: Final = 60_000_000_000
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _RETRIES_AT_ONCE: Final = 2
+_SHARE_OVER_NS: Final = 2_000_000_000
+_MOST_SHARE: Final = 0.6  # of its time that a lane may read: above it, it cannot keep up
+_IDLE_LOOK_NS: Final = 250_000_000
+_LEAST_LOOK_NS: Final = 2_000_000
 
 Deliver = Callable[[DeviceSample], None]
 """Takes a sample, in the thread that read it. Never blocks, never raises."""
@@ -117,6 +123,9 @@ class Lane:
         self.guard = Guard(lanes.clock)
         self.round = going_on
         self.quiet = 0
+        self.busy_ns = 0  # reading, of the time since
+        self.since_ns = lanes.clock.mono_ns()
+        self.due_ns = 0  # when it wakes, while it sleeps
         self.not_replaced_ns = 0  # the call, by when it began, for which there was no thread left
         self.ending = False
         self._lanes = lanes
@@ -134,10 +143,11 @@ class Lane:
                 job = self.round.job if self.round is not None else min(self.jobs, key=lambda each: each.next_ns)
                 if self.round is None:
                     wait_ns = job.next_ns - lanes.clock.mono_ns()
-                    if wait_ns > 0 and lanes.stopping.wait(wait_ns / 1e9):
-                        break
-                    if self.ending:
-                        break
+                    if wait_ns > 0:
+                        self.due_ns = job.next_ns
+                        if lanes.stopping.wait(wait_ns / 1e9):
+                            break
+                        self.due_ns = 0
                     self.round = Round(job, lanes.clock.unix_ns(), lanes.clock.mono_ns())
                 self.reader = job.reader
                 try:
@@ -145,10 +155,18 @@ class Lane:
                 except GivenUp:
                     if not self._keep():
                         break
-        except NvmlFailed as lost:
-            lanes.on_lost(self.reader, lost.code)
+                except NvmlFailed as lost:
+                    self._lost(lost.code)
         finally:
             lanes.ended(self)
+
+    def _lost(self, code: int) -> None:
+        """The device of this round answers nothing more: its jobs end; with the session all do."""
+        index = self.reader.gpu.device.index
+        self.round = None
+        whole = failure(code).meaning is Meaning.SESSION_LOST
+        self.jobs = [] if whole else [each for each in self.jobs if each.reader.gpu.device.index != index]
+        self._lanes.on_lost(self.reader, code)
 
     def _read(self, round_: Round) -> None:
         job, guard = round_.job, self.guard
@@ -193,12 +211,17 @@ class Lane:
             lanes.stats.samples += 1
             lanes.deliver(job.reader.sample(round_.values, round_.at_unix_ns, now - round_.began_ns, job.pace))
         lanes.stats.missed += job.plan_next(now)
+        self.busy_ns += now - round_.began_ns
         if self.alone:
             self.ending = not job.steps
             self._perhaps_rejoin(now - round_.began_ns)
         elif changed:
             self.jobs = [each for each in self.jobs if each.reader is not job.reader or each.pace is Pace.SNAPSHOT]
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
+        elif now - self.since_ns > _SHARE_OVER_NS:
+            if self.busy_ns > _MOST_SHARE * (now - self.since_ns):
+                lanes.spread(self)
+            self.busy_ns, self.since_ns = 0, now
 
     def _keep(self) -> bool:
         """After the call that hung has returned: go on with it alone; False where its parts are read elsewhere."""
@@ -232,7 +255,7 @@ class Lanes:
         self.clock = clock
         self.deliver = deliver
         self.on_lost = on_lost
-        self.stopping = threading.Event()
+        self.stopping = Halt()
         self.stats = stats if stats is not None else LaneStats()
         self.limit_ns = limit_ns
         self._lock = threading.Lock()  # guards the list, and handing steps from one lane to another
@@ -254,16 +277,38 @@ class Lanes:
         with self._lock:
             return list(self._lanes)
 
-    def look(self) -> None:
-        """The watch: give up calls that take too long. Called every few milliseconds."""
+    def look(self) -> int:
+        """The watch: give up calls that take too long. How many ns may pass until it must look again."""
         now = self.clock.mono_ns()
+        next_ns, soonest_ns = now + _IDLE_LOOK_NS, now + 2 * self.limit_ns
         for lane in self.all():
             guard, step = lane.guard, lane.guard.step
-            if not guard.inside or step is None or lane.alone or guard.given_up:
+            if lane.alone or guard.given_up:
+                continue
+            if not guard.inside or step is None:
+                next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: once a period
                 continue
             since = guard.since_ns
-            if now - since > max(lane.limit_ns, 0 if step.warm else FIRST_CALL_NS):
+            limit = max(lane.limit_ns, 0 if step.warm else FIRST_CALL_NS)
+            if now - since > limit:
                 self._give_up(lane, step, since)
+                next_ns = min(next_ns, now + lane.limit_ns)
+            else:
+                next_ns = min(next_ns, since + limit)
+        return max(_LEAST_LOOK_NS, next_ns - now)
+
+    def spread(self, lane: Lane) -> None:
+        """A lane that cannot keep up, in its own thread: it keeps its first GPU, each other one gets a lane of its own."""
+        by_gpu: dict[int | None, list[Job]] = {}
+        for job in lane.jobs:
+            by_gpu.setdefault(job.reader.gpu.device.index, []).append(job)
+        if len(by_gpu) < 2:
+            return
+        first, *others = by_gpu
+        lane.jobs = by_gpu[first]
+        log.info("GPUs: one thread cannot read all of them in time; each has its own now")
+        for index in others:
+            self.start(f"{lane.name}.{index}", by_gpu[index], limit_ns=lane.limit_ns)
 
     def hanging(self, now_ns: int, longer_than_ns: int) -> list[tuple[DeviceReader, str, int]]:
         """(device, call, ns) of every call that has not returned for so long."""

@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection
 from threading import Lock
 from typing import Final
 
-from handrail.gpu.counters import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, Call, Field, Gpm, Pace, Read
+from handrail.gpu.counters import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, Call, Field, Pace, Read
 from handrail.gpu.devices import Gpu, Nvml
-from handrail.gpu.steps import CallStep, Clock, FieldStep, GpmStep, Guard, Slot, Step
+from handrail.gpu.slots import Slot
+from handrail.gpu.steps import CallStep, Clock, FieldStep, Guard, Step
+from handrail.gpu.window import GpmStep
 from handrail.hardware import DeviceSample, DeviceValue
 from handrail.records import Process, Source
 
 _S: Final = 1_000_000_000
 _WINDOW_NS: Final = 105_000_000  # more than 100 ms (nvml.h), and contiguous: see GpmStep
 _LEAST_PERIOD_NS: Final = 5_000_000
+_SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
 
 Key = tuple[str, str]
@@ -33,23 +36,23 @@ class Job:
         self.steps: list[Step] = []
         self.next_ns = 0
         self.isolated = False  # holds one step that hung, on a thread of its own
-        self._period_ns = period_ns
-
-    @property
-    def period_ns(self) -> int:
-        """The pace's, or less where a counter would wrap unseen."""
-        due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
-        return max(_LEAST_PERIOD_NS, min([self._period_ns, *due]))
+        self.period_ns = period_ns  # the pace's, or less where a counter would wrap unseen
+        self._base_ns = period_ns
+        self._rounds = 0
 
     def alone(self, step: Step) -> Job:
         """A job of the same pace for one step that was taken out of this one."""
-        job = Job(self.reader, self.pace, self._period_ns)
+        job = Job(self.reader, self.pace, self._base_ns)
         job.steps.append(step)
         job.isolated = True
         return job
 
     def plan_next(self, now_ns: int) -> int:
         """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
+        self._rounds += 1
+        if self.pace is Pace.BYTES or self._rounds & _SELDOM == 1:
+            due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
+            self.period_ns = max(_LEAST_PERIOD_NS, min([self._base_ns, *due]))
         period = self.period_ns
         late = max(0, (now_ns - (self.next_ns or now_ns)) // period)
         self.next_ns = (self.next_ns or now_ns) + (late + 1) * period
@@ -151,8 +154,7 @@ class DeviceReader:
             self._place(slot)
 
     def _move_on(self, slot: Slot, code: int) -> None:
-        slot.way += 1
-        if slot.how is not None:
+        if slot.move_on():
             self._place(slot)
             return
         self.absent[slot.name, slot.label] = code

@@ -1,4 +1,4 @@
-"""Samples every GPU of this host for as long as it is asked to: opens NVML, keeps lanes reading, and comes back from what goes wrong.
+"""Samples every GPU of this host: opens NVML, keeps lanes reading, and comes back from what goes wrong.
 
 The *keeper* opens the session, looks for devices and tries again what was lost; it alone may wait inside NVML. The *watch* gives
 up calls that hang and says so. Lanes read (``lanes.py``), one more thread waits for Xid events. None of them belongs to the event
@@ -14,14 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from handrail.gpu.counters import XID, Pace
 from handrail.gpu.devices import Gpu, Nvml, Unavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
 from handrail.gpu.failures import NvmlFailed, failure
+from handrail.gpu.halt import Halt
 from handrail.gpu.lanes import MOST_GIVEN_UP, Deliver, Lanes, LaneStats
-from handrail.gpu.reader import DeviceReader
-from handrail.gpu.steps import Clock, GpmStep
+from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.steps import Clock
 from handrail.gpu.visible import Visible, visible
 from handrail.gpu.xids import XidWatch
 from handrail.hardware import DeviceSample, DeviceValue
@@ -111,7 +113,7 @@ class Sampler:
         self._environment = environment
         self._open = open_session
         self._began_unix_ns = clock.unix_ns()
-        self._stop = threading.Event()
+        self._stop = Halt()
         self._wake = threading.Event()  # the keeper has something to do
         self._lanes: Lanes | None = None
         self._old: list[Lanes] = []  # of earlier sessions, with calls that have not returned
@@ -204,8 +206,7 @@ class Sampler:
         self.readers = {}
         self.xid_watch = XidWatch(nvml, wanted, self.xids, self._on_xid, self._lanes.stopping)
         self.xid_watch.start()
-        for place, index in enumerate(sorted({each.device.index or 0 for each in wanted})):
-            self._start_device(nvml, [each for each in wanted if each.device.index == index], place, len(wanted))
+        self._start_lane(nvml, wanted)
         for note in state.visible.notes:
             log.warning("GPUs: %s", note)
         log.info("GPUs: driver %s, %s", state.driver or "not told", _named(wanted) or "none of those asked for")
@@ -214,19 +215,16 @@ class Sampler:
         if again:
             self._tell(ProcessEventKind.GPU_BACK, f"NVML answers again: driver {state.driver}")
 
-    def _start_device(self, nvml: Nvml, gpus: Sequence[Gpu], place: int, of: int) -> None:
-        """A lane for one GPU and its MIG devices, a part of a period after the last one so that they do not wake together."""
+    def _start_lane(self, nvml: Nvml, gpus: Sequence[Gpu]) -> None:
         assert self._lanes is not None
-        jobs, first_ns = [], self._clock.mono_ns() + self.settings.period_ns * place // max(1, of)
+        jobs: list[Job] = []
         for gpu in gpus:
             reader = DeviceReader(nvml, gpu, self._clock, self._process, self.settings.period_ns, self.settings.without)
-            reader.counted = lambda key=gpu.device.key: self._xid_values(key)  # type: ignore[misc]
+            reader.counted = partial(self._xid_values, gpu.device.key)
             self.readers[gpu.device.key] = reader
             jobs += reader.lane_jobs()
-        for job in jobs:
-            job.next_ns = first_ns
         if jobs:
-            self._lanes.start(f"{gpus[0].device.index}", jobs)
+            self._lanes.start("reads", jobs)
 
     def _in_session(self, nvml: Nvml) -> None:
         """Until the session is lost or the sampler stops: look after what was lost, and for MIG devices that come and go."""
@@ -268,8 +266,7 @@ class Sampler:
             for reader in readers.values():
                 for job in reader.jobs.values():
                     for step in job.steps:
-                        if isinstance(step, GpmStep):
-                            step.close()
+                        step.close()
             nvml.nvmlShutdown()
         except Exception as error:
             log.debug("NVML did not shut down: %s", error)
@@ -309,7 +306,7 @@ class Sampler:
                 gpus = [self._owned(each) for each in gpu_at(nvml, index) if self._wanted(each)]
             del self.state.lost[index]
             if gpus:
-                self._start_device(nvml, gpus, 0, 1)
+                self._start_lane(nvml, gpus)
                 self._tell(ProcessEventKind.GPU_BACK, f"GPU {index} ({gpus[0].device.key}) answers again")
 
     def _mig_changed(self, nvml: Nvml) -> bool:
@@ -336,11 +333,16 @@ class Sampler:
     # --- the watch ---------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        every_s = self.settings.limit_ns / 2e9
-        while not self._stop.wait(every_s):
+        told_ns, wait_ns = 0, self.settings.limit_ns
+        while not self._stop.wait(wait_ns / 1e9):
             lanes = self._lanes
-            if lanes is not None:
-                lanes.look()
+            if lanes is None:
+                wait_ns = self.settings.limit_ns
+                continue
+            wait_ns = lanes.look()
+            now = self._clock.mono_ns()
+            if now - told_ns > _S // 2:
+                told_ns = now
                 self._tell_stuck(lanes)
 
     def _tell_stuck(self, lanes: Lanes) -> None:

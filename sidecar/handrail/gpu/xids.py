@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from handrail.gpu.devices import Gpu, Nvml
 from handrail.gpu.failures import Meaning, code_of, failure
+from handrail.gpu.halt import Halt
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class XidWatch:
         gpus: Sequence[Gpu],
         counts: Counter[tuple[str, int]],
         tell: Callable[[Gpu, int], None],
-        stopping: threading.Event,
+        stopping: Halt,
     ) -> None:
         self.counts = counts
         self.absent: dict[str, int] = {}
@@ -60,7 +61,7 @@ class XidWatch:
             try:
                 self._nvml.nvmlDeviceRegisterEvents(gpu.handle, _XID, events)
                 watched = True
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203 - one GPU must not hide the others
                 self._refused([gpu], error)
         while watched and not self._stopping.is_set():
             watched = self._wait(events)
