@@ -5,7 +5,7 @@ No threads here: whoever has a job reads its steps one after the other (``lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 from typing import Final
 
@@ -47,6 +47,15 @@ class Job:
         job.isolated = True
         return job
 
+    def add(self, steps: Sequence[Step]) -> None:
+        """Steps may come from another thread."""
+        with self.reader.lock:
+            self.steps += steps
+
+    def remove(self, step: Step) -> None:
+        with self.reader.lock:
+            self.steps.remove(step)
+
     def plan_next(self, now_ns: int) -> int:
         """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
         self._rounds += 1
@@ -74,7 +83,7 @@ class DeviceReader:
         self._clock = clock
         self._process = process
         self._tick_ns = period_ns
-        self._lock = Lock()  # guards placing: steps of one device may be read by several threads
+        self.lock = Lock()  # guards the lists of steps: those of one device may be read by several threads
         rows = [row for row in COUNTERS if row.name not in without and (row.on_mig or not gpu.is_mig)]
         self._later = [row for row in rows if row.only_without]
         for row in rows:
@@ -103,11 +112,13 @@ class DeviceReader:
                     self._move_on(slot, code)
                 changed = True
         if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
-            steps, job.steps = job.steps, []
-            self._job(Pace.TICK).steps += steps
+            with self.lock:
+                steps, job.steps = job.steps, []
+                self._job(Pace.TICK).steps += steps
             changed = True
         if changed:
-            job.steps[:] = [step for step in job.steps if step.slots]
+            with self.lock:
+                job.steps[:] = [step for step in job.steps if step.slots]
         return changed
 
     def split(self, step: Step) -> list[Step]:
@@ -167,7 +178,7 @@ class DeviceReader:
         """Put a slot into the step that reads it in its present way."""
         how = slot.how
         assert how is not None
-        with self._lock:
+        with self.lock:
             job = self._job(slot.counter.pace)
             for step in job.steps:
                 if _serves(step, how):

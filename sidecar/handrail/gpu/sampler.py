@@ -21,7 +21,8 @@ from handrail.gpu.counters import XID, Pace
 from handrail.gpu.devices import Gpu, Nvml, Unavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
 from handrail.gpu.failures import NvmlFailed, failure
 from handrail.gpu.halt import Halt
-from handrail.gpu.lanes import MOST_GIVEN_UP, Deliver, Lanes, LaneStats
+from handrail.gpu.lane import Deliver, LaneStats
+from handrail.gpu.lanes import MOST_GIVEN_UP, Lanes
 from handrail.gpu.reader import DeviceReader, Job
 from handrail.gpu.steps import Clock
 from handrail.gpu.visible import Visible, visible
@@ -281,6 +282,8 @@ class Sampler:
     def _note_lost(self) -> None:
         while self._newly_lost:
             reader, code = self._newly_lost.pop(0)
+            if not any(reader is each for each in self.readers.values()):
+                continue  # of before it came back
             device = reader.gpu.device
             if failure(code).meaning.value == "session_lost":
                 self._session_lost = code
