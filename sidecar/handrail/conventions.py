@@ -151,4 +151,5 @@ EVENT_ABORT: Final = "handrail.abort"
 # --- metrics: (name, unit, help) live in the part that emits them; prefixes here ------------------------------------------
 METRIC_SIDECAR: Final = "handrail_sidecar"
 METRIC_COLLECTOR: Final = "handrail_collector"
+METRIC_GPU: Final = "handrail_gpu"  # then the counter of gpu/counters.py
 METRIC_CLOCK_BOUND: Final = "handrail_clock_bound_seconds"

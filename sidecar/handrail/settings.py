@@ -13,8 +13,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from handrail.config import Problem, section, setting
+from handrail.gpu.counters import NAMES as GPU_COUNTERS
 from handrail.records import Role
-from handrail.values import Address, Duration, Size, Url
+from handrail.values import Address, Duration, Size, Url, nearest
 
 ROLES: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
 
@@ -144,6 +145,45 @@ class MetricsConfig:
     )
 
 
+class GpuSampling(str, Enum):
+    """Whether this sidecar samples its host's GPUs."""
+
+    AUTO = "auto"  # beside an engine
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConfig:
+    """The GPUs of this host, through NVML."""
+
+    sample: GpuSampling = setting(
+        GpuSampling.AUTO,
+        help="whether NVML is read; auto does so beside an engine (role prefill, decode or collocated); without a driver nothing "
+        "is read, and said so",
+        example="off",
+    )
+    interval: Duration = setting(
+        Duration(100 * 10**6),
+        help="how often what moves fast is read: 100ms is 10 Hz; down to 10ms for a short capture",
+        example="20ms",
+        at_least=10 * 10**6,
+        at_most=60 * 10**9,
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        help="indices or UUIDs of the GPUs that the engine uses; the others are not read",
+        example="[0, GPU-8f1b]",
+        unset="those that CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES name, else all",
+    )
+    without: tuple[str, ...] = setting(
+        (),
+        help="counters that are not read, by name (handrail gpus lists them)",
+        example="[energy_joules, sm_occupancy_ratio]",
+        unset="none",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
@@ -203,6 +243,7 @@ class SidecarConfig:
     )
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
+    gpu: GpuConfig = section(GpuConfig)
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
         help="/metrics, /healthz and /readyz",
@@ -259,6 +300,16 @@ class SidecarConfig:
             )
         if len(set(self.log.files)) < len(self.log.files):
             yield Problem(path="log.files", rule="names a file twice", example="log: {files: [/var/log/vllm/decode.log]}")
+        for name in self.gpu.without:
+            if name not in GPU_COUNTERS:
+                near = nearest(name, GPU_COUNTERS)
+                yield Problem(
+                    path="gpu.without",
+                    value=repr(name),
+                    rule="is no counter",
+                    nearest=near,
+                    example="gpu: {without: [energy_joules]}",
+                )
         yield from clashes({name: getattr(self, name) for name in ("listen", "otlp_grpc", "otlp_http", "admin")})
 
     def resolved(self) -> SidecarConfig:
@@ -271,6 +322,12 @@ class SidecarConfig:
         if url is not None and not urlsplit(url).path.strip("/"):
             url = Url(f"{url.rstrip('/')}/metrics")
         return replace(self, instance=instance, request_id=mode, metrics=replace(self.metrics, url=url))
+
+    @property
+    def samples_gpus(self) -> bool:
+        """Whether NVML is read where there is one."""
+        beside_engine = self.role in (Role.PREFILL, Role.DECODE, Role.COLLOCATED)
+        return beside_engine if self.gpu.sample is GpuSampling.AUTO else self.gpu.sample is GpuSampling.ON
 
     def _observes(self) -> bool:
         sources = (self.listen, self.otlp_grpc, self.otlp_http, self.plugin_socket, self.metrics.url)

@@ -15,6 +15,8 @@ from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
+from handrail.gpu.sampler import SamplerSettings
+from handrail.gpumetrics import gpu_rows
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
 from handrail.pluginmetrics import plugin_rows
@@ -27,6 +29,7 @@ from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig,
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
+from handrail.sources.nvml import NvmlSource
 from handrail.sources.otlp import OtlpTap, TapSettings
 from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
@@ -76,6 +79,7 @@ async def _main(config: SidecarConfig) -> int:
     plugin = None
     if config.plugin_socket is not None:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
+    gpus = _gpus(config, process, exporter)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
@@ -83,6 +87,7 @@ async def _main(config: SidecarConfig) -> int:
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
+            *(gpu_rows(gpus.sampler) if gpus is not None else ()),
         ]
     )
     drain_s = config.drain.seconds
@@ -101,6 +106,8 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("log", logs.start(), lambda: logs.shutdown(min(drain_s, 5.0)))
     if scraper is not None:
         await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
+    if gpus is not None:
+        await parts.start("gpus", gpus.start(), lambda: gpus.shutdown(min(drain_s, 5.0)))
     if plugin is not None:
         await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
         addresses["plugin"] = str(plugin.path)
@@ -187,6 +194,14 @@ def _scraper(
     stats = proxy.stats if proxy is not None else None
     open_requests = None if stats is None else lambda: stats.requests - stats.passed - sum(stats.outcomes.values())
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
+
+
+def _gpus(config: SidecarConfig, process: Process, exporter: Exporter) -> NvmlSource | None:
+    if not config.samples_gpus:
+        return None
+    gpu = config.gpu
+    settings = SamplerSettings(period_ns=gpu.interval.ns, devices=gpu.devices, without=frozenset(gpu.without))
+    return NvmlSource(settings, process, exporter.sink)
 
 
 async def _check_collector(client: ClientSettings) -> None:

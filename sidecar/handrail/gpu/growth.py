@@ -12,7 +12,7 @@ from typing import Final
 _NS: Final = 1_000_000_000
 _NARROW: Final = 1 << 32
 _WIDE: Final = 1 << 64
-_MARGIN: Final = 0.7  # of the time of one turn: the rest is for readings that come late
+_MARGIN: Final = 0.75  # of the time of one turn: the rest is for readings that come late
 _ABSURD: Final = 8  # times the line rate: growth that no link of ours could have had
 
 

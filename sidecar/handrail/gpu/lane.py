@@ -204,6 +204,7 @@ class Lane:
             self._fault("a GPU counter could not be read: %s", step.name)
         else:
             step.failures = 0
+            step.read_ns = self.guard.since_ns
             return values
         step.failures += 1
         if step.failures > _RETRIES_AT_ONCE:

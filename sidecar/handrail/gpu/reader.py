@@ -136,7 +136,7 @@ class DeviceReader:
     def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int, pace: Pace) -> DeviceSample:
         """The record of one round."""
         if pace is Pace.RARE:
-            values = values + self._lines()
+            values = [*values, *self.counted(), *self.lines()]
         return DeviceSample(
             process=self._process,
             source=Source.NVML,
@@ -150,8 +150,9 @@ class DeviceReader:
         due = step.due_within_ns()
         return due is not None and due < self._tick_ns
 
-    def _lines(self) -> list[DeviceValue]:
-        lines = self.counted()
+    def lines(self) -> list[DeviceValue]:
+        """What its links can carry, where that is told."""
+        lines = []
         if self.gpu.pcie_known:
             lines.append(DeviceValue(name=PCIE_LINE.name, value=self.gpu.pcie_line_bytes))
         if self.gpu.nvlink_known:

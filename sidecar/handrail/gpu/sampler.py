@@ -141,6 +141,10 @@ class Sampler:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(0.0 if self.state.opening_since_ns else wait_s)
 
+    def now_ns(self) -> int:
+        """Its monotonic clock."""
+        return self._clock.mono_ns()
+
     @property
     def lanes(self) -> Lanes | None:
         """Of the present session."""

@@ -29,6 +29,11 @@ class Slot:
         self._raw: float | None = None
         self._last: DeviceValue | None = None
 
+    @property
+    def last(self) -> DeviceValue | None:
+        """As it was read last."""
+        return self._last
+
     def move_on(self) -> bool:
         """To the next way of reading it; False where that was the last."""
         reads = next(each.reads for each in self.counter.values if each.label == self.label)
@@ -45,7 +50,7 @@ class Slot:
         value = self._in_unit(raw)
         most = self.counter.most
         if not math.isfinite(value) or value < 0 or (most is not None and value > most):
-            self.invalid += 1
+            self._makes_no_sense()
             return None
         self._raw = raw
         self._last = DeviceValue(name=self.name, value=value, label=self.label)
@@ -56,7 +61,7 @@ class Slot:
         if raw == self._raw:
             return self._last
         if not math.isfinite(raw) or raw < 0:
-            self.invalid += 1
+            self._makes_no_sense()
             return None
         self.standing.follow(raw, at_unix_ns)
         self._raw = raw
@@ -76,6 +81,10 @@ class Slot:
         if last is None or last.value != total or last.start_unix_ns != since:
             last = self._last = DeviceValue(name=self.name, value=total, label=self.label, start_unix_ns=since)
         return last
+
+    def _makes_no_sense(self) -> None:
+        self.invalid += 1
+        self._raw = self._last = None
 
     def _in_unit(self, raw: float) -> float:
         how = self.how

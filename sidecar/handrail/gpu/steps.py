@@ -54,6 +54,7 @@ class Step:
         self.gone: list[tuple[Slot, int]] = []
         self.failures = 0  # in a row
         self.resume_ns = 0  # not before this, after a failure that may pass
+        self.read_ns = 0  # when it gave something last, monotonic
         self.warm = False  # has returned once
         self.calls = 0
         self.spent_ns = 0

@@ -35,6 +35,7 @@ class GpmStep(Step):
         self._request: Any = None
         self._layout = struct.Struct(_HEAD)
         self._before_ns: int | None = None
+        self.window: DeviceValue | None = None
         self._of: list[Slot] = []
 
     def _read(self, guard: Guard) -> list[DeviceValue]:
@@ -82,9 +83,8 @@ class GpmStep(Step):
         if self.gone:
             left = {id(slot) for slot, _ in self.gone}
             self.slots[:] = [slot for slot in self.slots if id(slot) not in left]
-        if found:
-            found.append(DeviceValue(name=WINDOW.name, value=window_s))
-        return found
+        self.window = DeviceValue(name=WINDOW.name, value=window_s)
+        return [*found, self.window] if found else []
 
     def close(self) -> None:
         for sample in self._samples:
