@@ -77,12 +77,17 @@ def _table(found: Found, width: int) -> Table:
 
 
 def _show_processes(console: Console, found: Found) -> None:
+    if not found.processes:
+        return
+    console.print()
+    console.print(Text("processes", style="bold"))
     for each in found.processes:
         held = f"{each.memory_bytes / 1e9:.1f} GB" if each.memory_bytes is not None else "memory not told"
-        whose = each.name or "?"
-        if not each.verified:
-            whose = "not among the processes that can be seen here: whose it is cannot be told"
-        console.print(Text.assemble((f"{_which(found, each.gpu)}: ", "bold"), f"pid {each.pid}, {held}, ", (whose, "dim")))
+        console.print(Text(f"  {_which(found, each.gpu)}: pid {each.pid} {each.name or '?'}, {held}"))
+    if not all(each.verified for each in found.processes):
+        console.print(
+            Text("  ? holds no GPU as far as can be seen here: pids are the host's, so whose it is cannot be told", style="dim")
+        )
 
 
 def _show_absences(console: Console, found: Found) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,14 +73,18 @@ def versions(nvml: Nvml) -> tuple[str, str]:
     return _text(nvml.nvmlSystemGetDriverVersion), _text(nvml.nvmlSystemGetNVMLVersion)
 
 
-def list_gpus(nvml: Nvml) -> tuple[list[Gpu], dict[int, int]]:
+Ask = Callable[..., Any]
+"""Calls a function with its arguments, under a key; see ``asking.Asker``."""
+
+
+def list_gpus(nvml: Nvml, ask: Ask = lambda key, function, *arguments: function(*arguments)) -> tuple[list[Gpu], dict[int, int]]:
     """Every GPU, each followed by its MIG devices; and by index the code of those that did not answer. Raises ``NvmlFailed``."""
-    count = _called(nvml.nvmlDeviceGetCount)
+    count = ask("count", _called, nvml.nvmlDeviceGetCount)
     found: list[Gpu] = []
     failed: dict[int, int] = {}
     for index in range(count):
         try:
-            found += gpu_at(nvml, index)
+            found += ask(f"GPU {index}", gpu_at, nvml, index)
         except NvmlFailed as problem:  # noqa: PERF203 - one GPU must not hide the others
             failed[index] = problem.code
     if len(found) > MOST_DEVICES:

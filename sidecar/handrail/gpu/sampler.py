@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from handrail.gpu.asking import Asker
 from handrail.gpu.counters import XID, Pace
 from handrail.gpu.devices import Gpu, Nvml, Unavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
-from handrail.gpu.failures import NvmlFailed, failure
+from handrail.gpu.failures import Meaning, NvmlFailed, code_of, failure
 from handrail.gpu.halt import Halt
 from handrail.gpu.lane import Deliver, LaneStats
 from handrail.gpu.lanes import MOST_GIVEN_UP, Lanes
@@ -66,6 +67,7 @@ class SamplerSettings:
     devices: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
     first_retry_s: float = _FIRST_RETRY_S
+    answer_within_s: float = 10.0  # of a GPU that is looked for: a driver may have to wake it
 
     @property
     def limit_ns(self) -> int:
@@ -114,6 +116,7 @@ class Sampler:
         self._environment = environment
         self._open = open_session
         self._began_unix_ns = clock.unix_ns()
+        self._ask = Asker(settings.answer_within_s)
         self._stop = Halt()
         self._wake = threading.Event()  # the keeper has something to do
         self._lanes: Lanes | None = None
@@ -171,7 +174,7 @@ class Sampler:
         self.state.opening_since_ns = self._clock.mono_ns()
         try:
             nvml = self._open()
-            gpus, failed = list_gpus(nvml)
+            gpus, failed = list_gpus(nvml, self._ask)
         except Unavailable as problem:
             self._unavailable(problem)
             return None
@@ -272,7 +275,7 @@ class Sampler:
                 for job in reader.jobs.values():
                     for step in job.steps:
                         step.close()
-            nvml.nvmlShutdown()
+            self._ask("shutdown", nvml.nvmlShutdown)
         except Exception as error:
             log.debug("NVML did not shut down: %s", error)
 
@@ -289,7 +292,7 @@ class Sampler:
             if not any(reader is each for each in self.readers.values()):
                 continue  # of before it came back
             device = reader.gpu.device
-            if failure(code).meaning.value == "session_lost":
+            if failure(code).meaning is Meaning.SESSION_LOST:
                 self._session_lost = code
                 self._unavailable(Unavailable(code, failure(code).words, failure(code).remedy))
                 return
@@ -303,24 +306,23 @@ class Sampler:
     def _look_for_lost(self, nvml: Nvml) -> None:
         for index in list(self.state.lost):
             try:
-                gpus = [self._owned(each) for each in gpu_at(nvml, index) if self._wanted(each)]
-                if gpus:
-                    nvml.nvmlDeviceGetTemperature(gpus[0].handle, 0)  # a handle can be had of a GPU that answers nothing
-            except Exception as error:
-                code = getattr(error, "code", None) or getattr(error, "value", None)
-                if failure(int(code or 999)).meaning.value in ("device_lost", "session_lost"):
-                    continue
-                gpus = [self._owned(each) for each in gpu_at(nvml, index) if self._wanted(each)]
+                gpus = self._ask(f"GPU {index}", _found_again, nvml, index)
+            except NvmlFailed:
+                continue
             del self.state.lost[index]
-            if gpus:
-                self._start_lane(nvml, gpus)
-                self._tell(ProcessEventKind.GPU_BACK, f"GPU {index} ({gpus[0].device.key}) answers again")
+            wanted = [self._owned(each) for each in gpus if self._wanted(each)]
+            if wanted:
+                self._start_lane(nvml, wanted)
+            self._tell(ProcessEventKind.GPU_BACK, f"GPU {index} answers again")
 
     def _mig_changed(self, nvml: Nvml) -> bool:
         parents = [reader for reader in list(self.readers.values()) if reader.gpu.mig_mode is not None]
         for parent in parents:
             known = {key for key, each in self.readers.items() if each.gpu.device.parent == parent.gpu.device.key}
-            now = set(mig_keys(nvml, parent.gpu))
+            try:
+                now = set(self._ask(f"GPU {parent.gpu.device.index}", mig_keys, nvml, parent.gpu))
+            except NvmlFailed:
+                continue
             if self.state.visible.keys is None and known != now:
                 return True
         return False
@@ -408,6 +410,18 @@ class Sampler:
         if self.state.visible.keys is None or not self._process.instance:
             return gpu
         return replace(gpu, device=replace(gpu.device, engine=self._process.instance))
+
+
+def _found_again(nvml: Nvml, index: int) -> list[Gpu]:
+    """Raises ``NvmlFailed`` while it is lost: a handle can be had of a GPU that answers nothing else."""
+    gpus = gpu_at(nvml, index)
+    try:
+        nvml.nvmlDeviceGetTemperature(gpus[0].handle, 0)
+    except Exception as error:
+        code = code_of(error)
+        if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST):
+            raise NvmlFailed(code) from None
+    return gpus
 
 
 def _named(gpus: Sequence[Gpu]) -> str:
