@@ -335,8 +335,9 @@ static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
 }
 
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms) {
-    struct timespec step = {0, 100000000};
-    for (unsigned waited = 0;; waited += 100) {
+    unsigned step_ms = timeout_ms < 100 ? timeout_ms : 100;
+    struct timespec step = {0, (long)step_ms * 1000000};
+    for (unsigned waited = 0;; waited += step_ms) {
         if (alive() != NVML_SUCCESS) return alive();
         if (next_event(set, data)) return NVML_SUCCESS;
         if (waited >= timeout_ms) return NVML_ERROR_TIMEOUT;

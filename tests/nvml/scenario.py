@@ -91,6 +91,8 @@ def l40s(count: int = 1) -> Scenario:
         "gpu * set temperature.0 44",
         "gpu * set clock.1 2520",
         "gpu * set clock.2 9001",
+        "gpu * set clock.max.1 2520",
+        "gpu * set clock.max.2 9001",
         "gpu * set reasons 1",
         "gpu * set reasons.supported 511",
         "gpu * set pcie.generation.max 4",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -36,7 +37,11 @@ def show_gpus(console: Console, found: Found) -> None:
     console.print(_table(found, console.width))
     for index, code in sorted(found.lost.items()):
         told = failure(code)
-        console.print(Text.assemble((f"GPU {index}: ", "bold red"), told.words, f" (NVML code {code}). {told.remedy}"))
+        console.print(
+            Text.assemble(
+                (f"GPU {index}: ", "bold red"), told.words, f" (NVML code {code}){f': {told.remedy}' if told.remedy else ''}"
+            )
+        )
     for uuid, call, seconds in found.stuck:
         text = f"{call} has not returned for {seconds:.1f} s: the driver hangs; look for Xid errors in the kernel's log"
         console.print(Text.assemble((f"{_which(found, uuid)}: ", "bold red"), text))
@@ -91,26 +96,21 @@ def _show_processes(console: Console, found: Found) -> None:
 
 
 def _show_absences(console: Console, found: Found) -> None:
-    """Counters with the same answer and the same remedy in one line, alike GPUs too."""
-    lines: dict[tuple[str, str, str], list[str]] = {}
+    """By kind of GPU; counters with the same answer and the same remedy together."""
+    kinds: dict[str, dict[tuple[str, str], list[str]]] = {}
     where: dict[str, dict[str, None]] = {}
     for each in found.absent:
         product = each.device.product
-        names = lines.setdefault((product, each.why, each.instead), [])
+        names = kinds.setdefault(product, {}).setdefault((each.why, each.instead), [])
         if each.counter not in names:
             names.append(each.counter)
         where.setdefault(product, {})[_number(each.device, found)] = None
-    if lines:
+    for product, reasons in kinds.items():
         console.print()
-        console.print(Text("not available", style="bold"))
-    for (product, why, instead), names in lines.items():
-        console.print(
-            Text.assemble(
-                ("  ", ""),
-                (", ".join(names), "yellow"),
-                f": {why} by GPU {', '.join(where[product])} ({product}). Absent {instead}.",
-            )
-        )
+        console.print(Text(f"not available from GPU {', '.join(where[product])} ({product})", style="bold"))
+        for (why, instead), names in reasons.items():
+            line = Text.assemble((", ".join(names), "yellow"), f": {why}. Absent {instead}.")
+            console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
 
 
 def _which(found: Found, uuid: str) -> str:
@@ -143,6 +143,11 @@ def _of_two(name: str, label: str, of: str, scale: float, unit: str, digits: int
         return Text(f"{now / scale:.{digits}f}{whole} {unit}")
 
     return cell
+
+
+def _power(device: Device, found: Found) -> Text:
+    now = _of_two("power_watts", "", "power_limit_watts", 1, "W", 0)(device, found)
+    return now if now is not _NONE else _of_two("power_average_watts", "", "power_limit_watts", 1, "W", 0)(device, found)
 
 
 def _traffic(name: str, line: str) -> Callable[[Device, Found], Text]:
@@ -187,7 +192,7 @@ _COLUMNS: Final = (
     _Column("tensor", 6, _share("tensor_active_ratio"), right=True),
     _Column("DRAM", 8, _share("dram_active_ratio"), right=True),
     _Column("memory", 8, _of_two("memory_used_bytes", "", "memory_total_bytes", 1e9, "GB", 1), right=True),
-    _Column("power", 7, _of_two("power_watts", "", "power_limit_watts", 1, "W", 0), right=True),
+    _Column("power", 7, _power, right=True),
     _Column("SM clock", 6, _of_two("clock_hertz", "sm", "clock_max_hertz", 1e6, "MHz", 0), right=True),
     _Column("throttled", 7, _throttled),
     _Column("temp", 5, _temperature, right=True),

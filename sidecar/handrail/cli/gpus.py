@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import threading
 import time
@@ -108,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CliError(
             what="is shorter than 10ms", where=f"--interval {arguments.interval}", valid="--interval 10ms", exit_code=EXIT_USAGE
         )
+    logging.getLogger("handrail.gpu").addHandler(logging.NullHandler())  # what the sampler says is in the answer
     with waiting("reading NVML ..."):
         found = look(span_ns / 1e9, interval_ns, arguments.record)
     if arguments.json:

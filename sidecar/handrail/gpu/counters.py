@@ -99,7 +99,9 @@ class GpuCounter:
         return self.counter.name
 
 
-_GPM_ABSENT: Final = "before Hopper and in most vGPUs; DCGM's profiling metrics give the like from Volta on"
+_GPM_ABSENT: Final = (
+    "before Hopper and in most vGPUs; DCGM's profiling gives the like from Volta on; pcie_bytes and nvlink_bytes count traffic"
+)
 _OLD: Final = "where the driver or the product lacks it"
 _RX_TX: Final = ("receive", "transmit")
 
@@ -231,7 +233,7 @@ COUNTERS: Final = (
         _G,
         "By/s",
         "PCIe traffic over the window, as performance monitoring counts it",
-        _GPM_ABSENT + "; pcie_bytes counts in any case",
+        _GPM_ABSENT,
         values=tuple(Value((Gpm(id, times=1 << 20),), label) for id, label in zip((21, 20), _RX_TX, strict=True)),
         label="direction",
         pace=Pace.WINDOW,
@@ -241,7 +243,7 @@ COUNTERS: Final = (
         _G,
         "By/s",
         "NVLink traffic of all links over the window, as performance monitoring counts it",
-        _GPM_ABSENT + ", and where there is no NVLink",
+        _GPM_ABSENT,
         values=tuple(Value((Gpm(id, times=1 << 20),), label) for id, label in zip((60, 61), _RX_TX, strict=True)),
         label="direction",
         pace=Pace.WINDOW,

@@ -196,7 +196,9 @@ class Sampler:
         """Said once for each reason; asked again with growing pauses."""
         before, self.state.problem = self.state.problem, problem
         if before is None or before.code != problem.code:
-            log.warning("no GPU metrics: %s (NVML code %d). %s; looking again", problem.words, problem.code, problem.remedy or "")
+            log.warning(
+                "no GPU metrics: %s (NVML code %d); looking again. To mend it: %s", problem.words, problem.code, problem.remedy
+            )
             if self.state.sessions and before is None:
                 self._tell(ProcessEventKind.GPU_LOST, f"no session with NVML: {problem.words}")
 
@@ -393,7 +395,7 @@ class Sampler:
 
     def _say_lost(self, who: str, code: int) -> None:
         told = failure(code)
-        log.warning("%s: %s (NVML code %d). %s; looking again", who, told.words, code, told.remedy)
+        log.warning("%s: %s (NVML code %d); looking again. To mend it: %s", who, told.words, code, told.remedy or "not known")
         self._tell(ProcessEventKind.GPU_LOST, f"{who}: {told.words}")
 
     def _tell(self, kind: ProcessEventKind, detail: str) -> None:

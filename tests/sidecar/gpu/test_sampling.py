@@ -61,7 +61,7 @@ def test_ten_minutes_of_eight_gpus_with_every_width_are_exact(double: Double) ->
 
 
 def test_performance_monitoring_is_never_read_closer_than_100_ms_and_leaves_no_hole(double: Double) -> None:
-    found = double.call("nvml.runs:windows", [0, 105, 60, 39, 2, 105, 1000], virtual=True)
+    found = double.call("nvml.runs:windows", h100(), [0, 105, 60, 39, 2, 105, 1000], virtual=True)
     spans = [round(each.get("activity_window_seconds", 0), 3) for each in found]
     assert spans == [0, 0.105, 0, 0, 0.101, 0.105, 1.0]  # 60 + 39 + 2 ms are one window
     assert isclose(found[1]["sm_active_ratio"], 0.415)
@@ -151,7 +151,8 @@ def test_the_table_holds_what_it_promises() -> None:
     assert len(names) == len(set(names))
     assert set(NAMES) <= set(names)
     for row in COUNTERS:
-        assert row.counter.help and row.counter.absent, row.name
+        assert row.counter.help, row.name
+        assert row.counter.absent, row.name
         assert len({value.label for value in row.values}) == len(row.values), row.name
         assert bool(row.counter.label) == bool(row.values[0].label), row.name
         for value in row.values:
