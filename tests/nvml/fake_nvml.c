@@ -243,17 +243,13 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, nvmlFieldV
     BEGIN(handle, "FieldValues");
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
-    int64_t at = clock_ns();
+    int64_t at = clock_ns(), latency = 0; /* a field may have a latency, a hang or an error of its own */
     for (int i = 0; i < count; i++) {
         const Series *series = field_of(device, values[i].fieldId, values[i].scopeId);
         values[i].timestamp = (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000;
         values[i].latencyUsec = 0;
         values[i].nvmlReturn = series ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-        if (series && device->field_rules) { /* a field may have a latency, a hang or an error of its own */
-            char call[32];
-            snprintf(call, sizeof call, "field.%u", values[i].fieldId);
-            values[i].nvmlReturn = enter(device, call);
-        }
+        if (series && device->field_rules) values[i].nvmlReturn = enter_field(device, values[i].fieldId, &latency);
         if (values[i].nvmlReturn != NVML_SUCCESS) continue;
         values[i].valueType = series->type == UNSCALED ? NVML_VALUE_TYPE_UNSIGNED_LONG_LONG : (nvmlValueType_t)series->type;
         memset(&values[i].value, 0xa5, sizeof values[i].value); /* what the type does not cover is garbage */
@@ -265,6 +261,7 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, nvmlFieldV
             default: values[i].value.ullVal = (unsigned long long)whole(series, at);
         }
     }
+    take_time(latency);
     return NVML_SUCCESS;
 }
 

@@ -58,7 +58,7 @@ def virtual(seconds: float, period_ns: int, late_ns: Callable[[int], int] = lamb
     all_readers = readers(clock, period_ns)
     jobs, rounds = jobs_of(all_readers), 0
     for job in jobs:
-        job.next_ns = 1
+        job.begin_at(1)
     while True:
         job = min(jobs, key=lambda each: each.next_ns)
         if job.next_ns > seconds * 1e9:
@@ -67,7 +67,7 @@ def virtual(seconds: float, period_ns: int, late_ns: Callable[[int], int] = lamb
         clock.control.set(max(clock.control.now_ns, job.next_ns + late_ns(rounds)))
         before = job.reader.lane_jobs()
         sample = read_round(job, unguarded, clock)
-        job.plan_next(clock.mono_ns())
+        job.plan_next(clock.mono_ns(), clock.mono_ns())
         if job.reader.lane_jobs() != before:
             jobs = jobs_of(all_readers)
         if sample is not None:

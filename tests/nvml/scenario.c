@@ -93,20 +93,35 @@ static void hang(int64_t until) {
     while (clock_ns() < until && !released()) sleep_ns(1000000);
 }
 
+void take_time(int64_t ns) {
+    if (ns && real_time()) sleep_ns(ns);
+}
+
+static nvmlReturn_t follow(const Rule *rule, int64_t at, nvmlReturn_t code, int64_t *latency) {
+    if (rule->kind == LATENCY_RULE) *latency = rule->until; /* the last one that fits wins */
+    if (rule->kind == HANG_RULE && at < rule->until) hang(rule->until);
+    return rule->kind == ERROR_RULE ? (nvmlReturn_t)rule->code : code;
+}
+
 nvmlReturn_t enter(Device *device, const char *call) {
     uint32_t key = key_of(call);
     int64_t at = clock_ns(), latency = 0;
-    int code = NVML_SUCCESS;
+    nvmlReturn_t code = NVML_SUCCESS;
     for (int i = 0; i < device->rules; i++) {
         const Rule *rule = &device->rule[i];
-        if ((rule->call && rule->call != key) || rule->at > at) continue;
-        if (rule->kind == LATENCY_RULE) latency = rule->until; /* the last one that fits wins */
-        if (rule->kind == ERROR_RULE) code = rule->code;
-        if (rule->kind == HANG_RULE && at < rule->until) hang(rule->until);
+        if (!rule->field && (!rule->call || rule->call == key) && rule->at <= at) code = follow(rule, at, code, &latency);
     }
-    if (latency && real_time()) sleep_ns(latency);
-    if (code == NVML_SUCCESS && device->parent) return enter(device->parent, "*");
-    return (nvmlReturn_t)code;
+    take_time(latency);
+    return code == NVML_SUCCESS && device->parent ? enter(device->parent, "*") : code;
+}
+
+nvmlReturn_t enter_field(Device *device, unsigned field, int64_t *latency) {
+    int64_t at = clock_ns(), own = 0;
+    nvmlReturn_t code = NVML_SUCCESS;
+    for (int i = 0; i < device->rules; i++)
+        if (device->rule[i].field == field && device->rule[i].at <= at) code = follow(&device->rule[i], at, code, &own);
+    *latency += own;
+    return code;
 }
 
 /* --- the file ------------------------------------------------------------------------------------------------------------ */
@@ -146,8 +161,9 @@ static void set_value(Device *device, int64_t at, char **word, int words) {
 static void add_rule(Device *device, int kind, const char *call, int64_t at, int code, int64_t until) {
     if (device->rules == MOST_RULES) fail("too many rules", call);
     Rule *rule = &device->rule[device->rules++];
-    *rule = (Rule){strcmp(call, "*") ? key_of(call) : 0, kind, code, at, until};
-    device->field_rules |= !strncmp(call, "field.", 6);
+    unsigned field = strncmp(call, "field.", 6) ? 0 : (unsigned)strtoul(call + 6, NULL, 10);
+    *rule = (Rule){strcmp(call, "*") ? key_of(call) : 0, kind, code, field, at, until};
+    device->field_rules |= field != 0;
 }
 
 static void apply(Device *device, int64_t at, char **word, int words) {

@@ -18,7 +18,7 @@ typedef struct {
 } Series;
 
 enum { ERROR_RULE, HANG_RULE, LATENCY_RULE };
-typedef struct { uint32_t call; int kind, code; int64_t at, until; } Rule; /* call 0: every one */
+typedef struct { uint32_t call; int kind, code; unsigned field; int64_t at, until; } Rule; /* call 0: every one */
 
 typedef struct Device {
     char name[96], uuid[80], pci[32];
@@ -51,5 +51,7 @@ int64_t whole(const Series *series, int64_t at);
 double fraction(const Series *series, int64_t at);
 int driver_epoch(int64_t at, int *code);    /* how many drivers have been there; *code: 0 while one is */
 nvmlReturn_t enter(Device *device, const char *call); /* its latency, its hang, its error */
+nvmlReturn_t enter_field(Device *device, unsigned field, int64_t *latency); /* as enter, but adds the latency up */
+void take_time(int64_t ns);
 
 #endif

@@ -79,6 +79,7 @@ class Value:
 
     reads: tuple[Read, ...]
     label: str = ""
+    pace: Pace | None = None  # where it is not the counter's
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ def _memory(what: str) -> tuple[Call, ...]:
     return (Call("nvmlDeviceGetMemoryInfo", (_V2,), what), Call("nvmlDeviceGetMemoryInfo", (), what))
 
 
-def _clocks(function: str) -> tuple[Value, ...]:
-    return tuple(Value((Call(function, (type_,), times=1_000_000),), label) for type_, label in ((1, "sm"), (2, "memory")))
+def _clocks(function: str, of_memory: Pace) -> tuple[Value, ...]:
+    sm, memory = (Call(function, (type_,), times=1_000_000) for type_ in (1, 2))
+    return (Value((sm,), "sm"), Value((memory,), "memory", of_memory))
 
 
 def _reason(bit: int) -> tuple[Call, ...]:
@@ -348,10 +350,7 @@ COUNTERS: Final = (
         "Hz",
         "Clock of the streaming multiprocessors and of the memory",
         "on Jetson",
-        values=tuple(
-            Value((Call("nvmlDeviceGetClockInfo", (type_,), times=1_000_000),), label)
-            for type_, label in ((1, "sm"), (2, "memory"))
-        ),
+        values=_clocks("nvmlDeviceGetClockInfo", Pace.SECOND),
         label="domain",
         most=1e11,
     ),
@@ -361,7 +360,7 @@ COUNTERS: Final = (
         "Hz",
         "The highest clock that the product may run at",
         "on Jetson",
-        values=_clocks("nvmlDeviceGetMaxClockInfo"),
+        values=_clocks("nvmlDeviceGetMaxClockInfo", Pace.RARE),
         label="domain",
         pace=Pace.RARE,
         most=1e11,
@@ -386,6 +385,7 @@ COUNTERS: Final = (
             for id, policy in ((74, "power"), (75, "thermal"), (76, "sync_boost"), (77, "board_limit"), (79, "reliability"))
         ),
         label="policy",
+        pace=Pace.SECOND,
     ),
     # --- links
     _row(

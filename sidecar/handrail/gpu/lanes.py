@@ -58,7 +58,7 @@ class Lanes:
         now = self.clock.mono_ns()
         lane = Lane(self, name, jobs, self.limit_ns if limit_ns is None else limit_ns)
         for job in lane.jobs:
-            job.next_ns = job.next_ns or now
+            job.begin_at(now)
         with self._lock:
             self._lanes.append(lane)
         lane.thread.start()
@@ -78,10 +78,10 @@ class Lanes:
             if not lane.guard.inside or step is None:
                 next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: once a period
                 continue
-            limit = max(lane.limit_ns, 0 if step.warm else FIRST_CALL_NS)
+            limit = max(lane.limit_ns, 0 if step.warm or step.calls else FIRST_CALL_NS)
             if lane.alone:
                 if now - since > 2 * limit:
-                    self._split(lane, step, since)
+                    self._split(lane, step)
                 else:
                     next_ns = min(next_ns, since + 2 * limit)
             elif not lane.guard.given_up:
@@ -150,7 +150,7 @@ class Lanes:
                 self.stats.not_replaced += lane.not_replaced_ns != since_ns
                 lane.not_replaced_ns = since_ns
                 return
-            if not lane.guard.give_up(since_ns):
+            if lane.guard.since_ns != since_ns or not lane.guard.give_up():
                 return
             self.stats.given_up += 1
             self.stats.failures[HANGS] = self.stats.failures.get(HANGS, 0) + 1
@@ -172,14 +172,14 @@ class Lanes:
         lanes = [Lane(self, f"device {index}", same, lane.limit_ns, round_)] if same else []
         return lanes + ([Lane(self, lane.name, others, lane.limit_ns)] if others else [])
 
-    def _split(self, lane: Lane, step: Step, since_ns: int) -> None:
+    def _split(self, lane: Lane, step: Step) -> None:
         """A batch that stays away: its fields one by one, in its GPU's lane. One of them is the one that hangs."""
         parts = lane.reader.split(step)
         if not parts:
             return
         with self._lock:
             home = self._home(lane.jobs[0])
-            if home is None or not (lane.guard.given_up or lane.guard.give_up(since_ns)):
+            if home is None or not (lane.guard.given_up or lane.guard.give_up()):
                 return
             lane.alone, lane.jobs = False, []
             home.add(parts)

@@ -18,7 +18,8 @@ from handrail.hardware import DeviceSample, DeviceValue
 from handrail.records import Process, Source
 
 _S: Final = 1_000_000_000
-_WINDOW_NS: Final = 105_000_000  # more than 100 ms (nvml.h), and contiguous: see GpmStep
+_WINDOW_NS: Final = 100_050_000  # more than 100 ms (nvml.h), and contiguous: see GpmStep
+_HOLD_NS: Final = 5_000_000  # so long after its tick a window may end
 _LEAST_PERIOD_NS: Final = 5_000_000
 _SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
@@ -38,6 +39,7 @@ class Job:
         self.isolated = False  # holds one step that hung, on a thread of its own
         self.period_ns = period_ns  # the pace's, or less where a counter would wrap unseen
         self._base_ns = period_ns
+        self._grid_ns = 0  # of its periods; next_ns may be a little after
         self._rounds = 0
 
     def alone(self, step: Step) -> Job:
@@ -56,16 +58,34 @@ class Job:
         with self.reader.lock:
             self.steps.remove(step)
 
-    def plan_next(self, now_ns: int) -> int:
+    def plan_next(self, began_ns: int, now_ns: int) -> int:
         """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
         self._rounds += 1
         if self.pace is Pace.BYTES or self._rounds & _SELDOM == 1:
             due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
             self.period_ns = max(_LEAST_PERIOD_NS, min([self._base_ns, *due]))
-        period = self.period_ns
-        late = max(0, (now_ns - (self.next_ns or now_ns)) // period)
-        self.next_ns = (self.next_ns or now_ns) + (late + 1) * period
+        period, grid = self.period_ns, self._grid_ns or now_ns
+        late = max(0, (now_ns - grid) // period)
+        self._grid_ns = self.next_ns = grid + (late + 1) * period
+        if self.pace is Pace.WINDOW:
+            self._keep_apart(began_ns)
         return late
+
+    def _keep_apart(self, began_ns: int) -> None:
+        """A window that begins in one tick ends a moment after another: wait for that moment, else for the tick after."""
+        earliest = began_ns + _WINDOW_NS
+        while earliest - self._grid_ns > _HOLD_NS:
+            self._grid_ns += self.period_ns
+        self.next_ns = max(self._grid_ns, earliest)
+
+    def begin_at(self, now_ns: int) -> None:
+        """Due for the first time."""
+        if not self.next_ns:
+            self._grid_ns = self.next_ns = now_ns
+
+    def begin_anew(self, now_ns: int) -> None:
+        """Due now, whatever was planned."""
+        self._grid_ns = self.next_ns = now_ns
 
 
 class DeviceReader:
@@ -112,9 +132,7 @@ class DeviceReader:
                     self._move_on(slot, code)
                 changed = True
         if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
-            with self.lock:
-                steps, job.steps = job.steps, []
-                self._job(Pace.TICK).steps += steps
+            self._join_tick(job)
             changed = True
         if changed:
             with self.lock:
@@ -145,6 +163,17 @@ class DeviceReader:
             values=tuple(values),
             took_ns=took_ns,
         )
+
+    def _join_tick(self, job: Job) -> None:
+        """Bytes that need no haste are asked for in the batch of the tick: one call less."""
+        with self.lock:
+            steps, job.steps = job.steps, []
+            tick = self._job(Pace.TICK)
+            batch = next((step for step in tick.steps if _is_batch(step)), None)
+            if batch is None:
+                tick.steps += steps
+            else:
+                batch.slots += [slot for step in steps for slot in step.slots]
 
     def _in_haste(self, step: Step) -> bool:
         due = step.due_within_ns()
@@ -180,12 +209,12 @@ class DeviceReader:
         how = slot.how
         assert how is not None
         with self.lock:
-            job = self._job(slot.counter.pace)
+            job = self._job(slot.pace)
             for step in job.steps:
                 if _serves(step, how):
                     step.slots.append(slot)
                     return
-            step = self._step(how, slot.counter.pace)
+            step = self._step(how, slot.pace)
             step.slots.append(slot)
             job.steps.append(step)
 
@@ -199,17 +228,19 @@ class DeviceReader:
     def _job(self, pace: Pace) -> Job:
         job = self.jobs.get(pace)
         if job is None:
-            period = max(self._tick_ns, _WINDOW_NS) if pace is Pace.WINDOW else max(_PERIODS.get(pace, 0), self._tick_ns)
-            job = self.jobs[pace] = Job(self, pace, period)
+            job = self.jobs[pace] = Job(self, pace, max(_PERIODS.get(pace, 0), self._tick_ns))
         return job
 
 
 def _serves(step: Step, how: Read) -> bool:
     if isinstance(how, Call):
         return isinstance(step, CallStep) and step.call == (how.function, how.arguments)
-    if isinstance(how, Field):
-        return isinstance(step, FieldStep) and step.name.startswith("fields")
-    return isinstance(step, GpmStep)
+    return _is_batch(step) if isinstance(how, Field) else isinstance(step, GpmStep)
+
+
+def _is_batch(step: Step) -> bool:
+    """Of fields; one that hung is read alone and is none."""
+    return isinstance(step, FieldStep) and step.name.startswith("fields")
 
 
 def read_round(job: Job, guard: Guard, clock: Clock) -> DeviceSample | None:

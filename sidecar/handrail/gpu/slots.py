@@ -16,12 +16,13 @@ UNSIGNED_INT: Final = 1  # nvmlValueType_t
 class Slot:
     """``how``: None once there is no way left. What did not change is told by the same object: most values seldom do."""
 
-    __slots__ = ("_last", "_raw", "counter", "growths", "how", "invalid", "label", "name", "standing")
+    __slots__ = ("_last", "_raw", "counter", "growths", "how", "invalid", "label", "name", "pace", "standing")
 
     def __init__(self, counter: GpuCounter, value: Value) -> None:
         self.counter = counter
         self.name = counter.name
         self.label = value.label
+        self.pace = value.pace or counter.pace
         self.how: Read | None = value.reads[0]
         self.growths: dict[int, Growth] = {}  # by scope
         self.standing = Standing()

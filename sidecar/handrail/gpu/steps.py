@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
@@ -36,13 +37,13 @@ class GivenUp(Exception):  # noqa: N818 - not a fault: the thread that made the 
     """The call came back after somebody else had taken over."""
 
 
-Guard = Callable[..., Any]
-"""Calls a function of NVML with its arguments and returns what it returns; raises ``GivenUp`` where it came back too late."""
+Guard = Callable[[Callable[[], Any]], Any]
+"""Makes one call of NVML and returns what it returns; raises ``GivenUp`` where it came back too late."""
 
 
-def unguarded(function: Callable[..., Any], *arguments: Any) -> Any:
+def unguarded(call: Callable[[], Any]) -> Any:
     """For a caller that would wait for ever."""
-    return function(*arguments)
+    return call()
 
 
 class Step:
@@ -54,29 +55,14 @@ class Step:
         self.gone: list[tuple[Slot, int]] = []
         self.failures = 0  # in a row
         self.resume_ns = 0  # not before this, after a failure that may pass
-        self.read_ns = 0  # when it gave something last, monotonic
-        self.warm = False  # has returned once
-        self.calls = 0
+        self.warm = False  # needs no longer for its first call than for others
+        self.calls = 0  # that returned
+        self.read_ns = 0  # when the last of them began, monotonic
         self.spent_ns = 0
         self.longest_ns = 0
 
     def read(self, guard: Guard) -> list[DeviceValue]:
         """The values that came; not to be changed. Raises ``GivenUp``, and ``NvmlFailed`` for what may pass or is lost."""
-        try:
-            return self._read(guard)
-        except (GivenUp, NvmlFailed) as ending:
-            if isinstance(ending, GivenUp) or failure(ending.code).meaning is not Meaning.ABSENT:
-                raise
-            code = ending.code
-        except Exception as error:
-            code = code_of(error)
-            if failure(code).meaning is not Meaning.ABSENT:
-                raise NvmlFailed(code) from None
-        self.gone += [(slot, code) for slot in self.slots]
-        self.slots.clear()
-        return []
-
-    def _read(self, guard: Guard) -> list[DeviceValue]:
         raise NotImplementedError
 
     def due_within_ns(self) -> int | None:
@@ -86,6 +72,17 @@ class Step:
     def close(self) -> None:
         """Give back what NVML lent; not while a call may still be using it."""
 
+    def failed(self, error: Exception) -> list[DeviceValue]:
+        """After a call that raised: its slots move on, or what it means is raised."""
+        if isinstance(error, GivenUp):
+            raise error
+        code = code_of(error)
+        if failure(code).meaning is not Meaning.ABSENT:
+            raise NvmlFailed(code) from None
+        self.gone += [(slot, code) for slot in self.slots]
+        self.slots.clear()
+        return []
+
 
 class CallStep(Step):
     """One function of the handle; several values may come from one answer."""
@@ -93,21 +90,20 @@ class CallStep(Step):
     def __init__(self, nvml: Nvml, gpu: Gpu, call: Call) -> None:
         super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
         self.call = (call.function, call.arguments)
-        self._function: Callable[..., Any] | None = getattr(nvml, call.function, None)
-        self._arguments = (gpu.handle, *call.arguments)
+        function = getattr(nvml, call.function, None)
+        self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
         self._attributes: Callable[[Any], Any] | None = None
         self._of = 0  # slots that the rest is made for
         self._answer: Any = None
         self._values: list[DeviceValue] = []
 
-    def _read(self, guard: Guard) -> list[DeviceValue]:
-        if self._function is None:
-            raise NvmlFailed(BINDING_TOO_OLD)
-        answer = guard(self._function, *self._arguments)
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        try:
+            answer = guard(self._ask)
+        except Exception as error:
+            return self.failed(error)
         if self._of != len(self.slots):
-            named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, Call)]
-            self._attributes = attrgetter(*named) if all(named) else None
-            self._of, self._answer = len(self.slots), None
+            self._lay_out()
         if self._attributes is not None:
             answer = self._attributes(answer)  # one attribute: itself, several: a tuple
         elif isinstance(answer, list):
@@ -116,6 +112,11 @@ class CallStep(Step):
             self._answer = answer
             self._values = [value for value in map(self._value, self.slots, self._raw(answer)) if value is not None]
         return self._values
+
+    def _lay_out(self) -> None:
+        named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, Call)]
+        self._attributes = attrgetter(*named) if all(named) else None
+        self._of, self._answer = len(self.slots), None
 
     def _raw(self, answer: Any) -> tuple[float, ...]:
         return answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
@@ -172,13 +173,16 @@ class FieldStep(Step):
         self._layout = struct.Struct("=")
         self._ask: Callable[[], Any] = list
 
-    def _read(self, guard: Guard) -> list[DeviceValue]:
+    def read(self, guard: Guard) -> list[DeviceValue]:
         if self._of != self.slots:
             self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
         if not self._entries:
             return []
         began_ns, at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
-        answer = guard(self._ask)
+        try:
+            answer = guard(self._ask)
+        except Exception as error:
+            return self.failed(error)
         ended_ns = self._clock.mono_ns()
         flat = iter(self._layout.unpack_from(answer))
         found: list[DeviceValue] = []
@@ -226,6 +230,10 @@ class FieldStep(Step):
             if entry.line and entry.scope in entry.slot.growths
         ]
         return min((each for each in spans if each is not None), default=None)
+
+
+def _not_in_binding() -> Any:
+    raise NvmlFailed(BINDING_TOO_OLD)
 
 
 def _scopes(slot: Slot) -> list[tuple[Slot, Field, int]]:

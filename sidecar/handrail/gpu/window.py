@@ -6,6 +6,7 @@ So windows follow each other without holes, and rate times window adds up to wha
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any, Final
 
 from handrail.gpu.counters import WINDOW, Gpm
@@ -38,25 +39,33 @@ class GpmStep(Step):
         self.window: DeviceValue | None = None
         self._of: list[Slot] = []
 
-    def _read(self, guard: Guard) -> list[DeviceValue]:
-        nvml, handle = self._nvml, self._gpu.handle
-        if not self._samples:
-            if not guard(nvml.nvmlGpmQueryDeviceSupport, handle).isSupportedDevice:
-                raise NvmlFailed(_NOT_SUPPORTED)
-            self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        try:
+            if not self._samples:
+                self._prepare(guard)
+            return self._look(guard)
+        except Exception as error:
+            self._before_ns = None
+            return self.failed(error)
+
+    def _prepare(self, guard: Guard) -> None:
+        if not guard(partial(self._nvml.nvmlGpmQueryDeviceSupport, self._gpu.handle)).isSupportedDevice:
+            raise NvmlFailed(_NOT_SUPPORTED)
+        self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
+
+    def _look(self, guard: Guard) -> list[DeviceValue]:
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return []
-        self._before_ns = None  # until this look has worked
         earlier, later = self._samples
-        guard(nvml.nvmlGpmSampleGet, handle, later)
+        guard(partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later))
         self._samples, self._before_ns = [later, earlier], now
         if before is None:
             return []
         if self._of != self.slots:
             self._ask_for_slots()
         self._request.sample1, self._request.sample2 = earlier, later
-        guard(nvml.nvmlGpmMetricsGet, self._request)
+        guard(partial(self._nvml.nvmlGpmMetricsGet, self._request))
         return self._values((now - before) / 1e9)
 
     def _ask_for_slots(self) -> None:
