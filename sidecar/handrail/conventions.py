@@ -146,7 +146,7 @@ MODEL_LABEL: Final = "model_name"
 
 # --- samples of devices (scope ``handrail.devices``); a counter's name is in the table of whoever reads it --------------------
 SCOPE_DEVICES: Final = "handrail.devices"
-METRIC_GPU: Final = "handrail_gpu"  # then the counter
+METRIC_GPU: Final = "handrail_gpu"  # then the counter of gpu/counters.py
 METRIC_LINK: Final = "handrail_link"  # then the counter of links/counters.py
 METRIC_DEVICE_READ: Final = "handrail_device_read"  # how long one reading took, ns; its attributes describe the device
 HW_ID: Final = "hw.id"

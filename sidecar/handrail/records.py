@@ -419,6 +419,10 @@ class ProcessEventKind(str, Enum):
     TRANSFERS_MOVING = "transfers_moving"
     UNREACHABLE = "unreachable"  # its metrics page does not answer
     REACHABLE = "reachable"
+    GPU_LOST = "gpu_lost"  # a GPU, or NVML as a whole, answers no more
+    GPU_BACK = "gpu_back"
+    GPU_STUCK = "gpu_stuck"  # a call into the driver does not return
+    GPU_XID = "gpu_xid"  # the driver reported an error of a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from handrail.config import Problem, section, setting
+from handrail.gpu.counters import NAMES as GPU_COUNTERS
 from handrail.records import Role
-from handrail.values import Address, Duration, Size, Url
+from handrail.values import Address, Duration, Size, Url, nearest
 
 ROLES: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
 
@@ -144,8 +145,8 @@ class MetricsConfig:
     )
 
 
-class LinkSampling(str, Enum):
-    """Whether this sidecar reads the counters of its host's links."""
+class Sampling(str, Enum):
+    """Whether this sidecar reads counters of its host's hardware."""
 
     AUTO = "auto"  # beside an engine
     ON = "on"
@@ -156,8 +157,8 @@ class LinkSampling(str, Enum):
 class LinksConfig:
     """RDMA ports and network interfaces of this host."""
 
-    sample: LinkSampling = setting(
-        LinkSampling.AUTO,
+    sample: Sampling = setting(
+        Sampling.AUTO,
         help="whether their counters are read; auto does so beside an engine (role prefill, decode or collocated)",
         example="off",
     )
@@ -177,6 +178,37 @@ class LinksConfig:
         Path("/sys"),
         help="where sysfs is; in a container perhaps a mount of the host's",
         example="/host/sys",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConfig:
+    """The GPUs of this host, through NVML."""
+
+    sample: Sampling = setting(
+        Sampling.AUTO,
+        help="whether NVML is read; auto does so beside an engine (role prefill, decode or collocated); without a driver nothing "
+        "is read, and said so",
+        example="off",
+    )
+    interval: Duration = setting(
+        Duration(100 * 10**6),
+        help="how often what moves fast is read: 100ms is 10 Hz; down to 10ms for a short capture",
+        example="20ms",
+        at_least=10 * 10**6,
+        at_most=60 * 10**9,
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        help="indices or UUIDs of the GPUs that the engine uses; the others are not read",
+        example="[0, GPU-8f1b]",
+        unset="those that CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES name, else all",
+    )
+    without: tuple[str, ...] = setting(
+        (),
+        help="counters that are not read, by name (handrail gpus lists them)",
+        example="[energy_joules, sm_occupancy_ratio]",
+        unset="none",
     )
 
 
@@ -240,6 +272,7 @@ class SidecarConfig:
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
     links: LinksConfig = section(LinksConfig)
+    gpu: GpuConfig = section(GpuConfig)
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
         help="/metrics, /healthz and /readyz",
@@ -296,6 +329,16 @@ class SidecarConfig:
             )
         if len(set(self.log.files)) < len(self.log.files):
             yield Problem(path="log.files", rule="names a file twice", example="log: {files: [/var/log/vllm/decode.log]}")
+        for name in self.gpu.without:
+            if name not in GPU_COUNTERS:
+                near = nearest(name, GPU_COUNTERS)
+                yield Problem(
+                    path="gpu.without",
+                    value=repr(name),
+                    rule="is no counter",
+                    nearest=near,
+                    example="gpu: {without: [energy_joules]}",
+                )
         yield from clashes({name: getattr(self, name) for name in ("listen", "otlp_grpc", "otlp_http", "admin")})
 
     def resolved(self) -> SidecarConfig:
@@ -312,8 +355,16 @@ class SidecarConfig:
     @property
     def samples_links(self) -> bool:
         """Whether the counters of links are read."""
+        return self._samples(self.links.sample)
+
+    @property
+    def samples_gpus(self) -> bool:
+        """Whether NVML is read where there is one."""
+        return self._samples(self.gpu.sample)
+
+    def _samples(self, chosen: Sampling) -> bool:
         beside_engine = self.role in (Role.PREFILL, Role.DECODE, Role.COLLOCATED)
-        return beside_engine if self.links.sample is LinkSampling.AUTO else self.links.sample is LinkSampling.ON
+        return beside_engine if chosen is Sampling.AUTO else chosen is Sampling.ON
 
     def _observes(self) -> bool:
         sources = (self.listen, self.otlp_grpc, self.otlp_http, self.plugin_socket, self.metrics.url)

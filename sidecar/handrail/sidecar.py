@@ -17,6 +17,9 @@ from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
+from handrail.gpu.counters import ALL as GPU_COUNTERS
+from handrail.gpu.sampler import SamplerSettings
+from handrail.gpumetrics import gpu_rows
 from handrail.linkmetrics import link_rows
 from handrail.links.counters import COUNTERS as LINK_COUNTERS
 from handrail.links.sampler import LinkSamplerSettings
@@ -33,6 +36,7 @@ from handrail.sources.links import LinkSource
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
+from handrail.sources.nvml import NvmlSource
 from handrail.sources.otlp import OtlpTap, TapSettings
 from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
@@ -87,11 +91,12 @@ async def _main(config: SidecarConfig) -> int:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
     devices = DeviceBatches(
         own_resource(process, cluster=config.cluster),
-        named(link=LINK_COUNTERS),
+        named(gpu=GPU_COUNTERS, link=LINK_COUNTERS),
         exporter.take,
         lambda: exporter.waiting_bytes < config.spool.max_bytes * SAMPLES_SHARE,
     )
     links = _links(config, process, devices)
+    gpus = _gpus(config, process, exporter, devices)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
@@ -100,6 +105,7 @@ async def _main(config: SidecarConfig) -> int:
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
             *(link_rows(links) if links is not None else ()),
+            *(gpu_rows(gpus.sampler) if gpus is not None else ()),
         ]
     )
     drain_s = config.drain.seconds
@@ -118,9 +124,12 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("log", logs.start(), lambda: logs.shutdown(min(drain_s, 5.0)))
     if scraper is not None:
         await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
-    if links is not None:
+    if links is not None or gpus is not None:
         await parts.start("samples", devices.start(), devices.shutdown)
+    if links is not None:
         await parts.start("links", links.start(), lambda: links.shutdown(min(drain_s, 5.0)))
+    if gpus is not None:
+        await parts.start("gpus", gpus.start(), lambda: gpus.shutdown(min(drain_s, 5.0)))
     if plugin is not None:
         await parts.start("plugin", plugin.start(), lambda: plugin.shutdown(min(drain_s, 5.0)))
         addresses["plugin"] = str(plugin.path)
@@ -214,6 +223,14 @@ def _links(config: SidecarConfig, process: Process, devices: DeviceBatches) -> L
         return None
     settings = LinkSamplerSettings(root=config.links.sysfs, wanted=config.links.devices, interval_ns=config.links.interval.ns)
     return LinkSource(settings, process, devices.samples)
+
+
+def _gpus(config: SidecarConfig, process: Process, exporter: Exporter, devices: DeviceBatches) -> NvmlSource | None:
+    if not config.samples_gpus:
+        return None
+    gpu = config.gpu
+    settings = SamplerSettings(period_ns=gpu.interval.ns, devices=gpu.devices, without=frozenset(gpu.without))
+    return NvmlSource(settings, process, exporter.sink, devices.sample)
 
 
 async def _check_collector(client: ClientSettings) -> None:

@@ -49,7 +49,7 @@ def parse_links(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> LinksQues
 
 def parse_events(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> HappenedFilter:
     """The filter of ``GET /api/v1/events``. Raises as ``parse_query``."""
-    wanted = HappenedFilter(**_fields(pairs, EVENT_PARAMETERS, now_unix_ns))
+    wanted = HappenedFilter(**fields_of(pairs, EVENT_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 

@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "metrics": Command(
         "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
     ),
+    "gpus": Command("handrail.cli.gpus", "show the GPUs of this host, and what they do not tell", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

@@ -20,6 +20,7 @@ from handrail.cli.shown import cleaned
 from handrail.records import ProcessEvent, ProcessEventKind, Role, Source
 from handrail_collector.api.happened import HappenedFilter, happened_from_json, happened_to_json
 from handrail_collector.api.server import ApiServer
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.stitch.events import finding_row, process_event_row
 from handrail_collector.store.happened import happened
 from handrail_collector.store.publish import Publisher
@@ -119,10 +120,10 @@ def collector(root: Path) -> Iterator[Callable[..., int]]:
 
 
 class NoLive:
-    def rows(self) -> list[object]:
+    def rows(self) -> list[RequestRow]:
         return []
 
-    def fetches(self) -> list[object]:
+    def fetches(self) -> list[FetchRow]:
         return []
 
 

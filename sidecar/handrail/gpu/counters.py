@@ -1,0 +1,524 @@
+"""Every counter of a GPU, one row each: name, unit, meaning, how NVML gives it, when it is absent and what gives it then.
+
+Exposed as ``handrail_gpu_`` + name. Source of ids, units and conditions: ``nvml.h`` of nvidia-nvml-dev 13.5. Field ids 251 to
+273 are not used: driver 580.82 gave them other meanings, and an older one would answer with another quantity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from handrail.families.schema import Kind
+from handrail.hardware import Counter
+
+ALL_LINKS: Final = 0xFFFFFFFF  # as a field's scope: the sum over the device's NVLinks
+EACH_LINK: Final = -1  # ours: one entry a link, summed here
+MOST_LINKS: Final = 18  # NVML_NVLINK_MAX_LINKS
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``pynvml``'s function of the handle and ``arguments``; of what it answers ``attribute``; ``bit``: whether that is set.
+
+    In the counter's unit the number is ``times`` or ``per``, one of which is 1: whole counters stay whole.
+    """
+
+    function: str
+    arguments: tuple[int, ...] = ()
+    attribute: str = ""
+    bit: int = 0
+    times: int = 1
+    per: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field value."""
+
+    id: int
+    scope: int = 0
+    times: int = 1
+    per: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gpm:
+    """One metric of GPU performance monitoring (Hopper and later), over a window of at least 100 ms."""
+
+    id: int
+    times: int = 1
+    per: int = 1
+
+
+Read = Call | Field | Gpm
+
+
+class Pace(Enum):
+    """How often a value is read."""
+
+    TICK = "tick"  # at the sampler's rate
+    BYTES = "bytes"  # at that rate, and faster where the counter could else wrap twice unseen
+    WINDOW = "window"  # at that rate, but 105 ms apart at least
+    SECOND = "second"  # calls that take milliseconds, and what moves slowly
+    RARE = "rare"  # every 10 s
+    SNAPSHOT = "snapshot"  # blocks by design: every second, on a thread of its own, never in the loop
+
+
+class Link(Enum):
+    """Which link's line rate bounds how fast a counter of bytes can grow; only such counters wrap."""
+
+    PCIE = "pcie"
+    NVLINK = "nvlink"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a counter: how it is read, best way first."""
+
+    reads: tuple[Read, ...]
+    label: str = ""
+    pace: Pace | None = None  # where it is not the counter's
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCounter:
+    """``most``: above it a reading makes no sense. ``on_mig``: a MIG device gives it too. ``only_without``: read only where that
+    counter is absent."""
+
+    counter: Counter
+    values: tuple[Value, ...]
+    pace: Pace = Pace.TICK
+    link: Link | None = None
+    most: float | None = None
+    on_mig: bool = False
+    only_without: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.counter.name
+
+
+_GPM_ABSENT: Final = (
+    "before Hopper and in most vGPUs; DCGM's profiling gives the like from Volta on; pcie_bytes and nvlink_bytes count traffic"
+)
+_OLD: Final = "where the driver or the product lacks it"
+_RX_TX: Final = ("receive", "transmit")
+
+REASONS: Final = {
+    "power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "power_brake": 0x80,
+    "board_limit": 0x200,
+    "reliability": 0x400,
+    "application_clocks": 0x2,
+}
+"""Bits of nvmlClocksEventReasons that hold clocks down; idleness (0x1) and display clocks (0x100) are none of these."""
+
+
+def _row(
+    name: str,
+    kind: Kind,
+    unit: str,
+    help: str,
+    absent: str,
+    *reads: Read,
+    values: tuple[Value, ...] = (),
+    label: str = "",
+    pace: Pace = Pace.TICK,
+    link: Link | None = None,
+    most: float | None = None,
+    on_mig: bool = False,
+    only_without: str = "",
+) -> GpuCounter:
+    return GpuCounter(
+        Counter(name, kind, unit, help, absent, label),
+        values or (Value(reads),),
+        pace,
+        link,
+        most,
+        on_mig,
+        only_without,
+    )
+
+
+_G, _C = Kind.GAUGE, Kind.COUNTER
+_V2: Final = 0x02000028  # nvmlMemory_v2: what is reserved is told apart
+
+
+def _memory(what: str) -> tuple[Call, ...]:
+    return (Call("nvmlDeviceGetMemoryInfo", (_V2,), what), Call("nvmlDeviceGetMemoryInfo", (), what))
+
+
+def _clocks(function: str, of_memory: Pace) -> tuple[Value, ...]:
+    sm, memory = (Call(function, (type_,), times=1_000_000) for type_ in (1, 2))
+    return (Value((sm,), "sm"), Value((memory,), "memory", of_memory))
+
+
+def _reason(bit: int) -> tuple[Call, ...]:
+    return (
+        Call("nvmlDeviceGetCurrentClocksEventReasons", bit=bit),
+        Call("nvmlDeviceGetCurrentClocksThrottleReasons", bit=bit),  # its name before 12.2
+    )
+
+
+COUNTERS: Final = (
+    # --- what the GPU does
+    _row(
+        "utilization_ratio",
+        _G,
+        "1",
+        "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran: not how busy it was",
+        "with MIG on, in WSL and on Jetson; sm_active_ratio says more where there is one",
+        Call("nvmlDeviceGetUtilizationRates", attribute="gpu", per=100),
+        most=1.0,
+    ),
+    _row(
+        "memory_busy_ratio",
+        _G,
+        "1",
+        "Share of that period in which device memory was read or written; no share of its bandwidth",
+        "with MIG on, in WSL and on Jetson; dram_active_ratio says more where there is one",
+        Call("nvmlDeviceGetUtilizationRates", attribute="memory", per=100),
+        most=1.0,
+    ),
+    _row(
+        "sm_active_ratio",
+        _G,
+        "1",
+        "Share of the streaming multiprocessors that were busy, over the window",
+        _GPM_ABSENT,
+        Gpm(2, per=100),
+        pace=Pace.WINDOW,
+        most=1.05,
+        on_mig=True,
+    ),
+    _row(
+        "sm_occupancy_ratio",
+        _G,
+        "1",
+        "Warps that were resident, of the most possible, over the window",
+        _GPM_ABSENT,
+        Gpm(3, per=100),
+        pace=Pace.WINDOW,
+        most=1.05,
+        on_mig=True,
+    ),
+    _row(
+        "tensor_active_ratio",
+        _G,
+        "1",
+        "Share of the window in which tensor pipes were busy",
+        _GPM_ABSENT,
+        Gpm(5, per=100),
+        pace=Pace.WINDOW,
+        most=1.05,
+        on_mig=True,
+    ),
+    _row(
+        "dram_active_ratio",
+        _G,
+        "1",
+        "Bandwidth of device memory in use, of the most possible, over the window",
+        _GPM_ABSENT,
+        Gpm(10, per=100),
+        pace=Pace.WINDOW,
+        most=1.05,
+        on_mig=True,
+    ),
+    _row(
+        "pcie_bytes_per_second",
+        _G,
+        "By/s",
+        "PCIe traffic over the window, as performance monitoring counts it",
+        _GPM_ABSENT,
+        values=tuple(Value((Gpm(id, times=1 << 20),), label) for id, label in zip((21, 20), _RX_TX, strict=True)),
+        label="direction",
+        pace=Pace.WINDOW,
+    ),
+    _row(
+        "nvlink_bytes_per_second",
+        _G,
+        "By/s",
+        "NVLink traffic of all links over the window, as performance monitoring counts it",
+        _GPM_ABSENT,
+        values=tuple(Value((Gpm(id, times=1 << 20),), label) for id, label in zip((60, 61), _RX_TX, strict=True)),
+        label="direction",
+        pace=Pace.WINDOW,
+    ),
+    # --- memory
+    _row(
+        "memory_total_bytes",
+        _G,
+        "By",
+        "Device memory",
+        "where memory is shared with the host (GB10, Jetson); the host's own counters give it there",
+        *_memory("total"),
+        pace=Pace.SECOND,
+        on_mig=True,
+    ),
+    _row(
+        "memory_used_bytes",
+        _G,
+        "By",
+        "Device memory in use; with drivers before 510 what is reserved is in it",
+        "where memory is shared with the host (GB10, Jetson); the host's own counters give it there",
+        *_memory("used"),
+        pace=Pace.SECOND,
+        on_mig=True,
+    ),
+    _row(
+        "memory_reserved_bytes",
+        _G,
+        "By",
+        "Device memory that the driver keeps for itself",
+        "with drivers before 510, and where memory is shared with the host",
+        _memory("reserved")[0],
+        pace=Pace.SECOND,
+        on_mig=True,
+    ),
+    _row(
+        "processes",
+        _G,
+        "{process}",
+        "Processes with a compute context. Their pids are the host's, so none is told here",
+        "on MIG parents without privilege; the list on the MIG device gives it",
+        Call("nvmlDeviceGetComputeRunningProcesses"),
+        pace=Pace.RARE,
+        on_mig=True,
+    ),
+    # --- power, heat, clocks
+    _row(
+        "power_watts",
+        _G,
+        "W",
+        "Power drawn now",
+        _OLD + "; power_average_watts gives the mean of a second",
+        Field(186, per=1000),
+        most=100_000,
+    ),
+    _row(
+        "power_average_watts",
+        _G,
+        "W",
+        "Power drawn, mean of the last second on Ampere and later (on GA100 and before: now)",
+        "on Jetson",
+        Call("nvmlDeviceGetPowerUsage", per=1000),
+        pace=Pace.SECOND,
+        most=100_000,
+    ),
+    _row(
+        "power_limit_watts",
+        _G,
+        "W",
+        "The limit that is enforced",
+        "where power is not managed",
+        Call("nvmlDeviceGetEnforcedPowerLimit", per=1000),
+        pace=Pace.RARE,
+        most=100_000,
+    ),
+    _row(
+        "energy_joules",
+        _C,
+        "J",
+        "Energy used since the driver was loaded",
+        "before Volta; power_watts over time gives it",
+        Field(83, per=1000),
+        pace=Pace.SECOND,
+    ),
+    _row(
+        "temperature_celsius",
+        _G,
+        "Cel",
+        "Temperature by sensor",
+        "memory: where the board has no sensor for it",
+        values=(
+            Value((Call("nvmlDeviceGetTemperature", (0,)),), "gpu"),
+            Value((Field(82),), "memory"),
+        ),
+        label="sensor",
+        pace=Pace.SECOND,
+        most=200,
+    ),
+    _row(
+        "clock_hertz",
+        _G,
+        "Hz",
+        "Clock of the streaming multiprocessors and of the memory",
+        "on Jetson",
+        values=_clocks("nvmlDeviceGetClockInfo", Pace.SECOND),
+        label="domain",
+        most=1e11,
+    ),
+    _row(
+        "clock_max_hertz",
+        _G,
+        "Hz",
+        "The highest clock that the product may run at",
+        "on Jetson",
+        values=_clocks("nvmlDeviceGetMaxClockInfo", Pace.RARE),
+        label="domain",
+        pace=Pace.RARE,
+        most=1e11,
+    ),
+    _row(
+        "throttled",
+        _G,
+        "1",
+        "1 while this reason holds the clocks down",
+        "on Jetson; reasons that the product does not know",
+        values=tuple(Value(_reason(bit), reason) for reason, bit in REASONS.items()),
+        label="reason",
+    ),
+    _row(
+        "throttled_seconds",
+        _C,
+        "s",
+        "Time in which this policy held the clocks down: also what fell between two looks at `throttled`",
+        _OLD + "; throttled samples it",
+        values=tuple(
+            Value((Field(id, per=1_000_000_000),), policy)
+            for id, policy in ((74, "power"), (75, "thermal"), (76, "sync_boost"), (77, "board_limit"), (79, "reliability"))
+        ),
+        label="policy",
+        pace=Pace.SECOND,
+    ),
+    # --- links
+    _row(
+        "pcie_bytes",
+        _C,
+        "By",
+        "Bytes over PCIe as the GPU sees it, packet headers among them; from when this sidecar first looked, wraps undone",
+        "with old drivers and in vGPUs; pcie_snapshot_bytes_per_second or a NIC's counters hint at it",
+        values=tuple(Value((Field(id),), label) for id, label in zip((198, 197), _RX_TX, strict=True)),
+        label="direction",
+        pace=Pace.BYTES,
+        link=Link.PCIE,
+    ),
+    _row(
+        "pcie_snapshot_bytes_per_second",
+        _G,
+        "By/s",
+        "Mean over the 20 ms in which it was read, once a second: no average of the second, and no total",
+        "wherever pcie_bytes counts, since this call blocks for 20 ms",
+        # nvml.h says KB/s; taken as 1000 bytes: if it means 1024, this is 2.4 % low
+        values=tuple(
+            Value((Call("nvmlDeviceGetPcieThroughput", (which,), times=1000),), label)
+            for which, label in ((1, "receive"), (0, "transmit"))
+        ),
+        label="direction",
+        pace=Pace.SNAPSHOT,
+        only_without="pcie_bytes",
+    ),
+    _row(
+        "pcie_replays",
+        _C,
+        "{replay}",
+        "Packets sent again over PCIe: a bad lane or riser",
+        _OLD,
+        Field(94),
+        pace=Pace.RARE,
+    ),
+    _row(
+        "nvlink_bytes",
+        _C,
+        "By",
+        "Data over all NVLinks without protocol overhead; from when this sidecar first looked, wraps undone",
+        "where there is no NVLink",
+        values=tuple(
+            Value((Field(data, ALL_LINKS, times=1024), Field(data, EACH_LINK, times=1024), Field(five, EACH_LINK)), label)
+            for data, five, label in ((139, 204, "receive"), (138, 202, "transmit"))
+        ),
+        label="direction",
+        link=Link.NVLINK,
+    ),
+    _row(
+        "nvlink_errors",
+        _C,
+        "{error}",
+        "Errors over all NVLinks by kind",
+        "where there is no NVLink, and from Blackwell on, which counts others",
+        values=tuple(
+            Value((Field(id),), kind) for id, kind in ((38, "crc_flit"), (45, "crc_data"), (52, "replay"), (59, "recovery"))
+        ),
+        label="kind",
+        pace=Pace.RARE,
+    ),
+    # --- health
+    _row(
+        "ecc_errors",
+        _C,
+        "{error}",
+        "Memory errors since the driver was loaded",
+        "where ECC is off or missing",
+        values=(Value((Field(3),), "corrected"), Value((Field(4),), "uncorrected")),
+        label="kind",
+        pace=Pace.RARE,
+    ),
+    _row(
+        "remapped_rows",
+        _C,
+        "{row}",
+        "Rows of memory that were replaced, for good",
+        "before Ampere",
+        values=(Value((Field(142),), "corrected"), Value((Field(143),), "uncorrected")),
+        label="kind",
+        pace=Pace.RARE,
+    ),
+    _row(
+        "remap_pending",
+        _G,
+        "1",
+        "1 while a replaced row waits for a reset of the GPU; failed: 1 when a row could not be replaced",
+        "before Ampere",
+        values=(Value((Field(144),), "pending"), Value((Field(145),), "failed")),
+        label="state",
+        pace=Pace.RARE,
+    ),
+)
+
+XID: Final = Counter(
+    "xid_errors",
+    Kind.COUNTER,
+    "{error}",
+    "Xid errors since this sidecar first looked, by code; an old error is never shown as a new one",
+    "where events cannot be had (WSL, some containers); the kernel's log has them",
+    "xid",
+)
+"""Counted from events, not read: see ``xids.py``."""
+
+KNOWN_XIDS: Final = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140)
+"""Exposed as 0 from the start, so that the first one is an increase. Any other code that comes is counted as well."""
+
+BY_NAME: Final = {row.name: row for row in COUNTERS}
+NAMES: Final = (*BY_NAME, XID.name)
+
+WINDOW: Final = Counter(
+    "activity_window_seconds",
+    Kind.GAUGE,
+    "s",
+    "How long the window was of which the activity ratios and bytes per second tell",
+    _GPM_ABSENT,
+)
+PCIE_LINE: Final = Counter(
+    "pcie_line_bytes_per_second",
+    Kind.GAUGE,
+    "By/s",
+    "What PCIe can carry each way with its lanes and generation, before packet headers: at most; the link may be slower now",
+    "in vGPUs",
+)
+NVLINK_LINE: Final = Counter(
+    "nvlink_line_bytes_per_second",
+    Kind.GAUGE,
+    "By/s",
+    "What all NVLinks can carry each way",
+    "where there is no NVLink, or its speed is not told",
+)
+DERIVED: Final = (WINDOW, PCIE_LINE, NVLINK_LINE)
+"""What we know beside what is read."""
+
+ALL: Final = (*(row.counter for row in COUNTERS), *DERIVED, XID)

@@ -1,0 +1,291 @@
+"""One thread that reads, and what the watch may see of it and take from it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from handrail.gpu.counters import Pace
+from handrail.gpu.failures import Meaning, NvmlFailed, failure
+from handrail.gpu.halt import Halt
+from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.steps import Clock, GivenUp, Step
+from handrail.hardware import DeviceSample, DeviceValue
+
+log = logging.getLogger(__name__)
+
+QUIET_ROUNDS: Final = 50
+"""Quick rounds after which a call that hung is read together with the others again."""
+
+_LONGEST_PAUSE_NS: Final = 60_000_000_000
+_FIRST_PAUSE_NS: Final = 1_000_000_000
+_RETRIES_AT_ONCE: Final = 2
+_SHARE_OVER_NS: Final = 2_000_000_000
+_MOST_SHARE: Final = 0.6  # of its time that a lane may read: above it, it cannot keep up
+
+Deliver = Callable[[DeviceSample], None]
+"""Takes a sample, in the thread that read it. Never blocks, never raises."""
+
+
+@dataclass(slots=True)
+class LaneStats:
+    """Counts since start, over all lanes."""
+
+    samples: int = 0
+    missed: int = 0  # periods of a job in which it was not read
+    faults: int = 0  # faults of ours in reading
+    failures: dict[int, int] = field(default_factory=dict)  # calls that failed, by code
+    given_up: int = 0
+    not_replaced: int = 0  # hanging calls for which there was no thread left: the device's other counters wait
+
+
+class Guard:
+    """What one lane is doing: which step, inside a call since when. The watch gives it up; the call then raises ``GivenUp``.
+
+    A call has a ticket, and only one can take it: the call when it returns, or the watch. No lock: 400 calls are made a second.
+    """
+
+    __slots__ = ("_mono_ns", "given_up", "since_ns", "step", "ticket")
+
+    def __init__(self, clock: Clock) -> None:
+        self.step: Step | None = None
+        self.since_ns = 0
+        self.given_up = False
+        self.ticket: list[int] = []
+        self._mono_ns = clock.mono_ns
+
+    def __call__(self, call: Callable[[], Any]) -> Any:
+        began = self.since_ns = self._mono_ns()
+        ticket = self.ticket = [began]
+        try:
+            answer = call()
+        except Exception:
+            self._leave(ticket)
+            raise
+        self._leave(ticket)
+        step = self.step
+        if step is not None:
+            took = self._mono_ns() - began
+            step.calls += 1
+            step.read_ns = began
+            step.spent_ns += took
+            if took > step.longest_ns:
+                step.longest_ns = took
+        return answer
+
+    @staticmethod
+    def _leave(ticket: list[int]) -> None:
+        try:
+            ticket.pop()
+        except IndexError:
+            raise GivenUp from None
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is running, given up or not."""
+        return self.given_up or bool(self.ticket)
+
+    def give_up(self) -> bool:
+        """Take everything but the running call from this lane; False where it has just returned."""
+        try:
+            self.ticket.pop()
+        except IndexError:
+            return False
+        self.given_up = True
+        return True
+
+    def renew(self) -> None:
+        """The thread that was given up goes on with what it kept."""
+        self.given_up = False
+
+
+@dataclass(slots=True)
+class Round:
+    """One reading of a job, as far as it has come."""
+
+    job: Job
+    at_unix_ns: int
+    began_ns: int
+    values: list[DeviceValue] = field(default_factory=list)
+    next_step: int = 0
+
+
+class Owner(Protocol):
+    """What a lane needs of those who started it; called in the lane's thread."""
+
+    clock: Clock
+    deliver: Deliver
+    stopping: Halt
+    stats: LaneStats
+
+    def lost(self, reader: DeviceReader, code: int) -> None: ...
+
+    def spread(self, lane: Lane) -> None: ...
+
+    def rejoin(self, lane: Lane) -> bool: ...
+
+    def left_alone(self, lane: Lane) -> bool: ...
+
+    def ended(self, lane: Lane) -> None: ...
+
+
+def _latest_first(job: Job) -> int:
+    return -job.next_ns
+
+
+class Lane:
+    """One thread and its jobs. ``reader``: of the device that it reads now. ``alone``: left with the call that hung."""
+
+    def __init__(self, owner: Owner, name: str, jobs: Iterable[Job], limit_ns: int, going_on: Round | None = None) -> None:
+        self.name = name
+        self.jobs = list(jobs)
+        self.reader = self.jobs[0].reader
+        self.limit_ns = limit_ns  # of one call
+        self.alone = False
+        self.guard = Guard(owner.clock)
+        self.round = going_on
+        self.due_ns = 0  # when it wakes, while it sleeps
+        self.not_replaced_ns = 0  # the call, by when it began, for which there was no thread left
+        self.ending = False
+        self._due: list[Job] = []  # of those, still to be read before it sleeps again, the first one last
+        self._quiet = 0
+        self._busy_ns = 0  # reading, of the time since
+        self._since_ns = owner.clock.mono_ns()
+        self._owner = owner
+        self.thread = threading.Thread(target=self._run, name=f"gpu {name}", daemon=True)
+
+    def hangs_ns(self, now_ns: int) -> int:
+        """How long it has been inside its present call; 0 outside."""
+        guard = self.guard
+        return max(0, now_ns - guard.since_ns) if guard.inside else 0
+
+    def _run(self) -> None:
+        try:
+            while not self.ending and self.jobs and not self._owner.stopping.is_set():
+                round_ = self.round or self._awaited()
+                if round_ is None:
+                    return
+                try:
+                    self._read(round_)
+                except GivenUp:
+                    if not self._keep():
+                        return
+                except NvmlFailed as lost:
+                    self._lost(lost.code)
+                except Exception:  # a fault of ours in one round must not end all reading
+                    self._fault("a round of GPU counters failed: %s", round_.job.pace)
+                    self.round = None
+                    self._due = []
+                    round_.job.plan_next(round_.began_ns, self._owner.clock.mono_ns())
+        finally:
+            self._owner.ended(self)
+
+    def _awaited(self) -> Round | None:
+        """The next round, when it is due; None where the sampler stops first."""
+        owner = self._owner
+        if not self._due:
+            next_ns = min([job.next_ns for job in self.jobs])
+            wait_ns = next_ns - owner.clock.mono_ns()
+            if wait_ns > 0:
+                self.due_ns = next_ns
+                if owner.stopping.wait(wait_ns / 1e9):
+                    return None
+                self.due_ns = 0
+            now = max(next_ns, owner.clock.mono_ns())
+            self._due = sorted((job for job in self.jobs if job.next_ns <= now), key=_latest_first)
+        job = self._due.pop()
+        self.reader = job.reader
+        self.round = Round(job, owner.clock.unix_ns(), owner.clock.mono_ns())
+        return self.round
+
+    def _read(self, round_: Round) -> None:
+        job, guard, values = round_.job, self.guard, round_.values
+        steps, began_ns = job.steps, round_.began_ns
+        while round_.next_step < len(steps):
+            step = guard.step = steps[round_.next_step]
+            round_.next_step += 1
+            if step.resume_ns > began_ns:
+                continue
+            try:
+                values += step.read(guard)
+                step.failures = 0
+            except (NvmlFailed, GivenUp) as problem:
+                self._failed(step, problem)
+            except Exception:  # a fault of ours in one step must not end the reading of the others
+                self._fault("a GPU counter could not be read: %s", step.name)
+                self._pause(step)
+        guard.step = None
+        self._finish(round_)
+
+    def _failed(self, step: Step, problem: NvmlFailed | GivenUp) -> None:
+        if isinstance(problem, GivenUp):
+            raise problem
+        failures = self._owner.stats.failures
+        failures[problem.code] = failures.get(problem.code, 0) + 1
+        if failure(problem.code).meaning is not Meaning.RETRY:
+            raise problem
+        self._pause(step)
+
+    def _pause(self, step: Step) -> None:
+        """After a failure that may pass: at once the first times, then with growing pauses."""
+        step.failures += 1
+        if step.failures > _RETRIES_AT_ONCE:
+            pause = _FIRST_PAUSE_NS << min(step.failures - _RETRIES_AT_ONCE - 1, 10)
+            step.resume_ns = self._owner.clock.mono_ns() + min(pause, _LONGEST_PAUSE_NS)
+
+    def _finish(self, round_: Round) -> None:
+        owner, job = self._owner, round_.job
+        now = owner.clock.mono_ns()
+        changed = job.reader.settle(job)
+        self.round = None
+        if round_.values:
+            owner.stats.samples += 1
+            owner.deliver(job.reader.sample(round_.values, round_.at_unix_ns, now - round_.began_ns, job.pace))
+        owner.stats.missed += job.plan_next(round_.began_ns, now)
+        self._busy_ns += now - round_.began_ns
+        if self.alone:
+            self.ending = not job.steps
+            self._perhaps_rejoin(now - round_.began_ns)
+        elif changed:
+            self.jobs = [each for each in self.jobs if each.reader is not job.reader or each.pace is Pace.SNAPSHOT]
+            self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
+            self._due = []
+        elif now - self._since_ns > _SHARE_OVER_NS:
+            if self._busy_ns > _MOST_SHARE * (now - self._since_ns):
+                owner.spread(self)
+                self._due = []
+            self._busy_ns, self._since_ns = 0, now
+
+    def _keep(self) -> bool:
+        """After the call that hung has returned: go on with it alone; False where it is read elsewhere."""
+        if not self._owner.left_alone(self):
+            return False
+        job, now = self.jobs[0], self._owner.clock.mono_ns()
+        self._owner.stats.missed += (now - self.guard.since_ns) // job.period_ns
+        job.begin_anew(now)
+        self._due = []
+        self._quiet = 0
+        self.guard.renew()
+        return True
+
+    def _perhaps_rejoin(self, took_ns: int) -> None:
+        self._quiet = self._quiet + 1 if took_ns < self.limit_ns // 4 else 0
+        if not self.ending and self._quiet >= QUIET_ROUNDS:
+            self.ending = self._owner.rejoin(self)
+
+    def _lost(self, code: int) -> None:
+        """The device of this round answers nothing more: its jobs end; with the session all do."""
+        index = self.reader.gpu.device.index
+        self.round = None
+        whole = failure(code).meaning is Meaning.SESSION_LOST
+        self.jobs = [] if whole else [each for each in self.jobs if each.reader.gpu.device.index != index]
+        self._due = []
+        self._owner.lost(self.reader, code)
+
+    def _fault(self, words: str, what: object) -> None:
+        self._owner.stats.faults += 1
+        if self._owner.stats.faults == 1:
+            log.exception(words, what)

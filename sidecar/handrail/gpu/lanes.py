@@ -1,0 +1,195 @@
+"""The threads that read, and the watch over them: a call that hangs keeps its thread, and everything else goes on in new ones.
+
+All GPUs begin in one lane, since a thread that wakes pays more for cold caches than for what it reads; where one lane cannot keep
+up, each GPU gets its own. A call inside the driver cannot be cancelled. One that takes longer than ``limit_ns`` is given up: its
+thread keeps that call alone, the rest of its GPU goes on in a second thread from the step after it, and the other GPUs in a
+third. A batch of fields that does not return either is read field by field from then on, so that only the field at fault stays
+alone. When a call returns, its thread goes on reading only that, and after ``QUIET_ROUNDS`` quick rounds it rejoins its GPU's.
+
+So threads are bounded by the number of calls, and by ``MOST_GIVEN_UP``: a GPU on which more hang than that waits as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from handrail.gpu.counters import Pace
+from handrail.gpu.failures import HANGS
+from handrail.gpu.halt import Halt
+from handrail.gpu.lane import Deliver, Lane, LaneStats
+from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.steps import Clock, Step
+
+log = logging.getLogger(__name__)
+
+MOST_GIVEN_UP: Final = 32  # threads inside calls that do not return
+MOST_GIVEN_UP_A_DEVICE: Final = 6
+FIRST_CALL_NS: Final = 1_000_000_000  # a driver may have to wake a GPU for the first call of a kind
+_IDLE_LOOK_NS: Final = 250_000_000
+_LEAST_LOOK_NS: Final = 2_000_000
+
+
+class Lanes:
+    """All lanes of a session. ``deliver`` and ``lost`` are called in the lanes' threads."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        deliver: Deliver,
+        lost: Callable[[DeviceReader, int], None],
+        *,
+        limit_ns: int,
+        stats: LaneStats | None = None,
+    ) -> None:
+        self.clock = clock
+        self.deliver = deliver
+        self.lost = lost
+        self.stopping = Halt()
+        self.stats = stats if stats is not None else LaneStats()
+        self.limit_ns = limit_ns
+        self._lock = threading.Lock()  # guards the list, and handing steps from one lane to another
+        self._lanes: list[Lane] = []
+
+    def start(self, name: str, jobs: Iterable[Job], *, limit_ns: int | None = None) -> Lane:
+        """A thread for these jobs, which are due from now on."""
+        now = self.clock.mono_ns()
+        lane = Lane(self, name, jobs, self.limit_ns if limit_ns is None else limit_ns)
+        for job in lane.jobs:
+            job.begin_at(now)
+        with self._lock:
+            self._lanes.append(lane)
+        lane.thread.start()
+        return lane
+
+    def all(self) -> list[Lane]:
+        """The lanes now."""
+        with self._lock:
+            return list(self._lanes)
+
+    def look(self) -> int:
+        """The watch: give up calls that take too long. How many ns may pass until it must look again."""
+        now = self.clock.mono_ns()
+        next_ns, soonest_ns = now + _IDLE_LOOK_NS, now + 2 * self.limit_ns
+        for lane in self.all():
+            step, since = lane.guard.step, lane.guard.since_ns
+            if not lane.guard.inside or step is None:
+                next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: once a period
+                continue
+            limit = max(lane.limit_ns, 0 if step.warm or step.calls else FIRST_CALL_NS)
+            if lane.alone:
+                if now - since > 2 * limit:
+                    self._split(lane, step)
+                else:
+                    next_ns = min(next_ns, since + 2 * limit)
+            elif not lane.guard.given_up:
+                if now - since > limit:
+                    self._give_up(lane, step, since)
+                next_ns = min(next_ns, max(now, since) + limit)
+        return max(_LEAST_LOOK_NS, next_ns - now)
+
+    def hanging(self, now_ns: int, longer_than_ns: int) -> list[tuple[DeviceReader, str, int]]:
+        """(device, call, ns) of every call that has not returned for so long."""
+        found = []
+        for lane in self.all():
+            took, step = lane.hangs_ns(now_ns), lane.guard.step
+            if took > longer_than_ns and step is not None:
+                found.append((lane.reader, step.name, took))
+        return found
+
+    def stop(self, wait_s: float) -> bool:
+        """End every lane; waits for those that are not inside a call that hangs. True where no call is left running."""
+        self.stopping.set()
+        for lane in self.all():
+            if lane.hangs_ns(self.clock.mono_ns()) <= self.limit_ns:
+                lane.thread.join(wait_s)
+        return not any(lane.guard.inside for lane in self.all())
+
+    # --- for lanes, in their threads ------------------------------------------------------------------------------------------
+
+    def spread(self, lane: Lane) -> None:
+        """A lane that cannot keep up: it keeps its first GPU, each other one gets a lane of its own."""
+        by_gpu: dict[int | None, list[Job]] = {}
+        for job in lane.jobs:
+            by_gpu.setdefault(job.reader.gpu.device.index, []).append(job)
+        if len(by_gpu) < 2:
+            return
+        first, *others = by_gpu
+        lane.jobs = by_gpu[first]
+        log.info("GPUs: one thread cannot read all of them in time; each has its own now")
+        for index in others:
+            self.start(f"{lane.name}.{index}", by_gpu[index], limit_ns=lane.limit_ns)
+
+    def rejoin(self, lane: Lane) -> bool:
+        """Give the one step of a lane that is well again back to its device's lane; False where there is none."""
+        with self._lock:
+            home = self._home(lane.jobs[0])
+            if home is not None:
+                home.add(lane.jobs[0].steps)
+            return home is not None
+
+    def left_alone(self, lane: Lane) -> bool:
+        """Whether a lane whose call has returned keeps it; waits for the watch to have shared everything out."""
+        with self._lock:
+            return lane.alone
+
+    def ended(self, lane: Lane) -> None:
+        """A lane's thread is about to end."""
+        with self._lock:
+            if lane in self._lanes:
+                self._lanes.remove(lane)
+
+    # --- giving up ----------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, lane: Lane, step: Step, since_ns: int) -> None:
+        with self._lock:
+            extra = [each for each in self._lanes if each.alone or each.guard.given_up]
+            if len(extra) >= MOST_GIVEN_UP or sum(each.reader is lane.reader for each in extra) >= MOST_GIVEN_UP_A_DEVICE:
+                self.stats.not_replaced += lane.not_replaced_ns != since_ns
+                lane.not_replaced_ns = since_ns
+                return
+            if lane.guard.since_ns != since_ns or not lane.guard.give_up():
+                return
+            self.stats.given_up += 1
+            self.stats.failures[HANGS] = self.stats.failures.get(HANGS, 0) + 1
+            started = self._shared_out(lane, step)
+            self._lanes += started
+        for each in started:
+            each.thread.start()
+
+    def _shared_out(self, lane: Lane, step: Step) -> list[Lane]:
+        """New lanes for what ``lane`` was to read but ``step``: one for that GPU, going on in its round, one for the rest."""
+        round_, jobs = lane.round, lane.jobs
+        assert round_ is not None
+        job, index = round_.job, round_.job.reader.gpu.device.index
+        job.remove(step)
+        round_.next_step = max(0, round_.next_step - 1)
+        lane.alone, lane.jobs, lane.round = True, [job.alone(step)], None
+        same = [each for each in jobs if each.reader.gpu.device.index == index]
+        others = [each for each in jobs if each.reader.gpu.device.index != index]
+        lanes = [Lane(self, f"device {index}", same, lane.limit_ns, round_)] if same else []
+        return lanes + ([Lane(self, lane.name, others, lane.limit_ns)] if others else [])
+
+    def _split(self, lane: Lane, step: Step) -> None:
+        """A batch that stays away: its fields one by one, in its GPU's lane. One of them is the one that hangs."""
+        parts = lane.reader.split(step)
+        if not parts:
+            return
+        with self._lock:
+            home = self._home(lane.jobs[0])
+            if home is None or not (lane.guard.given_up or lane.guard.give_up()):
+                return
+            lane.alone, lane.jobs = False, []
+            home.add(parts)
+
+    def _home(self, job: Job) -> Job | None:
+        """The job of the device's own lane that reads at the same pace."""
+        fits = (job.pace, Pace.TICK) if job.pace is Pace.BYTES else (job.pace,)
+        for lane in self._lanes:
+            if not lane.alone and not lane.ending and not lane.guard.given_up:
+                for each in lane.jobs:
+                    if each.reader is job.reader and each.pace in fits:
+                        return each
+        return None

@@ -1,0 +1,254 @@
+"""What is read of one device and when: its steps by pace, which values turned out to be absent, and its samples.
+
+No threads here: whoever has a job reads its steps one after the other (``lanes.py``; the tests do it in virtual time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from threading import Lock
+from typing import Final
+
+from handrail.gpu.counters import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, Call, Field, Pace, Read
+from handrail.gpu.devices import Gpu, Nvml
+from handrail.gpu.slots import Slot
+from handrail.gpu.steps import CallStep, Clock, FieldStep, Guard, Step
+from handrail.gpu.window import GpmStep
+from handrail.hardware import DeviceSample, DeviceValue
+from handrail.records import Process, Source
+
+_S: Final = 1_000_000_000
+_WINDOW_NS: Final = 100_050_000  # more than 100 ms (nvml.h), and contiguous: see GpmStep
+_HOLD_NS: Final = 5_000_000  # so long after its tick a window may end
+_LEAST_PERIOD_NS: Final = 5_000_000
+_SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
+_PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
+
+Key = tuple[str, str]
+"""Name and label of a value."""
+
+
+class Job:
+    """Steps of one device that are read together. ``next_ns``: when they are due, monotonic."""
+
+    def __init__(self, reader: DeviceReader, pace: Pace, period_ns: int) -> None:
+        self.reader = reader
+        self.pace = pace
+        self.steps: list[Step] = []
+        self.next_ns = 0
+        self.isolated = False  # holds one step that hung, on a thread of its own
+        self.period_ns = period_ns  # the pace's, or less where a counter would wrap unseen
+        self._base_ns = period_ns
+        self._grid_ns = 0  # of its periods; next_ns may be a little after
+        self._rounds = 0
+
+    def alone(self, step: Step) -> Job:
+        """A job of the same pace for one step that was taken out of this one."""
+        job = Job(self.reader, self.pace, self._base_ns)
+        job.steps.append(step)
+        job.isolated = True
+        return job
+
+    def add(self, steps: Sequence[Step]) -> None:
+        """Steps may come from another thread."""
+        with self.reader.lock:
+            self.steps += steps
+
+    def remove(self, step: Step) -> None:
+        with self.reader.lock:
+            self.steps.remove(step)
+
+    def plan_next(self, began_ns: int, now_ns: int) -> int:
+        """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
+        self._rounds += 1
+        if self.pace is Pace.BYTES or self._rounds & _SELDOM == 1:
+            due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
+            self.period_ns = max(_LEAST_PERIOD_NS, min([self._base_ns, *due]))
+        period, grid = self.period_ns, self._grid_ns or now_ns
+        late = max(0, (now_ns - grid) // period)
+        self._grid_ns = self.next_ns = grid + (late + 1) * period
+        if self.pace is Pace.WINDOW:
+            self._keep_apart(began_ns)
+        return late
+
+    def _keep_apart(self, began_ns: int) -> None:
+        """A window that begins in one tick ends a moment after another: wait for that moment, else for the tick after."""
+        earliest = began_ns + _WINDOW_NS
+        while earliest - self._grid_ns > _HOLD_NS:
+            self._grid_ns += self.period_ns
+        self.next_ns = max(self._grid_ns, earliest)
+
+    def begin_at(self, now_ns: int) -> None:
+        """Due for the first time."""
+        if not self.next_ns:
+            self._grid_ns = self.next_ns = now_ns
+
+    def begin_anew(self, now_ns: int) -> None:
+        """Due now, whatever was planned."""
+        self._grid_ns = self.next_ns = now_ns
+
+
+class DeviceReader:
+    """One GPU or MIG device. ``jobs`` by pace; ``absent``: the code for each value that it does not give."""
+
+    def __init__(
+        self, nvml: Nvml, gpu: Gpu, clock: Clock, process: Process, period_ns: int, without: Collection[str] = ()
+    ) -> None:
+        self.gpu = gpu
+        self.absent: dict[Key, int] = {}
+        self.slots: list[Slot] = []
+        self.counted: Callable[[], list[DeviceValue]] = list  # what is counted elsewhere, told with the rare ones
+        self.jobs: dict[Pace, Job] = {}
+        self._nvml = nvml
+        self._clock = clock
+        self._process = process
+        self._tick_ns = period_ns
+        self.lock = Lock()  # guards the lists of steps: those of one device may be read by several threads
+        rows = [row for row in COUNTERS if row.name not in without and (row.on_mig or not gpu.is_mig)]
+        self._later = [row for row in rows if row.only_without]
+        for row in rows:
+            if not row.only_without:
+                self._add(row.name)
+
+    @property
+    def wanted(self) -> set[str]:
+        """Names of the counters that are looked for."""
+        return {slot.name for slot in self.slots}
+
+    def lane_jobs(self) -> list[Job]:
+        """What the device's own lane reads."""
+        return [job for job in self.jobs.values() if job.steps and job.pace is not Pace.SNAPSHOT]
+
+    def settle(self, job: Job) -> bool:
+        """After a round: values that a step cannot serve move to their next way; bytes that need no haste join the tick.
+
+        True where the device's jobs are others now.
+        """
+        changed = False
+        for step in list(job.steps):
+            if step.gone:
+                moved, step.gone = step.gone, []
+                for slot, code in moved:
+                    self._move_on(slot, code)
+                changed = True
+        if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
+            self._join_tick(job)
+            changed = True
+        if changed:
+            with self.lock:
+                job.steps[:] = [step for step in job.steps if step.slots]
+        return changed
+
+    def split(self, step: Step) -> list[Step]:
+        """A batch that hung, as one step a field: one of them is the one that hangs. [] where there is nothing to split."""
+        if not isinstance(step, FieldStep) or len(step.slots) < 2:
+            return []
+        parts = []
+        for slot in step.slots:
+            part = FieldStep(self._nvml, self.gpu, self._clock, f"field {slot.how.id}" if isinstance(slot.how, Field) else "")
+            part.slots.append(slot)
+            part.warm = True
+            parts.append(part)
+        return list(parts)
+
+    def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int, pace: Pace) -> DeviceSample:
+        """The record of one round."""
+        if pace is Pace.RARE:
+            values = [*values, *self.counted(), *self.lines()]
+        return DeviceSample(
+            process=self._process,
+            source=Source.NVML,
+            device=self.gpu.device,
+            at_unix_ns=at_unix_ns,
+            values=tuple(values),
+            took_ns=took_ns,
+        )
+
+    def _join_tick(self, job: Job) -> None:
+        """Bytes that need no haste are asked for in the batch of the tick: one call less."""
+        with self.lock:
+            steps, job.steps = job.steps, []
+            tick = self._job(Pace.TICK)
+            batch = next((step for step in tick.steps if _is_batch(step)), None)
+            if batch is None:
+                tick.steps += steps
+            else:
+                batch.slots += [slot for step in steps for slot in step.slots]
+
+    def _in_haste(self, step: Step) -> bool:
+        due = step.due_within_ns()
+        return due is not None and due < self._tick_ns
+
+    def lines(self) -> list[DeviceValue]:
+        """What its links can carry, where that is told."""
+        lines = []
+        if self.gpu.pcie_known:
+            lines.append(DeviceValue(name=PCIE_LINE.name, value=self.gpu.pcie_line_bytes))
+        if self.gpu.nvlink_known:
+            lines.append(DeviceValue(name=NVLINK_LINE.name, value=self.gpu.nvlink_line_bytes))
+        return lines
+
+    def _add(self, name: str) -> None:
+        for value in BY_NAME[name].values:
+            slot = Slot(BY_NAME[name], value)
+            self.slots.append(slot)
+            self._place(slot)
+
+    def _move_on(self, slot: Slot, code: int) -> None:
+        if slot.move_on():
+            self._place(slot)
+            return
+        self.absent[slot.name, slot.label] = code
+        for row in [row for row in self._later if row.only_without == slot.name]:
+            if all((slot.name, value.label) in self.absent for value in BY_NAME[slot.name].values):
+                self._later.remove(row)
+                self._add(row.name)
+
+    def _place(self, slot: Slot) -> None:
+        """Put a slot into the step that reads it in its present way."""
+        how = slot.how
+        assert how is not None
+        with self.lock:
+            job = self._job(slot.pace)
+            for step in job.steps:
+                if _serves(step, how):
+                    step.slots.append(slot)
+                    return
+            step = self._step(how, slot.pace)
+            step.slots.append(slot)
+            job.steps.append(step)
+
+    def _step(self, how: Read, pace: Pace) -> Step:
+        if isinstance(how, Call):
+            return CallStep(self._nvml, self.gpu, how)
+        if isinstance(how, Field):
+            return FieldStep(self._nvml, self.gpu, self._clock, f"fields {pace.value}")
+        return GpmStep(self._nvml, self.gpu, self._clock)
+
+    def _job(self, pace: Pace) -> Job:
+        job = self.jobs.get(pace)
+        if job is None:
+            job = self.jobs[pace] = Job(self, pace, max(_PERIODS.get(pace, 0), self._tick_ns))
+        return job
+
+
+def _serves(step: Step, how: Read) -> bool:
+    if isinstance(how, Call):
+        return isinstance(step, CallStep) and step.call == (how.function, how.arguments)
+    return _is_batch(step) if isinstance(how, Field) else isinstance(step, GpmStep)
+
+
+def _is_batch(step: Step) -> bool:
+    """Of fields; one that hung is read alone and is none."""
+    return isinstance(step, FieldStep) and step.name.startswith("fields")
+
+
+def read_round(job: Job, guard: Guard, clock: Clock) -> DeviceSample | None:
+    """Every step of a job once, by a caller that waits; None where nothing came. Raises ``NvmlFailed`` for a lost device."""
+    at_unix_ns, began_ns = clock.unix_ns(), clock.mono_ns()
+    values: list[DeviceValue] = []
+    for step in list(job.steps):
+        values += step.read(guard)
+    took_ns = clock.mono_ns() - began_ns
+    job.reader.settle(job)
+    return job.reader.sample(values, at_unix_ns, took_ns, job.pace) if values else None

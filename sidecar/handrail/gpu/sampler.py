@@ -1,0 +1,431 @@
+"""Samples every GPU of this host: opens NVML, keeps lanes reading, and comes back from what goes wrong.
+
+The *keeper* opens the session, looks for devices and tries again what was lost; it alone may wait inside NVML. The *watch* gives
+up calls that hang and says so. Lanes read (``lanes.py``), one more thread waits for Xid events. None of them belongs to the event
+loop, and stopping waits for no call that hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from handrail.gpu.asking import Asker
+from handrail.gpu.counters import XID, Pace
+from handrail.gpu.devices import Gpu, Nvml, Unavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
+from handrail.gpu.failures import Meaning, NvmlFailed, code_of, failure
+from handrail.gpu.halt import Halt
+from handrail.gpu.lane import Deliver, LaneStats
+from handrail.gpu.lanes import MOST_GIVEN_UP, Lanes
+from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.steps import Clock
+from handrail.gpu.visible import Visible, visible
+from handrail.gpu.xids import XidWatch
+from handrail.hardware import DeviceSample, DeviceValue
+from handrail.records import Process, ProcessEvent, ProcessEventKind, Source
+
+log = logging.getLogger(__name__)
+
+STUCK_NS: Final = 5_000_000_000
+"""A call that has not returned for so long is told: the GPU is stuck."""
+
+_S: Final = 1_000_000_000
+_FIRST_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 60.0
+_ROLL_CALL_S: Final = 10.0
+_REOPEN_FOR_LOST_S: Final = 300.0
+_SNAPSHOT_LIMIT_NS: Final = _S
+_LEAST_LIMIT_NS: Final = 20_000_000
+_MOST_LIMIT_NS: Final = _S
+
+Tell = Callable[[ProcessEvent], None]
+"""Takes an event, in a thread of the sampler. Never blocks, never raises."""
+
+
+class SystemClock:
+    """The machine's."""
+
+    mono_ns = staticmethod(time.monotonic_ns)
+    unix_ns = staticmethod(time.time_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSettings:
+    """``period_ns``: 100 ms is 10 Hz. ``devices``: indices or UUIDs, () for those that the environment names, else all.
+
+    ``without``: names of counters that are not read.
+    """
+
+    period_ns: int = 100_000_000
+    devices: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()
+    first_retry_s: float = _FIRST_RETRY_S
+    answer_within_s: float = 10.0  # of a GPU that is looked for: a driver may have to wake it
+
+    @property
+    def limit_ns(self) -> int:
+        """How long one call may take before the others go on without it."""
+        return min(max(self.period_ns // 2, _LEAST_LIMIT_NS), _MOST_LIMIT_NS)
+
+
+@dataclass(slots=True)
+class State:
+    """What is known now. ``problem``: why there is no session, None while there is one."""
+
+    problem: Unavailable | None = None
+    driver: str = ""
+    nvml: str = ""
+    sessions: int = 0
+    lost: dict[int, int] = field(default_factory=dict)  # code by index, of GPUs that do not answer
+    visible: Visible = field(default_factory=lambda: Visible(keys=None))
+    opening_since_ns: int = 0  # while NVML is being opened
+    stuck: frozenset[tuple[str, str]] = frozenset()  # (UUID, call) that hang for STUCK_NS and more
+
+
+class Sampler:
+    """``deliver`` and ``tell`` are called in the sampler's threads. ``start`` and ``stop`` once each."""
+
+    def __init__(
+        self,
+        settings: SamplerSettings,
+        process: Process,
+        deliver: Deliver,
+        tell: Tell,
+        *,
+        clock: Clock = SystemClock,
+        environment: Mapping[str, str] = os.environ,
+        open_session: Callable[[], Nvml] = open_nvml,
+    ) -> None:
+        self.settings = settings
+        self.state = State()
+        self.stats = LaneStats()
+        self.xids: Counter[tuple[str, int]] = Counter()
+        self.xid_watch: XidWatch | None = None
+        self.readers: dict[str, DeviceReader] = {}
+        self._process = process
+        self._deliver = deliver
+        self._tell_event = tell
+        self._clock = clock
+        self._environment = environment
+        self._open = open_session
+        self._began_unix_ns = clock.unix_ns()
+        self._ask = Asker(settings.answer_within_s)
+        self._stop = Halt()
+        self._wake = threading.Event()  # the keeper has something to do
+        self._lanes: Lanes | None = None
+        self._old: list[Lanes] = []  # of earlier sessions, with calls that have not returned
+        self._session_lost: int | None = None
+        self._newly_lost: list[tuple[DeviceReader, int]] = []
+        self._threads = [
+            threading.Thread(target=self._keep, name="gpu keeper", daemon=True),
+            threading.Thread(target=self._watch, name="gpu watch", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin. Never fails: that there is no NVML is a state, and said."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, wait_s: float = 1.0) -> None:
+        """End, waiting for nothing that hangs."""
+        self._stop.set()
+        self._wake.set()
+        lanes = self._lanes
+        if lanes is not None:
+            lanes.stop(wait_s)
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(0.0 if self.state.opening_since_ns else wait_s)
+
+    def now_ns(self) -> int:
+        """Its monotonic clock."""
+        return self._clock.mono_ns()
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """Of the present session."""
+        return self._lanes
+
+    # --- the keeper ---------------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        pause = self.settings.first_retry_s
+        while not self._stop.is_set():
+            nvml = self._opened()
+            if nvml is None:
+                self._stop.wait(pause)
+                pause = min(pause * 2, _LONGEST_RETRY_S)
+                continue
+            pause = self.settings.first_retry_s
+            self._in_session(nvml)
+            self._close(nvml)
+
+    def _opened(self) -> Nvml | None:
+        self._old = [each for each in self._old if any(lane.guard.inside for lane in each.all())]
+        if sum(len(each.all()) for each in self._old) >= MOST_GIVEN_UP:
+            return None  # too many threads inside calls that do not return
+        self.state.opening_since_ns = self._clock.mono_ns()
+        try:
+            nvml = self._open()
+            gpus, failed = list_gpus(nvml, self._ask)
+        except Unavailable as problem:
+            self._unavailable(problem)
+            return None
+        except NvmlFailed as problem:
+            told = failure(problem.code)
+            self._unavailable(Unavailable(told.code, told.words, told.remedy))
+            return None
+        finally:
+            self.state.opening_since_ns = 0
+        if not gpus and not failed:
+            self._unavailable(
+                Unavailable(28, "NVML answers and shows no GPU", "give this container the GPU (--gpus, nvidia.com/gpu)")
+            )
+            return None
+        self._begin(nvml, gpus, failed)
+        return nvml
+
+    def _unavailable(self, problem: Unavailable) -> None:
+        """Said once for each reason; asked again with growing pauses."""
+        before, self.state.problem = self.state.problem, problem
+        if before is None or before.code != problem.code:
+            log.warning(
+                "no GPU metrics: %s (NVML code %d); looking again. To mend it: %s", problem.words, problem.code, problem.remedy
+            )
+            if self.state.sessions and before is None:
+                self._tell(ProcessEventKind.GPU_LOST, f"no session with NVML: {problem.words}")
+
+    def _begin(self, nvml: Nvml, gpus: Sequence[Gpu], failed: Mapping[int, int]) -> None:
+        state = self.state
+        again = state.problem is not None and state.sessions > 0
+        state.driver, state.nvml = versions(nvml)
+        state.problem, state.lost = None, dict(failed)
+        state.visible = visible([each.device for each in gpus], self._environment, self.settings.devices)
+        state.sessions += 1
+        self._session_lost = None
+        self._newly_lost.clear()
+        self._lanes = Lanes(self._clock, self._deliver, self._on_lost, limit_ns=self.settings.limit_ns, stats=self.stats)
+        wanted = [self._owned(each) for each in gpus if self._wanted(each)]
+        self.readers = {}
+        self.xid_watch = XidWatch(nvml, wanted, self.xids, self._on_xid, self._lanes.stopping)
+        self.xid_watch.start()
+        self._start_lane(nvml, wanted)
+        for note in state.visible.notes:
+            log.warning("GPUs: %s", note)
+        log.info("GPUs: driver %s, %s", state.driver or "not told", _named(wanted) or "none of those asked for")
+        for index, code in failed.items():
+            self._say_lost(f"GPU {index}", code)
+        if again:
+            self._tell(ProcessEventKind.GPU_BACK, f"NVML answers again: driver {state.driver}")
+
+    def _start_lane(self, nvml: Nvml, gpus: Sequence[Gpu]) -> None:
+        assert self._lanes is not None
+        jobs: list[Job] = []
+        for gpu in gpus:
+            reader = DeviceReader(nvml, gpu, self._clock, self._process, self.settings.period_ns, self.settings.without)
+            reader.counted = partial(self._xid_values, gpu.device.key)
+            self.readers[gpu.device.key] = reader
+            jobs += reader.lane_jobs()
+        if jobs:
+            self._lanes.start("reads", jobs)
+
+    def _in_session(self, nvml: Nvml) -> None:
+        """Until the session is lost or the sampler stops: look after what was lost, and for MIG devices that come and go."""
+        pause, since_lost, retry_ns = self.settings.first_retry_s, 0.0, 0
+        looked_ns = opened_ns = self._clock.mono_ns()
+        snapshots: set[str] = set()
+        while not self._stop.is_set() and self._session_lost is None:
+            self._wake.wait(min(1.0, self.settings.first_retry_s))
+            self._wake.clear()
+            now = self._clock.mono_ns()
+            self._note_lost()
+            self._start_snapshots(snapshots)
+            if self.state.lost and now >= retry_ns:
+                self._look_for_lost(nvml)
+                retry_ns, pause = now + int(pause * 1e9), min(pause * 2, _LONGEST_RETRY_S)
+                since_lost = (now - opened_ns) / 1e9
+                if self.state.lost and (not self.readers or since_lost > _REOPEN_FOR_LOST_S):
+                    return
+            if not self.state.lost:
+                pause = self.settings.first_retry_s
+            if now - looked_ns > _ROLL_CALL_S * 1e9:
+                looked_ns = now
+                if self._mig_changed(nvml):
+                    log.info("GPUs: MIG devices have changed; looking again")
+                    return
+
+    def _close(self, nvml: Nvml) -> None:
+        """End the session; NVML is shut down only where no call is left inside it."""
+        lanes, self._lanes = self._lanes, None
+        if lanes is None:
+            return
+        readers, self.readers = self.readers, {}
+        if not lanes.stop(1.0):
+            self._old.append(lanes)
+            return
+        if self.xid_watch is not None:
+            self.xid_watch.thread.join(2.0)
+        try:
+            for reader in readers.values():
+                for job in reader.jobs.values():
+                    for step in job.steps:
+                        step.close()
+            self._ask("shutdown", nvml.nvmlShutdown)
+        except Exception as error:
+            log.debug("NVML did not shut down: %s", error)
+
+    # --- what was lost ---------------------------------------------------------------------------------------------------------
+
+    def _on_lost(self, reader: DeviceReader, code: int) -> None:
+        """In a lane's thread, which ends with it."""
+        self._newly_lost.append((reader, code))
+        self._wake.set()
+
+    def _note_lost(self) -> None:
+        while self._newly_lost:
+            reader, code = self._newly_lost.pop(0)
+            if not any(reader is each for each in self.readers.values()):
+                continue  # of before it came back
+            device = reader.gpu.device
+            if failure(code).meaning is Meaning.SESSION_LOST:
+                self._session_lost = code
+                self._unavailable(Unavailable(code, failure(code).words, failure(code).remedy))
+                return
+            index = device.index or 0
+            for key in [key for key, each in self.readers.items() if each.gpu.device.index == index]:
+                del self.readers[key]
+            if index not in self.state.lost:
+                self.state.lost[index] = code
+                self._say_lost(f"GPU {index} ({device.key})", code)
+
+    def _look_for_lost(self, nvml: Nvml) -> None:
+        for index in list(self.state.lost):
+            try:
+                gpus = self._ask(f"GPU {index}", _found_again, nvml, index)
+            except NvmlFailed:
+                continue
+            del self.state.lost[index]
+            wanted = [self._owned(each) for each in gpus if self._wanted(each)]
+            if wanted:
+                self._start_lane(nvml, wanted)
+            self._tell(ProcessEventKind.GPU_BACK, f"GPU {index} answers again")
+
+    def _mig_changed(self, nvml: Nvml) -> bool:
+        parents = [reader for reader in list(self.readers.values()) if reader.gpu.mig_mode is not None]
+        for parent in parents:
+            known = {key for key, each in self.readers.items() if each.gpu.device.parent == parent.gpu.device.key}
+            try:
+                now = set(self._ask(f"GPU {parent.gpu.device.index}", mig_keys, nvml, parent.gpu))
+            except NvmlFailed:
+                continue
+            if self.state.visible.keys is None and known != now:
+                return True
+        return False
+
+    def _start_snapshots(self, started: set[str]) -> None:
+        """The calls that block for 20 ms, where nothing better is there: one thread for all of them, once a second."""
+        assert self._lanes is not None
+        jobs = [
+            reader.jobs[Pace.SNAPSHOT]
+            for key, reader in list(self.readers.items())
+            if Pace.SNAPSHOT in reader.jobs and key not in started
+        ]
+        if jobs:
+            started |= {job.reader.gpu.device.key for job in jobs}
+            self._lanes.start("snapshots", jobs, limit_ns=_SNAPSHOT_LIMIT_NS)
+
+    # --- the watch ---------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        told_ns, wait_ns = 0, self.settings.limit_ns
+        while not self._stop.wait(wait_ns / 1e9):
+            lanes = self._lanes
+            if lanes is None:
+                wait_ns = self.settings.limit_ns
+                continue
+            wait_ns = lanes.look()
+            now = self._clock.mono_ns()
+            if now - told_ns > _S // 2:
+                told_ns = now
+                self._tell_stuck(lanes)
+
+    def _tell_stuck(self, lanes: Lanes) -> None:
+        hanging = {(r.gpu.device.key, call): (r, ns) for r, call, ns in lanes.hanging(self._clock.mono_ns(), STUCK_NS)}
+        before, self.state.stuck = self.state.stuck, frozenset(hanging)
+        for key, call in self.state.stuck - before:
+            reader, ns = hanging[key, call]
+            device = reader.gpu.device
+            log.warning(
+                "GPU %s (%s): %s has not returned for %.0f s; its other counters and the other GPUs are read on",
+                device.index,
+                device.key,
+                call,
+                ns / 1e9,
+            )
+            self._tell(ProcessEventKind.GPU_STUCK, f"GPU {device.index} ({device.key}): {call} does not return")
+        for key, call in before - self.state.stuck:
+            log.info("GPU %s: %s has returned", key, call)
+
+    # --- words ---------------------------------------------------------------------------------------------------------------
+
+    def _on_xid(self, gpu: Gpu, code: int) -> None:
+        device = gpu.device
+        log.warning("GPU %s (%s): Xid %d", device.index, device.key, code)
+        self._tell(ProcessEventKind.GPU_XID, f"GPU {device.index} ({device.key}): Xid {code}")
+        values = self._xid_values(device.key)
+        self._deliver(
+            DeviceSample(
+                process=self._process, source=Source.NVML, device=device, at_unix_ns=self._clock.unix_ns(), values=tuple(values)
+            )
+        )
+
+    def _xid_values(self, key: str) -> list[DeviceValue]:
+        return [
+            DeviceValue(name=XID.name, value=count, label=str(code), start_unix_ns=self._began_unix_ns)
+            for (uuid, code), count in list(self.xids.items())
+            if uuid == key
+        ]
+
+    def _say_lost(self, who: str, code: int) -> None:
+        told = failure(code)
+        log.warning("%s: %s (NVML code %d); looking again. To mend it: %s", who, told.words, code, told.remedy or "not known")
+        self._tell(ProcessEventKind.GPU_LOST, f"{who}: {told.words}")
+
+    def _tell(self, kind: ProcessEventKind, detail: str) -> None:
+        self._tell_event(
+            ProcessEvent(process=self._process, source=Source.NVML, at_unix_ns=self._clock.unix_ns(), kind=kind, detail=detail)
+        )
+
+    def _wanted(self, gpu: Gpu) -> bool:
+        keys = self.state.visible.keys
+        return keys is None or gpu.device.key in keys or gpu.device.parent in keys
+
+    def _owned(self, gpu: Gpu) -> Gpu:
+        """Said to be the engine's only where the environment or the setting names it, never by a pid (case F07)."""
+        if self.state.visible.keys is None or not self._process.instance:
+            return gpu
+        return replace(gpu, device=replace(gpu.device, engine=self._process.instance))
+
+
+def _found_again(nvml: Nvml, index: int) -> list[Gpu]:
+    """Raises ``NvmlFailed`` while it is lost: a handle can be had of a GPU that answers nothing else."""
+    gpus = gpu_at(nvml, index)
+    try:
+        nvml.nvmlDeviceGetTemperature(gpus[0].handle, 0)
+    except Exception as error:
+        code = code_of(error)
+        if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST):
+            raise NvmlFailed(code) from None
+    return gpus
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    counts = Counter(each.device.product for each in gpus)
+    return ", ".join(f"{count} × {product}" for product, count in counts.items())

@@ -1,0 +1,265 @@
+"""One call of NVML each, and the values it gives: a function of the device, or a batch of field values.
+
+A step belongs to one device and to the thread that reads it now. ``read`` returns what came and leaves out what did not; a value
+that will never come moves to the next way of reading it, or to ``absent``. Ten times a second for eight GPUs, on caches that went
+cold in between: so numbers are taken out of NVML's structures in one go, and what did not change is not made anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from handrail.families.schema import Kind
+from handrail.gpu.counters import EACH_LINK, MOST_LINKS, Call, Field, Link
+from handrail.gpu.devices import Gpu, Nvml
+from handrail.gpu.failures import BINDING_TOO_OLD, Meaning, NvmlFailed, code_of, failure
+from handrail.gpu.growth import Growth
+from handrail.gpu.slots import UNSIGNED_INT, Slot, decoded
+from handrail.hardware import DeviceValue
+
+_ENTRY: Final = "24xIIQ"  # nvmlFieldValue_t from its type on: type, return code, value
+
+
+class Clock(Protocol):
+    """Both times, passed in."""
+
+    def mono_ns(self) -> int: ...
+
+    def unix_ns(self) -> int: ...
+
+
+class GivenUp(Exception):  # noqa: N818 - not a fault: the thread that made the call has been replaced
+    """The call came back after somebody else had taken over."""
+
+
+Guard = Callable[[Callable[[], Any]], Any]
+"""Makes one call of NVML and returns what it returns; raises ``GivenUp`` where it came back too late."""
+
+
+def unguarded(call: Callable[[], Any]) -> Any:
+    """For a caller that would wait for ever."""
+    return call()
+
+
+class Step:
+    """One call. ``gone``: slots that it can no longer serve, with the code; its reader moves them on and empties the list."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slots: list[Slot] = []
+        self.gone: list[tuple[Slot, int]] = []
+        self.failures = 0  # in a row
+        self.resume_ns = 0  # not before this, after a failure that may pass
+        self.warm = False  # needs no longer for its first call than for others
+        self.calls = 0  # that returned
+        self.read_ns = 0  # when the last of them began, monotonic
+        self.spent_ns = 0
+        self.longest_ns = 0
+
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        """The values that came; not to be changed. Raises ``GivenUp``, and ``NvmlFailed`` for what may pass or is lost."""
+        raise NotImplementedError
+
+    def due_within_ns(self) -> int | None:
+        """How soon a counter of bytes here must be read again so that it cannot wrap twice unseen; None: no matter."""
+        return None
+
+    def close(self) -> None:
+        """Give back what NVML lent; not while a call may still be using it."""
+
+    def failed(self, error: Exception) -> list[DeviceValue]:
+        """After a call that raised: its slots move on, or what it means is raised."""
+        if isinstance(error, GivenUp):
+            raise error
+        code = code_of(error)
+        if failure(code).meaning is not Meaning.ABSENT:
+            raise NvmlFailed(code) from None
+        self.gone += [(slot, code) for slot in self.slots]
+        self.slots.clear()
+        return []
+
+
+class CallStep(Step):
+    """One function of the handle; several values may come from one answer."""
+
+    def __init__(self, nvml: Nvml, gpu: Gpu, call: Call) -> None:
+        super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
+        self.call = (call.function, call.arguments)
+        function = getattr(nvml, call.function, None)
+        self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
+        self._attributes: Callable[[Any], Any] | None = None
+        self._of = 0  # slots that the rest is made for
+        self._answer: Any = None
+        self._values: list[DeviceValue] = []
+
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        try:
+            answer = guard(self._ask)
+        except Exception as error:
+            return self.failed(error)
+        if self._of != len(self.slots):
+            self._lay_out()
+        if self._attributes is not None:
+            answer = self._attributes(answer)  # one attribute: itself, several: a tuple
+        elif isinstance(answer, list):
+            answer = len(answer)
+        if answer != self._answer:
+            self._answer = answer
+            self._values = [value for value in map(self._value, self.slots, self._raw(answer)) if value is not None]
+        return self._values
+
+    def _lay_out(self) -> None:
+        named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, Call)]
+        self._attributes = attrgetter(*named) if all(named) else None
+        self._of, self._answer = len(self.slots), None
+
+    def _raw(self, answer: Any) -> tuple[float, ...]:
+        return answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
+
+    def _value(self, slot: Slot, raw: float) -> DeviceValue | None:
+        assert isinstance(slot.how, Call)
+        return slot.gauge(raw if not slot.how.bit else int(bool(int(raw) & slot.how.bit)))
+
+
+class _Entry:
+    """One field value of a batch. ``line``: of a counter of bytes, what its link can carry; else 0."""
+
+    __slots__ = ("bits", "how", "line", "scope", "slot", "stands", "value")
+
+    def __init__(self, slot: Slot, how: Field, scope: int, gpu: Gpu) -> None:
+        counter = slot.counter
+        self.slot = slot
+        self.how = how
+        self.scope = scope
+        self.stands = counter.counter.kind is Kind.COUNTER
+        self.line = {Link.PCIE: gpu.pcie_line_bytes, Link.NVLINK: gpu.nvlink_line_bytes}.get(counter.link, 0.0)  # type: ignore[arg-type]
+        self.bits = -1  # the last value as it came
+        self.value: DeviceValue | None = None
+
+    def tell(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
+        if bits != self.bits:
+            raw = decoded(kind, bits)
+            self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
+            self.bits = bits
+        return self.value
+
+    def grow(self, kind: int, bits: int, began_ns: int, ended_ns: int, at_unix_ns: int) -> None:
+        raw = bits if kind in (2, 3) else decoded(kind, bits)
+        if not isinstance(raw, int) or raw < 0:
+            self.slot.invalid += 1
+            return
+        growth = self.slot.growths.get(self.scope)
+        if growth is None:
+            growth = self.slot.growths[self.scope] = Growth(self.how.times, 32 if kind == UNSIGNED_INT else 0)
+        growth.follow(raw, began_ns, ended_ns, at_unix_ns, self.line)
+
+
+class FieldStep(Step):
+    """One batch of field values. Each has its own return code, which is looked at before the value is (case F08)."""
+
+    def __init__(self, nvml: Nvml, gpu: Gpu, clock: Clock, name: str) -> None:
+        super().__init__(name)
+        self._nvml = nvml
+        self._gpu = gpu
+        self._clock = clock
+        self._of: list[Slot] = []  # what the rest is made for
+        self._entries: list[_Entry] = []
+        self._growing: list[Slot] = []
+        self._layout = struct.Struct("=")
+        self._ask: Callable[[], Any] = list
+
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        if self._of != self.slots:
+            self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
+        if not self._entries:
+            return []
+        began_ns, at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
+        try:
+            answer = guard(self._ask)
+        except Exception as error:
+            return self.failed(error)
+        ended_ns = self._clock.mono_ns()
+        flat = iter(self._layout.unpack_from(answer))
+        found: list[DeviceValue] = []
+        refused: list[tuple[_Entry, int]] = []
+        for entry, kind, code, bits in zip(self._entries, flat, flat, flat, strict=True):
+            if code:
+                refused.append((entry, code))
+            elif entry.line:
+                entry.grow(kind, bits, began_ns, ended_ns, at_unix_ns)
+            else:
+                value = entry.tell(kind, bits, at_unix_ns)
+                if value is not None:
+                    found.append(value)
+        found += [slot.grown() for slot in self._growing if slot.growths]
+        if refused:
+            self._refused(refused)
+        return found
+
+    def _lay_out(self, entries: list[_Entry]) -> None:
+        self._of = list(self.slots)
+        self._entries = entries
+        self._growing = [slot for slot in self.slots if slot.counter.link is not None]
+        self._layout = struct.Struct("=" + _ENTRY * len(entries))
+        self._ask = _asking(self._nvml, self._gpu.handle, [(entry.how.id, entry.scope) for entry in entries])
+
+    def _refused(self, refused: list[tuple[_Entry, int]]) -> None:
+        """Entries that failed: those that will never come are not asked for again; a lost device is one, whatever else came."""
+        lost = [code for _, code in refused if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST)]
+        if lost:
+            raise NvmlFailed(lost[0])
+        never = {id(entry): code for entry, code in refused if failure(code).meaning is Meaning.ABSENT}
+        if not never:
+            return
+        codes = {id(entry.slot): never[id(entry)] for entry, _ in refused if id(entry) in never}
+        left = [entry for entry in self._entries if id(entry) not in never]
+        served = {id(entry.slot) for entry in left}
+        self.gone += [(slot, codes[id(slot)]) for slot in self.slots if id(slot) not in served]
+        self.slots[:] = [slot for slot in self.slots if id(slot) in served]
+        self._lay_out(left)
+
+    def due_within_ns(self) -> int | None:
+        spans = [
+            entry.slot.growths[entry.scope].due_within_ns(entry.line)
+            for entry in self._entries
+            if entry.line and entry.scope in entry.slot.growths
+        ]
+        return min((each for each in spans if each is not None), default=None)
+
+
+def _not_in_binding() -> Any:
+    raise NvmlFailed(BINDING_TOO_OLD)
+
+
+def _scopes(slot: Slot) -> list[tuple[Slot, Field, int]]:
+    how = slot.how
+    assert isinstance(how, Field)
+    return [(slot, how, scope) for scope in (range(MOST_LINKS) if how.scope == EACH_LINK else (how.scope,))]
+
+
+def _asking(nvml: Nvml, handle: Any, ids: list[tuple[int, int]]) -> Callable[[], Any]:
+    """A call that returns the array of ``nvmlFieldValue_t`` for these ids and scopes.
+
+    ``nvmlDeviceGetFieldValues`` makes the array anew at each call, in Python: 8.6 us for ten fields, where asking with the same
+    one takes 0.5 (measured here, with the double). So its inner look-up is used where the binding has it.
+    """
+    pointer = getattr(nvml, "_nvmlGetFunctionPointer", None)
+    if pointer is None:
+        return lambda: nvml.nvmlDeviceGetFieldValues(handle, ids)
+    array = (nvml.c_nvmlFieldValue_t * len(ids))()
+    for value, (field, scope) in zip(array, ids, strict=True):
+        value.fieldId, value.scopeId = field, scope
+    count, at = ctypes.c_int32(len(ids)), ctypes.byref(array)
+
+    def ask() -> Any:
+        code = pointer("nvmlDeviceGetFieldValues")(handle, count, at)
+        if code:
+            raise NvmlFailed(code)
+        return array
+
+    return ask

@@ -1,0 +1,101 @@
+"""GPU performance monitoring: how busy the GPU was between two samples, of which the second is the next window's first.
+
+So windows follow each other without holes, and rate times window adds up to what was moved. Hopper and later.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import Any, Final
+
+from handrail.gpu.counters import WINDOW, Gpm
+from handrail.gpu.devices import Gpu, Nvml
+from handrail.gpu.failures import Meaning, NvmlFailed, failure
+from handrail.gpu.slots import Slot
+from handrail.gpu.steps import Clock, Guard, Step
+from handrail.hardware import DeviceValue
+
+APART_NS: Final = 100_000_000
+"""Two samples closer than this give nothing that means anything: the samples are refreshed that often (nvml.h)."""
+
+_NOT_SUPPORTED: Final = 3
+_HEAD: Final = "=24x"  # nvmlGpmMetricsGet_t: version, count, two samples
+_METRIC: Final = "4xId24x"  # nvmlGpmMetric_t: id, return code, value, three names
+
+
+class GpmStep(Step):
+    """One window. Its first read gives nothing; one that comes too soon leaves the window open."""
+
+    def __init__(self, nvml: Nvml, gpu: Gpu, clock: Clock) -> None:
+        super().__init__("nvmlGpmSampleGet")
+        self._nvml = nvml
+        self._gpu = gpu
+        self._clock = clock
+        self._samples: list[Any] = []
+        self._request: Any = None
+        self._layout = struct.Struct(_HEAD)
+        self._before_ns: int | None = None
+        self.window: DeviceValue | None = None
+        self._of: list[Slot] = []
+
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        try:
+            if not self._samples:
+                self._prepare(guard)
+            return self._look(guard)
+        except Exception as error:
+            self._before_ns = None
+            return self.failed(error)
+
+    def _prepare(self, guard: Guard) -> None:
+        if not guard(partial(self._nvml.nvmlGpmQueryDeviceSupport, self._gpu.handle)).isSupportedDevice:
+            raise NvmlFailed(_NOT_SUPPORTED)
+        self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
+
+    def _look(self, guard: Guard) -> list[DeviceValue]:
+        now, before = self._clock.mono_ns(), self._before_ns
+        if before is not None and now - before < APART_NS:
+            return []
+        earlier, later = self._samples
+        guard(partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later))
+        self._samples, self._before_ns = [later, earlier], now
+        if before is None:
+            return []
+        if self._of != self.slots:
+            self._ask_for_slots()
+        self._request.sample1, self._request.sample2 = earlier, later
+        guard(partial(self._nvml.nvmlGpmMetricsGet, self._request))
+        return self._values((now - before) / 1e9)
+
+    def _ask_for_slots(self) -> None:
+        request = self._nvml.c_nvmlGpmMetricsGet_t()
+        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(self.slots)
+        for place, slot in enumerate(self.slots):
+            assert isinstance(slot.how, Gpm)
+            request.metrics[place].metricId = slot.how.id
+        self._request, self._of = request, list(self.slots)
+        self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
+
+    def _values(self, window_s: float) -> list[DeviceValue]:
+        found = []
+        flat = iter(self._layout.unpack_from(self._request))
+        for slot, code, raw in zip(self._of, flat, flat, strict=True):
+            if code:
+                if failure(code).meaning is Meaning.ABSENT:
+                    self.gone.append((slot, code))
+                continue
+            value = slot.gauge(raw)
+            if value is not None:
+                found.append(value)
+        if self.gone:
+            left = {id(slot) for slot, _ in self.gone}
+            self.slots[:] = [slot for slot in self.slots if id(slot) not in left]
+        self.window = DeviceValue(name=WINDOW.name, value=window_s)
+        return [*found, self.window] if found else []
+
+    def close(self) -> None:
+        for sample in self._samples:
+            self._nvml.nvmlGpmSampleFree(sample)
+        self._samples = []

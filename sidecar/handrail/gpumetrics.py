@@ -1,0 +1,168 @@
+"""What the sidecar says on /metrics of the host's GPUs: the table of ``gpu/counters.py``, and what sampling costs and misses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+from handrail import conventions as names
+from handrail.families.schema import Kind
+from handrail.gpu.counters import ALL
+from handrail.gpu.failures import FAILURES, failure
+from handrail.gpu.sampler import Sampler
+from handrail.gpu.steps import Step
+from handrail.gpu.view import all_steps, fresh_values, supported
+from handrail.hardware import Counter, Device
+from handrail.selfmetrics import Row
+
+_DEVICE: Final = ("gpu", "uuid")
+_SAME_SCRAPE_S: Final = 0.1
+
+Values = Mapping[tuple[str, ...], float]
+
+
+class _Page:
+    """The fresh values by counter, gathered once a scrape and not once a row."""
+
+    def __init__(self, sampler: Sampler, monotonic_s: Callable[[], float]) -> None:
+        self._sampler = sampler
+        self._monotonic_s = monotonic_s
+        self._at_s = -_SAME_SCRAPE_S
+        self._values: dict[str, dict[tuple[str, ...], float]] = {}
+
+    def of(self, counter: Counter) -> Values:
+        now = self._monotonic_s()
+        if now - self._at_s >= _SAME_SCRAPE_S:
+            self._at_s, self._values = now, {}
+            for device, value in fresh_values(self._sampler):
+                key = (*_labels(device), value.label) if value.label else _labels(device)
+                self._values.setdefault(value.name, {})[key] = value.value
+        return self._values.get(counter.name, {})
+
+
+def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monotonic) -> list[Row]:
+    """Rows for ``SelfMetrics``. ``gpu`` is NVML's index, a MIG device has its GPU's; both labels are bounded by the hardware."""
+    page, stats, prefix = _Page(sampler, monotonic_s), sampler.stats, f"{names.METRIC_SIDECAR}_gpu"
+    return [
+        Row(
+            f"{names.METRIC_GPU}_up",
+            "gauge",
+            "1 while NVML answers",
+            lambda: float(sampler.state.problem is None and bool(sampler.readers)),
+        ),
+        Row(f"{names.METRIC_GPU}_lost", "gauge", "1 for a GPU that does not answer", lambda: _lost(sampler), ("gpu",)),
+        *(_counter_row(page, counter) for counter in ALL),
+        Row(
+            f"{names.METRIC_GPU}_counter_supported",
+            "gauge",
+            "0 for a counter that this device does not give: its series is absent, not 0",
+            lambda: {(*_labels(device), name): float(given) for device, name, given in supported(sampler)},
+            (*_DEVICE, "counter"),
+        ),
+        Row(f"{prefix}_samples", "counter", "Samples of GPUs taken", lambda: float(stats.samples)),
+        Row(f"{prefix}_samples_missed", "counter", "Samples that were due and were not taken", lambda: float(stats.missed)),
+        Row(
+            f"{prefix}_call_failures",
+            "counter",
+            "Calls of NVML that failed, by its code",
+            lambda: _failures(sampler),
+            ("reason",),
+        ),
+        Row(f"{prefix}_calls", "counter", "Calls of NVML that returned", lambda: _by_call(sampler, _calls), ("call",)),
+        Row(
+            f"{prefix}_call_seconds",
+            "counter",
+            "Time inside them, not processor time",
+            lambda: _by_call(sampler, _seconds),
+            ("call",),
+        ),
+        Row(f"{prefix}_call_longest_seconds", "gauge", "The longest of them", lambda: _longest(sampler), ("call",)),
+        Row(
+            f"{prefix}_calls_given_up",
+            "counter",
+            "Calls that took too long and got a thread of their own",
+            lambda: float(stats.given_up),
+        ),
+        Row(
+            f"{prefix}_calls_not_replaced",
+            "counter",
+            "Calls that hang and for which there was no thread left: that GPU is not read",
+            lambda: float(stats.not_replaced),
+        ),
+        Row(f"{prefix}_stuck_seconds", "gauge", "How long a call has not returned", lambda: _stuck(sampler), (*_DEVICE, "call")),
+        Row(
+            f"{prefix}_threads",
+            "gauge",
+            "Threads that read GPUs",
+            lambda: float(len(sampler.lanes.all()) if sampler.lanes else 0),
+        ),
+        Row(f"{prefix}_invalid_values", "counter", "Readings that made no sense", lambda: _invalid(sampler)),
+        Row(
+            f"{prefix}_counts_restarted",
+            "counter",
+            "Counters that began anew: a driver restart, or read too late to tell",
+            lambda: _restarted(sampler),
+        ),
+        Row(f"{prefix}_sessions", "counter", "Sessions with NVML", lambda: float(sampler.state.sessions)),
+        Row(f"{prefix}_faults", "counter", "Faults of ours while reading GPUs", lambda: float(stats.faults)),
+    ]
+
+
+def _counter_row(page: _Page, counter: Counter) -> Row:
+    labels = (*_DEVICE, counter.label) if counter.label else _DEVICE
+    kind: Literal["counter", "gauge"] = "gauge" if counter.kind is Kind.GAUGE else "counter"
+    text = f"{counter.help}. Absent {counter.absent}"
+    return Row(f"{names.METRIC_GPU}_{counter.name}", kind, text, lambda: page.of(counter), labels)
+
+
+def _labels(device: Device) -> tuple[str, str]:
+    return str(device.index), device.key
+
+
+def _lost(sampler: Sampler) -> Values:
+    lost = dict(sampler.state.lost)
+    alive = {reader.gpu.device.index for reader in list(sampler.readers.values())}
+    return {(str(index),): float(index in lost) for index in sorted({*lost, *(each for each in alive if each is not None)})}
+
+
+def _failures(sampler: Sampler) -> Values:
+    counts = dict(sampler.stats.failures)
+    return {(failure(code).name.lower(),): float(counts.get(code, 0)) for code in sorted({*FAILURES, *counts})}
+
+
+def _by_call(sampler: Sampler, of: Callable[[Step], float]) -> Values:
+    found: dict[tuple[str, ...], float] = {}
+    for step in all_steps(sampler):
+        found[(step.name,)] = found.get((step.name,), 0.0) + of(step)
+    return found
+
+
+def _calls(step: Step) -> float:
+    return step.calls
+
+
+def _seconds(step: Step) -> float:
+    return step.spent_ns / 1e9
+
+
+def _longest(sampler: Sampler) -> Values:
+    found: dict[tuple[str, ...], float] = {}
+    for step in all_steps(sampler):
+        found[(step.name,)] = max(found.get((step.name,), 0.0), step.longest_ns / 1e9)
+    return found
+
+
+def _stuck(sampler: Sampler) -> Values:
+    lanes = sampler.lanes
+    hanging = lanes.hanging(sampler.now_ns(), lanes.limit_ns) if lanes is not None else []
+    return {(*_labels(reader.gpu.device), call): ns / 1e9 for reader, call, ns in hanging}
+
+
+def _invalid(sampler: Sampler) -> float:
+    return float(sum(slot.invalid for reader in list(sampler.readers.values()) for slot in reader.slots))
+
+
+def _restarted(sampler: Sampler) -> float:
+    slots = [slot for reader in list(sampler.readers.values()) for slot in reader.slots]
+    return float(sum(slot.standing.lost + sum(each.lost for each in list(slot.growths.values())) for slot in slots))

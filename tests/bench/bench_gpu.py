@@ -1,0 +1,63 @@
+"""What sampling GPUs costs and how it keeps time: eight fake H100s whose calls take realistic times (``tests/nvml/measured.py``).
+
+Processor time is the whole process's, the double's own among it. The double sleeps where a driver may spin: what calls take in
+all is given beside it, as the bound of what a driver that spins would add. Figures on a real GPU: ``tests/gpu/run.sh``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the double is a module of the tests
+
+from nvml.build import CannotBuild, build
+from nvml.child import Double
+from nvml.measured import realistic
+
+_SECONDS = 20.0
+_HUNG = "GPU-fake-3 utilization_ratio"
+_BUDGET_PERCENT = 1.0
+_MOST_MISSED = 1
+
+
+def run() -> list[dict[str, Any]]:
+    """Percent of a core, microseconds a sample, periods missed."""
+    with tempfile.TemporaryDirectory(prefix="handrail-bench-") as name:
+        try:
+            double = Double(build(Path(name)), Path(name))
+        except CannotBuild as reason:
+            print(f"gpu: not measured: {reason}", file=sys.stderr)
+            return []
+        ten = double.call("nvml.measured:cost", realistic(), 100.0, _SECONDS)
+        hundred = double.call("nvml.measured:cost", realistic(), 10.0, _SECONDS)
+        quiet = _worst(double.call("nvml.measured:gaps", realistic(), 15.0))
+        hung = _worst(double.call("nvml.measured:gaps", realistic().add("at 5 gpu 3 hang UtilizationRates 5"), 15.0))
+    return [
+        _figure("gpu: 8 at 10 Hz, of a core", ten["core"] * 100, "%", _BUDGET_PERCENT),
+        _figure("gpu: 8 at 10 Hz, inside calls", ten["inside"] * 100, "%", None),
+        _figure("gpu: 8 at 10 Hz, a sample", ten["core"] / ten["samples"] * 1e6, "us", None),
+        _figure("gpu: 8 at 100 Hz, of a core", hundred["core"] * 100, "%", None),
+        _figure("gpu: 8 at 100 Hz, a sample", hundred["core"] / hundred["samples"] * 1e6, "us", None),
+        _figure("gpu: 8 at 100 Hz, samples", hundred["samples"], "1/s", None),
+        _figure("gpu: longest gap, nothing hangs", quiet, "periods", None),
+        _figure("gpu: longest gap of others, one hangs 5 s", hung, "periods", None),
+        _figure("gpu: periods missed by others, one hangs 5 s", max(0, round(hung) - 1), "", _MOST_MISSED),
+    ]
+
+
+def _worst(found: dict[str, Any]) -> float:
+    return max(float(gap) for key, gap in found["longest"].items() if key != _HUNG)
+
+
+def _figure(name: str, value: float, unit: str, budget: float | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": round(value, 3),
+        "unit": unit,
+        "budget": budget,
+        "ratio": None if budget is None else round(value / budget, 3),
+        "met": None if budget is None else value <= budget,
+    }

@@ -1,0 +1,90 @@
+"""What the sampler costs and how it keeps time, measured in a child that has the double. Its sleeps are no processor time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import Any, Final
+
+from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.view import all_steps
+from handrail.hardware import DeviceSample
+from nvml.runs import PROCESS
+from nvml.scenario import Scenario, h100
+
+LATENCIES: Final = {
+    "field.197": 150e-6,
+    "field.198": 150e-6,
+    "field.138": 150e-6,
+    "field.139": 150e-6,
+    "field.83": 2.6e-3,
+    "field.82": 1.2e-3,
+    "field.94": 100e-6,
+    "ComputeRunningProcesses": 200e-6,
+    "EnforcedPowerLimit": 100e-6,
+    "GpmSampleGet": 1e-3,
+}
+"""Seconds a call takes, or adds to its batch. From public measurements on a PCIe 5 GPU with driver 610: PCIe byte fields 0.2 to
+0.4 ms, energy 2.6 ms, memory temperature 1.2 ms, processes 0.2 ms; utilisation, clocks, power, throttle reasons below 4 us, so
+nothing is slept for them. NVLink fields and performance monitoring are assumptions: no measurement was found."""
+
+
+def realistic(count: int = 8) -> Scenario:
+    """Eight H100s whose calls take that long."""
+    return h100(count).add(*(f"gpu * latency {call} {seconds}" for call, seconds in LATENCIES.items()))
+
+
+def cost(interval_ms: float, seconds: float, warm_s: float = 3.0) -> dict[str, Any]:
+    """Of one core: this process's processor time, the double's own among it; and the time that calls took."""
+    samples = 0
+
+    def take(_: DeviceSample) -> None:
+        nonlocal samples
+        samples += 1
+
+    sampler = Sampler(SamplerSettings(period_ns=int(interval_ms * 1e6)), PROCESS, take, lambda event: None, environment={})
+    sampler.start()
+    time.sleep(warm_s)
+    began, cpu, taken, inside, missed = time.monotonic(), time.process_time(), samples, _inside(sampler), sampler.stats.missed
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    found = {
+        "core": (time.process_time() - cpu) / took,
+        "samples": (samples - taken) / took,
+        "inside": (_inside(sampler) - inside) / took,
+        "missed": sampler.stats.missed - missed,
+        "threads": len(threading.enumerate()),
+    }
+    sampler.stop()
+    return found
+
+
+def gaps(seconds: float, interval_ms: float = 100.0) -> dict[str, Any]:
+    """The longest time between two samples of each counter that is read at every tick, in periods; by counter and GPU."""
+    last: dict[tuple[str, str, str], int] = {}
+    longest: dict[tuple[str, str, str], float] = defaultdict(float)
+    began = time.monotonic()
+
+    def take(sample: DeviceSample) -> None:
+        if time.monotonic() - began < 3.0:
+            return  # what a start costs is not asked here
+        for value in sample.values:
+            key = (sample.device.key, value.name, value.label)
+            if key in last:
+                longest[key] = max(longest[key], (sample.at_unix_ns - last[key]) / (interval_ms * 1e6))
+            last[key] = sample.at_unix_ns
+
+    sampler = Sampler(SamplerSettings(period_ns=int(interval_ms * 1e6)), PROCESS, take, lambda event: None, environment={})
+    sampler.start()
+    time.sleep(seconds)
+    sampler.stop()
+    names = {"utilization_ratio", "power_watts", "clock_hertz", "throttled", "pcie_bytes", "nvlink_bytes", "throttled_seconds"}
+    return {
+        "longest": {f"{uuid} {name} {label}".strip(): gap for (uuid, name, label), gap in longest.items() if name in names},
+        "given_up": sampler.stats.given_up,
+    }
+
+
+def _inside(sampler: Sampler) -> float:
+    return sum(step.spent_ns for step in all_steps(sampler)) / 1e9

@@ -1,0 +1,420 @@
+"""What the tests run in a child that has the double: each function returns plain data for the test to look at.
+
+In virtual time there are no threads: jobs are read when they are due, and the double's clock is the reader's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from handrail.gpu.counters import Pace
+from handrail.gpu.devices import Unavailable, list_gpus, open_nvml
+from handrail.gpu.processes import processes_of
+from handrail.gpu.reader import DeviceReader, Job, read_round
+from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.steps import unguarded
+from handrail.gpu.view import absences, fresh_values
+from handrail.hardware import DeviceSample
+from handrail.records import Process, ProcessEvent, Role
+from nvml.child import control
+
+PROCESS = Process(role=Role.DECODE, instance="10.0.0.7:8200", host="h")
+_BEGAN_UNIX_NS = 1_800_000_000 * 10**9
+
+
+class VirtualClock:
+    """The double's clock."""
+
+    def __init__(self) -> None:
+        self.control = control()
+
+    def mono_ns(self) -> int:
+        return self.control.now_ns
+
+    def unix_ns(self) -> int:
+        return _BEGAN_UNIX_NS + self.control.now_ns
+
+
+# --- virtual time -----------------------------------------------------------------------------------------------------------
+
+
+def readers(clock: VirtualClock, period_ns: int = 100_000_000) -> list[DeviceReader]:
+    nvml = open_nvml()
+    gpus, _ = list_gpus(nvml)
+    return [DeviceReader(nvml, gpu, clock, PROCESS, period_ns) for gpu in gpus]
+
+
+def jobs_of(all_readers: list[DeviceReader]) -> list[Job]:
+    return [job for reader in all_readers for job in reader.lane_jobs()]
+
+
+def virtual(seconds: float, period_ns: int, late_ns: Callable[[int], int] = lambda round_: 0) -> Iterator[DeviceSample]:
+    """Every sample of a span, each job read when it is due and ``late_ns`` after."""
+    clock = VirtualClock()
+    all_readers = readers(clock, period_ns)
+    jobs, rounds = jobs_of(all_readers), 0
+    for job in jobs:
+        job.begin_at(1)
+    while True:
+        job = min(jobs, key=lambda each: each.next_ns)
+        if job.next_ns > seconds * 1e9:
+            return
+        rounds += 1
+        clock.control.set(max(clock.control.now_ns, job.next_ns + late_ns(rounds)))
+        before = job.reader.lane_jobs()
+        sample = read_round(job, unguarded, clock)
+        job.plan_next(clock.mono_ns(), clock.mono_ns())
+        if job.reader.lane_jobs() != before:
+            jobs = jobs_of(all_readers)
+        if sample is not None:
+            yield sample
+
+
+def byte_counters(seconds: float, period_ns: int, jitter_ns: int) -> dict[str, Any]:
+    """The first and the last value of every counter of bytes, with the times on the double's clock; and how often it was read."""
+    ends: dict[str, Any] = {}
+    falls = 0
+    for sample in virtual(seconds, period_ns, lambda round_: (round_ * 7_919_003) % (jitter_ns + 1)):
+        for value in sample.values:
+            if value.name in ("pcie_bytes", "nvlink_bytes"):
+                key = f"{sample.device.index} {value.name} {value.label}"
+                known = ends.setdefault(
+                    key, {"first": value.value, "first_ns": sample.at_unix_ns - _BEGAN_UNIX_NS, "reads": 0, "starts": []}
+                )
+                falls += value.value < known.get("last", 0)
+                known["last"], known["last_ns"] = value.value, sample.at_unix_ns - _BEGAN_UNIX_NS
+                known["reads"] += 1
+                if value.start_unix_ns not in known["starts"]:
+                    known["starts"].append(value.start_unix_ns)
+    return {"ends": ends, "falls": falls}
+
+
+def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
+    """The last value of everything by device, and what is absent by device."""
+    clock = VirtualClock()
+    values: dict[str, dict[str, Any]] = {}
+    all_readers = readers(clock, period_ns)
+    jobs = jobs_of(all_readers)
+    for tick in range(int(seconds * 1e9 / period_ns)):
+        clock.control.set(1 + tick * period_ns)
+        for job in jobs:
+            sample = read_round(job, unguarded, clock)
+            for value in sample.values if sample is not None else ():
+                label = f"{value.name}{{{value.label}}}" if value.label else value.name
+                values.setdefault(job.reader.gpu.device.key, {})[label] = value.value
+        jobs = jobs_of(all_readers)
+    return {
+        "values": values,
+        "absent": {
+            reader.gpu.device.key: {
+                f"{name}{{{label}}}" if label else name: code for (name, label), code in reader.absent.items()
+            }
+            for reader in all_readers
+        },
+        "parents": {reader.gpu.device.key: reader.gpu.device.parent for reader in all_readers},
+        "snapshots": [reader.gpu.device.key for reader in all_readers if Pace.SNAPSHOT in reader.jobs],
+    }
+
+
+def windows(gaps_ms: list[int]) -> list[dict[str, float]]:
+    """What performance monitoring says when it is read after each of these gaps."""
+    clock = VirtualClock()
+    (reader,) = readers(clock)
+    found, now = [], 1
+    for gap in gaps_ms:
+        now += gap * 1_000_000
+        clock.control.set(now)
+        sample = read_round(reader.jobs[Pace.WINDOW], unguarded, clock)
+        found.append({value.name + value.label: value.value for value in sample.values} if sample is not None else {})
+    return found
+
+
+def field_rates(gap_s: float) -> dict[str, Any]:
+    """F08: growth a second of NVLink bytes between two reads; and what the first read alone gives."""
+    clock = VirtualClock()
+    (reader,) = readers(clock)
+    read: list[dict[str, int]] = []
+    for at in (0.0, 0.1, 0.1 + gap_s):
+        clock.control.set(1 + int(at * 1e9))
+        sample = read_round(reader.jobs[Pace.TICK], unguarded, clock)
+        values = sample.values if sample is not None else ()
+        read.append({value.label: int(value.value) for value in values if value.name == "nvlink_bytes"})
+    return {"reads": read, "rates": {label: (read[2][label] - read[1][label]) / gap_s for label in read[2]}}
+
+
+def processes(proc: str) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+    from pathlib import Path
+
+    nvml = open_nvml()
+    gpus, _ = list_gpus(nvml)
+    return [asdict(each) for gpu in gpus for each in processes_of(nvml, gpu, Path(proc))]
+
+
+# --- real time, with the sampler's threads -----------------------------------------------------------------------------------
+
+
+class Running:
+    """A sampler and what it said; every wait is for something to happen, with a deadline that only a fault can reach."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.samples: list[DeviceSample] = []
+        self.events: list[ProcessEvent] = []
+        self.problems: list[int] = []  # why it could not be opened
+        self._some = threading.Condition()
+        chosen = SamplerSettings(**{"first_retry_s": 0.02, **settings})
+        self.sampler = Sampler(chosen, PROCESS, self._take, self._event, environment={}, open_session=self._open)
+        self.sampler.start()
+
+    def _open(self) -> Any:
+        try:
+            return open_nvml()
+        except Unavailable as problem:
+            self.problems.append(problem.code)
+            raise
+
+    def _take(self, sample: DeviceSample) -> None:
+        with self._some:
+            self.samples.append(sample)
+            self._some.notify_all()
+
+    def _event(self, event: ProcessEvent) -> None:
+        with self._some:
+            self.events.append(event)
+            self._some.notify_all()
+
+    def until(self, what: Callable[[], bool], within_s: float = 60.0) -> None:
+        deadline = time.monotonic() + within_s
+        with self._some:
+            while not what():
+                left = deadline - time.monotonic()
+                assert left > 0, f"not within {within_s} s; state {self.sampler.state}, stats {self.sampler.stats}"
+                self._some.wait(min(left, 0.05))
+
+    def count(self, name: str, index: int = 0, label: str | None = None) -> int:
+        """How many samples of a GPU hold this value."""
+        return sum(
+            sample.device.index == index and any(each.name == name and label in (None, each.label) for each in sample.values)
+            for sample in list(self.samples)
+        )
+
+    def more(self, name: str, index: int, by: int = 3) -> None:
+        """Until so many more samples of it have come."""
+        goal = self.count(name, index) + by
+        self.until(lambda: self.count(name, index) >= goal)
+
+    def kinds(self) -> list[str]:
+        return [event.kind.value for event in self.events]
+
+
+def hang(call: str, hung: str, others: list[str], period_ms: int = 20) -> dict[str, Any]:
+    """A call of GPU 1 hangs from the start: the others go on; then it is let go and comes back."""
+    running = Running(period_ns=period_ms * 1_000_000)
+    sampler = running.sampler
+    running.until(lambda: sampler.stats.given_up > 0)
+    for name in others:
+        running.more(name, 1)
+        running.more(name, 0)
+    during = running.count(hung, 1)
+    hanging = [name for _, name, _ in sampler.lanes.hanging(sampler.now_ns(), 0)] if sampler.lanes else []
+    page = {value.name for device, value in fresh_values(sampler) if device.index == 1}
+    control().release()
+    running.until(lambda: running.count(hung, 1) > during)
+    running.until(lambda: sampler.lanes is not None and len(sampler.lanes.all()) <= 2)  # the call has rejoined its GPU
+    sampler.stop()
+    return {
+        "during": during,
+        "hanging": hanging,
+        "given_up": sampler.stats.given_up,
+        "fresh": sorted(page),
+        "after": running.count(hung, 1),
+        "not_replaced": sampler.stats.not_replaced,
+        "call": call,
+    }
+
+
+def everything_of_one_gpu_hangs() -> dict[str, Any]:
+    """Every call of GPU 1 hangs: GPU 0 goes on, threads are bounded, stopping does not wait."""
+    running = Running(period_ns=20_000_000)
+    sampler = running.sampler
+    running.until(lambda: sampler.stats.not_replaced > 0)
+    running.more("utilization_ratio", 0, by=20)
+    threads = len(sampler.lanes.all()) if sampler.lanes else 0
+    sampler.stop(0.2)
+    return {"threads": threads, "given_up": sampler.stats.given_up, "faults": sampler.stats.faults}
+
+
+def hangs_from_the_start() -> dict[str, Any]:
+    """GPU 1 answers nothing when the sampler begins: GPU 0 is read all the same; let go, GPU 1 is too."""
+    running = Running(period_ns=20_000_000, answer_within_s=0.2)
+    running.more("utilization_ratio", 0)
+    lost = dict(running.sampler.state.lost)
+    control().release()
+    running.more("utilization_ratio", 1)
+    running.sampler.stop()
+    return {"lost": lost, "kinds": running.kinds()}
+
+
+def init_until_ready() -> dict[str, Any]:
+    running = Running(period_ns=20_000_000)
+    running.until(lambda: running.count("utilization_ratio") > 3)
+    running.sampler.stop()
+    return {"problems": running.problems, "sessions": running.sampler.state.sessions, "faults": running.sampler.stats.faults}
+
+
+def no_library() -> dict[str, Any]:
+    running = Running()
+    running.until(lambda: running.sampler.state.problem is not None)
+    problem = running.sampler.state.problem
+    assert problem is not None
+    running.sampler.stop()
+    return {"code": problem.code, "words": problem.words, "remedy": problem.remedy, "events": running.kinds()}
+
+
+def lost_and_back() -> dict[str, Any]:
+    """GPU 1 is lost at 1 s and back at 2 s of the double's (real) time; GPU 0 never stops."""
+    running = Running(period_ns=20_000_000)
+    running.until(lambda: "gpu_lost" in running.kinds())
+    lost_lines = [event.detail for event in running.events if event.kind.value == "gpu_lost"]
+    running.more("utilization_ratio", 0)
+    page = sorted({device.index or 0 for device, _ in fresh_values(running.sampler)})
+    running.until(lambda: "gpu_back" in running.kinds())
+    running.more("pcie_bytes", 1)
+    starts = sorted(
+        {
+            each.start_unix_ns
+            for sample in running.samples
+            if sample.device.index == 1
+            for each in sample.values
+            if each.name == "pcie_bytes"
+        }
+    )
+    running.sampler.stop()
+    return {
+        "lost": lost_lines,
+        "page": page,
+        "kinds": running.kinds(),
+        "starts": len(starts),
+        "sessions": running.sampler.state.sessions,
+    }
+
+
+def driver_restart() -> dict[str, Any]:
+    """The driver goes at 1 s and another is there 1 s later: a new session, counters from a new start."""
+    running = Running(period_ns=20_000_000)
+    running.more("pcie_bytes", 0)
+    running.until(lambda: running.sampler.state.sessions >= 2)
+    running.more("pcie_bytes", 0)
+    running.sampler.stop()
+    starts = {each.start_unix_ns for sample in running.samples for each in sample.values if each.name == "pcie_bytes"}
+    return {"kinds": running.kinds(), "sessions": running.sampler.state.sessions, "starts": len(starts)}
+
+
+def xids() -> dict[str, Any]:
+    running = Running(period_ns=20_000_000)
+    running.until(lambda: running.kinds().count("gpu_xid") >= 3)
+    counts = {f"{uuid} {code}": count for (uuid, code), count in running.sampler.xids.items()}
+    page = {
+        f"{device.index} {value.label}": value.value
+        for device, value in fresh_values(running.sampler)
+        if value.name == "xid_errors" and (value.value or value.label == "79")
+    }
+    samples = [sample for sample in running.samples if any(each.name == "xid_errors" for each in sample.values)]
+    running.sampler.stop()
+    return {"counts": counts, "page": page, "sampled": len(samples) > 0, "details": [event.detail for event in running.events]}
+
+
+def unknown_then_refused() -> dict[str, Any]:
+    """F18: what is left of two GPUs of which most calls fail."""
+    running = Running(period_ns=20_000_000)
+    sampler = running.sampler
+    running.until(lambda: ("utilization_ratio", "") in sampler.readers["GPU-fake-0"].absent if sampler.readers else False)
+    running.more("memory_used_bytes", 0, by=6)
+    found = {
+        "listed": sorted(sampler.readers),
+        "memory": running.count("memory_used_bytes", 0),
+        "utilization": running.count("utilization_ratio", 0),
+        "retried": sampler.stats.failures.get(999, 0),
+        "absent": {
+            f"{uuid} {name}": code for uuid, reader in sampler.readers.items() for (name, _), code in reader.absent.items()
+        },
+        "orin_values": sorted({each.name for sample in running.samples if sample.device.index == 1 for each in sample.values}),
+        "alive": bool(sampler.lanes and sampler.lanes.all()),
+        "faults": sampler.stats.faults,
+    }
+    sampler.stop()
+    return found
+
+
+def snapshots() -> dict[str, Any]:
+    """Where no byte counter is: the call that blocks for 20 ms is made beside the loop."""
+    running = Running(period_ns=20_000_000)
+    running.until(lambda: running.count("pcie_snapshot_bytes_per_second") > 0)
+    running.more("utilization_ratio", 0, by=10)
+    values = {
+        each.label: each.value
+        for sample in running.samples
+        for each in sample.values
+        if each.name == "pcie_snapshot_bytes_per_second"
+    }
+    lanes = running.sampler.lanes
+    apart = [lane.name for lane in lanes.all() if any(job.pace is Pace.SNAPSHOT for job in lane.jobs)] if lanes else []
+    in_loop = any(
+        {"utilization_ratio", "pcie_snapshot_bytes_per_second"} <= {each.name for each in sample.values}
+        for sample in running.samples
+    )
+    absent = [each.counter for each in absences(running.sampler)]
+    running.sampler.stop()
+    return {"values": values, "lanes": apart, "in_loop": in_loop, "absent": absent}
+
+
+def said(samples: int) -> dict[str, Any]:
+    """What the source logs of absent counters while it runs, and what its page holds."""
+    import logging
+
+    from handrail.gpumetrics import gpu_rows
+    from handrail.selfmetrics import SelfMetrics
+    from handrail.sources import nvml as source_module
+    from handrail.sources.nvml import NvmlSource
+
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("handrail").addHandler(Kept())
+    logging.getLogger("handrail").setLevel(logging.INFO)
+    source_module.LOOK_S = 0.05  # type: ignore[misc]
+
+    async def main() -> str:
+        told: list[str] = []
+        source = NvmlSource(SamplerSettings(period_ns=20_000_000), PROCESS, lambda event: told.append(event.kind.value))
+        await source.start()
+        while source.sampler.stats.samples < samples:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # samples are taken in other threads
+        page, _ = SelfMetrics(gpu_rows(source.sampler)).expose("text/plain")
+        await source.shutdown(1.0)
+        await source.shutdown(1.0)
+        return page.decode()
+
+    return {"page": asyncio.run(main()), "lines": lines}
+
+
+def open_and_close(times: int) -> dict[str, int]:
+    """Threads after so many samplers."""
+    from handrail.gpu import xids as xids_module
+
+    xids_module.WAIT_MS = 10  # type: ignore[misc]
+    for _ in range(times):
+        running = Running(period_ns=20_000_000)
+        running.until(lambda running=running: running.count("utilization_ratio") > 0)  # type: ignore[misc]
+        running.sampler.stop(5.0)
+    deadline = time.monotonic() + 30
+    while len(threading.enumerate()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {"threads": len(threading.enumerate())}

@@ -1,0 +1,163 @@
+"""The sampler against the double: wraps in virtual time, what is lost and comes back, what a driver's answer may hold."""
+
+from __future__ import annotations
+
+import json
+from math import isclose
+
+import pytest
+
+from handrail.gpu.counters import ALL, COUNTERS, KNOWN_XIDS, NAMES, Call, Field
+from handrail.gpu.failures import FAILURES, Meaning, code_of, failure
+from handrail.gpu.slots import decoded
+from nvml.child import Double
+from nvml.scenario import DOUBLE, DRIVER_NOT_LOADED, GPU_IS_LOST, SIGNED_INT, UNSIGNED_INT, Scenario, h100, l40s
+
+NS = 1_000_000_000
+
+
+def grown(start: int, rate: int, first_ns: int, last_ns: int) -> int:
+    """What the double's counter grew by: whole numbers, as it computes them."""
+    return (start + rate * last_ns // NS) - (start + rate * first_ns // NS)
+
+
+@pytest.mark.parametrize(
+    ("generation", "rates", "jitter_ms"),
+    [(5, (62_900_000_000, 40_000_000_000), 3), (4, (31_000_000_000, 1_000_000), 3), (3, (15_700_000_000, 0), 20)],
+    ids=["gen5", "gen4", "gen3"],
+)
+def test_ten_minutes_of_32_bit_counters_at_line_rate_are_exact(
+    double: Double, generation: int, rates: tuple[int, int], jitter_ms: int
+) -> None:
+    scenario = Scenario(
+        f"gpu * set pcie.generation.max {generation}",
+        "gpu * set pcie.width.max 16",
+        f"gpu * set field.197 4294967000 rate {rates[0]} bits 32 type {UNSIGNED_INT}",
+        f"gpu * set field.198 17 rate {rates[1]} bits 32",  # typed as 64 bits, and no wider than 32
+    )
+    found = double.call("nvml.runs:byte_counters", scenario, 600.0, 100_000_000, jitter_ms * 1_000_000, virtual=True)
+    assert found["falls"] == 0
+    for label, start, rate in (("transmit", 4294967000, rates[0]), ("receive", 17, rates[1])):
+        end = found["ends"][f"0 pcie_bytes {label}"]
+        assert end["last_ns"] > 599 * NS
+        assert len(end["starts"]) == 1  # never begun anew
+        assert end["last"] == grown(start, rate, end["first_ns"], end["last_ns"])
+
+
+def test_ten_minutes_of_eight_gpus_with_every_width_are_exact(double: Double) -> None:
+    scenario = h100(8).add(
+        "gpu 3 set field.138:all 4294960000 rate 90000000 bits 32",  # KiB: wraps every 48 s at this rate
+        "gpu 4 set field.197 18446744073709551000 rate 3000000000",
+    )
+    found = double.call("nvml.runs:byte_counters", scenario, 600.0, 1 * NS, 50_000_000, virtual=True)
+    assert found["falls"] == 0
+    rates = {"pcie_bytes receive": (17_000_000_000, 25_000_000_000, 1), "nvlink_bytes receive": (5_000_000, 180_000_000, 1024)}
+    for index in range(8):
+        for name, (start, rate, unit) in rates.items():
+            end = found["ends"][f"{index} {name}"]
+            assert (end["last"], len(end["starts"])) == (unit * grown(start, rate, end["first_ns"], end["last_ns"]), 1)
+    kib = found["ends"]["3 nvlink_bytes transmit"]
+    assert kib["last"] == 1024 * grown(4294960000, 90_000_000, kib["first_ns"], kib["last_ns"])
+
+
+def test_performance_monitoring_is_never_read_closer_than_100_ms_and_leaves_no_hole(double: Double) -> None:
+    found = double.call("nvml.runs:windows", h100(), [0, 105, 60, 39, 2, 105, 1000], virtual=True)
+    spans = [round(each.get("activity_window_seconds", 0), 3) for each in found]
+    assert spans == [0, 0.105, 0, 0, 0.101, 0.105, 1.0]  # 60 + 39 + 2 ms are one window
+    assert isclose(found[1]["sm_active_ratio"], 0.415)
+    assert found[1]["nvlink_bytes_per_secondreceive"] == 3000 * 2**20
+
+
+def test_a_gpu_is_lost_and_back_while_the_other_is_read_on(double: Double) -> None:
+    scenario = h100(2).add(f"at 1 gpu 1 error * {GPU_IS_LOST}", "at 2 gpu 1 error * 0")
+    found = double.call("nvml.runs:lost_and_back", scenario)
+    assert found["lost"] == ["GPU 1 (GPU-fake-1): the GPU has fallen off the bus"]
+    assert found["page"] == [0]  # nothing old of GPU 1
+    assert found["kinds"] == ["gpu_lost", "gpu_back"]
+    assert (found["starts"], found["sessions"]) == (2, 1)
+
+
+def test_a_gpu_is_lost_in_one_field_of_a_batch(double: Double) -> None:
+    scenario = h100(2).add(f"at 1 gpu 1 error field.197 {GPU_IS_LOST}", "at 2 gpu 1 error field.197 0")
+    assert double.call("nvml.runs:lost_and_back", scenario)["kinds"][0] == "gpu_lost"
+
+
+def test_a_driver_that_is_restarted_gets_a_new_session(double: Double) -> None:
+    found = double.call("nvml.runs:driver_restart", h100(2).add(f"at 1 driver_gone {DRIVER_NOT_LOADED} 1"))
+    assert found["kinds"] == ["gpu_lost", "gpu_back"]
+    assert (found["sessions"], found["starts"] >= 2) == (2, True)
+
+
+def test_garbage_is_left_out_and_counted_and_hides_nothing(double: Double) -> None:
+    scenario = h100().add(
+        "gpu 0 set utilization 4294967295",
+        f"gpu 0 set field.186 4294967295 type {UNSIGNED_INT}",
+        f"gpu 0 set field.82 -5 type {SIGNED_INT}",
+        f"gpu 0 set field.83 nan type {DOUBLE}",
+        "gpu 0 set field.94 1 type 6",
+        "gpu 0 set field.142 1 type 77",
+        "gpu 0 set gpm.2 nan",
+        "gpu 0 set gpm.3 1e300",
+    )
+    found = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)
+    values = found["values"]["GPU-fake-0"]
+    gone = {"utilization_ratio", "power_watts", "temperature_celsius{memory}", "energy_joules", "remapped_rows{corrected}"}
+    assert not (gone | {"sm_active_ratio", "sm_occupancy_ratio"}) & set(values)
+    assert values["pcie_replays"] == 1
+    assert values["tensor_active_ratio"] == 0.3025
+    assert found["absent"]["GPU-fake-0"] == {}  # it may make sense the next time
+
+
+def test_an_l40s_names_what_it_lacks(double: Double) -> None:
+    found = double.call("nvml.runs:values_at", l40s(), 2.0, 100_000_000, virtual=True)
+    absent = {name.partition("{")[0] for name in found["absent"]["GPU-fake-0"]}
+    assert {"sm_active_ratio", "nvlink_bytes", "power_watts", "ecc_errors"} <= absent
+    assert not {"utilization_ratio", "pcie_bytes", "energy_joules"} & absent
+    assert found["values"]["GPU-fake-0"]["pcie_line_bytes_per_second"] == 16 * 256e9 / 130
+
+
+def test_fifty_samplers_leave_no_thread(double: Double) -> None:
+    assert double.call("nvml.runs:open_and_close", h100(2), 50) == {"threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "value"),
+    [
+        (0, 0x3FF8000000000000, 1.5),
+        (1, 0xA5A5A5A500000007, 7),
+        (2, 1 << 40, 1 << 40),
+        (3, (1 << 64) - 1, (1 << 64) - 1),
+        (4, (1 << 64) - 3, -3),
+        (5, 0xA5A5A5A5FFFFFFFE, -2),
+        (6, 0xA5A5A5A5A5A50009, 9),
+        (99, 5, -1),
+    ],
+)
+def test_a_field_is_read_by_its_type_alone(kind: int, bits: int, value: float) -> None:
+    assert decoded(kind, bits) == value
+
+
+def test_every_code_of_nvml_h_that_a_call_can_give_has_a_meaning() -> None:
+    assert failure(999).meaning is Meaning.RETRY
+    assert failure(12345).meaning is Meaning.RETRY
+    for each in FAILURES.values():
+        assert each.words
+    with pytest.raises(ZeroDivisionError):
+        code_of(ZeroDivisionError())
+
+
+def test_the_table_holds_what_it_promises() -> None:
+    names = [counter.name for counter in ALL]
+    assert len(names) == len(set(names))
+    assert set(NAMES) <= set(names)
+    for row in COUNTERS:
+        assert row.counter.help, row.name
+        assert row.counter.absent, row.name
+        assert len({value.label for value in row.values}) == len(row.values), row.name
+        assert bool(row.counter.label) == bool(row.values[0].label), row.name
+        for value in row.values:
+            for how in value.reads:
+                assert how.times == 1 or how.per == 1
+                assert not (isinstance(how, Field) and 251 <= how.id <= 273), "driver 580.82 gave these ids other meanings"
+                assert not (isinstance(how, Call) and "PcieThroughput" in how.function) or row.pace.value == "snapshot"
+    assert json.dumps(sorted(KNOWN_XIDS))
