@@ -179,7 +179,7 @@ def running_bed(installation: Installation, folder: Path) -> Iterator[Bed]:
                 "--plugin-socket",
                 str(folder / f"{role}.sock"),
             )
-            place += ("--metrics-url", f"http://{HOST}:{port}/metrics", "--metrics-interval", "2s")
+            place += ["--metrics-url", f"http://{HOST}:{port}/metrics", "--metrics-interval", "2s"]
             start.handrail("sidecar", role, *place, *report)
         urls = [part for role, port in ports.items() for part in (f"--{role}", f"http://{HOST}:{port}")]
         proxy = start.module("vllm.faulty_proxy", "proxy", *urls, "--control", str(control))["proxy"]
