@@ -46,6 +46,8 @@ COMMANDS: Final = {
     "metrics": Command(
         "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
     ),
+    "kv-size": Command("handrail.cli.kv_size", "how large a model's KV is: a token, a prompt, on a link", "sidecar"),
+    "doctor": Command("handrail.cli.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 
