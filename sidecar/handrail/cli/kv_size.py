@@ -32,8 +32,12 @@ _MOST_TOKENS: Final = 10**9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``handrail kv-size``."""
     parser.add_argument("model", metavar="MODEL_CONFIG", type=Path, help="a model's config.json, or the folder that holds it")
-    parser.add_argument("--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"tokens of a prompt (default {DEFAULT_TOKENS})")
-    parser.add_argument("--link-gbps", metavar="GBIT", type=float, help="rate of the link, in 10^9 bits a second: how long it takes")
+    parser.add_argument(
+        "--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"tokens of a prompt (default {DEFAULT_TOKENS})"
+    )
+    parser.add_argument(
+        "--link-gbps", metavar="GBIT", type=float, help="rate of the link, in 10^9 bits a second: how long it takes"
+    )
     add_serving_flags(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -116,7 +120,9 @@ def sizes_json(found: Sizes, tokens: int, link_gbps: float | None) -> dict[str, 
 def _part_json(part: Part, moved: int) -> dict[str, Any]:
     layer = asdict(part.layer)
     layer["kind"] = part.layer.kind.value
-    sums = {name: getattr(part, name) for name in ("token_bytes", "rank_token_bytes", "state_bytes", "rank_state_bytes", "arithmetic")}
+    sums = {
+        name: getattr(part, name) for name in ("token_bytes", "rank_token_bytes", "state_bytes", "rank_state_bytes", "arithmetic")
+    }
     return {"layers": part.layers, **layer, **sums, "request_bytes": moved}
 
 
@@ -166,7 +172,9 @@ def _keeps(part: Part) -> str:
 def _sentences(found: Sizes, tokens: int, link_gbps: float | None) -> list[str]:
     request, serving = found.request(tokens), found.serving
     size = format_bytes(request.bytes)
-    lines = [f"{tokens:,} tokens fill {request.blocks:,} blocks of {serving.block_size} and hand over {size} ({request.bytes:,} bytes)"]
+    lines = [
+        f"{tokens:,} tokens fill {request.blocks:,} blocks of {serving.block_size} and hand over {size} ({request.bytes:,} bytes)"
+    ]
     if serving.tp > 1:
         rank = sum(part.rank_token_bytes for part in found.parts)
         lines.append(f"one rank keeps {rank:,} bytes a token; {serving.tp} ranks move {found.moved_token_bytes:,}")

@@ -71,7 +71,9 @@ def _word(keys: Keys, name: str, word: str) -> str:
         return BOTH
     if word not in _WORDS:
         raise ModelConfigError(
-            f"{name} holds the layer type {word!r}, which is not known here", where=keys.name, valid=", ".join((*_WORDS, "hybrid"))
+            f"{name} holds the layer type {word!r}, which is not known here",
+            where=keys.name,
+            valid=", ".join((*_WORDS, "hybrid")),
         )
     return _WORDS[word]
 

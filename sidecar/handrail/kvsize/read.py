@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from handrail.kvsize import patterns
-from handrail.kvsize.dtypes import DTYPE_BYTES, plain_dtype
+from handrail.kvsize.dtypes import plain_dtype
 from handrail.kvsize.keys import Keys, ModelConfigError
 from handrail.kvsize.shape import Layer, LayerKind, ModelShape
 from handrail.kvsize.states import state_layer
@@ -26,21 +26,15 @@ _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_c
 _INDEX_SCALE_NUMBERS: Final = 128  # one float32 scale for so many FP8 numbers of an index key
 
 PLAIN: Final = frozenset(
-    "arcee baichuan bloom chatglm cohere cohere2 dbrx deepseek ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo "
-    "gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_j gptj gpt_neox gpt_oss granite "
-    "granitemoe granitemoeshared grok-1 hunyuan_v1_dense hunyuan_v1_moe internlm internlm2 internlm3 llama llama4_text minicpm "
-    "minicpm3 minimax_m2 ministral ministral3 mistral mixtral mpt nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen qwen2 "
-    "qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar stablelm "
-    "starcoder2".split()
+    ["arcee", "baichuan", "bloom", "chatglm", "cohere", "cohere2", "dbrx", "deepseek", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "flex_olmo", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_j", "gptj", "gpt_neox", "gpt_oss", "granite", "granitemoe", "granitemoeshared", "grok-1", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "solar", "stablelm", "starcoder2"]
 )
 """Architectures in which every layer attends, by the keys of its config alone."""
 MLA: Final = frozenset(
-    "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k2 kimi_linear longcat_flash pangu_ultra_moe".split()
+    ["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe"]
 )
 """Architectures that the engine serves with one latent vector a token."""
 STATEFUL: Final = frozenset(
-    "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe mamba mamba2 nemotron_h qwen3_5_moe_text qwen3_5_text "
-    "qwen3_next".split()
+    ["bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"]
 )
 KNOWN: Final = PLAIN | MLA | STATEFUL
 
@@ -53,7 +47,13 @@ _OTHER_RULES: Final = re.compile(
 _DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
     "gemma2": {"head_dim": 256, "sliding_window": 4096},
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
-    "gemma3n_text": {"num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512},
+    "gemma3n_text": {
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "sliding_window": 512,
+    },
     "gemma4_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512},
     "cohere2": {"sliding_window": 4096},
     "olmo3": {"sliding_window": 4096},
@@ -90,11 +90,15 @@ def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
     keys = _text_part(whole)
     if whole.flag("is_encoder_decoder") or keys.flag("is_encoder_decoder"):
         raise ModelConfigError(
-            "an encoder-decoder model: what its cross-attention keeps is not counted here", where=name, valid="a decoder-only model"
+            "an encoder-decoder model: what its cross-attention keeps is not counted here",
+            where=name,
+            valid="a decoder-only model",
         )
     model_type = _model_type(keys, whole)
     known = model_type in KNOWN
-    depth = keys.number("num_hidden_layers", "n_layer", "num_layers", "n_layers", default=_DEFAULTS.get(model_type, {}).get("num_hidden_layers"))
+    depth = keys.number(
+        "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=_DEFAULTS.get(model_type, {}).get("num_hidden_layers")
+    )
     if depth > _DEEPEST:
         raise keys.wrong("num_hidden_layers", f"must be at most {_DEEPEST}")
     if not known:
@@ -113,7 +117,9 @@ def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
         layers=tuple(Counter(layers).items()),
         dtype=dtype,
         kv_dtype=_checkpoint_kv_dtype(keys) or _checkpoint_kv_dtype(whole),
-        max_tokens=keys.optional("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "model_max_length"),
+        max_tokens=keys.optional(
+            "max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "model_max_length"
+        ),
         assumed=tuple(dict.fromkeys(keys.assumed)),
         known=known,
     )
@@ -214,7 +220,9 @@ def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer
         row = latent + (keys.optional("qk_rope_head_dim", least=0) or 0)
         return {patterns.FULL: Layer(kind=LayerKind.MLA, kv_heads=1, key_dim=row)}
     defaults = _DEFAULTS.get(model_type, {})
-    heads = keys.number("num_attention_heads", "n_head", "n_heads", default=defaults.get("num_attention_heads"), why=_ARCHITECTURE)
+    heads = keys.number(
+        "num_attention_heads", "n_head", "n_heads", default=defaults.get("num_attention_heads"), why=_ARCHITECTURE
+    )
     kv_heads = _kv_heads(keys, model_type, heads)
     key_dim = _head_dim(keys, model_type, heads)
     value_dim = keys.optional("v_head_dim") or key_dim

@@ -115,7 +115,12 @@ def sizes(shape: ModelShape, serving: Serving) -> Sizes:
     kv_dtype, notes = _kv_dtype(shape, serving, dtype)
     parts = tuple(_part(layer, count, serving.tp, kv_dtype) for layer, count in shape.layers)
     return Sizes(
-        shape=shape, serving=serving, dtype=dtype, kv_dtype=kv_dtype, parts=parts, notes=(*shape.assumed, *notes, *_notes(parts, serving))
+        shape=shape,
+        serving=serving,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        parts=parts,
+        notes=(*shape.assumed, *notes, *_notes(parts, serving)),
     )
 
 
@@ -142,7 +147,13 @@ def _part(layer: Layer, count: int, tp: int, kv_dtype: str) -> Part:
         return _state_part(layer, count, tp)
     if not layer.by_token:
         return Part(
-            layer=layer, layers=count, token_bytes=0, rank_token_bytes=0, state_bytes=0, rank_state_bytes=0, arithmetic="keeps nothing"
+            layer=layer,
+            layers=count,
+            token_bytes=0,
+            rank_token_bytes=0,
+            state_bytes=0,
+            rank_state_bytes=0,
+            arithmetic="keeps nothing",
         )
     row, text = _row(layer, layer.kv_heads, kv_dtype)
     rank_row, _ = _row(layer, _rank_heads(layer, tp), kv_dtype)
@@ -185,6 +196,13 @@ def _rank_heads(layer: Layer, tp: int) -> int:
 
 
 def _state_part(layer: Layer, count: int, tp: int) -> Part:
+    for each in layer.state:
+        if each.split % tp or (each.groups > 1 and each.groups % tp):
+            raise ModelConfigError(
+                f"the {each.name} state of {layer.name} cannot be divided among {tp} ranks",
+                where="--tp",
+                valid=f"a divisor of {each.groups if each.groups > 1 else each.split}",
+            )
     whole = sum(part.rank_numbers(1) * DTYPE_BYTES[part.dtype] for part in layer.state)
     rank = sum(part.rank_numbers(tp) * DTYPE_BYTES[part.dtype] for part in layer.state)
     parts = " + ".join(f"{part.name} {part.rank_numbers(1):,} × {DTYPE_BYTES[part.dtype]} B" for part in layer.state)
@@ -250,5 +268,7 @@ def _notes(parts: tuple[Part, ...], serving: Serving) -> list[str]:
     if any(part.layer.kind is LayerKind.STATE for part in parts):
         notes.append("states as with --mamba-cache-dtype auto and without speculative decoding; engines may pad their pages")
     if any(part.layer.window is not None for part in parts) and serving.windowed:
-        notes.append("windows need the hybrid cache manager on both engines (on by default); --disable-hybrid-kv-cache-manager keeps all")
+        notes.append(
+            "windows need the hybrid cache manager on both engines (on by default); --disable-hybrid-kv-cache-manager keeps all"
+        )
     return notes
