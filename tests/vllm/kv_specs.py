@@ -16,7 +16,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+os.environ.update(
+    VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1"
+)
 
 import torch
 import vllm.distributed.parallel_state as groups
@@ -32,8 +34,11 @@ TEXT_ARCHITECTURES = {
     "llama4_text": "Llama4ForCausalLM",
 }
 """The language model alone of a multi-modal one, whose image code needs torchvision."""
-SMALL = {"gemma3n_text": {"hidden_size": 64, "intermediate_size": [64] * 35, "vocab_size": 512, "vocab_size_per_layer_input": 512}}
-"""What has nothing to do with the cache, made small: this model reads a number while it is built, which the meta device has not."""
+SMALL = {
+    "gemma3n_text": {"hidden_size": 64, "intermediate_size": [64] * 35, "vocab_size": 512, "vocab_size_per_layer_input": 512}
+}
+"""What has nothing to do with the cache, made small: this model reads a number while it is built, which the meta device has
+not."""
 BLOCK_SIZE = 32  # what the CPU's attention takes; MLA chooses its own
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
+from handrail.config import Flags
 from handrail.kvsize.dtypes import AUTO, KV_DTYPES
 from handrail.kvsize.keys import ModelConfigError
 from handrail.kvsize.read import read_model
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def add_serving_flags(parser: argparse.ArgumentParser) -> None:
+def add_serving_flags(parser: Flags) -> None:
     """How the engine serves the model: the same flags for ``kv-size`` and ``doctor``."""
     parser.add_argument("--dtype", metavar="NAME", help="the model's number format (default: the config's)")
     parser.add_argument("--kv-dtype", metavar="NAME", help=f"the KV's: {', '.join(KV_DTYPES)} (default {AUTO})")

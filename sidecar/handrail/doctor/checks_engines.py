@@ -8,8 +8,8 @@ from typing import Any, Final
 from handrail.doctor.checks_pair import MORE, shown
 from handrail.doctor.facts import ALL_PLUGINS, Facts, Told
 from handrail.doctor.pair import SIDES, Placement, Side
+from handrail.doctor.reach import is_loopback
 from handrail.doctor.verdict import Finding, failed, passed, skipped, warned
-from handrail.values import Address
 
 _TELEMETRY_FAMILIES: Final = ("vllm:num_requests_running", "vllm:time_to_first_token_seconds")
 
@@ -47,7 +47,7 @@ def check_side_channel_host(facts: Facts, side: Side) -> Finding | None:
     if told.value in ("0.0.0.0", "::", "*"):
         seen, bad = f"{told.value} ({told.by})", True
     else:
-        seen, bad = f"{told.value} ({told.by})", facts.placement is Placement.ACROSS_HOSTS and _loopback(told.value)
+        seen, bad = f"{told.value} ({told.by})", facts.placement is Placement.ACROSS_HOSTS and is_loopback(told.value)
     if bad:
         return failed(
             check,
@@ -71,7 +71,7 @@ def check_plugin(facts: Facts, side: Side) -> Finding | None:
             check,
             title,
             f"VLLM_PLUGINS is {','.join(plugins.value)!r} ({plugins.by})",
-            why="the list shuts the plugin out: no KV fetch, no peer, no bytes and no failure will be told, and nothing will say why",
+            why="the list shuts the plugin out: no fetch, peer, bytes or failure will be told, and nothing will say why",
             do="handrail in VLLM_PLUGINS, or VLLM_PLUGINS unset",
         )
     if socket is None and engine.environment_known:
@@ -92,7 +92,8 @@ def check_plugin(facts: Facts, side: Side) -> Finding | None:
             return failed(
                 check,
                 title,
-                f"the engine writes to {socket.value} ({socket.by}), the sidecar listens at {others[0].plugin_socket} ({others[0].by})",
+                f"the engine writes to {socket.value} ({socket.by}), "
+                f"the sidecar listens at {others[0].plugin_socket} ({others[0].by})",
                 why="nothing arrives, and neither side can tell",
                 do="one path in both",
             )
@@ -134,7 +135,7 @@ def check_telemetry(facts: Facts, side: Side) -> Finding | None:
             check,
             title,
             f"no --middleware handrail.guest.middleware.Handrail ({middleware.by})",
-            why="without it, and without an inline proxy, this engine's HTTP exchange is not seen: admission and response times are missing",
+            why="without it or an inline proxy this engine's HTTP exchange is not seen: admission and response times are missing",
             do="the flag, or the sidecar's proxy in front of the engine",
         )
     return passed(check, title, "metrics page read" if live is not None and live.metrics.ok else "no flag stands in its way")
@@ -172,10 +173,6 @@ def checks(facts: Facts) -> Iterator[Finding | None]:
 
 
 # --- small answers ----------------------------------------------------------------------------------------------------------
-
-
-def _loopback(host: str) -> bool:
-    return Address(host, 0).loopback
 
 
 def _same(name: str, one: Any, other: Any) -> bool:

@@ -1,7 +1,7 @@
 """Checks of the GPUs: who may read whose memory, over what, and whether RDMA adapters reach it.
 
-Which of them matter depends on where the engines stand: within one host the KV goes from GPU to GPU, across hosts through adapters.
-"""
+Which of them matter depends on where the engines stand: within one host the KV goes from GPU to GPU, across hosts through
+adapters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from handrail.doctor.facts import Facts
 from handrail.doctor.hostfacts import P2pStatus
 from handrail.doctor.pair import Placement, Side
-from handrail.doctor.pairs import chosen, connector, get_zcopy, has_rdma, pairs_of, pull_falls_to_tcp, pulls_over_cuda_ipc, used
 from handrail.doctor.verdict import Finding, failed, passed, skipped, warned
+from handrail.doctor.way import chosen, connector, get_zcopy, has_rdma, pairs_of, pull_falls_to_tcp, pulls_over_cuda_ipc, used
 
 _STAGED = (
-    "without peer-to-peer every block is copied through host memory: 470 MB took 1.3 s on two L40S, and the median time to first token "
-    "went from 0.7 s to 2.2 s (vLLM's guide to splitting prefill from decode)"
+    "without peer-to-peer every block is copied through host memory: 470 MB took 1.3 s on two L40S, and the median time to first "
+    "token went from 0.7 s to 2.2 s (vLLM's guide to splitting prefill from decode)"
 )
 
 
@@ -57,9 +57,8 @@ def check_p2p(facts: Facts) -> Finding:
     check, title = "gpu.p2p", "peer-to-peer between the GPUs"
     if facts.placement is Placement.ACROSS_HOSTS:
         return skipped(check, title, "the engines stand on different hosts: their GPUs are not peers")
-    gpus = facts.host.gpus
-    if gpus.missing:
-        return skipped(check, title, gpus.missing, gpus.provide)
+    if facts.host.gpus.missing:
+        return skipped(check, title, "it takes NVML to see it")
     pairs = pairs_of(facts)
     if not pairs:
         return skipped(check, title, _no_pairs(facts), "--prefill-gpus and --decode-gpus, or a host with both GPUs")
@@ -76,8 +75,8 @@ def check_p2p(facts: Facts) -> Finding:
             title,
             f"{shown}{more}",
             why=_STAGED,
-            do="nvidia-smi topo -p2p r must say OK between the GPUs of the pair: GPUs with NVLink or a board that lets PCIe peers "
-            "talk (ACS and IOMMU off); else an RDMA adapter, or keep prefill and decode on the same GPUs",
+            do="nvidia-smi topo -p2p r must say OK between the GPUs of the pair: GPUs with NVLink, or a board that lets PCIe "
+            "peers talk (ACS and IOMMU off); else an RDMA adapter, or keep prefill and decode on the same GPUs",
         )
     if unsaid:
         return skipped(check, title, f"the driver does not say for {len(unsaid)} of {len(pairs)} pairs", "nvidia-smi topo -p2p r")
@@ -132,10 +131,10 @@ def check_pull_over_cuda_ipc(facts: Facts) -> Finding | None:
         check,
         title,
         f"no NVLink, no RDMA adapter, {named} pulls, and UCX_CUDA_IPC_ENABLE_GET_ZCOPY is not set{where}",
-        why="UCX switches cuda_ipc reads off where it sees no NVLink, and the pull falls back to TCP through host memory: 0.5 GB/s "
-        "measured, against 49 GB/s for the push (vllm-project/vllm#52607)",
-        do="UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y on both engines (NIXL 1.5.1 does not set it), or NixlPushConnector on both; then see that "
-        "the UCX log names cuda_ipc in rma(...), not rma_am(tcp)",
+        why="UCX switches cuda_ipc reads off where it sees no NVLink, and the pull falls back to TCP through host memory: 0.5 "
+        "GB/s measured, against 49 GB/s for the push (vllm-project/vllm#52607)",
+        do="UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y on both engines (NIXL 1.5.1 does not set it), or NixlPushConnector on both; then see "
+        "that the UCX log names cuda_ipc in rma(...), not rma_am(tcp)",
     )
 
 

@@ -51,7 +51,7 @@ EQUAL: Final = (
     Equal(
         "block_size",
         "block size",
-        "vLLM 0.32 reads blocks of another size only in part, more slowly, and not at all through a host buffer or with other versions",
+        "vLLM 0.32 reads blocks of another size in pieces, and not at all through a host buffer; older versions refuse them",
         "the same --block-size on both sides",
         loose=True,
     ),

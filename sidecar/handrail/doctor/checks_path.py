@@ -41,7 +41,7 @@ def check_side_channel(facts: Facts, side: Side) -> Finding | None:
         return skipped(check, title, f"{seen}; the port is a guess", f"--{side.value}-side-channel HOST:PORT")
     needed = side is Side.PREFILL or _pushes(facts)
     why = "the first hand-off of every pair begins there; without it the fetch fails after its handshake timeout (5 s)"
-    do = "the engine started with a NIXL connector? VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT; network policy, firewall, security group"
+    do = "VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT of an engine with a NIXL connector; network policy, firewall, security group"
     if not needed or other not in facts.host.here:
         return warned(
             check,
@@ -105,8 +105,8 @@ def check_lease(facts: Facts) -> Finding | None:
             check,
             title,
             seen,
-            why="the lease then lives on D's heartbeats (every sixth of it) alone: one stalled step of D, and P frees blocks that are "
-            "being read. vLLM answers 200 with KV that may be another prompt's",
+            why="the lease then lives on D's heartbeats (every sixth of it) alone: one stalled step of D, and P frees blocks "
+            "that are being read. vLLM answers 200 with KV that may be another prompt's",
             do=do,
         )
     if took_s > lease_s / 3:
@@ -114,7 +114,7 @@ def check_lease(facts: Facts) -> Finding | None:
             check,
             title,
             seen,
-            why="three such prompts at once, one after the other on this link, outlast the lease; from there on heartbeats alone hold it",
+            why="three such prompts, one after the other on this link, outlast the lease; from there on heartbeats alone hold it",
             do=do,
         )
     return passed(check, title, seen)
@@ -150,7 +150,7 @@ def _clock(pair: ClockPair, check: str, title: str) -> Finding:
             check,
             title,
             seen,
-            why="durations are not affected (no clock is compared for them), but logs and traces of the two hosts cannot be read side by side",
+            why="no duration is affected (no clocks are compared), but logs and traces of both hosts cannot be read side by side",
             do="NTP or PTP on both hosts (chronyc tracking)",
         )
     return passed(check, title, seen)

@@ -9,14 +9,14 @@ from typing import Final
 from handrail.doctor.facts import Facts, Told
 from handrail.doctor.hostfacts import RdmaPort
 from handrail.doctor.pair import SIDES, Placement, Side
-from handrail.doctor.pairs import has_rdma
 from handrail.doctor.ucx import RDMA, devices, transports
 from handrail.doctor.verdict import Finding, failed, passed, skipped, warned
+from handrail.doctor.way import has_rdma
 
 _ROCE_MTU: Final = 4200  # an Ethernet MTU from which RoCE can use its own 4096
 _SLOW_NIC: Final = 25e9
 _NIXL: Final = ("nixl", "nixl-cu12", "nixl-cu13")
-_COLD: Final = "the first hand-off of every pair then waits for UCX to try them: 38 s were measured, and a hang of 300 s where one leads nowhere"
+_COLD: Final = "the first hand-off of a pair waits for UCX to try them: 38 s were measured, and 300 s where one leads nowhere"
 
 
 def check_rdma(facts: Facts) -> Finding:
@@ -31,14 +31,10 @@ def check_rdma(facts: Facts) -> Finding:
     needed = facts.placement is Placement.ACROSS_HOSTS
     if active:
         down = [port for port in ports if not port.active]
-        also = (
-            f"; not up: {', '.join(f'{port.key} ({port.state or "unreadable"}, {port.physical})' for port in down)}"
-            if down
-            else ""
-        )
+        also = "; not up: " + ", ".join(map(_state, down)) if down else ""
         return passed(check, title, f"{', '.join(map(_described, active))}{also}")
     if ports:
-        shown = ", ".join(f"{port.key} {port.state or 'unreadable'} ({port.physical or 'no physical state'})" for port in ports)
+        shown = ", ".join(map(_state, ports))
         why = "the hand-off falls back to TCP through host memory"
         do = "ibstat: cable, switch and (InfiniBand) a subnet manager; ip link for RoCE"
         make = failed if needed else warned
@@ -123,7 +119,7 @@ def check_gid(facts: Facts) -> Finding | None:
             title,
             "; ".join(bad),
             why="without a routable GID a connection cannot be made, or only within one network segment",
-            do="an address on the port's interface (ip addr), and UCX_IB_GID_INDEX unset or the index of a RoCE v2 GID (show_gids)",
+            do="an address on the port's interface (ip addr); UCX_IB_GID_INDEX unset, or the index of a RoCE v2 GID (show_gids)",
         )
     return passed(check, title, f"RoCE v2 on {', '.join(port.key for port in ports)}")
 
@@ -265,6 +261,10 @@ def _ethernet(facts: Facts) -> Iterator[RdmaPort]:
 
 def _described(port: RdmaPort) -> str:
     return f"{port.key} {_gbps(port)} {port.link_layer or 'of unknown link layer'}"
+
+
+def _state(port: RdmaPort) -> str:
+    return f"{port.key} {port.state or 'unreadable'} ({port.physical or 'no physical state'})"
 
 
 def _gbps(port: RdmaPort) -> str:

@@ -1,8 +1,8 @@
 """How engines are started, read from what starts them: Kubernetes manifests and Compose files, whatever their kind.
 
-Every mapping that holds a command or arguments with ``vllm serve`` (or the module that it runs) is an engine; its environment stands
-beside it. Its side is told from ``kv_role``, else from its name. A value that another tool fills in later (``$VAR``, ``{{ }}``) is not known.
-"""
+Every mapping that holds a command or arguments with ``vllm serve`` (or the module that it runs) is an engine; its environment
+stands beside it. Its side is told from ``kv_role``, else from its name. A value that another tool fills in later (``$VAR``, ``{{
+}}``) is not known."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def arguments_setup(words: Sequence[str], env: Mapping[str, str], by: str, versi
         otlp_endpoint=flags.get("otlp-traces-endpoint"),
         middleware=tuple(value for name, value in _pairs(words) if name == "middleware" and value),
         log_stats=False if "disable-log-stats" in flags else None,
-        plugins=tuple(env["VLLM_PLUGINS"].split(",")) if "VLLM_PLUGINS" in env else ALL_PLUGINS,
+        plugins=names_of_plugins(env),
         env=env,
     )
 
@@ -99,6 +99,11 @@ def names_of(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
         return tuple(value)
     return None
+
+
+def names_of_plugins(env: Mapping[str, str]) -> tuple[str, ...]:
+    """As vLLM reads VLLM_PLUGINS: set to nothing it allows none."""
+    return tuple(env["VLLM_PLUGINS"].split(",")) if "VLLM_PLUGINS" in env else ALL_PLUGINS
 
 
 def whole(text: Any) -> int | None:

@@ -23,7 +23,8 @@ ALL_PLUGINS: Final = ("*",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What one source (``by``) says of how an engine is set up. ``whole``: it is the command line, so what it leaves out is the default."""
+    """What one source (``by``) says of how an engine is set up. ``whole``: it is the command line, so what it leaves out is the
+    default."""
 
     by: str
     whole: bool = False
@@ -130,7 +131,8 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideChannel:
-    """The port at which an engine tells its peers where its KV lies. ``reach``: from this host; None: not tried, ``why_not`` says why."""
+    """The port at which an engine tells its peers where its KV lies. ``reach``: from this host; None: not tried, ``why_not`` says
+    why."""
 
     side: Side
     host: str | None = None

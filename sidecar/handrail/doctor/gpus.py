@@ -1,19 +1,16 @@
 """GPUs, their NVLinks and who may read whose memory: NVML, asked once. What ``nvidia-smi topo -p2p r`` shows.
 
-A call that is refused costs that fact alone (cases F01,
-F18); a driver that cannot be asked is a reason, not an error (case F05). NVML may hang in the driver: whoever calls this bounds it.
-"""
+A call that is refused costs that fact alone (cases F01, F18); a driver that cannot be asked is a reason, not an error (case F05).
+NVML may hang in the driver: whoever calls this bounds it."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from handrail.doctor.hostfacts import Gpu, Gpus, P2p, P2pStatus
-
-T = TypeVar("T")
 
 _MOST_GPUS: Final = 32  # of one host; the matrix grows with the square
 _MOST_LINKS: Final = 36
@@ -88,22 +85,22 @@ class _Reading:
         count = min(self._nvml.nvmlDeviceGetCount(), _MOST_GPUS)
         handles: dict[int, Any] = {}
         for index in range(count):
-            handle = self._ask("nvmlDeviceGetHandleByIndex", lambda call, index=index: call(index))
+            handle = self._ask("nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
                 handles[index] = handle
         devices = tuple(self._gpu(index, handle) for index, handle in handles.items())
         pairs = tuple(self._pair(source, target, handles) for source in handles for target in handles if source != target)
-        driver = _text(self._ask("nvmlSystemGetDriverVersion", lambda call: call()))
+        driver = _text(self._ask("nvmlSystemGetDriverVersion"))
         refused = tuple(f"{name}: {reason}" for name, reason in self._refused.items())
         return Gpus(driver=driver, devices=devices, p2p=pairs, refused=refused)
 
     def _gpu(self, index: int, handle: Any) -> Gpu:
-        mig = self._ask("nvmlDeviceGetMigMode", lambda call: call(handle), note=False)
+        mig = self._ask("nvmlDeviceGetMigMode", handle, note=False)
         links = self._links(handle)
         return Gpu(
             index=index,
-            uuid=_text(self._ask("nvmlDeviceGetUUID", lambda call: call(handle))),
-            name=_text(self._ask("nvmlDeviceGetName", lambda call: call(handle))),
+            uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
+            name=_text(self._ask("nvmlDeviceGetName", handle)),
             mig=None if mig is None else bool(mig[0]),
             nvlinks=None if links is None else (sum(links.values()), len(links)),
             nvlink_bytes_per_s=self._nvlink_rate(handle, [link for link, up in (links or {}).items() if up]),
@@ -117,10 +114,10 @@ class _Reading:
             return None
         found: dict[int, bool] = {}
         for link in range(_MOST_LINKS):
-            try:
-                found[link] = bool(self._nvml.nvmlDeviceGetNvLinkState(handle, link))
-            except self._nvml.NVMLError:  # the first that the GPU lacks
+            up = self._ask("nvmlDeviceGetNvLinkState", handle, link, note=False)
+            if up is None:  # the first that the GPU lacks
                 break
+            found[link] = bool(up)
         return found
 
     def _nvlink_rate(self, handle: Any, up: list[int]) -> int | None:
@@ -134,25 +131,25 @@ class _Reading:
         return sum(speeds) * 10**6 if speeds and len(speeds) == len(up) else None
 
     def _pcie(self, handle: Any, which: str) -> tuple[int, int] | None:
-        generation = self._ask(f"nvmlDeviceGet{which}PcieLinkGeneration", lambda call: call(handle))
-        lanes = self._ask(f"nvmlDeviceGet{which}PcieLinkWidth", lambda call: call(handle))
+        generation = self._ask(f"nvmlDeviceGet{which}PcieLinkGeneration", handle)
+        lanes = self._ask(f"nvmlDeviceGet{which}PcieLinkWidth", handle)
         return None if generation is None or lanes is None else (int(generation), int(lanes))
 
     def _pair(self, source: int, target: int, handles: dict[int, Any]) -> P2p:
         def status(capability: int) -> P2pStatus | None:
-            found = self._ask("nvmlDeviceGetP2PStatus", lambda call: call(handles[source], handles[target], capability))
+            found = self._ask("nvmlDeviceGetP2PStatus", handles[source], handles[target], capability)
             return None if found is None else _STATUS.get(int(found), P2pStatus.UNKNOWN)
 
         return P2p(source=source, target=target, read=status(_READ), write=status(_WRITE), nvlink=status(_NVLINK))
 
-    def _ask(self, name: str, call: Callable[[Any], T], *, note: bool = True) -> T | None:
+    def _ask(self, name: str, *arguments: Any, note: bool = True) -> Any:
         """One call; None where the driver or an old binding refuses it, which is noted once."""
-        found = getattr(self._nvml, name, None)
-        if found is None:
+        call = getattr(self._nvml, name, None)
+        if call is None:
             self._refused.setdefault(name, "not in this pynvml")
             return None
         try:
-            return call(found)
+            return call(*arguments)
         except self._nvml.NVMLError as error:
             if note:
                 self._refused.setdefault(name, str(error))

@@ -65,13 +65,8 @@ def _read_files(here: frozenset[Side], root: Path) -> Host:
 
 def packages() -> Mapping[str, str]:
     """Versions of what matters, in this Python: the engine's where doctor runs in its image."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    named = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions() if each.name}
+    return {name: named[name] for name in PACKAGES if name in named}
 
 
 def plugin_found() -> bool:
@@ -80,7 +75,8 @@ def plugin_found() -> bool:
 
 
 def within(timeout_s: float, call: Callable[[], T], otherwise: T) -> T:
-    """What ``call`` returns, or ``otherwise`` after ``timeout_s``: a C call that hangs is left behind on its thread (case F04)."""
+    """What ``call`` returns, or ``otherwise`` after ``timeout_s``: a C call that hangs is left behind on its thread (case
+    F04)."""
     answers: queue.Queue[T] = queue.Queue(1)
     threading.Thread(target=lambda: answers.put(call()), daemon=True, name="handrail-doctor").start()
     try:

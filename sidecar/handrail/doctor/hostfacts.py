@@ -1,4 +1,5 @@
-"""What was seen of this host: GPUs and who may read whose memory, RDMA ports, network interfaces, the driver, this Python's packages."""
+"""What was seen of this host: GPUs and who may read whose memory, RDMA ports, network interfaces, the driver, this Python's
+packages."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class P2p:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """``missing``: why there is nothing, and ``provide`` what would help; '' where NVML answered. ``refused``: calls that it refused."""
+    """``missing``: why there is nothing, and ``provide`` what would help; '' where NVML answered. ``refused``: calls that it
+    refused."""
 
     missing: str = ""
     provide: str = ""

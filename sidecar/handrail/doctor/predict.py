@@ -1,8 +1,7 @@
 """How fast this pair's link is, and so how long a hand-off takes: measured where it was, else by what carries it.
 
-Rates of hardware are line rates: an upper bound, before posting, descriptors and other traffic. Where the KV goes through host memory
-there is no line rate to go by; what is assumed then is a published measurement, named with its source.
-"""
+Rates of hardware are line rates: an upper bound, before posting, descriptors and other traffic. Where the KV goes through host
+memory there is no line rate to go by; what is assumed then is a published measurement, named with its source."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from typing import Final
 from handrail.doctor.facts import Facts
 from handrail.doctor.hostfacts import P2pStatus, RdmaPort
 from handrail.doctor.pair import Placement, Side
-from handrail.doctor.pairs import has_rdma, pairs_of, pull_falls_to_tcp
 from handrail.doctor.ucx import devices
+from handrail.doctor.way import has_rdma, pairs_of, pull_falls_to_tcp
 
 HOST_STAGED_BYTES_PER_S: Final = 470e6 / 1.3
-"""About 470 MB in about 1.3 s: NIXL between two L40S without a peer-to-peer path, Qwen2.5-7B, 8,000-token prompts (the vLLM team's guide
-to splitting prefill from decode, 2026). The other published figure, with peers but reads over TCP, is 0.5 GB/s."""
+"""About 470 MB in about 1.3 s: NIXL between two L40S without a peer-to-peer path, Qwen2.5-7B, 8,000-token prompts (the vLLM
+team's guide to splitting prefill from decode, 2026). The other published figure, with peers but reads over TCP, is 0.5 GB/s."""
 HOST_STAGED_BEST_BYTES_PER_S: Final = 0.5e9
 """vllm-project/vllm#52607: pull over TCP on one node."""
 _PCIE_LANE_BYTES: Final = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

@@ -7,6 +7,7 @@ import os
 import socket
 
 from handrail.doctor.facts import OtlpTarget, Reach
+from handrail.values import Address
 
 
 async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
@@ -56,3 +57,8 @@ def is_local(host: str) -> bool:
             continue
         return True
     return False
+
+
+def is_loopback(host: str) -> bool:
+    """An address that means the host on which it is used."""
+    return Address(host, 0).loopback

@@ -1,8 +1,8 @@
 """RDMA ports, network interfaces and kernel modules of this host, from sysfs and procfs below a root.
 
-Every file may be absent, unreadable, empty or garbage (ports without a cable answer EINVAL, GID tables have a thousand empty rows):
-what cannot be read is not known, and the rest is. Source: Documentation/ABI/stable/sysfs-class-infiniband, sysfs-class-net.
-"""
+Every file may be absent, unreadable, empty or garbage (ports without a cable answer EINVAL, GID tables have a thousand empty
+rows): what cannot be read is not known, and the rest is. Source: Documentation/ABI/stable/sysfs-class-infiniband,
+sysfs-class-net."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def rdma_ports(root: Path) -> tuple[RdmaPort, ...] | None:
     adapters = _names(folder)
     if adapters is None:
         return None if folder.exists() else ()
-    found = []
-    for adapter in adapters:
-        for port in _names(folder / adapter / "ports") or ():
-            if port.isdigit():
-                found.append(_port(folder / adapter / "ports" / port, adapter, int(port)))
-    return tuple(found)
+    return tuple(
+        _port(folder / adapter / "ports" / port, adapter, int(port))
+        for adapter in adapters
+        for port in _names(folder / adapter / "ports") or ()
+        if port.isdigit()
+    )
 
 
 def nics(root: Path) -> tuple[Nic, ...]:

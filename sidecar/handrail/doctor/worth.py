@@ -1,10 +1,10 @@
 """Whether splitting prefill from decode is likely to pay here, by the criteria of those who measured it.
 
-Stay collocated when the time to first token is the tightest limit (the transfer lands on every first token), when the interconnect is
-slow (no RDMA between hosts, no NVLink or peer-to-peer within one), or when traffic is low, bursty or not latency-sensitive (no tail to
-mend). It earns its place when p99 gaps miss their objective under load, prompts are long, and the hardware moves gigabytes in tens of
-milliseconds. Sources: the vLLM team's guide of 2026 and articles on it; the thresholds below are ours.
-"""
+Stay collocated when the time to first token is the tightest limit (the transfer lands on every first token), when the
+interconnect is slow (no RDMA between hosts, no NVLink or peer-to-peer within one), or when traffic is low, bursty or not
+latency-sensitive (no tail to mend). It earns its place when p99 gaps miss their objective under load, prompts are long, and the
+hardware moves gigabytes in tens of milliseconds. Sources: the vLLM team's guide of 2026 and articles on it; the thresholds below
+are ours."""
 
 from __future__ import annotations
 

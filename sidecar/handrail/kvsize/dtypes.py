@@ -1,8 +1,7 @@
 """The number formats of a KV cache: bytes of one number, and the formats that pack a whole row.
 
-Source: vLLM 0.32, ``--kv-cache-dtype`` and ``vllm/v1/kv_cache_interface.py``. Formats with scales beside the numbers (int8, fp8 and
-int4 per token and head, nvfp4, TurboQuant, UltraQuant) are not known here: they are refused, not guessed.
-"""
+Source: vLLM 0.32, ``--kv-cache-dtype`` and ``vllm/v1/kv_cache_interface.py``. Formats with scales beside the numbers (int8, fp8
+and int4 per token and head, nvfp4, TurboQuant, UltraQuant) are not known here: they are refused, not guessed."""
 
 from __future__ import annotations
 

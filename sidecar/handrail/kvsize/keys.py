@@ -1,4 +1,5 @@
-"""Reads the keys of a config.json: their many names, their types and bounds, with an error that says which key is wrong and how."""
+"""Reads the keys of a config.json: their many names, their types and bounds, with an error that says which key is wrong and
+how."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Keys:
         return None
 
     def number(self, *names: str, default: int | None = None, why: str = "") -> int:
-        """As ``optional``; where none is there the default, which is noted with ``why``. Raises ``ModelConfigError`` without one."""
+        """As ``optional``; where none is there the default, which is noted with ``why``. Raises ``ModelConfigError`` without
+        one."""
         found = self.optional(*names)
         if found is not None:
             return found

@@ -1,4 +1,5 @@
-"""Which layer of a model does what: one word a layer, from ``layer_types`` where the config has it, else by the architecture's rule.
+"""Which layer of a model does what: one word a layer, from ``layer_types`` where the config has it, else by the architecture's
+rule.
 
 Source: the configuration classes of transformers 5 and the models of vLLM 0.32, whose caches the tests compare with.
 """

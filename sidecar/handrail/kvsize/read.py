@@ -1,8 +1,7 @@
 """Reads a model's config.json as what its layers keep. Nothing is assumed without being noted; what cannot be known is an error.
 
-Source: the keys as published with the models; the rules as vLLM 0.32 applies them (``model_arch_config_convertor``), whose own KV cache
-specifications ``tests/vllm/test_kv_size.py`` compares with.
-"""
+Source: the keys as published with the models; the rules as vLLM 0.32 applies them (``model_arch_config_convertor``), whose own KV
+cache specifications ``tests/vllm/test_kv_size.py`` compares with."""
 
 from __future__ import annotations
 
@@ -10,10 +9,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from handrail.kvsize import patterns
+from handrail.kvsize.architectures import DEFAULTS, KNOWN, MLA, PLAIN
 from handrail.kvsize.dtypes import plain_dtype
 from handrail.kvsize.keys import Keys, ModelConfigError
 from handrail.kvsize.shape import Layer, LayerKind, ModelShape
@@ -25,41 +26,11 @@ _DEEPEST: Final = 10_000
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 _INDEX_SCALE_NUMBERS: Final = 128  # one float32 scale for so many FP8 numbers of an index key
 
-PLAIN: Final = frozenset(
-    ["arcee", "baichuan", "bloom", "chatglm", "cohere", "cohere2", "dbrx", "deepseek", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "flex_olmo", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_j", "gptj", "gpt_neox", "gpt_oss", "granite", "granitemoe", "granitemoeshared", "grok-1", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "solar", "stablelm", "starcoder2"]
-)
-"""Architectures in which every layer attends, by the keys of its config alone."""
-MLA: Final = frozenset(
-    ["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe"]
-)
-"""Architectures that the engine serves with one latent vector a token."""
-STATEFUL: Final = frozenset(
-    ["bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"]
-)
-KNOWN: Final = PLAIN | MLA | STATEFUL
-
 _OTHER_RULES: Final = re.compile(
     "mamba|ssm|linear_|conv_|attn_type_list|block_configs|layers_block_type|hybrid|compress|cross_attention|swa_|recurrent|rwkv|"
     "time_mix|index_|state_size|per_layer"
 )
 """Keys that say, of an architecture that is not known, that its layers do something else than attend."""
-
-_DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
-    "gemma2": {"head_dim": 256, "sliding_window": 4096},
-    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
-    "gemma3n_text": {
-        "num_hidden_layers": 35,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "sliding_window": 512,
-    },
-    "gemma4_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512},
-    "cohere2": {"sliding_window": 4096},
-    "olmo3": {"sliding_window": 4096},
-    "qwen3_next": {"head_dim": 256},
-}
-"""What transformers fills in and published configs leave out."""
 
 
 def read_model(path: Path) -> ModelShape:
@@ -97,7 +68,7 @@ def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
     model_type = _model_type(keys, whole)
     known = model_type in KNOWN
     depth = keys.number(
-        "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=_DEFAULTS.get(model_type, {}).get("num_hidden_layers")
+        "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=DEFAULTS.get(model_type, {}).get("num_hidden_layers")
     )
     if depth > _DEEPEST:
         raise keys.wrong("num_hidden_layers", f"must be at most {_DEEPEST}")
@@ -154,10 +125,10 @@ def _refuse_other_rules(keys: Keys, model_type: str) -> None:
     found = sorted(name for name, value in keys.values.items() if value is not None and _OTHER_RULES.search(name))
     if found:
         raise ModelConfigError(
-            f"model_type {model_type or 'missing'!r} is not known here, and {', '.join(found[:6])} say that its layers do more than "
-            "attend: its KV cannot be told from the config",
+            f"model_type {model_type or 'missing'!r} is not known here, and {', '.join(found[:6])} say that its layers do more "
+            "than attend: its KV cannot be told from the config",
             where=keys.name,
-            valid=f"one of {', '.join(sorted(KNOWN))}; or take bytes and blocks of a running engine (handrail fetches)",
+            valid="an architecture of docs/kv-size.md; or the bytes and tokens of a running pair (handrail fetches --json)",
         )
 
 
@@ -219,7 +190,7 @@ def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer
             keys.assumed.append("kv_lora_rank is given, so it is taken to be served as MLA: one latent vector a token")
         row = latent + (keys.optional("qk_rope_head_dim", least=0) or 0)
         return {patterns.FULL: Layer(kind=LayerKind.MLA, kv_heads=1, key_dim=row)}
-    defaults = _DEFAULTS.get(model_type, {})
+    defaults = DEFAULTS.get(model_type, {})
     heads = keys.number(
         "num_attention_heads", "n_head", "n_heads", default=defaults.get("num_attention_heads"), why=_ARCHITECTURE
     )
@@ -234,12 +205,10 @@ def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer
         window = patterns.window_of(keys, model_type) or keys.number(
             "sliding_window", default=defaults.get("sliding_window"), why=_ARCHITECTURE
         )
-        found[patterns.WINDOW] = Layer(
-            kind=LayerKind.WINDOW, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim, window=window
-        )
+        found[patterns.WINDOW] = replace(full, kind=LayerKind.WINDOW, window=window)
     if patterns.CHUNK in words:
         chunk = keys.number("attention_chunk_size")
-        found[patterns.CHUNK] = Layer(kind=LayerKind.CHUNK, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim, window=chunk)
+        found[patterns.CHUNK] = replace(full, kind=LayerKind.CHUNK, window=chunk)
     if model_type == "gemma4_text" and keys.has("global_head_dim", "num_global_key_value_heads"):
         wide = keys.optional("global_head_dim") or key_dim
         few = keys.optional("num_global_key_value_heads") or kv_heads
@@ -262,7 +231,7 @@ def _kv_heads(keys: Keys, model_type: str, heads: int) -> int:
     inner = keys.section("attn_config")
     if inner is not None and inner.has("kv_n_heads"):
         return inner.number("kv_n_heads")
-    default = _DEFAULTS.get(model_type, {}).get("num_key_value_heads")
+    default = DEFAULTS.get(model_type, {}).get("num_key_value_heads")
     found = keys.optional("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_query_groups")
     if found is not None:
         return found
@@ -279,7 +248,7 @@ def _head_dim(keys: Keys, model_type: str, heads: int) -> int:
     found = keys.optional("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head")
     if found is not None:
         return found
-    default = _DEFAULTS.get(model_type, {}).get("head_dim")
+    default = DEFAULTS.get(model_type, {}).get("head_dim")
     if default is not None:
         return keys.number("head_dim", default=default, why=_ARCHITECTURE)
     hidden = keys.number("hidden_size", "n_embd", "d_model")

@@ -22,8 +22,9 @@ class LayerKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePart:
-    """One part of a layer's state, of the whole model. ``split`` numbers are divided among the ranks; beside them ``groups`` groups
-    of ``group_numbers`` each, of which there are made as many as there are ranks where the ranks do not divide them (Mamba 2)."""
+    """One part of a layer's state, of the whole model. ``split`` numbers are divided among the ranks; beside them ``groups``
+    groups of ``group_numbers`` each, of which there are made as many as there are ranks where the ranks do not divide them (Mamba
+    2)."""
 
     name: str
     dtype: str  # a key of ``DTYPE_BYTES``
@@ -63,10 +64,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """``layers``: (layer, how many of it), in the order in which each first appears; a layer that keeps two things counts in both.
+    """``layers``: (layer, how many of it), in the order in which each first appears; a layer that keeps two things counts in
+    both.
 
-    ``assumed``: what the config does not say and was filled in, in words. ``known``: the architecture is one whose rules are known.
-    """
+    ``assumed``: what the config does not say and was filled in, in words. ``known``: the architecture is one whose rules are
+    known."""
 
     architecture: str
     model_type: str

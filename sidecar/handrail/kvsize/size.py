@@ -1,9 +1,8 @@
 """Bytes of KV: of one token, of one request, on one rank and over all of them. Whole numbers, with the arithmetic beside them.
 
-What a hand-off moves is counted as vLLM 0.32's NIXL connector moves it: whole blocks; of a sliding window only the blocks of its end
-(``cdiv(window, block_size) + 1`` of them, as ``NixlBaseConnectorScheduler.blocks_per_sw``); every rank its own part, so what all
-ranks hold whole (MLA, KV heads fewer than ranks) moves once for each rank; a state once.
-"""
+What a hand-off moves is counted as vLLM 0.32's NIXL connector moves it: whole blocks; of a sliding window only the blocks of its
+end (``cdiv(window, block_size) + 1`` of them, as ``NixlBaseConnectorScheduler.blocks_per_sw``); every rank its own part, so what
+all ranks hold whole (MLA, KV heads fewer than ranks) moves once for each rank; a state once."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ BLOCK_SIZE: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How the engine serves the model. ``dtype``: in place of the config's; ``windowed``: the hybrid cache manager is on, as it is by
-    default with NIXL in vLLM 0.32; without it windows keep and hand over every token."""
+    """How the engine serves the model. ``dtype``: in place of the config's; ``windowed``: the hybrid cache manager is on, as it
+    is by default with NIXL in vLLM 0.32; without it windows keep and hand over every token."""
 
     kv_dtype: str = AUTO
     dtype: str | None = None
@@ -44,9 +43,8 @@ class Serving:
 class Part:
     """All layers of one kind. ``token_bytes``: one token in all of them, once; ``rank_token_bytes``: on one rank.
 
-    ``state_bytes``, ``rank_state_bytes``: of a request, however long. ``arithmetic``: how ``token_bytes`` (a state: ``state_bytes``)
-    comes about.
-    """
+    ``state_bytes``, ``rank_state_bytes``: of a request, however long. ``arithmetic``: how ``token_bytes`` (a state:
+    ``state_bytes``) comes about."""
 
     layer: Layer
     layers: int

@@ -1,8 +1,8 @@
 """What a layer without attention keeps of a request: the state of Mamba, linear attention and short convolutions.
 
-Numbers are of the whole model; the conv part remembers one token less than its kernel is wide. Source: ``MambaStateShapeCalculator``
-and ``MambaStateDtypeCalculator`` of vLLM 0.32. Speculative decoding keeps more (one conv row a token), which is not counted.
-"""
+Numbers are of the whole model; the conv part remembers one token less than its kernel is wide. Source:
+``MambaStateShapeCalculator`` and ``MambaStateDtypeCalculator`` of vLLM 0.32. Speculative decoding keeps more (one conv row a
+token), which is not counted."""
 
 from __future__ import annotations
 
