@@ -8,6 +8,7 @@ from typing import Any, Final
 from handrail.cli.kv_size import format_bytes
 from handrail.doctor.checks import counts
 from handrail.doctor.facts import Facts
+from handrail.doctor.pair import Placement
 from handrail.doctor.predict import Rate
 from handrail.doctor.verdict import Finding, Verdict
 from handrail.doctor.worth import Answer, Reason, Side, Worth, per_thousand_ns
@@ -16,6 +17,11 @@ from handrail.times import format_duration
 _PIPE_WIDTH: Final = 160
 _STYLES: Final = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 _MARKS: Final = {Side.SPLIT: "+", Side.STAY: "−", Side.OPEN: "?"}
+_PLACEMENTS: Final = {
+    Placement.SAME_HOST: "Prefill and decode on one host",
+    Placement.ACROSS_HOSTS: "Prefill and decode on different hosts",
+    Placement.UNKNOWN: "Where prefill and decode stand to each other is not known",
+}
 _WORTHS: Final = {
     Worth.LIKELY: "Splitting is likely to pay here.",
     Worth.UNLIKELY: "Stay collocated.",
@@ -33,6 +39,8 @@ def print_page(facts: Facts, found: dict[str, list[Finding]], rate: Rate | None,
     from handrail.cli.terminal import answer_console
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
+    console.print(f"{_PLACEMENTS[facts.placement]}: {facts.placement_by}")
+    console.print()
     widest = max((len(finding.title) for group in found.values() for finding in group), default=0)
     for group, listed in found.items():
         if not listed:

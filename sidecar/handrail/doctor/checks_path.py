@@ -37,6 +37,9 @@ def check_side_channel(facts: Facts, side: Side) -> Finding | None:
             )
         return passed(check, title, f"{where} is open ({found.by})")
     seen = f"{where}: {found.reach.value}{f' ({found.detail})' if found.detail else ''}, by {found.by}"
+    if found.reach is Reach.MUTE and _sure(found):
+        why = "something accepts the connection that is no engine: the proxy of a service mesh does that for every port"
+        return warned(check, title, seen, why=why, do="the port of the engine's NIXL connector, outside the mesh")
     if not _sure(found):
         return skipped(check, title, f"{seen}; the port is a guess", f"--{side.value}-side-channel HOST:PORT")
     needed = side is Side.PREFILL or _pushes(facts)

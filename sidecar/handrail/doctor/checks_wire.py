@@ -32,7 +32,7 @@ def check_rdma(facts: Facts) -> Finding:
     if active:
         down = [port for port in ports if not port.active]
         also = "; not up: " + ", ".join(map(_state, down)) if down else ""
-        return passed(check, title, f"{', '.join(map(_described, active))}{also}")
+        return passed(check, title, f"{_described(active)}{also}")
     if ports:
         shown = ", ".join(map(_state, ports))
         why = "the hand-off falls back to TCP through host memory"
@@ -142,7 +142,7 @@ def check_ucx_devices(facts: Facts) -> Finding:
             return warned(
                 check,
                 title,
-                f"{said}: UCX chooses among {', '.join(map(_described, active))}",
+                f"{said}: UCX chooses among {_described(active)}",
                 why=f"the ports are not alike. {_COLD} (sgl-project/sglang#28737)",
                 do="UCX_NET_DEVICES with the ports of the KV network, such as " + ",".join(port.key for port in _fastest(active)),
             )
@@ -259,8 +259,12 @@ def _ethernet(facts: Facts) -> Iterator[RdmaPort]:
     yield from (port for port in facts.host.rdma or () if port.active and port.link_layer == "Ethernet")
 
 
-def _described(port: RdmaPort) -> str:
-    return f"{port.key} {_gbps(port)} {port.link_layer or 'of unknown link layer'}"
+def _described(ports: list[RdmaPort]) -> str:
+    """``mlx5_0:1, mlx5_1:1 at 400 Gb/s InfiniBand``, those alike together."""
+    alike: dict[str, list[str]] = {}
+    for port in ports:
+        alike.setdefault(f"{_gbps(port)} {port.link_layer or 'of unknown link layer'}", []).append(port.key)
+    return "; ".join(f"{', '.join(keys)} at {kind}" for kind, keys in alike.items())
 
 
 def _state(port: RdmaPort) -> str:

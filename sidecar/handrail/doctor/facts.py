@@ -122,7 +122,8 @@ class EngineView:
 class Reach(str, Enum):
     """How a TCP connect ended."""
 
-    OPEN = "open"
+    OPEN = "open"  # and it speaks ZeroMQ, as NIXL's side channel does
+    MUTE = "open, but no ZeroMQ"  # something accepts: a mesh's proxy, another service
     REFUSED = "refused"
     SILENT = "no answer"
     UNRESOLVED = "name does not resolve"

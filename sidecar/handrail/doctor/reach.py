@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from typing import Final
 
 from handrail.doctor.facts import OtlpTarget, Reach
 from handrail.values import Address
 
+_GREETING: Final = 10
+_GREETS_WITHIN_S: Final = 2.0
+
 
 async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
-    """Opens a connection and closes it again; (how it ended, the system's word). Says nothing to the peer."""
+    """Opens a connection, waits for ZeroMQ's greeting and closes it again; (how it ended, the system's word). Says nothing.
+
+    ZMTP's peers greet at once, without being asked: 0xff, eight bytes, 0x7f (rfc.zeromq.org/spec/23). A connection alone proves
+    little: the proxy of a service mesh accepts every one.
+    """
+    writer = None
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        said = await asyncio.wait_for(reader.readexactly(_GREETING), min(timeout_s, _GREETS_WITHIN_S))
+        return (Reach.OPEN, "") if said[0] == 0xFF and said[-1] == 0x7F else (Reach.MUTE, "it says something else")
     except asyncio.TimeoutError:
-        return Reach.SILENT, f"within {timeout_s:g} s"
+        return (Reach.SILENT, f"within {timeout_s:g} s") if writer is None else (Reach.MUTE, "it says nothing")
+    except (asyncio.IncompleteReadError, ConnectionResetError):
+        return Reach.MUTE, "it hangs up"
     except ConnectionRefusedError:
         return Reach.REFUSED, "connection refused"
     except socket.gaierror as error:
@@ -23,8 +36,9 @@ async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
     except (OSError, ValueError, OverflowError) as error:
         number = getattr(error, "errno", None)
         return Reach.ERROR, os.strerror(number) if number else str(error)
-    writer.transport.abort()
-    return Reach.OPEN, ""
+    finally:
+        if writer is not None:
+            writer.transport.abort()
 
 
 async def export_nothing(name: str, endpoint: str, headers: dict[str, str]) -> OtlpTarget:

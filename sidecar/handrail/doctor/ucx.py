@@ -22,8 +22,8 @@ _ALIASES: Final[Mapping[str, frozenset[str]]] = {
     "sm": frozenset({"posix", "sysv", "xpmem", "cma", "knem"}),
     "shm": frozenset({"posix", "sysv", "xpmem", "cma", "knem"}),
 }
-_ALL: Final = frozenset(name for names in _ALIASES.values() for name in names) | {"tcp", "self", "gga_mlx5", "srd"}
-RDMA: Final = _ALIASES["ib"] | {"srd"}
+_ALL: Final = frozenset(name for names in _ALIASES.values() for name in names) | {"tcp", "self"}
+RDMA: Final = _ALIASES["ib"] | {"srd"}  # srd: EFA's, which counts only where it is named
 
 
 def transports(text: str | None) -> frozenset[str]:
