@@ -42,8 +42,10 @@ def check_side_channel_host(facts: Facts, side: Side) -> Finding | None:
         return None
     if connector is not None and "Nixl" not in connector:
         return None
-    told = engine.told("side_host") or Told("localhost", "vLLM's default, VLLM_NIXL_SIDE_CHANNEL_HOST is not set")
     check, title = f"engine.{side.value}.side_channel_host", f"side channel host of {side.value}"
+    if engine.told("side_host") is None and engine.set_elsewhere("VLLM_NIXL_SIDE_CHANNEL_HOST"):
+        return skipped(check, title, "VLLM_NIXL_SIDE_CHANNEL_HOST is filled in where the engine runs", "--same-env in its pod")
+    told = engine.told("side_host") or Told("localhost", "vLLM's default, VLLM_NIXL_SIDE_CHANNEL_HOST is not set")
     if told.value in ("0.0.0.0", "::", "*"):
         seen, bad = f"{told.value} ({told.by})", True
     else:
@@ -74,7 +76,7 @@ def check_plugin(facts: Facts, side: Side) -> Finding | None:
             why="the list shuts the plugin out: no fetch, peer, bytes or failure will be told, and nothing will say why",
             do="handrail in VLLM_PLUGINS, or VLLM_PLUGINS unset",
         )
-    if socket is None and engine.environment_known:
+    if socket is None and engine.environment_known and not engine.set_elsewhere("HANDRAIL_SOCKET"):
         return warned(
             check,
             title,
@@ -98,7 +100,12 @@ def check_plugin(facts: Facts, side: Side) -> Finding | None:
                 do="one path in both",
             )
         return passed(check, title, f"on, to {socket.value}")
-    return skipped(check, title, "the engine's environment is not known", MORE)
+    missing = (
+        "HANDRAIL_SOCKET is filled in where the engine runs"
+        if engine.environment_known
+        else "the engine's environment is not known"
+    )
+    return skipped(check, title, missing, MORE)
 
 
 def check_telemetry(facts: Facts, side: Side) -> Finding | None:

@@ -11,7 +11,17 @@ from handrail.doctor.facts import Facts
 from handrail.doctor.hostfacts import P2pStatus
 from handrail.doctor.pair import Placement, Side
 from handrail.doctor.verdict import Finding, failed, passed, skipped, warned
-from handrail.doctor.way import chosen, connector, get_zcopy, has_rdma, pairs_of, pull_falls_to_tcp, pulls_over_cuda_ipc, used
+from handrail.doctor.way import (
+    chosen,
+    connector,
+    get_zcopy,
+    get_zcopy_elsewhere,
+    has_rdma,
+    pairs_of,
+    pull_falls_to_tcp,
+    pulls_over_cuda_ipc,
+    used,
+)
 
 _STAGED = (
     "without peer-to-peer every block is copied through host memory: 470 MB took 1.3 s on two L40S, and the median time to first "
@@ -121,6 +131,8 @@ def check_pull_over_cuda_ipc(facts: Facts) -> Finding | None:
         return None
     check, title = "gpu.pull", "reads over cuda_ipc"
     found, switch = connector(facts), get_zcopy(facts)
+    if get_zcopy_elsewhere(facts):
+        return skipped(check, title, "UCX_CUDA_IPC_ENABLE_GET_ZCOPY may be set where the engine runs", "--same-env in its pod")
     if not pull_falls_to_tcp(facts):
         if switch is not None:
             return passed(check, title, f"switched on: UCX_CUDA_IPC_ENABLE_GET_ZCOPY={switch.value} ({switch.by})")

@@ -132,6 +132,8 @@ def check_ucx_devices(facts: Facts) -> Finding:
             check, title, "the engines' environment is not known", "--config with what starts them, or --same-env in their pod"
         )
     told = _variable(facts, "UCX_NET_DEVICES")
+    if told is None and any(facts.engine(side).set_elsewhere("UCX_NET_DEVICES") for side in SIDES):
+        return skipped(check, title, "it may be set where the engines run", "--same-env in their pod")
     named = devices(told.value if told else None)
     ports, nics = facts.host.rdma or (), {nic.name for nic in facts.host.nics}
     active = [port for port in ports if port.active]

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail.doctor.facts import ALL_PLUGINS, Setup
+from handrail.doctor.facts import ALL_PLUGINS, ANY, Setup
 from handrail.doctor.pair import Side
 
 _SERVES: Final = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.api_server|cli)")
 _LATER: Final = re.compile(r"\$\{?\(?\w|\{\{")
 _TAG: Final = re.compile(r":v?(\d+\.\d+\S*)$")
+_OBJECT: Final = re.compile(r'\s*\{\s*"')  # JSON is kept although a part of it is filled in later
 _DEEPEST: Final = 64
 _ROLES: Final = {"kv_producer": Side.PREFILL, "kv_consumer": Side.DECODE}
 _SWITCHES: Final = ("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cache-manager", "disable-log-stats")
@@ -39,7 +40,9 @@ def engines_in(documents: Sequence[Any], file: str) -> list[Started]:
     return [engine for document in documents for engine in _walk(document, "", file, 0)]
 
 
-def arguments_setup(words: Sequence[str], env: Mapping[str, str], by: str, version: str | None = None) -> Setup:
+def arguments_setup(
+    words: Sequence[str], env: Mapping[str, str], elsewhere: frozenset[str], *, by: str, version: str | None = None
+) -> Setup:
     """The setup that a command line and its environment make. ``words``: after ``vllm serve``, or all of the module's."""
     flags, plain = _flags(words)
     transfer = _json(flags.get("kv-transfer-config"))
@@ -70,8 +73,9 @@ def arguments_setup(words: Sequence[str], env: Mapping[str, str], by: str, versi
         otlp_endpoint=flags.get("otlp-traces-endpoint"),
         middleware=tuple(value for name, value in _pairs(words) if name == "middleware" and value),
         log_stats=False if "disable-log-stats" in flags else None,
-        plugins=names_of_plugins(env),
+        plugins=None if {"VLLM_PLUGINS", ANY} & elsewhere and "VLLM_PLUGINS" not in env else names_of_plugins(env),
         env=env,
+        elsewhere=elsewhere,
     )
 
 
@@ -170,9 +174,12 @@ def _split(text: str) -> list[str]:
 
 
 def _started(node: Mapping[Any, Any], words: list[str], name: str, file: str) -> Started:
-    env = _environment(node.get("env", node.get("environment")))
+    env, elsewhere = _environment(node.get("env", node.get("environment")))
+    if node.get("envFrom") or node.get("env_file"):
+        elsewhere |= {ANY}
     tag = _TAG.search(str(node.get("image") or ""))
-    setup = arguments_setup(words, env, f"{file}: {name}" if name else file, tag[1] if tag else None)
+    by = f"{file}: {name}" if name else file
+    setup = arguments_setup(words, env, elsewhere, by=by, version=tag[1] if tag else None)
     flags, _ = _flags(words)
     side = _ROLES.get(setup.kv_role or "")
     if side is None:
@@ -181,25 +188,26 @@ def _started(node: Mapping[Any, Any], words: list[str], name: str, file: str) ->
     return Started(name, side, setup, whole(flags.get("port")))
 
 
-def _environment(given: Any) -> dict[str, str]:
-    """Kubernetes lists name and value, Compose a mapping or NAME=VALUE; a value that comes from elsewhere is left out."""
-    found: dict[str, str] = {}
+def _environment(given: Any) -> tuple[dict[str, str], frozenset[str]]:
+    """(values by name, names that get their value from elsewhere).
+
+    Kubernetes lists name and value, Compose a mapping or NAME=VALUE.
+    """
+    pairs: list[tuple[str, Any]] = []
     if isinstance(given, Mapping):
         pairs = [(str(name), value) for name, value in given.items()]
-    elif isinstance(given, list):
-        pairs = []
-        for each in given:
-            if isinstance(each, Mapping) and isinstance(each.get("name"), str):
-                pairs.append((each["name"], each.get("value")))
-            elif isinstance(each, str) and "=" in each:
-                name, _, value = each.partition("=")
-                pairs.append((name, value))
-    else:
-        return found
-    for name, value in pairs:
-        if value is not None and not isinstance(value, Mapping | list) and not _LATER.search(str(value)):
-            found[name] = str(value)
-    return found
+    for each in given if isinstance(given, list) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("name"), str):
+            pairs.append((each["name"], each.get("value")))
+        elif isinstance(each, str):
+            name, equals, text = each.partition("=")
+            pairs.append((name, text if equals else None))  # Compose: a name alone is taken from whoever runs it
+    known = {
+        name: str(value)
+        for name, value in pairs
+        if value is not None and not isinstance(value, Mapping | list) and not _LATER.search(str(value))
+    }
+    return known, frozenset(name for name, _ in pairs if name not in known)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -233,7 +241,7 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     flags: dict[str, str] = {}
     plain: list[str] = []
     for name, value in _pairs(words):
-        if value is not None and _LATER.search(value) and not value.lstrip().startswith("{"):
+        if value is not None and _LATER.search(value) and not _OBJECT.match(value):
             continue
         if name:
             flags[name] = value or ""

@@ -14,6 +14,8 @@ from handrail.doctor.hostfacts import Host
 from handrail.doctor.pair import Placement, Side
 from handrail.kvsize.size import Sizes
 
+ANY: Final = "*"
+"""In ``Setup.elsewhere``: variables of any name may be set from elsewhere."""
 ALL_PLUGINS: Final = ("*",)
 """``Setup.plugins`` where VLLM_PLUGINS is not set: every installed plugin is loaded."""
 
@@ -50,6 +52,8 @@ class Setup:
     log_stats: bool | None = None
     plugins: tuple[str, ...] | None = None  # VLLM_PLUGINS, or ALL_PLUGINS
     env: Mapping[str, str] | None = None  # the process's environment, as far as the source holds it
+    elsewhere: frozenset[str] = frozenset()  # variables that are set where it runs, to what the source does not hold; ANY: any
+    whole_env: bool = False  # it is the environment itself: what it lacks is not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,12 @@ class EngineView:
         """A variable of its environment, by the first source that holds it."""
         found = ((each.env.get(name), each.by) for each in self.setups if each.env is not None)
         return next((Told(value, by) for value, by in found if value is not None), None)
+
+    def set_elsewhere(self, name: str) -> bool:
+        """The variable may be set, to what nothing here says."""
+        if self.variable(name) is not None or any(each.whole_env for each in self.setups):
+            return False
+        return any({name, ANY} & each.elsewhere for each in self.setups)
 
     @property
     def whole(self) -> bool:

@@ -124,6 +124,7 @@ def _own_setup(environment: Mapping[str, str]) -> Setup:
         kv_layout=env.get("VLLM_KV_CACHE_LAYOUT"),
         plugins=names_of_plugins(env),
         env=env,
+        whole_env=True,
     )
 
 

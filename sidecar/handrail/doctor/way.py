@@ -61,4 +61,10 @@ def pull_falls_to_tcp(facts: Facts) -> bool:
     """UCX switches those reads off, and nobody has switched them on."""
     found, switch = connector(facts), get_zcopy(facts)
     pulls = found is None or found.value in _PULLS
-    return pulls_over_cuda_ipc(facts) and pulls and not (switch is not None and switch.value.lower() in _ON)
+    on = switch is not None and switch.value.lower() in _ON
+    return pulls_over_cuda_ipc(facts) and pulls and not on and not get_zcopy_elsewhere(facts)
+
+
+def get_zcopy_elsewhere(facts: Facts) -> bool:
+    """It may be on: what it is set to is not known."""
+    return facts.engine(Side.DECODE).set_elsewhere(_GET_ZCOPY)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
-from handrail.doctor.facts import Asked, Facts
+from handrail.doctor.facts import ANY, Asked, Facts
 from handrail.doctor.hostfacts import Gpus, P2pStatus
 from handrail.doctor.pair import SIDES, Placement
 from handrail.doctor.verdict import Verdict
@@ -118,6 +118,9 @@ class TestPull:
     def test_B01_switched_on_it_passes(self, value: str) -> None:
         engine = view(D, setup(D, env={**SOCKET, "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": value}))
         assert verdict(same_host(engine), "gpu.pull") is Verdict.PASS
+
+    def test_what_may_be_set_where_it_runs_is_not_judged(self) -> None:
+        assert verdict(same_host(view(D, setup(D, elsewhere=frozenset({ANY})))), "gpu.pull") is Verdict.SKIP
 
     def test_a_push_passes(self) -> None:
         assert verdict(same_host(view(D, setup(D, connector="NixlPushConnector"))), "gpu.pull") is Verdict.PASS

@@ -9,7 +9,7 @@ import pytest
 
 from doctor_facts import SOCKET, D, P, facts, failures, found, live, model, same_host, setup, verdict, view
 from handrail.doctor.checks_pair import EQUAL
-from handrail.doctor.facts import Answer, Facts, Setup, SidecarSetup
+from handrail.doctor.facts import ANY, Answer, Facts, Setup, SidecarSetup
 from handrail.doctor.verdict import Verdict
 
 OTHER: dict[str, Any] = {
@@ -162,6 +162,18 @@ def test_the_host_that_peers_are_told(told: str | None, across: Verdict, within:
     engine = view(P, setup(P, side_host=told))
     assert verdict(facts(engine), "engine.prefill.side_channel_host") is across
     assert verdict(same_host(engine), "engine.prefill.side_channel_host") is within
+
+
+def test_what_is_set_where_the_engine_runs_is_not_called_unset() -> None:
+    """Kubernetes fills the pod's address in (status.podIP), and whole maps of variables (envFrom)."""
+    names = frozenset({"VLLM_NIXL_SIDE_CHANNEL_HOST", "HANDRAIL_SOCKET"})
+    for elsewhere in (names, frozenset({ANY})):
+        whole = facts(view(P, setup(P, side_host=None, env={}, elsewhere=elsewhere, plugins=None)))
+        assert verdict(whole, "engine.prefill.side_channel_host") is Verdict.SKIP
+        assert verdict(whole, "engine.prefill.plugin") is Verdict.SKIP
+    said = facts(view(P, setup(P, elsewhere=frozenset({ANY}))))
+    assert verdict(said, "engine.prefill.side_channel_host") is Verdict.PASS
+    assert verdict(said, "engine.prefill.plugin") is Verdict.PASS
 
 
 def test_the_host_is_not_judged_where_it_is_not_known_or_not_used() -> None:

@@ -121,6 +121,10 @@ class TestDevices:
         unread = facts(view(D, setup(D, env={"UCX_NET_DEVICES": "mlx5_0:1"})), host=host(rdma=None))
         assert verdict(unread, "wire.ucx_devices") is Verdict.SKIP
 
+    def test_what_may_be_set_where_they_run_is_not_judged(self) -> None:
+        engine = view(D, setup(D, elsewhere=frozenset({"UCX_NET_DEVICES"})))
+        assert verdict(facts(engine, host=host(rdma=(port(),))), "wire.ucx_devices") is Verdict.SKIP
+
     def test_the_engine_that_runs_here_is_asked_first(self) -> None:
         sides = {P: "mlx5_0:1", D: "mlx5_9:1"}
         views = [view(side, setup(side, env={"UCX_NET_DEVICES": named})) for side, named in sides.items()]
