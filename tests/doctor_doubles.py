@@ -95,7 +95,7 @@ class FakeNvml:
     def nvmlDeviceGetP2PStatus(self, source: int, target: int, capability: int) -> int:
         gpu = self.gpus[source]
         if capability == pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
-            return OK if gpu.links and self.gpus[target].links else NS
+            return int(OK if gpu.links and self.gpus[target].links else NS)
         return gpu.p2p
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: int) -> int:

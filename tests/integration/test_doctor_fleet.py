@@ -1,4 +1,4 @@
-"""``handrail doctor`` and the emulated fleet: its engines over HTTP, and the hand-offs of the published experiments as measured."""
+"""``handrail doctor`` and the emulated fleet: its engines over HTTP, and the published experiments' hand-offs as measured."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def add_serving_flags(parser: Flags) -> None:
     parser.add_argument("--tp", metavar="N", type=int, help="tensor-parallel ranks (default 1)")
     parser.add_argument("--block-size", metavar="N", type=int, help=f"tokens of a block (default {BLOCK_SIZE})")
     parser.add_argument(
-        "--no-hybrid", action="store_true", help="the engines run --disable-hybrid-kv-cache-manager: windows keep every token"
+        "--no-hybrid", action="store_true", help="the hybrid KV cache manager of the engines is off: windows keep every token"
     )
 
 

@@ -111,7 +111,7 @@ def check_plugin(facts: Facts, side: Side) -> Finding | None:
 def check_telemetry(facts: Facts, side: Side) -> Finding | None:
     """Flags without which the engine tells less."""
     engine = facts.engine(side)
-    if not engine.setups and engine.live is None:
+    if not engine.setups and (engine.live is None or not engine.live.health.ok):
         return None
     check, title = f"engine.{side.value}.telemetry", f"telemetry of {side.value}"
     live = engine.live

@@ -41,7 +41,8 @@ def check_side_channel(facts: Facts, side: Side) -> Finding | None:
         why = "something accepts the connection that is no engine: the proxy of a service mesh does that for every port"
         return warned(check, title, seen, why=why, do="the port of the engine's NIXL connector, outside the mesh")
     if not _sure(found):
-        return skipped(check, title, f"{seen}; the port is a guess", f"--{side.value}-side-channel HOST:PORT")
+        tried = f"{where} is {found.by}: {found.reach.value}; the engine may use another"
+        return skipped(check, title, tried, f"--{side.value}-side-channel HOST:PORT")
     needed = side is Side.PREFILL or _pushes(facts)
     why = "the first hand-off of every pair begins there; without it the fetch fails after its handshake timeout (5 s)"
     do = "VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT of an engine with a NIXL connector; network policy, firewall, security group"
@@ -90,9 +91,7 @@ def check_lease(facts: Facts) -> Finding | None:
     if _NIXL not in str(facts.engine(Side.PREFILL).value("connector") or _NIXL):
         return None
     check, title = "path.lease", "lease against the slowest hand-off"
-    told = facts.engine(Side.PREFILL).told("lease_s")
-    lease_s = told.value if told else LEASE_S
-    by = told.by if told else "vLLM's default"
+    lease_s, by = _lease(facts)
     if facts.sizes is None:
         return skipped(check, title, f"{lease_s:g} s ({by}); the model's size is not known: {facts.no_sizes}", "--model")
     longest = facts.engine(Side.PREFILL).value("max_model_len") or facts.sizes.shape.max_tokens
@@ -130,6 +129,17 @@ def checks(facts: Facts) -> Iterator[Finding | None]:
     yield check_lease(facts)
     yield from check_clocks(facts)
     yield from check_otlp(facts)
+
+
+def _lease(facts: Facts) -> tuple[float, str]:
+    """(seconds, by whose word)."""
+    prefill = facts.engine(Side.PREFILL)
+    told, older = prefill.told("lease_s"), prefill.variable("VLLM_NIXL_ABORT_REQUEST_TIMEOUT")
+    if told is not None:
+        return float(told.value), told.by
+    if older is not None and older.value.isdigit() and int(older.value):
+        return float(older.value), f"VLLM_NIXL_ABORT_REQUEST_TIMEOUT, of vLLM before leases ({older.by})"
+    return LEASE_S, "vLLM's default"
 
 
 # --- small answers ----------------------------------------------------------------------------------------------------------

@@ -168,11 +168,16 @@ async def _get(session: aiohttp.ClientSession, url: str, timeout_s: float, now_u
             return _Reply(Answer(status=response.status), body if response.status == 200 else b"", clock)
     except asyncio.TimeoutError:
         return _Reply(Answer(error=f"no answer within {timeout_s:g} s"))
-    except aiohttp.ClientConnectorError as error:
-        number = error.os_error.errno
-        return _Reply(Answer(error=f"cannot connect: {os.strerror(number) if number else error.os_error}"[:200]))
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return _Reply(Answer(error=f"{type(error).__name__}: {error}"[:200]))
+        return _Reply(Answer(error=reason(error)))
+
+
+def reason(error: Exception) -> str:
+    """Why a question was not answered, in one short line."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return f"cannot connect: {os.strerror(number) if number and number > 0 else error.os_error}"[:200]
+    return f"{type(error).__name__}: {error}"[:200] if str(error) else type(error).__name__
 
 
 def _clock(date: str | None, sent_ns: int, received_ns: int) -> tuple[int, int] | None:

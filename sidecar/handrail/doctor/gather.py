@@ -25,7 +25,7 @@ from handrail.kvsize.size import BLOCK_SIZE, Serving, Sizes, sizes
 
 SIDE_CHANNEL_PORT: Final = 5600
 """vLLM's default; each data-parallel rank adds its number."""
-_GUESS: Final = f"vLLM's default port {SIDE_CHANNEL_PORT}"
+_GUESS: Final = "vLLM's default port"
 _OWN_PREFIXES: Final = ("UCX_", "VLLM_", "HANDRAIL_", "NIXL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_")
 
 

@@ -5,6 +5,7 @@ Read over its HTTP API as plain JSON. A collector that cannot be asked is a reas
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from handrail.doctor.engines import reason
 from handrail.doctor.facts import ClockPair, Traffic
 
 _MOST_BYTES: Final = 64 << 20
@@ -33,8 +35,8 @@ async def ask_collector(api: str, timeout_s: float) -> tuple[tuple[ClockPair, ..
             status = await _get(session, f"{base}/api/v1/status")
             requests = await _get(session, f"{base}/api/v1/requests?limit={_ROWS}")
             fetches = await _get(session, f"{base}/api/v1/fetches?limit={_ROWS}")
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        return (), None, f"no collector answers at {base}: {str(error) or type(error).__name__}"[:300]
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+        return (), None, f"no collector answers at {base}: {reason(error)}"
     if not isinstance(status, Mapping):
         return (), None, f"{base} answers, but is no collector"
     return clock_pairs(status, base), traffic(_rows(requests, "requests"), _rows(fetches, "fetches"), base), ""

@@ -243,3 +243,10 @@ def test_sources_that_disagree_are_named() -> None:
     assert "block_size is 32 by http://d/metrics and 16 by pair.yaml: decode" in finding.seen
     assert "kv_cache_dtype" not in finding.seen  # auto is whatever the engine made of it
     assert found(facts(), "engine.decode.drift") is None
+
+
+def test_of_a_dead_engine_nothing_is_said_but_that_it_is_dead() -> None:
+    dead = replace(view(D, setup(D)), setups=(), live=live(health=Answer(error="cannot connect")))
+    whole = facts(dead)
+    assert verdict(whole, "engine.decode") is Verdict.FAIL
+    assert found(whole, "engine.decode.telemetry") is None

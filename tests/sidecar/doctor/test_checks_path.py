@@ -41,7 +41,7 @@ def test_prefills_port_from_decodes_host(reach: Reach | None, expected: Verdict)
 
 def test_a_port_that_is_only_guessed_proves_nothing() -> None:
     for reach in (Reach.REFUSED, Reach.SILENT, Reach.MUTE):
-        assert verdict(reached(reach, by="vLLM's default port 5600"), CHECK) is Verdict.SKIP
+        assert verdict(reached(reach, by="vLLM's default port"), CHECK) is Verdict.SKIP
 
 
 def test_what_could_not_be_tried_from_here_is_said() -> None:
@@ -125,6 +125,14 @@ def test_A01_the_lease_outlasts_the_slowest_hand_off(gbps: float, lease_s: float
     assert finding is not None
     assert finding.verdict is expected
     assert "32,768 tokens" in finding.seen
+
+
+def test_older_engines_have_a_timeout_in_place_of_a_lease() -> None:
+    engine = view(P, setup(P, env={"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": "480"}))
+    finding = found(facts(engine, asked=Asked(tokens=8000, link_bits_per_s=0.4e9)), "path.lease")
+    assert finding is not None
+    assert finding.verdict is Verdict.PASS
+    assert finding.seen.startswith("480 s (VLLM_NIXL_ABORT_REQUEST_TIMEOUT")
 
 
 def test_the_lease_is_held_against_the_engines_longest_prompt() -> None:

@@ -161,3 +161,11 @@ async def test_one_side_alone_is_looked_at(side: Side, tmp_path: Path) -> None:
         facts = await gather(wanted, nvml.reader(), {})
     assert verdict(facts, f"engine.{side.value}") is Verdict.PASS
     assert len(facts.host.gpus.devices) == 2
+
+
+async def test_a_port_that_nobody_named_is_vllms_default(tmp_path: Path) -> None:
+    async with serving({"/health": ""}) as url:
+        facts = await look(tmp_path, urls={P: url}, on=frozenset({D}))
+    assert [(each.host, each.port, each.by) for each in facts.side_channels if each.side is P] == [
+        ("127.0.0.1", 5600, "vLLM's default port")
+    ]

@@ -231,7 +231,7 @@ def test_interfaces(tmp_path: Path) -> None:
 
 def test_the_driver_and_the_kernel(tmp_path: Path) -> None:
     add_driver(tmp_path, modules=("nvidia", "nvidia_peermem"), open_modules=True, kernel="5.12.0-rc1")
-    assert sysfs.modules(tmp_path) == {"nvidia", "nvidia_peermem"}
+    assert sysfs.modules(tmp_path) == frozenset({"nvidia", "nvidia_peermem"})
     assert sysfs.open_driver(tmp_path) is True
     assert sysfs.kernel(tmp_path) == (5, 12)
 
