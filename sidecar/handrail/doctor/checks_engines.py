@@ -163,8 +163,8 @@ def check_drift(facts: Facts, side: Side) -> Finding | None:
         f"engine.{side.value}.drift",
         f"sources of {side.value} agree",
         "; ".join(differ),
-        why="what runs is not what the file says, so a restart may change it; the first source was believed here",
-        do="a restart with the file, or the file of what runs",
+        why="what runs is not what the file says, so a restart may change it, or two engines of one side differ; the first was believed",
+        do="a restart with the file, the file of what runs, or one file an engine",
     )
 
 

@@ -20,7 +20,7 @@ _SERVES: Final = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.api
 _LATER: Final = re.compile(r"\$\{?\(?\w|\{\{")
 _TAG: Final = re.compile(r":v?(\d+\.\d+\S*)$")
 _OBJECT: Final = re.compile(r'\s*\{\s*"')  # JSON is kept although a part of it is filled in later
-_DEEPEST: Final = 64
+_LONGEST: Final = 500  # of a name: what holds itself is left there
 _ROLES: Final = {"kv_producer": Side.PREFILL, "kv_consumer": Side.DECODE}
 _SWITCHES: Final = ("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cache-manager", "disable-log-stats")
 
@@ -37,7 +37,8 @@ class Started:
 
 def engines_in(documents: Sequence[Any], file: str) -> list[Started]:
     """Every engine in the documents of one YAML file called ``file``, in their order."""
-    return [engine for document in documents for engine in _walk(document, "", file, 0)]
+    seen: set[tuple[int, str]] = set()
+    return [engine for document in documents for engine in _walk(document, "", file, seen)]
 
 
 def arguments_setup(
@@ -121,14 +122,14 @@ def whole(text: Any) -> int | None:
 # --- finding ---------------------------------------------------------------------------------------------------------------
 
 
-def _walk(node: Any, name: str, file: str, depth: int) -> Iterator[Started]:
-    """``name``: of what this is part of, as ``vllm-decode/server``."""
-    if depth > _DEEPEST:
+def _walk(node: Any, name: str, file: str, seen: set[tuple[int, str]]) -> Iterator[Started]:
+    """``name``: of what this is part of, as ``vllm-decode/server``. ``seen``: YAML's aliases may nest a node a billion times."""
+    if not isinstance(node, list | Mapping) or (id(node), name) in seen or len(name) > _LONGEST:
         return
+    seen.add((id(node), name))
     if isinstance(node, list):
         for each in node:
-            yield from _walk(each, name, file, depth + 1)
-    if not isinstance(node, Mapping):
+            yield from _walk(each, name, file, seen)
         return
     metadata = node.get("metadata")
     own = node.get("name") or (metadata.get("name") if isinstance(metadata, Mapping) else None)
@@ -140,9 +141,9 @@ def _walk(node: Any, name: str, file: str, depth: int) -> Iterator[Started]:
     for key, value in node.items():
         if key == "services" and isinstance(value, Mapping):  # Compose: their keys are their names
             for service, each in value.items():
-                yield from _walk(each, str(service), file, depth + 2)
+                yield from _walk(each, str(service), file, seen)
         else:
-            yield from _walk(value, name, file, depth + 1)
+            yield from _walk(value, name, file, seen)
 
 
 def _command(node: Mapping[Any, Any]) -> list[str] | None:
@@ -154,6 +155,8 @@ def _command(node: Mapping[Any, Any]) -> list[str] | None:
             words += _split(part)
         elif isinstance(part, list):
             for each in part:  # a shell script is one word
+                if not isinstance(each, str | int | float):
+                    continue
                 text = str(each)
                 words += _split(text) if _SERVES.search(text) or "\n" in text else [text]
     if not _SERVES.search(" ".join(words)):
@@ -177,7 +180,8 @@ def _started(node: Mapping[Any, Any], words: list[str], name: str, file: str) ->
     env, elsewhere = _environment(node.get("env", node.get("environment")))
     if node.get("envFrom") or node.get("env_file"):
         elsewhere |= {ANY}
-    tag = _TAG.search(str(node.get("image") or ""))
+    image = node.get("image")
+    tag = _TAG.search(image) if isinstance(image, str) else None
     by = f"{file}: {name}" if name else file
     setup = arguments_setup(words, env, elsewhere, by=by, version=tag[1] if tag else None)
     flags, _ = _flags(words)

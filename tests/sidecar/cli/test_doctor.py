@@ -31,6 +31,7 @@ def parsed(*flags: str) -> Namespace:
 @pytest.fixture
 def l40s_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvml, tuple[str, ...]]:
     """The emulated L40S pair as its readers would find it: scenario l40s-split, Qwen2.5-7B."""
+    monkeypatch.delenv("HANDRAIL_API", raising=False)
     monkeypatch.chdir(tmp_path)
     nvml = l40s(tmp_path)
     env = {"UCX_NET_DEVICES": "all", "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}
@@ -46,6 +47,7 @@ def l40s_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvml
 @pytest.fixture
 def h100_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvml, tuple[str, ...]]:
     """The emulated H100 pair over RDMA: scenario h100-70b-split, Llama 3.1 70B on eight GPUs each."""
+    monkeypatch.delenv("HANDRAIL_API", raising=False)
     monkeypatch.chdir(tmp_path)
     nvml = h100(tmp_path)
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "${POD_IP}"}
@@ -117,7 +119,7 @@ def test_the_page_of_the_h100_pair(
 
 
 def _stable(text: str) -> str:
-    """Without what this Python has installed."""
+    """Without the spaces that fill a table's cells."""
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
@@ -163,6 +163,7 @@ def test_the_pair_of_the_test_bed_is_no_failure() -> None:
     assert verdict(whole, "wire.ucx_tls") is Verdict.PASS
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a first run builds tables of characters
 @given(st.text(max_size=40))
 def test_any_text_is_read_as_transports_and_devices(text: str) -> None:
     assert isinstance(transports(text), frozenset)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped,unused-ignore]
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doctor_doubles import pair_yaml
@@ -154,13 +154,22 @@ _yaml = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_yaml)
 def test_any_yaml_is_read(document: Any) -> None:
     for engine in engines_in([document], "f"):
         assert engine.setup.whole
 
 
-def test_a_document_that_holds_itself_is_left_at_a_depth() -> None:
-    document: dict[str, Any] = {"name": "a"}
-    document["x"] = document
-    assert engines_in([document], "f") == []
+def test_documents_that_nest_by_aliases_are_walked_once() -> None:
+    itself: dict[str, Any] = {"name": "a"}
+    itself["x"] = itself
+    assert engines_in([itself], "f") == []
+    laughs = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    assert read(laughs) == []
+    assert read(laughs + "b: {command: *a11, args: *a11, image: *a11, env: *a11}\n") == []
+
+
+def test_two_services_may_be_one_by_an_alias() -> None:
+    text = "services:\n  decode-0: &one {command: vllm serve x}\n  decode-1: *one\n"
+    assert [engine.name for engine in read(text)] == ["decode-0", "decode-1"]

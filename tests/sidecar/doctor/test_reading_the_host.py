@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped,unused-ignore]
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doctor_doubles import CNS, ROCE_GIDS, FakeGpu, FakeNvml, add_driver, add_nic, add_rdma, h100, write
@@ -236,6 +236,7 @@ def test_the_driver_and_the_kernel(tmp_path: Path) -> None:
     assert sysfs.kernel(tmp_path) == (5, 12)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a first run builds tables of characters
 @given(state=st.text(max_size=20), rate=st.text(max_size=20), gid=st.text(max_size=20))
 def test_any_text_in_a_port_is_read(state: str, rate: str, gid: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("sys")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.kvsize.keys import ModelConfigError
@@ -182,6 +182,7 @@ def test_formats_that_are_not_known_are_refused_by_name() -> None:
     assert refused.value.where == "--dtype"
 
 
+@settings(deadline=None)
 @given(
     tokens=st.integers(0, 10**7), more=st.integers(0, 10**5), name=st.sampled_from([path.stem for path in CONFIGS.glob("*.json")])
 )
@@ -191,6 +192,7 @@ def test_a_longer_prompt_never_hands_over_less(tokens: int, more: int, name: str
     assert found.request(tokens).bytes <= served(name, windowed=False).request(tokens).bytes
 
 
+@settings(deadline=None)
 @given(
     tokens=st.integers(1, 10**6),
     tp=st.sampled_from([1, 2, 4, 8]),
