@@ -163,7 +163,7 @@ def check_drift(facts: Facts, side: Side) -> Finding | None:
         f"engine.{side.value}.drift",
         f"sources of {side.value} agree",
         "; ".join(differ),
-        why="what runs is not what the file says, so a restart may change it, or two engines of one side differ; the first was believed",
+        why="what runs is not what the file says, so a restart may change it; or two engines of a side differ. The first counts",
         do="a restart with the file, the file of what runs, or one file an engine",
     )
 
