@@ -49,6 +49,8 @@ COMMANDS: Final = {
         "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
     ),
     "gpus": Command("handrail.cli.gpus", "show the GPUs of this host, and what they do not tell", "sidecar"),
+    "kv-size": Command("handrail.cli.kv_size", "how large a model's KV is: a token, a prompt, on a link", "sidecar"),
+    "doctor": Command("handrail.cli.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

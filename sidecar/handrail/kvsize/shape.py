@@ -1,0 +1,81 @@
+"""What a model keeps of a prompt: its layers, grouped by what one of them keeps. Plain data, no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class LayerKind(str, Enum):
+    """What one layer keeps. In vLLM's words: FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec,
+    MambaSpec."""
+
+    FULL = "full attention"  # keys and values of every token
+    WINDOW = "sliding window"  # of the last ``window`` tokens
+    CHUNK = "chunked attention"  # of the chunk of ``window`` tokens that the last one lies in
+    MLA = "MLA"  # one latent vector a token in place of keys and values; whole on every rank
+    INDEX = "sparse index"  # index keys beside MLA (DeepSeek V3.2); whole on every rank
+    STATE = "state"  # Mamba, linear attention, short convolution: one state a request, however long it is
+    SHARED = "shared"  # reads the cache of an earlier layer, keeps nothing
+    NONE = "no attention"  # keeps nothing: an MLP alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePart:
+    """One part of a layer's state, of the whole model. ``split`` numbers are divided among the ranks; beside them ``groups``
+    groups of ``group_numbers`` each, of which there are made as many as there are ranks where the ranks do not divide them (Mamba
+    2)."""
+
+    name: str
+    dtype: str  # a key of ``DTYPE_BYTES``
+    split: int
+    groups: int = 0
+    group_numbers: int = 0
+
+    def rank_numbers(self, tp: int) -> int:
+        """On one of ``tp`` ranks. Source: ``MambaStateShapeCalculator`` of vLLM 0.32."""
+        groups = self.groups if self.groups % tp == 0 else tp
+        return (self.split + groups * self.group_numbers) // tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one layer keeps. Dimensions are numbers a token and KV head, of the whole model."""
+
+    kind: LayerKind
+    name: str = ""  # of a state: mamba, gated delta net, ...
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    window: int | None = None  # tokens
+    row_bytes: int | None = None  # a fixed size of one token's row, whatever the KV format
+    state: tuple[StatePart, ...] = ()
+
+    @property
+    def by_token(self) -> bool:
+        """It grows with the prompt (up to its window)."""
+        return self.kind not in (LayerKind.STATE, LayerKind.SHARED, LayerKind.NONE)
+
+    @property
+    def replicated(self) -> bool:
+        """Whole on every tensor-parallel rank, not split by heads."""
+        return self.kind in (LayerKind.MLA, LayerKind.INDEX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """``layers``: (layer, how many of it), in the order in which each first appears; a layer that keeps two things counts in
+    both.
+
+    ``assumed``: what the config does not say and was filled in, in words. ``known``: the architecture is one whose rules are
+    known."""
+
+    architecture: str
+    model_type: str
+    depth: int  # layers of the model
+    layers: tuple[tuple[Layer, int], ...]
+    dtype: str  # of the model, a key of ``DTYPE_BYTES``
+    kv_dtype: str | None = None  # the checkpoint's own KV format, which an engine takes for "auto"
+    max_tokens: int | None = None
+    assumed: tuple[str, ...] = ()
+    known: bool = True

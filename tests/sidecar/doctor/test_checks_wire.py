@@ -1,0 +1,194 @@
+"""RDMA, UCX's choices, NIXL and interfaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
+from handrail.doctor.facts import Facts
+from handrail.doctor.hostfacts import Gid, Nic, RdmaPort
+from handrail.doctor.pair import Side
+from handrail.doctor.ucx import devices, transports
+from handrail.doctor.verdict import Verdict
+
+
+def on_ports(*ports: RdmaPort, env: dict[str, str] | None = None, **more: Any) -> Facts:
+    engine = view(D, setup(D, env={**SOCKET, **(env or {})}))
+    return facts(engine, host=host(rdma=ports, **more))
+
+
+def down(adapter: str, **more: Any) -> RdmaPort:
+    return port(adapter, state="DOWN", physical="Polling", **more)
+
+
+def test_ports_that_are_up_pass_and_those_down_are_named() -> None:
+    finding = found(on_ports(port("mlx5_0"), port("mlx5_1"), down("mlx5_2")), "wire.rdma")
+    assert finding is not None
+    assert finding.verdict is Verdict.PASS
+    assert finding.seen == "mlx5_0:1, mlx5_1:1 at 400 Gb/s InfiniBand; not up: mlx5_2:1 DOWN (Polling)"
+
+
+def test_across_hosts_rdma_is_needed() -> None:
+    assert verdict(on_ports(), "wire.rdma") is Verdict.FAIL
+    assert verdict(on_ports(down("mlx5_0")), "wire.rdma") is Verdict.FAIL
+    assert verdict(on_ports(port(state="")), "wire.rdma") is Verdict.FAIL  # a state that cannot be read is not up
+
+
+def test_within_a_host_it_is_not() -> None:
+    assert verdict(same_host(), "wire.rdma") is Verdict.SKIP
+    assert verdict(same_host(host=host(rdma=(down("mlx5_0"),), gpus=gpus())), "wire.rdma") is Verdict.WARN
+
+
+def test_a_sysfs_that_cannot_be_read_is_no_host_without_rdma() -> None:
+    finding = found(facts(host=host(rdma=None, unread=("/sys/class/infiniband cannot be read",))), "wire.rdma")
+    assert finding is not None
+    assert (finding.verdict, finding.seen) == (Verdict.SKIP, "/sys/class/infiniband cannot be read")
+
+
+def test_ports_of_other_rates_or_lanes_warn() -> None:
+    assert verdict(on_ports(port("a"), port("b", bits_per_s=100e9)), "wire.rate") is Verdict.WARN
+    assert verdict(on_ports(port(lanes=1, bits_per_s=100e9)), "wire.rate") is Verdict.WARN
+    assert verdict(on_ports(port("a"), port("b")), "wire.rate") is Verdict.PASS
+    assert found(on_ports(port(bits_per_s=None)), "wire.rate") is None
+
+
+def roce(**more: Any) -> RdmaPort:
+    gids = (Gid(index=0, address="fe80::1", kind="IB/RoCE v1"), Gid(index=3, address="::ffff:10.0.0.7", kind="RoCE v2"))
+    return port(link_layer="Ethernet", netdev="eth1", **{"gids": gids, **more})
+
+
+def test_roce_needs_a_large_mtu_for_its_rate() -> None:
+    def with_mtu(mtu: int | None) -> Facts:
+        return on_ports(roce(), nics=(Nic(name="eth1", up=True, bits_per_s=100e9, mtu=mtu, physical=True),))
+
+    assert verdict(with_mtu(1500), "wire.mtu") is Verdict.WARN
+    assert verdict(with_mtu(9000), "wire.mtu") is Verdict.PASS
+    assert found(with_mtu(None), "wire.mtu") is None
+    assert found(on_ports(port()), "wire.mtu") is None  # InfiniBand's is not in sysfs
+
+
+def test_roce_needs_a_gid_with_an_address() -> None:
+    assert verdict(on_ports(roce()), "wire.gid") is Verdict.PASS
+    assert verdict(on_ports(roce(gids=())), "wire.gid") is Verdict.FAIL
+    only_local = (Gid(index=1, address="fe80:0000:0000:0000:0e42:a1ff:fe00:0001", kind="RoCE v2"),)
+    assert verdict(on_ports(roce(gids=only_local)), "wire.gid") is Verdict.FAIL
+    nonsense = (Gid(index=1, address="what", kind="RoCE v2"),)
+    assert verdict(on_ports(roce(gids=nonsense)), "wire.gid") is Verdict.FAIL
+    assert found(on_ports(port()), "wire.gid") is None
+
+
+@pytest.mark.parametrize(
+    ("index", "verdict_"), [("3", Verdict.PASS), ("0", Verdict.FAIL), ("7", Verdict.FAIL), ("auto", Verdict.PASS)]
+)
+def test_the_chosen_gid_must_be_one(index: str, verdict_: Verdict) -> None:
+    assert verdict(on_ports(roce(), env={"UCX_IB_GID_INDEX": index}), "wire.gid") is verdict_
+
+
+class TestDevices:
+    """Case B08: a hang to 300 s where a device leads nowhere, 38 s for the first hand-off where there are too many."""
+
+    def test_B08_one_that_is_not_there_or_down_fails(self) -> None:
+        for named in ("mlx5_9:1", "mlx5_1:1", "mlx5_0:2", "mlx5_0:1,mlx5_1:1"):
+            finding = found(on_ports(port("mlx5_0"), down("mlx5_1"), env={"UCX_NET_DEVICES": named}), "wire.ucx_devices")
+            assert finding is not None
+            assert finding.verdict is Verdict.FAIL, named
+            assert "300 s" in finding.why
+            assert finding.do.endswith("mlx5_0:1")
+
+    def test_B08_ports_that_differ_and_no_choice_warn(self) -> None:
+        finding = found(on_ports(port("mlx5_0"), port("mlx5_bond", link_layer="Ethernet", bits_per_s=25e9)), "wire.ucx_devices")
+        assert finding is not None
+        assert finding.verdict is Verdict.WARN
+        assert "38 s" in finding.why
+        assert finding.do.endswith("mlx5_0:1")
+        assert verdict(on_ports(port("a"), port("b"), down("c")), "wire.ucx_devices") is Verdict.WARN
+
+    @pytest.mark.parametrize("named", [None, "all", "mlx5_0:1", "mlx5_0", "eth0"])
+    def test_what_is_there_passes(self, named: str | None) -> None:
+        nics = (Nic(name="eth0", up=True, bits_per_s=None, mtu=1500, physical=True),)
+        whole = on_ports(port("mlx5_0"), env={"UCX_NET_DEVICES": named} if named else {}, nics=nics)
+        assert verdict(whole, "wire.ucx_devices") is Verdict.PASS
+
+    def test_what_is_not_known_is_skipped(self) -> None:
+        unknown = facts(view(P, setup(P, env=None)), view(D, setup(D, env=None)), host=host(rdma=(port(),)))
+        assert verdict(unknown, "wire.ucx_devices") is Verdict.SKIP
+        elsewhere = on_ports(env={"UCX_NET_DEVICES": "mlx5_0:1"}, here=frozenset())
+        assert verdict(elsewhere, "wire.ucx_devices") is Verdict.SKIP
+        unread = facts(view(D, setup(D, env={"UCX_NET_DEVICES": "mlx5_0:1"})), host=host(rdma=None))
+        assert verdict(unread, "wire.ucx_devices") is Verdict.SKIP
+
+    def test_what_may_be_set_where_they_run_is_not_judged(self) -> None:
+        engine = view(D, setup(D, elsewhere=frozenset({"UCX_NET_DEVICES"})))
+        assert verdict(facts(engine, host=host(rdma=(port(),))), "wire.ucx_devices") is Verdict.SKIP
+
+    def test_the_engine_that_runs_here_is_asked_first(self) -> None:
+        sides = {P: "mlx5_0:1", D: "mlx5_9:1"}
+        views = [view(side, setup(side, env={"UCX_NET_DEVICES": named})) for side, named in sides.items()]
+        on_p = facts(*views, host=host(rdma=(port(),), here=frozenset({Side.PREFILL})))
+        assert verdict(on_p, "wire.ucx_devices") is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("tls", "verdict_"),
+    [
+        ("all", Verdict.PASS),
+        ("rc,cuda_copy,cuda_ipc", Verdict.PASS),
+        ("dc_x,cuda", Verdict.PASS),
+        ("^tcp", Verdict.PASS),
+        ("tcp,cuda_copy,self,sm", Verdict.FAIL),  # adapters are up, and KV would go over TCP
+        ("^ib,cuda_ipc", Verdict.FAIL),
+        ("rc", Verdict.FAIL),  # no cuda_copy: GPU memory cannot be touched
+    ],
+)
+def test_transports_across_hosts(tls: str, verdict_: Verdict) -> None:
+    assert verdict(on_ports(port(), env={"UCX_TLS": tls}, gpus=gpus()), "wire.ucx_tls") is verdict_
+
+
+def test_transports_within_a_host_need_cuda_ipc() -> None:
+    def whole(tls: str) -> Facts:
+        return same_host(view(D, setup(D, env={**SOCKET, "UCX_TLS": tls})))
+
+    assert verdict(whole("tcp,cuda_copy"), "wire.ucx_tls") is Verdict.FAIL
+    assert verdict(whole("tcp,cuda_copy,cuda_ipc"), "wire.ucx_tls") is Verdict.PASS
+    assert found(same_host(), "wire.ucx_tls") is None
+
+
+def test_the_pair_of_the_test_bed_is_no_failure() -> None:
+    """A CPU pair over TCP: no GPU, no adapter."""
+    whole = same_host(view(D, setup(D, env={**SOCKET, "UCX_TLS": "tcp,self,sm"})), host=host())
+    assert verdict(whole, "wire.ucx_tls") is Verdict.PASS
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a first run builds tables of characters
+@given(st.text(max_size=40))
+def test_any_text_is_read_as_transports_and_devices(text: str) -> None:
+    assert isinstance(transports(text), frozenset)
+    assert devices(text) is None or all(devices(text) or ())
+
+
+def test_nixl() -> None:
+    assert verdict(facts(host=host(packages={"nixl": "1.5.1", "nixl-cu12": "1.5.1"})), "wire.nixl") is Verdict.PASS
+    assert verdict(facts(host=host(packages={"nixl-cu12": "1.5.1", "nixl-cu13": "1.6.0"})), "wire.nixl") is Verdict.WARN
+    assert verdict(facts(), "wire.nixl") is Verdict.SKIP
+    other = facts(view(P, setup(P, connector="LMCacheConnectorV1")), view(D, setup(D, connector="LMCacheConnectorV1")))
+    assert found(other, "wire.nixl") is None
+    backend = found(facts(view(D, setup(D, backends=("GDS",))), host=host(packages={"nixl": "1"})), "wire.nixl")
+    assert backend is not None
+    assert backend.seen.endswith("backend GDS")
+
+
+def test_interfaces_matter_where_there_is_no_rdma() -> None:
+    def with_nics(*nics: Nic) -> Facts:
+        return on_ports(nics=nics)
+
+    slow = Nic(name="eth0", up=True, bits_per_s=10e9, mtu=1500, physical=True)
+    fast = Nic(name="eth1", up=True, bits_per_s=100e9, mtu=9000, physical=True)
+    assert verdict(with_nics(slow), "wire.nic") is Verdict.WARN
+    assert verdict(with_nics(slow, fast), "wire.nic") is Verdict.PASS
+    assert verdict(with_nics(Nic(name="eth0", up=True, bits_per_s=None, mtu=None, physical=False)), "wire.nic") is Verdict.SKIP
+    assert found(on_ports(port(), nics=(slow,)), "wire.nic") is None
+    assert found(same_host(), "wire.nic") is None
