@@ -171,14 +171,7 @@ def running_bed(installation: Installation, folder: Path) -> Iterator[Bed]:
         collector, at = start.handrail("collector", "collector", *taps, "--data", str(folder / "data"), *quick)
         report = ("--collector", f"http://{at['otlp_http']}")
         for role, port in ports.items():
-            place: tuple[str, ...] = (
-                "--role",
-                role,
-                "--instance",
-                f"{HOST}:{port}",
-                "--plugin-socket",
-                str(folder / f"{role}.sock"),
-            )
+            place = ["--role", role, "--instance", f"{HOST}:{port}", "--plugin-socket", str(folder / f"{role}.sock")]
             place += ["--metrics-url", f"http://{HOST}:{port}/metrics", "--metrics-interval", "2s"]
             start.handrail("sidecar", role, *place, *report)
         urls = [part for role, port in ports.items() for part in (f"--{role}", f"http://{HOST}:{port}")]
