@@ -127,13 +127,18 @@ class Width:
 
 
 def widths(fleet: Fleet, from_ns: int, every_ns: int = 5 * SECOND) -> list[Width]:
-    """Of every pair, as it is told now and then from ``from_ns`` on. Routers without spans say nothing: no pair has one."""
+    """Of every pair, as it is told now and then from ``from_ns`` on; the truth is found within each, always.
+
+    Routers without spans say nothing: no pair has one.
+    """
     found = []
     for now, known in told(fleet):
+        intervals = known.intervals()
+        assert all(right(fleet, pair, interval) for pair, interval in intervals.items())
         if now < from_ns or now % every_ns:
             continue
         least = one_way(fleet, now)
-        for (a, b), interval in known.intervals().items():
+        for (a, b), interval in intervals.items():
             if interval.width_ns is not None and (a, b) in least and (b, a) in least:
                 found.append(Width(now, (a, b), interval.width_ns, least[a, b], least[b, a]))
     return found

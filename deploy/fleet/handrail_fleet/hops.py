@@ -8,7 +8,7 @@ from enum import IntEnum
 from handrail_fleet.noise import uniform
 from handrail_fleet.scenario import Scenario
 
-_HOP = 7  # what a request's draw is for
+_HOP = 8  # what a request's draw is for
 
 
 class Hop(IntEnum):
