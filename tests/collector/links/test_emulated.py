@@ -9,11 +9,9 @@ from functools import cache
 import pytest
 
 from handrail.cli.simulated import arrivals, over_ns
-from handrail.cli.simulated_links import device_sample, lane_facts
-from handrail.records import Process, Role
+from handrail.cli.simulated_links import link_evidence
 from handrail_collector.explain.request import Fleet, explain_all
 from handrail_collector.links.devices import counted
-from handrail_collector.links.facts import link_fact_row
 from handrail_collector.links.findings import Kind
 from handrail_collector.links.handoffs import hand_offs
 from handrail_collector.links.lines import LinkLine, link_lines
@@ -55,16 +53,8 @@ def emulated(name: str, requests: int = 200, *fault: str) -> Emulated:
         if told.row is not None:
             fetches[told.row.trace_id, told.row.request_id] = told.fetches
             ttfts.append(told.row.ttft_token_ns or 0)
-    over = over_ns(flights)
-    processes = {
-        host: Process(role=Role.DECODE, instance=f"{host}:8000", host=host, host_name=host)
-        for host in (*chosen.hosts().prefill, *chosen.hosts().decode)
-    }
-    by_host = clocks(chosen, given, STARTED)
-    said = list(observe_links(chosen, flights, given, by_host, over, seed=SEED))
-    samples = [device_sample(one, processes) for one in said if isinstance(one, DeviceObservation)]
-    facts = [fact for one in said if not isinstance(one, DeviceObservation) for fact in lane_facts(one, processes)]
-    rows = [row for number, fact in enumerate(facts) if (row := link_fact_row(fact, number)) is not None]
+    of_devices, rows = link_evidence(chosen, flights, given, SEED, STARTED)
+    samples = [sample for run in of_devices for sample in run.samples()]
     offsets = {pair: (i.low_ns, i.high_ns) for pair, i in stitcher.clocks.intervals().items()}
     handed = hand_offs(row for of in fetches.values() for row in of)
     return Emulated(flights, link_lines(handed, counted(samples), rows, offsets), sorted(ttfts)[len(ttfts) // 2])
