@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from handrail import conventions as names
 from handrail.admin import AdminServer
+from handrail.devicemetrics import device_rows
 from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.export.device_batches import DeviceBatches
+from handrail.export.devices import named
 from handrail.export.evidence import EvidenceExport
 from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
@@ -35,6 +38,9 @@ log = logging.getLogger(__name__)
 
 CHECK_WINDOW_S = 30.0
 """Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
+
+SAMPLES_SHARE = 4
+"""Samples are dropped while more than this part (a quarter) of the spool waits for the collector: what requests did goes first."""
 
 
 def run(config: SidecarConfig) -> int:
@@ -76,10 +82,12 @@ async def _main(config: SidecarConfig) -> int:
     plugin = None
     if config.plugin_socket is not None:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
+    devices = _devices(config, process, exporter)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
             *_rows(exporter, proxy, tap, watch),
+            *device_rows(devices),
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
@@ -94,6 +102,7 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
+    await parts.start("devices", devices.start(), devices.shutdown)
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
         addresses.update(bound(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
@@ -187,6 +196,15 @@ def _scraper(
     stats = proxy.stats if proxy is not None else None
     open_requests = None if stats is None else lambda: stats.requests - stats.passed - sum(stats.outcomes.values())
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
+
+
+def _devices(config: SidecarConfig, process: Process, exporter: Exporter) -> DeviceBatches:
+    """Where samplers of GPUs and links hand their samples to, from any thread."""
+
+    def room() -> bool:
+        return exporter.waiting_bytes * SAMPLES_SHARE <= config.spool.max_bytes
+
+    return DeviceBatches(own_resource(process, cluster=config.cluster), named(), exporter.take, room)
 
 
 async def _check_collector(client: ClientSettings) -> None:
