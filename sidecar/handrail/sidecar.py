@@ -40,7 +40,7 @@ CHECK_WINDOW_S = 30.0
 """Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
 
 SAMPLES_SHARE = 4
-"""Samples are dropped while more than this part (a quarter) of the spool waits for the collector: what requests did goes first."""
+"""Samples are dropped while more than this part (a quarter) of the spool waits: what requests did goes first."""
 
 
 def run(config: SidecarConfig) -> int:
