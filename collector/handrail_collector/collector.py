@@ -217,6 +217,7 @@ def _upkeep_settings(config: CollectorConfig) -> UpkeepSettings:
         closed_after_ns=store.compact_after,
         grace_ns=store.grace,
         retention_ns=store.retention,
+        samples_retention_ns=store.samples_retention,
         max_bytes=store.max_bytes,
         rollups=True,
     )

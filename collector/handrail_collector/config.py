@@ -68,10 +68,18 @@ class StoreConfig:
         unset="for ever",
         at_least=24 * 3600 * 10**9,
     )
+    samples_retention: Duration | None = setting(
+        Duration(3 * 24 * 3600 * 10**9),
+        help="how long a day's samples of GPUs, links and engines are kept after its end, where that is shorter; a host of eight "
+        "GPUs writes up to 233 MB a day",
+        example="7d",
+        unset="as long as requests",
+        at_least=24 * 3600 * 10**9,
+    )
     max_bytes: Size | None = setting(
         None,
-        help="bound of the store on disk: beyond it the oldest days leave it early, never the one that is open; what is "
-        "removed stays for the grace time, on top of this",
+        help="bound of the store on disk: beyond it the samples of the oldest days leave it early, then the oldest days, never "
+        "the one that is open; what is removed stays for the grace time, on top of this",
         example="200GiB",
         unset="the disk",
         at_least=2**20,

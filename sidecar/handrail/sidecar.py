@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from handrail import conventions as names
 from handrail.admin import AdminServer
+from handrail.devicemetrics import device_rows
 from handrail.enginemetrics import EventCounts, engine_rows, log_rows
 from handrail.export.device_batches import DeviceBatches
 from handrail.export.devices import named
@@ -43,11 +44,11 @@ from handrail.sources.proxy import ProxySource
 
 log = logging.getLogger(__name__)
 
-SAMPLES_SHARE = 0.5
-"""Of the spool: samples go into the part of it that requests do not need yet."""
-
 CHECK_WINDOW_S = 30.0
 """Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
+
+SAMPLES_SHARE = 4
+"""Samples are dropped while more than this part (a quarter) of the spool waits: what requests did goes first."""
 
 
 def run(config: SidecarConfig) -> int:
@@ -89,18 +90,14 @@ async def _main(config: SidecarConfig) -> int:
     plugin = None
     if config.plugin_socket is not None:
         plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
-    devices = DeviceBatches(
-        own_resource(process, cluster=config.cluster),
-        named(gpu=GPU_COUNTERS, link=LINK_COUNTERS),
-        exporter.take,
-        lambda: exporter.waiting_bytes < config.spool.max_bytes * SAMPLES_SHARE,
-    )
+    devices = _devices(config, process, exporter)
     links = _links(config, process, devices)
     gpus = _gpus(config, process, exporter, devices)
     watch = SpanWatch()
     metrics = SelfMetrics(
         [
             *_rows(exporter, proxy, tap, watch),
+            *device_rows(devices),
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
@@ -117,6 +114,7 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
+    await parts.start("devices", devices.start(), devices.shutdown)
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
         addresses.update(bound(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address))
@@ -124,8 +122,6 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("log", logs.start(), lambda: logs.shutdown(min(drain_s, 5.0)))
     if scraper is not None:
         await parts.start("metrics", scraper.start(), lambda: scraper.shutdown(min(drain_s, 5.0)))
-    if links is not None or gpus is not None:
-        await parts.start("samples", devices.start(), devices.shutdown)
     if links is not None:
         await parts.start("links", links.start(), lambda: links.shutdown(min(drain_s, 5.0)))
     if gpus is not None:
@@ -216,6 +212,17 @@ def _scraper(
     stats = proxy.stats if proxy is not None else None
     open_requests = None if stats is None else lambda: stats.requests - stats.passed - sum(stats.outcomes.values())
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
+
+
+def _devices(config: SidecarConfig, process: Process, exporter: Exporter) -> DeviceBatches:
+    """Where samplers of GPUs and links hand their samples to, from any thread."""
+
+    def room() -> bool:
+        return exporter.waiting_bytes * SAMPLES_SHARE <= config.spool.max_bytes
+
+    return DeviceBatches(
+        own_resource(process, cluster=config.cluster), named(gpu=GPU_COUNTERS, link=LINK_COUNTERS), exporter.take, room
+    )
 
 
 def _links(config: SidecarConfig, process: Process, devices: DeviceBatches) -> LinkSource | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
@@ -23,7 +23,7 @@ from handrail_collector.store.folders import DAY_NS, hour_folder
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.replaced import ReplacedRows, near
-from handrail_collector.store.retain import expired, over_quota
+from handrail_collector.store.retain import Day, expired, over_quota
 from handrail_collector.store.rollups import Rollups, RollupStats
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import REQUEST_COLUMNS, Table
@@ -38,12 +38,13 @@ _KEY_TYPES = {column.name: column.type for column in REQUEST_COLUMNS if column.n
 class UpkeepSettings:
     """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything.
 
-    ``rollups``: whether folded hours get one.
+    ``samples_retention_ns``: of samples, where that is shorter. ``rollups``: whether folded hours get one.
     """
 
     closed_after_ns: int = 15 * MINUTE_NS
     grace_ns: int = 10 * MINUTE_NS
     retention_ns: int | None = None
+    samples_retention_ns: int | None = None
     max_bytes: int | None = None
     rollups: bool = False
 
@@ -67,6 +68,11 @@ class UpkeepStats:
     files_damaged: int = 0  # listed and not readable, as the last pass found
     bytes: int = 0
     files: int = 0
+
+
+def _named(day: Day, whole: Sequence[Day]) -> str:
+    date = f"{datetime.fromtimestamp(day.day * DAY_NS // 10**9, timezone.utc):%Y-%m-%d}"
+    return date if day in whole else f"the samples of {date}"
 
 
 class Upkeep:
@@ -128,9 +134,8 @@ class Upkeep:
             log.warning("%d files that were put aside as damaged left the store, with %d rows", len(aside), rows)
 
     def _expire(self) -> None:
-        if self._settings.retention_ns is None:
-            return
-        gone = self._leave(expired(self._files(), self._now_unix_ns(), self._settings.retention_ns))
+        of = self._settings
+        gone = self._leave(expired(self._files(), self._now_unix_ns(), of.retention_ns, of.samples_retention_ns))
         if gone:
             self.stats.files_expired += len(gone)
             log.info("retention: %d files left the store", len(gone))
@@ -142,9 +147,10 @@ class Upkeep:
         days = over_quota(self._files(), self._now_unix_ns(), limit)
         gone = self._leave([file for day in days for file in day.files])
         if gone:
-            self.stats.quota_days += len(days)
+            whole = [day for day in days if any(file.table not in SAMPLED for file in day.files)]
+            self.stats.quota_days += len(whole)
             self.stats.quota_bytes += sum(file.bytes for file in gone)
-            named = ", ".join(f"{datetime.fromtimestamp(d.day * DAY_NS // 10**9, timezone.utc):%Y-%m-%d}" for d in days)
+            named = ", ".join(_named(day, whole) for day in days)
             log.warning("the store was larger than its quota of %d bytes: %s left it before the retention time", limit, named)
         over = sum(file.bytes for file in self._files()) > limit
         if over and not self._open_day_told:

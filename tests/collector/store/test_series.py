@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,12 @@ from device_samples import COUNTING_SINCE, START_UNIX_NS, S, busy_host, counter,
 from engine_samples import engine_sample
 from handrail.hardware import DeviceSample, DeviceValue, runs
 from handrail_collector.store.compact import alike, fold_samples
+from handrail_collector.store.folders import DAY_NS
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table, encode
 from handrail_collector.store.series import MAX_SERIES_COLUMNS, is_series
-from kept_store import Kept
+from kept_store import ROWS, Kept
 
 GPU = SAMPLED[Table.GPU_SAMPLES]
 EVERYTHING = SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)
@@ -121,6 +123,47 @@ def test_samples_are_folded_expire_and_count_for_the_quota(store: Kept, table: T
     store.upkeep(closed_after_ns=0, retention_ns=1, max_bytes=10).run_pass()
     assert store.files(table) == []
     assert store.reader.samples(table, EVERYTHING) == []
+
+
+def on_days(store: Kept, *days: int) -> None:
+    """A request and samples a day; the clock stays in the last one."""
+    for index, day in enumerate(days):
+        store.clock.unix_ns = at = START_UNIX_NS + day * DAY_NS
+        rows = [sample(gpu(), at + tick, counter("c", tick)) for tick in range(50)]
+        request = replace(ROWS[index], started_unix_ns=at)
+        store.publisher.publish(index * 10, index * 10 + 10, 0, [], [request], flat={Table.GPU_SAMPLES: runs(rows)})
+
+
+def days_of(store: Kept, table: Table) -> list[int]:
+    return sorted({(file.min_unix_ns - START_UNIX_NS) // DAY_NS for file in store.files(table)})
+
+
+def test_samples_leave_before_requests_do(store: Kept) -> None:
+    on_days(store, 0, 1, 2, 3, 4)
+    upkeep = store.upkeep(retention_ns=3 * DAY_NS, samples_retention_ns=DAY_NS)
+    upkeep.run_pass()
+    assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([1, 2, 3, 4], [3, 4])
+    assert upkeep.stats.files_expired == 4
+    store.upkeep(retention_ns=DAY_NS, samples_retention_ns=30 * DAY_NS).run_pass()  # never longer than requests
+    assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([3, 4], [3, 4])
+    store.upkeep(retention_ns=None, samples_retention_ns=None).run_pass()
+    assert days_of(store, Table.GPU_SAMPLES) == [3, 4]
+
+
+def test_where_space_is_short_the_oldest_samples_go_first_then_whole_days(store: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    on_days(store, 0, 1, 2)
+    files = [*store.files(Table.REQUESTS), *store.files(Table.GPU_SAMPLES)]
+    size = sum(file.bytes for file in files)
+    with caplog.at_level(logging.WARNING):
+        upkeep = store.upkeep(max_bytes=size - 1)
+        upkeep.run_pass()
+        assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([0, 1, 2], [1, 2])
+        assert (upkeep.stats.quota_days, "the samples of 2026-11-30 left it" in caplog.text) == (0, True)
+        upkeep = store.upkeep(max_bytes=1)
+        upkeep.run_pass()
+    assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([2], [2])
+    assert upkeep.stats.quota_days == 2
+    assert "the samples of 2026-12-01, 2026-11-30, 2026-12-01 left it" in caplog.text
 
 
 def test_a_second_of_many_hosts_is_folded_into_files_of_bounded_size(store: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

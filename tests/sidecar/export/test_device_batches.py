@@ -11,12 +11,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from device_samples import START_UNIX_NS, S, counter, flattened, gpu, port, process, sample
 from device_samples import busy_host as busy
+from handrail.devicemetrics import device_rows
 from handrail.export import device_batches
 from handrail.export.device_batches import DeviceBatches
 from handrail.export.devices import read_devices
 from handrail.export.resource import own_resource
 from handrail.hardware import DeviceSample
 from handrail.otlp.contract import Rejected, Retryable, Signal
+from handrail.selfmetrics import SelfMetrics
 
 
 @dataclass
@@ -89,6 +91,18 @@ async def test_a_batch_is_bounded_and_a_sample_that_makes_no_metric_is_a_fault_t
     for at in range(4):
         made.sample(sample(gpu(), START_UNIX_NS + at))
     assert (made.stats.taken, made.stats.overrun, made.stats.faults) == (5, 2, 1)
+
+
+async def test_what_became_of_samples_is_on_the_metrics_page() -> None:
+    rooms = [True, False]
+    made = batches(Taken(), lambda: rooms.pop(0))
+    for at in range(2):
+        made.sample(sample(gpu(), START_UNIX_NS + at))
+        await made.flush()
+    text = SelfMetrics(device_rows(made)).expose("text/plain")[0].decode()
+    assert "handrail_sidecar_device_samples_total 2.0" in text
+    assert "handrail_sidecar_device_samples_sent_total 1.0" in text
+    assert 'handrail_sidecar_device_samples_dropped_total{reason="no_room"} 1.0' in text
 
 
 async def test_it_sends_by_itself_and_what_waits_at_the_end() -> None:

@@ -1,0 +1,27 @@
+"""What the sidecar says on /metrics of the samples of GPUs and links on their way to the collector."""
+
+from __future__ import annotations
+
+from handrail import conventions as names
+from handrail.export.device_batches import DeviceBatches
+from handrail.selfmetrics import Row, by_label
+
+
+def device_rows(batches: DeviceBatches) -> list[Row]:
+    """Rows of ``export/device_batches.py``."""
+    prefix, stats = f"{names.METRIC_SIDECAR}_device_samples", batches.stats
+
+    def dropped() -> dict[str, int]:
+        return {"overrun": stats.overrun, "no_room": stats.no_room, "rejected": stats.rejected, "fault": stats.faults}
+
+    return [
+        Row(prefix, "counter", "Samples of GPUs and links taken over", lambda: stats.taken),
+        Row(f"{prefix}_sent", "counter", "Samples handed to the exporter", lambda: stats.sent),
+        Row(
+            f"{prefix}_dropped",
+            "counter",
+            "Samples not sent: more than a batch holds; the spool is for what requests did; never fits; our fault",
+            lambda: by_label(dropped()),
+            ("reason",),
+        ),
+    ]
