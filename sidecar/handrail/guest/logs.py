@@ -18,8 +18,9 @@ from handrail.guest.recorder import Recorder
 LOGGER: Final = "vllm"
 LINES_A_SECOND: Final = 200
 TOLD_TO_END: Final = ("[shutdown] API server: shutdown triggered", "[shutdown] EngineCore: trigger received signal=")
+FAILED: Final = ("EngineCore encountered a fatal error", "EngineCore failed to start", "WorkerProc failed")
 CORE_FAILED: Final = "[shutdown] MPClient: engine core exited unexpectedly"
-"""As vLLM 0.32 words it; where it says it in other words, its end reads as a death."""
+"""As vLLM 0.32 words them; where it says it in other words, its end reads as a death."""
 
 
 class GuestHandler(logging.Handler):
@@ -39,8 +40,10 @@ class GuestHandler(logging.Handler):
                 self._recorder.say_stopping()
             if record.levelno < logging.WARNING:
                 return
-            if isinstance(said, str) and said.startswith(CORE_FAILED):
+            if record.exc_info is not None or (isinstance(said, str) and said.startswith(CORE_FAILED)):
                 self._recorder.fault_logged()
+            if isinstance(said, str) and said.startswith(FAILED):
+                self._recorder.say_stopping()  # its parent may kill it before it has cleaned up
             second = int(self._clock())
             if second != self._second:
                 self._second, self._count = second, 0
@@ -49,15 +52,15 @@ class GuestHandler(logging.Handler):
                 self._recorder.lost += 1
                 return
             line = record.getMessage()[:MAX_LINE_CHARS]
-            if record.exc_info is not None and record.levelno >= logging.ERROR:
-                self._recorder.fault_logged()
             self._recorder.say_line(record.levelname, line, at_once=record.levelno >= logging.ERROR)
         except Exception:  # the engine's own logging must go on
             self._recorder.lost += 1
 
 
 def listen(recorder: Recorder) -> None:
-    """Attach a handler, once."""
+    """Attach a handler where there is none. vLLM configures its logging anew in several of its processes after it has loaded its
+    plugins, and drops what hangs there: call it again now and then.
+    """
     logger = logging.getLogger(LOGGER)
     if not any(isinstance(handler, GuestHandler) for handler in logger.handlers):
         logger.addHandler(GuestHandler(recorder))

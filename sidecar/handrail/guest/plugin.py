@@ -47,6 +47,7 @@ class Plugin:
         os.register_at_fork(after_in_child=self.recorder.after_fork)
         atexit.register(self._end)
         logs.listen(self.recorder)
+        self.recorder.each_second = lambda: logs.listen(self.recorder)
         when_imported(FACTORY, lambda module: self._try("connectors", self._watch_factory, module))
         when_imported(SCHEDULER, lambda module: self._try("scheduler", self._watch_schedulers, module))
 

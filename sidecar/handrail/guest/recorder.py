@@ -23,7 +23,7 @@ ALIVE_EVERY_TICKS: Final = 10
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
 MAX_EVENTS: Final = 16_384
-FAULT_NS: Final = 10 * 10**9  # an error that was logged with its traceback so shortly before the end is taken to be its cause
+FAULT_NS: Final = 30 * 10**9  # an error that was logged with its traceback so shortly before the end is taken to be its cause
 MAX_BATCH: Final = 2_048  # events encoded in one go: 5 ms of the engine's interpreter lock at most
 
 
@@ -41,6 +41,7 @@ class Recorder:
         self.path = path
         self.kind = UNKNOWN
         self.life: Callable[[], tuple[int | None, int | None]] | None = None  # when it last stepped, requests it holds
+        self.each_second: Callable[[], None] | None = None  # something to look after, by the thread
         self._clock = clock
         self._wall = wall
         self._max_events = max_events
@@ -162,9 +163,11 @@ class Recorder:
                 continue
             if tick % FACTS_EVERY_TICKS == 0 or absent:
                 self._facts_due = True
-            if tick % ALIVE_EVERY_TICKS == 0 or absent:
-                self._say_alive()
             try:
+                if tick % ALIVE_EVERY_TICKS == 0 and self.each_second is not None:
+                    self.each_second()
+                if tick % ALIVE_EVERY_TICKS == 0 or absent:
+                    self._say_alive()
                 absent = 0 if self.flush() else absent + 1
             except Exception:
                 self.lost += len(self._outbox) + 1  # a fault of ours: what could not be encoded must not stop the rest

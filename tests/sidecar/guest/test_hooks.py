@@ -379,15 +379,17 @@ def test_an_engine_that_shuts_down_says_whether_it_had_failed(
             ],
             [False],
         ),
+        ([(logging.ERROR, "EngineCore encountered a fatal error.")], [False]),
         ([(logging.INFO, "Application startup complete."), (logging.INFO, "a prompt: [shutdown] API server")], []),
     ],
-    ids=["api-server", "core", "after-its-core-had-died", "anything-else"],
+    ids=["api-server", "core", "after-its-core-had-died", "fatal", "anything-else"],
 )
 def test_vllms_own_lines_say_that_it_was_told_to_end(plugin: Plugin, lines: list[tuple[int, str]], clean: list[bool]) -> None:
     """vLLM 0.32 kills its core so soon after SIGTERM that no hook there is called."""
     handler = GuestHandler(plugin.recorder)
     for level, text in lines:
-        handler.handle(logging.LogRecord("vllm.x", level, "f", 1, text, ("SIGTERM",) if "%s" in text else (), None))
+        raised = (RuntimeError, RuntimeError(), None) if level == logging.ERROR else None
+        handler.handle(logging.LogRecord("vllm.x", level, "f", 1, text, ("SIGTERM",) if "%s" in text else (), raised))
     assert [e["clean"] for e in said(plugin, words.STOPPING)] == clean
     assert len(said(plugin, words.LOG)) == sum(level >= logging.WARNING for level, _ in lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from handrail.guest import events as words
+from handrail.guest import logs
 from handrail.guest.guard import FAILURES_ALLOWED, Guard
 from handrail.guest.recorder import Recorder
 from handrail.sources.datagram import Packet, read_packet
@@ -152,11 +154,27 @@ def test_an_error_line_of_a_process_without_a_thread_goes_at_once(path: Path, li
     recorder.stop()
 
 
+def test_a_handler_that_the_engine_has_dropped_is_put_back(path: Path, listener: socket.socket) -> None:
+    """vLLM's API server configures its logging after it has loaded its plugins."""
+    logger = logging.getLogger("vllm")
+    recorder = Recorder(str(path))
+    recorder.each_second = lambda: logs.listen(recorder)
+    logs.listen(recorder)
+    try:
+        logger.handlers.clear()
+        recorder.start(words.API)
+        while not any(isinstance(each, logs.GuestHandler) for each in logger.handlers):
+            received(listener)  # what it says while it lives; the socket's timeout ends a wait for nothing
+    finally:
+        recorder.stop()
+        logger.handlers.clear()
+
+
 def test_the_last_word_of_a_process_goes_at_once_and_once(path: Path, listener: socket.socket) -> None:
     now = iter(range(0, 100 * 10**9, 10**9))
     recorder = Recorder(str(path), clock=lambda: next(now))
     recorder.fault_logged()
-    for _ in range(12):
+    for _ in range(32):
         recorder.record((words.FIRST_TOKEN, next(now), "r"))
     recorder.say_stopping()  # long after: a request's error of then is not why it ends
     recorder.say_stopping()
