@@ -175,7 +175,8 @@ def _engine_lost(case: Case, evidence: tuple[str, ...] = ()) -> Verdict | None:
     if not gone or case.answered or load_went_well(case.handoff.fetch):
         return None
     words = tuple(f"{event.process.role.value}:{event.source.value} engine {event.kind.value}" for event in gone)
-    orderly = all(event.kind is ProcessEventKind.STOPPED for event in gone)
+    kinds = {event.kind for event in gone}  # a new one at its address says nothing of how the old one ended
+    orderly = ProcessEventKind.STOPPED in kinds and ProcessEventKind.DEAD not in kinds
     return Verdict(FetchOutcome.FAILED, ENGINE_STOPPED if orderly else ENGINE_LOST, (*evidence, *words), lost_ns=_lost(case))
 
 

@@ -52,6 +52,26 @@ def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is
 
 
 @pytest.mark.parametrize(
+    ("kinds", "reason"),
+    [
+        (["stopped"], "engine_stopped"),
+        (["stopped", "restarted"], "engine_stopped"),
+        (["dead", "stopped"], "engine_lost"),  # its workers ended in an orderly way, it did not
+        (["restarted"], "engine_lost"),
+    ],
+)
+def test_an_engine_that_was_told_to_end_while_it_loaded_is_told_from_one_that_died(kinds: list[str], reason: str) -> None:
+    seen = split_request()
+    d = altered(seen["d"], outcome=Outcome.UPSTREAM_DISCONNECT, ttft_token_ns=None)
+    load = fetch(134, parent=d, done_ms=None, noticed_ms=None, ended_ns=20 * MS)
+    events = [happened(ProcessEventKind(kind), Role.DECODE, 150 + at) for at, kind in enumerate(kinds)]
+    row = told([seen["edge"], seen["p"], d, load, *events]).row("req-a")
+    assert (row.kv_outcome, row.kv_reason) == ("failed", reason)
+    word = {"stopped": "engine_stopped", "dead": "engine_lost", "restarted": "engine_restarted"}
+    assert {finding.partition(":")[0] for finding in row.findings} >= {word[kind] for kind in kinds}
+
+
+@pytest.mark.parametrize(
     ("status", "outcome"), [("engine_stopped", "upstream_disconnect"), ("aborted", "aborted"), ("stopped", "ok")]
 )
 def test_how_ps_answer_ended_is_not_how_the_request_did(status: str, outcome: str) -> None:
