@@ -33,9 +33,6 @@ LEFT: Final[Mapping[str, str]] = {
 
 NO_TEST: Final[Mapping[str, str]] = {
     # no test bears the id
-    "C04": "not tested by its id yet",
     "C18": "not tested by its id yet: no adapter for SGLang's spans",
     "C20": "not tested by its id yet: no adapter for SGLang's spans",
-    "C23": "not tested by its id yet",
-    "C26": "not tested by its id yet",
 }
