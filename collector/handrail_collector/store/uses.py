@@ -12,7 +12,7 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from handrail_collector.store.sql import Query
 
-MOST_READ: Final = 3_000_000
+MOST_READ: Final = 1_500_000
 """Rows; where there are more, files evenly over the time are read: a file holds all hosts of some minutes."""
 
 IDLE: Final = 0.01
