@@ -291,7 +291,7 @@ def lost_and_back() -> dict[str, Any]:
     running.until(lambda: "gpu_lost" in running.kinds())
     lost_lines = [event.detail for event in running.events if event.kind.value == "gpu_lost"]
     running.more("utilization_ratio", 0)
-    page = sorted({device.index for device, _ in fresh_values(running.sampler)})
+    page = sorted({device.index or 0 for device, _ in fresh_values(running.sampler)})
     running.until(lambda: "gpu_back" in running.kinds())
     running.more("pcie_bytes", 1)
     of_one = [sample for sample in running.samples if sample.device.index == 1]
