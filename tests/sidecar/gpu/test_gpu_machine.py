@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu.check import Span
 from handrail.gpu.counters import ALL
 from handrail.gpu.counters import BY_NAME as TABLE
+from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.records import Process, Role, Source
 from nvml.child import TESTS, Double
 from nvml.scenario import h100
 
@@ -66,3 +69,18 @@ def assert_sound(recording: Path) -> None:
                 assert value >= last.get((sample["uuid"], key), 0)
                 last[sample["uuid"], key] = value
     assert last
+
+
+def test_a_span_counts_whole_windows_only_and_weights_them() -> None:
+    def sample(at: float, value: float, window: float) -> DeviceSample:
+        values = (DeviceValue(name="dram_active_ratio", value=value), DeviceValue(name="activity_window_seconds", value=window))
+        device = Device(kind=DeviceKind.GPU, key="GPU-a")
+        process = Process(role=Role.UNKNOWN, instance="", host="")
+        return DeviceSample(process=process, source=Source.NVML, device=device, at_unix_ns=int(at * 1e9), values=values)
+
+    span = Span("GPU-a", {("pcie_bytes", "receive"): 10}, moved=1, began_ns=1_000_000_000, ended_ns=2_000_000_000)
+    span.samples = [sample(1.05, 0.1, 0.1), sample(1.2, 0.5, 0.1), sample(1.6, 0.8, 0.2), sample(2.1, 0.0, 0.1)]
+    span.after = {("pcie_bytes", "receive"): 15}
+    assert span.mean("dram_active_ratio") == pytest.approx((0.5 * 0.1 + 0.8 * 0.2) / 0.3)
+    assert span.mean("sm_active_ratio") is None
+    assert (span.grew("pcie_bytes", "receive"), span.grew("pcie_bytes", "transmit")) == (5, None)
