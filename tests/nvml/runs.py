@@ -353,6 +353,20 @@ def unknown_then_refused() -> dict[str, Any]:
     return found
 
 
+def garbage() -> dict[str, Any]:
+    """What is read of a driver that says nonsense of itself."""
+    running = Running(period_ns=20_000_000)
+    running.more("utilization_ratio", 1)
+    found = {
+        "read": sorted(running.sampler.readers),
+        "lost": dict(running.sampler.state.lost),
+        "faults": running.sampler.stats.faults,
+        "products": [reader.gpu.device.product for reader in running.sampler.readers.values()],
+    }
+    running.sampler.stop()
+    return found
+
+
 def snapshots() -> dict[str, Any]:
     """Where no byte counter is: the call that blocks for 20 ms is made beside the loop."""
     running = Running(period_ns=20_000_000)

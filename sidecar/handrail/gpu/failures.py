@@ -31,6 +31,8 @@ class Failure:
 BINDING_TOO_OLD: Final = -1
 """Not NVML's: the installed nvidia-ml-py has no such function or structure."""
 
+UNKNOWN: Final = 999
+
 HANGS: Final = -2
 """Not NVML's: the call has not returned."""
 
