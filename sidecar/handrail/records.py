@@ -31,6 +31,7 @@ class Source(str, Enum):
     METRICS = "metrics"
     LOG = "log"
     NVML = "nvml"
+    DCGM = "dcgm"
     RDMA = "rdma"
     NIC = "nic"
 

@@ -16,7 +16,7 @@ from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
 from handrail.gpu.sampler import SamplerSettings
-from handrail.gpumetrics import gpu_rows
+from handrail.gpumetrics import dcgm_rows, gpu_rows
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
 from handrail.pluginmetrics import plugin_rows
@@ -26,6 +26,7 @@ from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.sources.dcgm import DcgmSource
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
@@ -87,7 +88,8 @@ async def _main(config: SidecarConfig) -> int:
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
-            *(gpu_rows(gpus.sampler) if gpus is not None else ()),
+            *(gpu_rows(gpus.sampler) if isinstance(gpus, NvmlSource) else ()),
+            *(dcgm_rows(gpus) if isinstance(gpus, DcgmSource) else ()),
         ]
     )
     drain_s = config.drain.seconds
@@ -196,10 +198,12 @@ def _scraper(
     return MetricsSource(settings, process, evidence.sample, events, open_requests=open_requests)
 
 
-def _gpus(config: SidecarConfig, process: Process, exporter: Exporter) -> NvmlSource | None:
+def _gpus(config: SidecarConfig, process: Process, exporter: Exporter) -> NvmlSource | DcgmSource | None:
+    gpu = config.gpu
     if not config.samples_gpus:
         return None
-    gpu = config.gpu
+    if gpu.dcgm_url is not None:
+        return DcgmSource(MetricsSettings(url=gpu.dcgm_url), process, exporter.sink)
     settings = SamplerSettings(period_ns=gpu.interval.ns, devices=gpu.devices, without=frozenset(gpu.without))
     return NvmlSource(settings, process, exporter.sink)
 
