@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Literal
 
 from handrail import conventions as names
@@ -13,8 +14,9 @@ from handrail.gpu.failures import FAILURES, failure
 from handrail.gpu.sampler import Sampler
 from handrail.gpu.steps import Step
 from handrail.gpu.view import all_steps, fresh_values, supported
-from handrail.hardware import Counter, Device
+from handrail.hardware import Counter, Device, DeviceValue
 from handrail.selfmetrics import Row
+from handrail.sources.dcgm import DcgmSource
 
 _DEVICE: Final = ("gpu", "uuid")
 _SAME_SCRAPE_S: Final = 0.1
@@ -25,8 +27,8 @@ Values = Mapping[tuple[str, ...], float]
 class _Page:
     """The fresh values by counter, gathered once a scrape and not once a row."""
 
-    def __init__(self, sampler: Sampler, monotonic_s: Callable[[], float]) -> None:
-        self._sampler = sampler
+    def __init__(self, fresh: Callable[[], Sequence[tuple[Device, DeviceValue]]], monotonic_s: Callable[[], float]) -> None:
+        self._fresh = fresh
         self._monotonic_s = monotonic_s
         self._at_s = -_SAME_SCRAPE_S
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
@@ -35,7 +37,7 @@ class _Page:
         now = self._monotonic_s()
         if now - self._at_s >= _SAME_SCRAPE_S:
             self._at_s, self._values = now, {}
-            for device, value in fresh_values(self._sampler):
+            for device, value in self._fresh():
                 key = (*_labels(device), value.label) if value.label else _labels(device)
                 self._values.setdefault(value.name, {})[key] = value.value
         return self._values.get(counter.name, {})
@@ -43,7 +45,7 @@ class _Page:
 
 def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monotonic) -> list[Row]:
     """Rows for ``SelfMetrics``. ``gpu`` is NVML's index, a MIG device has its GPU's; both labels are bounded by the hardware."""
-    page, stats, prefix = _Page(sampler, monotonic_s), sampler.stats, f"{names.METRIC_SIDECAR}_gpu"
+    page, stats, prefix = _Page(partial(fresh_values, sampler), monotonic_s), sampler.stats, f"{names.METRIC_SIDECAR}_gpu"
     return [
         Row(
             f"{names.METRIC_GPU}_up",
@@ -106,6 +108,25 @@ def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monoto
         ),
         Row(f"{prefix}_sessions", "counter", "Sessions with NVML", lambda: float(sampler.state.sessions)),
         Row(f"{prefix}_faults", "counter", "Faults of ours while reading GPUs", lambda: float(stats.faults)),
+    ]
+
+
+def dcgm_rows(source: DcgmSource, *, monotonic_s: Callable[[], float] = time.monotonic) -> list[Row]:
+    """The same rows where the GPUs are read from dcgm-exporter's page. A series that it does not give is not known, not 0."""
+    page, prefix = _Page(source.fresh, monotonic_s), f"{names.METRIC_SIDECAR}_gpu"
+    return [
+        Row(f"{names.METRIC_GPU}_up", "gauge", "1 while dcgm-exporter answers", lambda: float(source.up)),
+        *(_counter_row(page, counter) for counter in ALL),
+        Row(
+            f"{names.METRIC_GPU}_profiling_paused",
+            "gauge",
+            "1 while profiling values have stopped and others go on",
+            lambda: {_labels(sample.device): float(sample.device.key in source.page.paused) for sample in source.samples},
+            _DEVICE,
+        ),
+        Row(f"{prefix}_scrapes", "counter", "Pages of dcgm-exporter asked for", lambda: float(source.scrapes)),
+        Row(f"{prefix}_scrape_failures", "counter", "Of those, without an answer", lambda: float(source.failures)),
+        Row(f"{prefix}_invalid_values", "counter", "Blank or senseless values of the page", lambda: float(source.page.invalid)),
     ]
 
 

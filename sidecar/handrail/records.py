@@ -32,6 +32,7 @@ class Source(str, Enum):
     METRICS = "metrics"
     LOG = "log"
     NVML = "nvml"
+    DCGM = "dcgm"
     RDMA = "rdma"
     NIC = "nic"
 

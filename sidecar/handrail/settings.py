@@ -210,6 +210,12 @@ class GpuConfig:
         example="[energy_joules, sm_occupancy_ratio]",
         unset="none",
     )
+    dcgm_url: Url | None = setting(
+        None,
+        help="dcgm-exporter's metrics page, read instead of NVML where this sidecar has no driver; every 5 s",
+        example="http://127.0.0.1:9400/metrics",
+        unset="none",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from handrail.export.resource import new_sender_id, own_process, own_resource, t
 from handrail.families.progress import ProgressSettings
 from handrail.gpu.counters import ALL as GPU_COUNTERS
 from handrail.gpu.sampler import SamplerSettings
-from handrail.gpumetrics import gpu_rows
+from handrail.gpumetrics import dcgm_rows, gpu_rows
 from handrail.linkmetrics import link_rows
 from handrail.links.counters import COUNTERS as LINK_COUNTERS
 from handrail.links.sampler import LinkSamplerSettings
@@ -33,6 +33,7 @@ from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.sources.dcgm import DcgmSource
 from handrail.sources.links import LinkSource
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import TailSettings
@@ -102,7 +103,8 @@ async def _main(config: SidecarConfig) -> int:
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
             *(link_rows(links) if links is not None else ()),
-            *(gpu_rows(gpus.sampler) if gpus is not None else ()),
+            *(gpu_rows(gpus.sampler) if isinstance(gpus, NvmlSource) else ()),
+            *(dcgm_rows(gpus) if isinstance(gpus, DcgmSource) else ()),
         ]
     )
     drain_s = config.drain.seconds
@@ -232,10 +234,12 @@ def _links(config: SidecarConfig, process: Process, devices: DeviceBatches) -> L
     return LinkSource(settings, process, devices.samples)
 
 
-def _gpus(config: SidecarConfig, process: Process, exporter: Exporter, devices: DeviceBatches) -> NvmlSource | None:
+def _gpus(config: SidecarConfig, process: Process, exporter: Exporter, devices: DeviceBatches) -> NvmlSource | DcgmSource | None:
+    gpu = config.gpu
     if not config.samples_gpus:
         return None
-    gpu = config.gpu
+    if gpu.dcgm_url is not None:
+        return DcgmSource(MetricsSettings(url=gpu.dcgm_url), process, exporter.sink)
     settings = SamplerSettings(period_ns=gpu.interval.ns, devices=gpu.devices, without=frozenset(gpu.without))
     return NvmlSource(settings, process, exporter.sink, devices.sample)
 

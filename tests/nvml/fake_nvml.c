@@ -78,7 +78,7 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 
 /* --- which devices -------------------------------------------------------------------------------------------------------- */
 
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)scenario.count; return alive(); }
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)(scenario.told ? scenario.told : scenario.count); return alive(); }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handle) {
     if (alive() != NVML_SUCCESS) return alive();

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from handrail.gpu import lane as lane_module
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Unavailable, list_gpus, open_nvml
 from handrail.gpu.processes import processes_of
@@ -211,8 +212,9 @@ class Running:
         return [event.kind.value for event in self.events]
 
 
-def hang(call: str, hung: str, others: list[str], period_ms: int = 20) -> dict[str, Any]:
-    """A call of GPU 1 hangs from the start: the others go on; then it is let go and comes back."""
+def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
+    """A call of GPU 1 hangs from the start and the others go on; let go, it comes back, and one thread reads all again."""
+    lane_module.QUIET_ROUNDS = 5  # type: ignore[misc]
     running = Running(period_ns=period_ms * 1_000_000)
     sampler = running.sampler
     running.until(lambda: sampler.stats.given_up > 0)
@@ -224,17 +226,25 @@ def hang(call: str, hung: str, others: list[str], period_ms: int = 20) -> dict[s
     page = {value.name for device, value in fresh_values(sampler) if device.index == 1}
     control().release()
     running.until(lambda: running.count(hung, 1) > during)
-    running.until(lambda: sampler.lanes is not None and len(sampler.lanes.all()) <= 2)  # the call has rejoined its GPU
-    sampler.stop()
-    return {
+    running.until(
+        lambda: sampler.lanes is not None and not any(lane.alone for lane in sampler.lanes.all())
+    )  # it has rejoined its GPU
+    lane_module.CALM_NS = 0  # type: ignore[misc]
+    running.until(lambda: sampler.lanes is not None and len(sampler.lanes.all()) == 1)
+    for index in (0, 1):
+        running.more("power_watts", index)
+        running.more(hung, index)
+    after = {
         "during": during,
         "hanging": hanging,
         "given_up": sampler.stats.given_up,
         "fresh": sorted(page),
         "after": running.count(hung, 1),
         "not_replaced": sampler.stats.not_replaced,
-        "call": call,
+        "steps": sorted(step.name for step in sampler.readers["GPU-fake-1"].jobs[Pace.TICK].steps),
     }
+    sampler.stop()
+    return after
 
 
 def everything_of_one_gpu_hangs() -> dict[str, Any]:
@@ -284,15 +294,8 @@ def lost_and_back() -> dict[str, Any]:
     page = sorted({device.index or 0 for device, _ in fresh_values(running.sampler)})
     running.until(lambda: "gpu_back" in running.kinds())
     running.more("pcie_bytes", 1)
-    starts = sorted(
-        {
-            each.start_unix_ns
-            for sample in running.samples
-            if sample.device.index == 1
-            for each in sample.values
-            if each.name == "pcie_bytes"
-        }
-    )
+    of_one = [sample for sample in running.samples if sample.device.index == 1]
+    starts = {each.start_unix_ns for sample in of_one for each in sample.values if each.name == "pcie_bytes"}
     running.sampler.stop()
     return {
         "lost": lost_lines,
@@ -347,6 +350,20 @@ def unknown_then_refused() -> dict[str, Any]:
         "faults": sampler.stats.faults,
     }
     sampler.stop()
+    return found
+
+
+def garbage() -> dict[str, Any]:
+    """What is read of a driver that says nonsense of itself."""
+    running = Running(period_ns=20_000_000)
+    running.more("utilization_ratio", 1)
+    found = {
+        "read": sorted(running.sampler.readers),
+        "lost": dict(running.sampler.state.lost),
+        "faults": running.sampler.stats.faults,
+        "products": [reader.gpu.device.product for reader in running.sampler.readers.values()],
+    }
+    running.sampler.stop()
     return found
 
 

@@ -220,6 +220,7 @@ static void read_line(char *line) {
     for (int i = 0; i < skip + 3 && rest; i++) rest = strchr(rest, ' ') ? strchr(rest, ' ') + 1 : NULL;
     if (!strcmp(w[0], "gpu") && n > 2) on_devices(w, n, at, rest ? rest : "");
     else if (!strcmp(w[0], "count") && n == 2) scenario.count = atoi(w[1]);
+    else if (!strcmp(w[0], "count_told") && n == 2) scenario.told = (int)strtoll(w[1], NULL, 10);
     else if (!strcmp(w[0], "driver") && n == 2) snprintf(scenario.driver, sizeof scenario.driver, "%s", w[1]);
     else if (!strcmp(w[0], "nvml") && n == 2) snprintf(scenario.nvml, sizeof scenario.nvml, "%s", w[1]);
     else if (!strcmp(w[0], "init"))

@@ -32,7 +32,7 @@ typedef struct Device {
 
 typedef struct {
     char driver[80], nvml[80];
-    int count, init_codes, init_code[32];
+    int count, told, init_codes, init_code[32];
     int epochs, epoch_code[16];
     int64_t epoch_at[16], epoch_back[16];   /* the driver goes at, and is back at (INT64_MAX: never) */
     Device device[MOST_DEVICES];

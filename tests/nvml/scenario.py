@@ -1,6 +1,6 @@
 """Writes scenario files: what the fake GPUs say over time. One line a fact; ``at SECONDS`` before it says from when on.
 
-    count N | driver VERSION | nvml VERSION
+    count N | count_told N | driver VERSION | nvml VERSION     count_told: what is said, where that is another
     init CODE ...                        results of successive nvmlInit calls, the last one stays; without it 0
     at S driver_gone CODE SECONDS|never  calls fail from S on; a new driver, and a new session, are needed after that
     gpu WHICH name TEXT | uuid TEXT | pci BUS
@@ -35,7 +35,7 @@ class Scenario:
         return self
 
     def write(self, path: Path) -> Path:
-        path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
+        path.write_text("\n".join(self.lines) + "\n", encoding="utf-8", errors="surrogateescape")  # a driver may say anything
         return path
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -110,7 +109,9 @@ def _show_absences(console: Console, found: Found) -> None:
         console.print(Text(f"not available from GPU {', '.join(where[product])} ({product})", style="bold"))
         for (why, instead), names in reasons.items():
             line = Text.assemble((", ".join(names), "yellow"), f": {why}. Absent {instead}.")
-            console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
+            for part in line.wrap(console, console.width - _GAP):
+                part.rstrip()
+                console.print(Text(" " * _GAP).append_text(part))
 
 
 def _which(found: Found, uuid: str) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail.gpu.failures import NvmlFailed, code_of, failure
+from handrail.gpu.failures import UNKNOWN, Meaning, NvmlFailed, code_of, failure
 from handrail.hardware import Device, DeviceKind
 
 log = logging.getLogger(__name__)
 
 MOST_DEVICES: Final = 256  # GPUs and MIG devices of one host: the bound of labels
+_MOST_MIG: Final = 16  # of one GPU; 7 in any product so far
 _PCIE_LANE_BYTES: Final = {1: 0.25e9, 2: 0.5e9, 3: 128e9 / 130, 4: 256e9 / 130, 5: 512e9 / 130, 6: 8e9, 7: 16e9}
 """A lane's bytes a second and direction by generation: 8b/10b coding, 3 to 5 128b/130b, then flits (PCI-SIG specifications)."""
 
@@ -82,11 +83,12 @@ def list_gpus(nvml: Nvml, ask: Ask = lambda key, function, *arguments: function(
     count = ask("count", _called, nvml.nvmlDeviceGetCount)
     found: list[Gpu] = []
     failed: dict[int, int] = {}
-    for index in range(count):
+    for index in range(min(count, MOST_DEVICES)):
         try:
             found += ask(f"GPU {index}", gpu_at, nvml, index)
         except NvmlFailed as problem:  # noqa: PERF203 - one GPU must not hide the others
-            failed[index] = problem.code
+            if failure(problem.code).meaning is not Meaning.ABSENT:  # else: not this container's, or there is none
+                failed[index] = problem.code
     if len(found) > MOST_DEVICES:
         log.warning("%d GPUs and MIG devices; the first %d are sampled", len(found), MOST_DEVICES)
     return found[:MOST_DEVICES], failed
@@ -124,7 +126,7 @@ def _mig_devices(nvml: Nvml, gpu: Gpu, *, always: bool = False) -> list[Gpu]:
     ):
         return []
     found = []
-    for place in range(_maybe(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu.handle) or 0):
+    for place in range(min(_maybe(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu.handle) or 0, _MOST_MIG)):
         handle = _maybe(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu.handle, place)
         uuid = _text(nvml.nvmlDeviceGetUUID, handle) if handle is not None else ""
         if uuid:
@@ -159,6 +161,8 @@ def _nvlink_line_bytes(nvml: Nvml, handle: Any) -> float | None:
 def _called(function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
+    except UnicodeDecodeError:  # pynvml decodes what the driver gave
+        raise NvmlFailed(UNKNOWN) from None
     except Exception as error:
         raise NvmlFailed(code_of(error)) from None
 
@@ -172,10 +176,7 @@ def _maybe(function: Any, *arguments: Any) -> Any:
 
 
 def _text(function: Any, *arguments: Any) -> str:
-    try:
-        return _decoded(_maybe(function, *arguments))
-    except UnicodeDecodeError:  # pynvml decodes what the driver gave
-        return ""
+    return _decoded(_maybe(function, *arguments))
 
 
 def _decoded(given: Any) -> str:

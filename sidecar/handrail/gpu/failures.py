@@ -31,8 +31,13 @@ class Failure:
 BINDING_TOO_OLD: Final = -1
 """Not NVML's: the installed nvidia-ml-py has no such function or structure."""
 
+UNKNOWN: Final = 999
+
 HANGS: Final = -2
 """Not NVML's: the call has not returned."""
+
+STANDS_STILL: Final = -3
+"""Not NVML's: the value contradicts another counter of the same thing."""
 
 _A, _R, _D, _S = Meaning.ABSENT, Meaning.RETRY, Meaning.DEVICE_LOST, Meaning.SESSION_LOST
 
@@ -41,6 +46,7 @@ FAILURES: Final = {
     for each in (
         Failure(BINDING_TOO_OLD, "BINDING", _A, "nvidia-ml-py lacks it", "pip install -U nvidia-ml-py"),
         Failure(HANGS, "HANGS", _R, "the call does not return", "the driver hangs: look for Xid errors in the kernel's log"),
+        Failure(STANDS_STILL, "STANDS_STILL", _A, "stands at 0 while another counter of the same traffic moves", "the other one"),
         Failure(1, "UNINITIALIZED", _S, "NVML lost its session", "a driver restart ends it; it is opened again"),
         Failure(2, "INVALID_ARGUMENT", _A, "not for this device"),
         Failure(3, "NOT_SUPPORTED", _A, "not supported"),

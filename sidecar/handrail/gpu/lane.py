@@ -25,6 +25,8 @@ _FIRST_PAUSE_NS: Final = 1_000_000_000
 _RETRIES_AT_ONCE: Final = 2
 _SHARE_OVER_NS: Final = 2_000_000_000
 _MOST_SHARE: Final = 0.6  # of its time that a lane may read: above it, it cannot keep up
+CALM_NS: Final = 60_000_000_000
+"""After so long without a call that hung a GPU's own lane joins another one again."""
 
 Deliver = Callable[[DeviceSample], None]
 """Takes a sample, in the thread that read it. Never blocks, never raises."""
@@ -127,6 +129,8 @@ class Owner(Protocol):
 
     def rejoin(self, lane: Lane) -> bool: ...
 
+    def merge(self, lane: Lane) -> bool: ...
+
     def left_alone(self, lane: Lane) -> bool: ...
 
     def ended(self, lane: Lane) -> None: ...
@@ -150,10 +154,13 @@ class Lane:
         self.due_ns = 0  # when it wakes, while it sleeps
         self.not_replaced_ns = 0  # the call, by when it began, for which there was no thread left
         self.ending = False
+        self.incoming: list[list[Job]] = []  # from a lane that ended
+        self.share = 0.0  # of its time that it reads
+        self.began_ns = owner.clock.mono_ns()
         self._due: list[Job] = []  # of those, still to be read before it sleeps again, the first one last
         self._quiet = 0
         self._busy_ns = 0  # reading, of the time since
-        self._since_ns = owner.clock.mono_ns()
+        self._since_ns = self.began_ns
         self._owner = owner
         self.thread = threading.Thread(target=self._run, name=f"gpu {name}", daemon=True)
 
@@ -187,6 +194,8 @@ class Lane:
         """The next round, when it is due; None where the sampler stops first."""
         owner = self._owner
         if not self._due:
+            while self.incoming:
+                self.jobs += self.incoming.pop()
             next_ns = min([job.next_ns for job in self.jobs])
             wait_ns = next_ns - owner.clock.mono_ns()
             if wait_ns > 0:
@@ -254,10 +263,17 @@ class Lane:
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
             self._due = []
         elif now - self._since_ns > _SHARE_OVER_NS:
-            if self._busy_ns > _MOST_SHARE * (now - self._since_ns):
-                owner.spread(self)
-                self._due = []
-            self._busy_ns, self._since_ns = 0, now
+            self._balance(now)
+
+    def _balance(self, now_ns: int) -> None:
+        """Too much for one thread: each GPU its own; calm for long: one thread less."""
+        self.share = self._busy_ns / (now_ns - self._since_ns)
+        self._busy_ns, self._since_ns = 0, now_ns
+        if self.share > _MOST_SHARE:
+            self._owner.spread(self)
+            self._due = []
+        elif now_ns - self.began_ns > CALM_NS:
+            self.ending = self._owner.merge(self)
 
     def _keep(self) -> bool:
         """After the call that hung has returned: go on with it alone; False where it is read elsewhere."""

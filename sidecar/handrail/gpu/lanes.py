@@ -30,6 +30,7 @@ MOST_GIVEN_UP_A_DEVICE: Final = 6
 FIRST_CALL_NS: Final = 1_000_000_000  # a driver may have to wake a GPU for the first call of a kind
 _IDLE_LOOK_NS: Final = 250_000_000
 _LEAST_LOOK_NS: Final = 2_000_000
+_SHARE_TOGETHER: Final = 0.4  # of its time that a lane may read after two became one
 
 
 class Lanes:
@@ -127,8 +128,20 @@ class Lanes:
         with self._lock:
             home = self._home(lane.jobs[0])
             if home is not None:
-                home.add(lane.jobs[0].steps)
+                home.reader.take_back(home, lane.jobs[0].steps)
             return home is not None
+
+    def merge(self, lane: Lane) -> bool:
+        """Give a calm lane's jobs to one that began before it and has time for them; False where there is none."""
+        with self._lock:
+            for home in self._lanes:
+                if home is lane:
+                    return False
+                plain = not (home.alone or home.ending or home.guard.given_up) and home.limit_ns == lane.limit_ns
+                if plain and home.jobs and home.share + lane.share < _SHARE_TOGETHER:
+                    home.incoming.append(lane.jobs)
+                    return True
+        return False
 
     def left_alone(self, lane: Lane) -> bool:
         """Whether a lane whose call has returned keeps it; waits for the watch to have shared everything out."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 from typing import Final
 
+from handrail.gpu.agreement import Agreement
 from handrail.gpu.counters import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, Call, Field, Pace, Read
 from handrail.gpu.devices import Gpu, Nvml
 from handrail.gpu.slots import Slot
@@ -109,6 +110,7 @@ class DeviceReader:
         for row in rows:
             if not row.only_without:
                 self._add(row.name)
+        self._agreement = Agreement(self.slots)
 
     @property
     def wanted(self) -> set[str]:
@@ -125,6 +127,8 @@ class DeviceReader:
         True where the device's jobs are others now.
         """
         changed = False
+        if job.pace is Pace.WINDOW:
+            self._compare(job)
         for step in list(job.steps):
             if step.gone:
                 moved, step.gone = step.gone, []
@@ -151,6 +155,18 @@ class DeviceReader:
             parts.append(part)
         return list(parts)
 
+    def take_back(self, job: Job, steps: Sequence[Step]) -> None:
+        """Steps that are well again, into the job that they were taken from; fields become one batch again."""
+        with self.lock:
+            fields = [step for step in (*job.steps, *steps) if isinstance(step, FieldStep)]
+            others = [step for step in (*job.steps, *steps) if not isinstance(step, FieldStep)]
+            if len(fields) > 1:
+                batch = FieldStep(self._nvml, self.gpu, self._clock, f"fields {job.pace.value}")
+                batch.slots = [slot for step in fields for slot in step.slots]
+                batch.warm = True
+                fields = [batch]
+            job.steps[:] = [*others, *fields]
+
     def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int, pace: Pace) -> DeviceSample:
         """The record of one round."""
         if pace is Pace.RARE:
@@ -163,6 +179,16 @@ class DeviceReader:
             values=tuple(values),
             took_ns=took_ns,
         )
+
+    def _compare(self, job: Job) -> None:
+        """Values that stand at 0 and should not go the way of those that are not given."""
+        for step in job.steps:
+            if isinstance(step, GpmStep) and step.fresh_s:
+                for slot, code in self._agreement.window(step.fresh_s):
+                    holder = next((each for one in self.jobs.values() for each in one.steps if slot in each.slots), None)
+                    if holder is not None:
+                        holder.slots.remove(slot)
+                        holder.gone.append((slot, code))
 
     def _join_tick(self, job: Job) -> None:
         """Bytes that need no haste are asked for in the batch of the tick: one call less."""

@@ -158,14 +158,17 @@ class Sampler:
     def _keep(self) -> None:
         pause = self.settings.first_retry_s
         while not self._stop.is_set():
-            nvml = self._opened()
-            if nvml is None:
-                self._stop.wait(pause)
-                pause = min(pause * 2, _LONGEST_RETRY_S)
-                continue
-            pause = self.settings.first_retry_s
-            self._in_session(nvml)
-            self._close(nvml)
+            try:
+                nvml = self._opened()
+                if nvml is not None:
+                    pause = self.settings.first_retry_s
+                    self._in_session(nvml)
+                    self._close(nvml)
+                    continue
+            except Exception:  # a fault of ours must not end the sampling for good
+                self._fault("GPUs: the sampler's keeper failed and begins again")
+            self._stop.wait(pause)
+            pause = min(pause * 2, _LONGEST_RETRY_S)
 
     def _opened(self) -> Nvml | None:
         self._old = [each for each in self._old if any(lane.guard.inside for lane in each.all())]
@@ -350,11 +353,14 @@ class Sampler:
             if lanes is None:
                 wait_ns = self.settings.limit_ns
                 continue
-            wait_ns = lanes.look()
-            now = self._clock.mono_ns()
-            if now - told_ns > _S // 2:
-                told_ns = now
-                self._tell_stuck(lanes)
+            try:
+                wait_ns = lanes.look()
+                now = self._clock.mono_ns()
+                if now - told_ns > _S // 2:
+                    told_ns = now
+                    self._tell_stuck(lanes)
+            except Exception:  # nor the watch over it
+                self._fault("GPUs: the watch over hanging calls failed and goes on")
 
     def _tell_stuck(self, lanes: Lanes) -> None:
         hanging = {(r.gpu.device.key, call): (r, ns) for r, call, ns in lanes.hanging(self._clock.mono_ns(), STUCK_NS)}
@@ -372,6 +378,11 @@ class Sampler:
             self._tell(ProcessEventKind.GPU_STUCK, f"GPU {device.index} ({device.key}): {call} does not return")
         for key, call in before - self.state.stuck:
             log.info("GPU %s: %s has returned", key, call)
+
+    def _fault(self, words: str) -> None:
+        self.stats.faults += 1
+        if self.stats.faults == 1:
+            log.exception(words)
 
     # --- words ---------------------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class GpmStep(Step):
         self._layout = struct.Struct(_HEAD)
         self._before_ns: int | None = None
         self.window: DeviceValue | None = None
+        self.fresh_s = 0.0  # of the window that ended with the last read; 0: none did
         self._of: list[Slot] = []
 
     def read(self, guard: Guard) -> list[DeviceValue]:
@@ -54,6 +55,7 @@ class GpmStep(Step):
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
 
     def _look(self, guard: Guard) -> list[DeviceValue]:
+        self.fresh_s = 0.0
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return []
@@ -92,6 +94,7 @@ class GpmStep(Step):
         if self.gone:
             left = {id(slot) for slot, _ in self.gone}
             self.slots[:] = [slot for slot in self.slots if id(slot) not in left]
+        self.fresh_s = window_s
         self.window = DeviceValue(name=WINDOW.name, value=window_s)
         return [*found, self.window] if found else []
 

@@ -84,9 +84,9 @@ def test_F02_a_binding_without_the_second_version_is_read_the_first_way(double: 
 def test_F04_a_call_that_hangs_holds_up_nothing_and_comes_back(double: Double) -> None:
     scenario = h100(3).add("gpu 1 hang UtilizationRates released")
     others = ["power_watts", "clock_hertz", "throttled", "pcie_bytes", "sm_active_ratio"]
-    found = double.call("nvml.runs:hang", scenario, "UtilizationRates", "utilization_ratio", others)
+    found = double.call("nvml.runs:hang", scenario, "utilization_ratio", others)
     assert found["during"] == 0
-    assert found["hanging"] == ["nvmlDeviceGetUtilizationRates"]
+    assert "nvmlDeviceGetUtilizationRates" in found["hanging"]
     assert "utilization_ratio" not in found["fresh"]
     assert "power_watts" in found["fresh"]
     assert found["after"] > 0
@@ -95,11 +95,11 @@ def test_F04_a_call_that_hangs_holds_up_nothing_and_comes_back(double: Double) -
 
 def test_F04_a_field_that_hangs_takes_only_itself_out_of_its_batch(double: Double) -> None:
     scenario = h100(2).add("gpu 1 hang field.186 released")
-    found = double.call(
-        "nvml.runs:hang", scenario, "field 186", "power_watts", ["throttled_seconds", "nvlink_bytes", "utilization_ratio"]
-    )
+    found = double.call("nvml.runs:hang", scenario, "power_watts", ["pcie_bytes", "nvlink_bytes", "utilization_ratio"])
     assert found["during"] == 0
     assert "field 186" in found["hanging"]
+    assert "fields tick" in found["steps"]
+    assert "field 186" not in found["steps"]  # one batch again
 
 
 def test_F04_stopping_waits_for_no_call_and_threads_are_bounded(double: Double) -> None:
@@ -184,6 +184,28 @@ def test_F10_where_bytes_are_counted_the_blocking_call_is_never_made(double: Dou
     scenario = l40s().add("gpu * set pcie.throughput.0 1", "gpu * set pcie.throughput.1 1")
     found = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)
     assert found["snapshots"] == []
+
+
+def test_F11_a_rate_that_stands_at_zero_while_bytes_move_is_not_told(double: Double) -> None:
+    scenario = h100().add("gpu 0 set gpm.20 0.0", "gpu 0 set gpm.21 0.0")
+    found = double.call("nvml.runs:values_at", scenario, 6.0, 110_000_000, virtual=True)
+    assert found["absent"]["GPU-fake-0"] == {"pcie_bytes_per_second{receive}": -3, "pcie_bytes_per_second{transmit}": -3}
+    assert "pcie_bytes{receive}" in found["values"]["GPU-fake-0"]
+
+
+def test_F11_bytes_that_stand_at_zero_while_the_rate_moves_are_not_told(double: Double) -> None:
+    scenario = h100().add(*(f"gpu 0 set field.{field}:all 7" for field in (138, 139)))
+    found = double.call("nvml.runs:values_at", scenario, 6.0, 110_000_000, virtual=True)
+    assert set(found["absent"]["GPU-fake-0"]) == {"nvlink_bytes{receive}", "nvlink_bytes{transmit}"}
+
+
+def test_F11_an_idle_link_is_a_true_zero(double: Double) -> None:
+    scenario = h100().add(
+        *(f"gpu 0 set field.{field} 5000000000" for field in (197, 198)), "gpu 0 set gpm.20 0.0", "gpu 0 set gpm.21 0.0"
+    )
+    found = double.call("nvml.runs:values_at", scenario, 6.0, 110_000_000, virtual=True)
+    assert found["absent"]["GPU-fake-0"] == {}
+    assert found["values"]["GPU-fake-0"]["pcie_bytes_per_second{receive}"] == 0
 
 
 def test_F13_an_xid_is_counted_when_it_comes_and_does_not_stay(double: Double) -> None:

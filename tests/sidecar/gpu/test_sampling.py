@@ -108,6 +108,15 @@ def test_garbage_is_left_out_and_counted_and_hides_nothing(double: Double) -> No
     assert found["absent"]["GPU-fake-0"] == {}  # it may make sense the next time
 
 
+def test_a_driver_that_says_nonsense_of_its_gpus_hides_no_other(double: Double) -> None:
+    scenario = h100(3).add("gpu 0 uuid GPU-\udcff\udcfe", "gpu 1 name \udcff\udcff", "count_told 4294967295")
+    found = double.call("nvml.runs:garbage", scenario)
+    assert found["read"] == ["GPU-fake-1", "GPU-fake-2"]
+    assert found["products"] == ["", "NVIDIA H100 80GB HBM3"]
+    assert found["lost"] == {"0": 999}
+    assert found["faults"] == 0
+
+
 def test_an_l40s_names_what_it_lacks(double: Double) -> None:
     found = double.call("nvml.runs:values_at", l40s(), 2.0, 100_000_000, virtual=True)
     absent = {name.partition("{")[0] for name in found["absent"]["GPU-fake-0"]}
