@@ -92,6 +92,11 @@ ITL_SUM_NS: Final = "handrail.itl.sum_ns"
 ITL_MAX_NS: Final = "handrail.itl.max_ns"
 ITL_MAX_AT_NS: Final = "handrail.itl.max_at_ns"
 ITL_SKETCH: Final = "handrail.itl.sketch"
+STALL_COUNT: Final = "handrail.stall.count"  # gaps far above those around them (docs/stalls.md); the longest are span events
+STALL_SUM_NS: Final = "handrail.stall.sum_ns"
+STALL_HELD_NS: Final = (
+    "handrail.stall.held_ns"  # of the span: nothing was read, since the client took nothing; of an event: in it
+)
 TPOT_MEAN_NS: Final = "handrail.tpot_mean_ns"
 HINTS: Final = "handrail.hints"  # records.Hint values
 INSPECTED: Final = "handrail.request.inspected"  # whole | partial | none
@@ -172,6 +177,11 @@ TRANSMIT: Final = "transmit"  # values of a direction
 RECEIVE: Final = "receive"
 
 # --- span events ----------------------------------------------------------------------------------------------------------
+EVENT_STALL: Final = "handrail.stall"  # its time is the stall's end; with STALL_HELD_NS and these
+STALL_GAP_NS: Final = "handrail.stall.gap_ns"
+STALL_MEDIAN_NS: Final = "handrail.stall.median_ns"
+STALL_INDEX: Final = "handrail.stall.index"
+STALL_TURN: Final = "handrail.stall.turn"
 EVENT_ERROR: Final = "handrail.stream_error"
 EVENT_ABORT: Final = "handrail.abort"
 

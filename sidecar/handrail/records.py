@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from handrail.stalls import Stalls
+
 
 class Role(str, Enum):
     """Which process of the serving stack was observed."""
@@ -175,6 +177,7 @@ class Exchange:
     events: int = 0
     gaps: Gaps | None = None
     itl: Gaps | None = None
+    stalls: Stalls | None = None
     tpot_mean_ns: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
