@@ -225,6 +225,8 @@ class IterationRow:
     running: int | None
     waiting: int | None
     kv_landing_steps: int
+    resumed_tokens: int = 0
+    usual_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,8 @@ def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
         running=iteration.running,
         waiting=iteration.waiting,
         kv_landing_steps=iteration.kv_landing_steps,
+        resumed_tokens=iteration.resumed_tokens,
+        usual_ns=iteration.usual_ns,
     )
 
 

@@ -1,7 +1,7 @@
 """The stalls of a stream on the span of who saw it: two counts as attributes, and the longest ones as events.
 
-``read_stalls`` gives again what ``write_stalls`` wrote; an event that is absurd (no time, no length, ends before it began) is left
-out, and so is everything beyond ``KEPT`` events.
+``read_stalls`` gives again what ``write_stalls`` wrote; an event that is absurd (no length, an end before its begin) is left out,
+and so is everything beyond ``KEPT`` events.
 """
 
 from __future__ import annotations
