@@ -19,7 +19,7 @@ from typing import Any, Final
 from handrail.guest.events import ALIVE, FACTS, LOG, STOPPING, UNKNOWN, Event, datagrams
 from handrail.guest.pauses import SLEEP_S, PauseWatch
 
-SLEEPS_A_TICK: Final = 4  # so a tick is 0.1 s
+SLEEPS_A_TICK: Final = 2  # so a tick is 0.1 s
 ALIVE_EVERY_TICKS: Final = 10
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
