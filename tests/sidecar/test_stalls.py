@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median_low
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -141,7 +142,7 @@ def delta(**content: str) -> bytes:
 
 
 def test_B24_gaps_beside_others_prefill_and_one_where_reasoning_ends() -> None:
-    told = []
+    told: list[Any] = []
     for request in json.loads(TRACE.read_text())["requests"]:
         gaps = [round(gap * MS) for gap in request["gaps_ms"]]
         at = round(request["ttft_ms"] * MS)

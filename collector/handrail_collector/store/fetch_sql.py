@@ -80,7 +80,7 @@ def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
 
 
 def of_request(trace_id: bytes, request_id: bytes) -> Query:
-    """The hand-offs of one request, in order."""
+    """The hand-offs of one request, or its stalls, in order."""
     where = 'trace_id = $trace_id AND request_id = $request_id AND "number" >= 0'
     text = f'SELECT * FROM ({_NEWEST}) WHERE {where} ORDER BY "number"'
     return Query(text, {"trace_id": trace_id, "request_id": request_id})

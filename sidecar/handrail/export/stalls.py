@@ -42,7 +42,7 @@ def read_stalls(span: Span, attributes: Attributes) -> Stalls | None:
     count, sum_ns = read_number(attributes.get(names.STALL_COUNT)), read_number(attributes.get(names.STALL_SUM_NS))
     if not count or sum_ns is None:
         return None
-    longest = []
+    longest: list[Stall] = []
     for event in span.events:
         if event.name == names.EVENT_STALL and len(longest) < KEPT:
             stall = _stall(event, span.start_time_unix_nano)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from exchanges import PROCESS
-from handrail.guest import middleware as middleware_module
 from handrail.guest import plugin as plugin_module
 from handrail.guest.events import SOCKET_ENV, datagrams
 from handrail.guest.middleware import HEAD_BYTES, Handrail, Message
@@ -96,7 +95,7 @@ async def test_a_client_that_takes_nothing_makes_a_gap_of_its_own(recorder: Quie
     def clock() -> int:
         return now
 
-    monkeypatch.setattr(middleware_module.time, "monotonic_ns", clock)
+    monkeypatch.setattr("handrail.guest.middleware.time.monotonic_ns", clock)
 
     async def app(_: Any, receive: Any, send: Any) -> None:
         nonlocal now

@@ -1,0 +1,224 @@
+"""What each engine was doing lately: its steps, KV that landed there, pauses of its processes, clocks of its GPUs, known stalls.
+
+What a stall is held against (``explain/stall_cause.py``). Times are wall clock of the engine's host; nothing here compares clocks
+of two hosts. Bounded by instance and by number: the least heard-of engine goes first, of one engine the oldest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from handrail.hardware import DeviceKind, DeviceSample
+from handrail.records import Iteration, KvFetch, ProcessEvent, ProcessEventKind
+from handrail_collector.stitch.timeline import Timeline
+
+REMEMBERED: Final = 4096
+"""Steps, seconds, landings, pauses, clock readings and stalls of one engine, each: an hour of seconds, minutes of long steps."""
+
+CLOCK: Final = ("clock_hertz", "sm")
+THROTTLED: Final = "throttled"
+OWN_CHOICE: Final = frozenset({"application_clocks", "sync_boost"})
+"""Reasons for a low clock that somebody has set: no throttling."""
+
+READING_NS: Final = 1_000_000_000
+"""A reading of a clock holds until the next one, or so long."""
+
+Activities = Iteration | KvFetch | ProcessEvent | DeviceSample
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One long step of an engine. ``usual_ns``: how long its steps took at that time, 0 where nobody says."""
+
+    begin_unix_ns: int
+    end_unix_ns: int
+    usual_ns: int
+    prefill_tokens: int
+    resumed_tokens: int
+    landed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """All steps of about a second."""
+
+    begin_unix_ns: int
+    end_unix_ns: int
+    decode_tokens: int
+    prefill_tokens: int
+    resumed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A moment at which the engine worked on a load: it posted the transfer, or took note of its end."""
+
+    begin_unix_ns: int
+    request_id: str
+
+    @property
+    def end_unix_ns(self) -> int:
+        return self.begin_unix_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A process stood still. ``process``: api, core, worker or sidecar, and its pid; ``why``: a word of guest/pauses.py."""
+
+    begin_unix_ns: int
+    end_unix_ns: int
+    process: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """The clock of a GPU's multiprocessors, and what held it down."""
+
+    begin_unix_ns: int
+    hertz: float
+    reasons: tuple[str, ...]
+    end_unix_ns: int
+
+
+@dataclass(slots=True)
+class Trial:
+    """Stalls that began within a second of each other, for what they say of causes: they are not independent of each other.
+
+    ``present``: by cause, in how many of them there was enough of it to explain them.
+    """
+
+    begin_unix_ns: int
+    stalls: int = 0
+    present: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """A time in which a stream of this engine stood still."""
+
+    begin_unix_ns: int
+    end_unix_ns: int
+
+
+@dataclass(slots=True)
+class Doings:
+    """Of one engine, or of an edge (whose only doings are the pauses of its sidecar)."""
+
+    steps: Timeline[Step] = field(default_factory=lambda: Timeline(REMEMBERED))
+    seconds: Timeline[Second] = field(default_factory=lambda: Timeline(REMEMBERED))
+    landings: Timeline[Landing] = field(default_factory=lambda: Timeline(REMEMBERED))
+    pauses: Timeline[Pause] = field(default_factory=lambda: Timeline(REMEMBERED))
+    clocks: dict[str, Timeline[ClockReading]] = field(default_factory=dict)  # by GPU
+    stalls: Timeline[Stalled] = field(default_factory=lambda: Timeline(REMEMBERED))
+    trials: OrderedDict[int, Trial] = field(default_factory=OrderedDict)  # by second
+    oldest_unix_ns: int = 0
+    newest_unix_ns: int = 0
+
+    def see(self, at_unix_ns: int) -> None:
+        """Something of this time was told."""
+        self.newest_unix_ns = max(self.newest_unix_ns, at_unix_ns)
+        self.oldest_unix_ns = min(self.oldest_unix_ns or at_unix_ns, at_unix_ns)
+
+    def trial(self, at_unix_ns: int) -> Trial:
+        """That of the stalls of this time."""
+        second = at_unix_ns // 1_000_000_000
+        found = self.trials.get(second)
+        if found is None:
+            found = self.trials[second] = Trial(at_unix_ns)
+            if len(self.trials) > MAX_TRIALS:
+                self.trials.popitem(last=False)
+        return found
+
+
+MAX_TRIALS: Final = 256
+MAX_GPUS: Final = 64
+
+
+@dataclass(slots=True)
+class Activity:
+    """By instance (host:port)."""
+
+    max_engines: int = 1024
+    _engines: OrderedDict[str, Doings] = field(default_factory=OrderedDict)
+
+    def take(self, record: Activities) -> None:
+        """Learn from one record; one that is told twice is kept once."""
+        instance = (record.device.engine if isinstance(record, DeviceSample) else "") or record.process.instance
+        if not instance:
+            return
+        doings = self._at(instance)
+        if isinstance(record, Iteration):
+            _take_iteration(doings, record)
+        elif isinstance(record, KvFetch):
+            _take_fetch(doings, record)
+        elif isinstance(record, ProcessEvent):
+            _take_pause(doings, record)
+        elif record.device.kind is DeviceKind.GPU:
+            _take_sample(doings, record)
+
+    def of(self, instance: str) -> Doings | None:
+        """None of one that has said nothing."""
+        return self._engines.get(instance)
+
+    def _at(self, instance: str) -> Doings:
+        doings = self._engines.get(instance)
+        if doings is None:
+            doings = self._engines[instance] = Doings()
+            if len(self._engines) > self.max_engines:
+                self._engines.popitem(last=False)
+        else:
+            self._engines.move_to_end(instance)
+        return doings
+
+
+def _take_iteration(doings: Doings, told: Iteration) -> None:
+    begin, end = told.started_unix_ns, told.started_unix_ns + told.duration_ns
+    doings.see(end)
+    if told.full:
+        step = Step(begin, end, told.usual_ns, told.prefill_tokens, told.resumed_tokens, told.kv_landing_steps > 0)
+        if step not in doings.steps:
+            doings.steps.put(step)
+    else:
+        second = Second(begin, end, told.decode_tokens, told.prefill_tokens, told.resumed_tokens)
+        if second not in doings.seconds:
+            doings.seconds.put(second)
+
+
+def _take_fetch(doings: Doings, fetch: KvFetch) -> None:
+    ended = fetch.noticed_ns if fetch.noticed_ns is not None else fetch.done_ns
+    for offset in (fetch.posted_ns, ended):
+        if offset is not None:
+            landing = Landing(fetch.known_unix_ns + offset, fetch.request_id)
+            if landing not in doings.landings:
+                doings.landings.put(landing)
+                doings.see(landing.begin_unix_ns)
+
+
+def _take_pause(doings: Doings, event: ProcessEvent) -> None:
+    if event.kind is not ProcessEventKind.PAUSED:
+        return
+    # it began somewhere in at_bound_ns before: half of that is the least wrong
+    begin, end = event.at_unix_ns - event.at_bound_ns // 2, event.at_unix_ns + event.duration_ns
+    pause = Pause(begin, end, f"{event.process_kind or 'process'} {event.pid or ''}".rstrip(), event.detail)
+    if pause not in doings.pauses:
+        doings.pauses.put(pause)
+        doings.see(end)
+
+
+def _take_sample(doings: Doings, sample: DeviceSample) -> None:
+    hertz = next((each.value for each in sample.values if (each.name, each.label) == CLOCK), None)
+    if hertz is None or hertz <= 0:
+        return
+    reasons = tuple(v.label for v in sample.values if v.name == THROTTLED and v.value and v.label not in OWN_CHOICE)
+    known = doings.clocks.get(sample.device.key)
+    if known is None:
+        if len(doings.clocks) >= MAX_GPUS:
+            return
+        known = doings.clocks[sample.device.key] = Timeline(REMEMBERED)
+    reading = ClockReading(sample.at_unix_ns, hertz, reasons, sample.at_unix_ns + READING_NS)
+    if reading not in known:
+        known.put(reading)
+        doings.see(sample.at_unix_ns)
