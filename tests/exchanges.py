@@ -95,7 +95,9 @@ def _stalls(draw: st.DrawFn) -> Stalls:
             )
         )
     count = draw(st.integers(max(1, len(made)), 2**53 - 1))
-    return Stalls(count=count, sum_ns=draw(_number), longest=tuple(made), held_ns=draw(_number))
+    return Stalls(
+        count=count, sum_ns=draw(_number), longest=tuple(made), times=draw(st.binary(max_size=20)), held_ns=draw(_number)
+    )
 
 
 _by_type: Final[dict[str, st.SearchStrategy[Any]]] = {

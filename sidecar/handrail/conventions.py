@@ -94,6 +94,7 @@ ITL_MAX_AT_NS: Final = "handrail.itl.max_at_ns"
 ITL_SKETCH: Final = "handrail.itl.sketch"
 STALL_COUNT: Final = "handrail.stall.count"  # gaps far above those around them (docs/stalls.md); the longest are span events
 STALL_SUM_NS: Final = "handrail.stall.sum_ns"
+STALL_TIMES: Final = "handrail.stall.times"  # stalls.pack_times(): bytes
 STALL_HELD_NS: Final = (
     "handrail.stall.held_ns"  # of the span: nothing was read, since the client took nothing; of an event: in it
 )

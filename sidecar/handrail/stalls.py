@@ -22,6 +22,9 @@ APART_NS: Final = 1_000_000
 KEPT: Final = 16
 """Stalls of one stream that are told one by one: the longest."""
 
+TIMES_KEPT: Final = 512
+"""Stalls of one stream whose times are told: the first. Others' stalls are compared with the time outside of these."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
@@ -53,19 +56,21 @@ class Stall:
 class Stalls:
     """Those of one stream: how many, their summed length, and the ``KEPT`` longest by time.
 
-    ``held_ns``: for so long of the whole stream the observer did not read on, since the client took nothing.
+    ``times``: from when to when each of the first ``TIMES_KEPT`` lasted, by ``pack_times``. ``held_ns``: for so long of the whole
+    stream the observer did not read on, since the client took nothing.
     """
 
     count: int
     sum_ns: int
     longest: tuple[Stall, ...]
+    times: bytes = b""
     held_ns: int = 0
 
 
 class StallWatch:
     """The stalls of one response. Memory does not grow with the stream."""
 
-    __slots__ = ("_before", "_count", "_ends", "_found", "_gaps", "_judged", "_sum_ns")
+    __slots__ = ("_before", "_count", "_ends", "_found", "_gaps", "_judged", "_sum_ns", "_times")
 
     def __init__(self) -> None:
         self._gaps: list[int] = []  # of the block that is not full yet
@@ -73,6 +78,7 @@ class StallWatch:
         self._before: list[int] = []  # the block before it
         self._judged = 0
         self._found: list[Stall] = []
+        self._times: list[tuple[int, int]] = []
         self._count = 0
         self._sum_ns = 0
 
@@ -97,7 +103,13 @@ class StallWatch:
         if not count:
             return None
         longest = sorted(_longest([*self._found, *last]), key=lambda stall: (stall.end_ns, stall.index))
-        return Stalls(count=count, sum_ns=self._sum_ns + sum(stall.gap_ns for stall in last), longest=tuple(longest))
+        times = [*self._times, *((stall.begin_ns, stall.end_ns) for stall in last)]
+        return Stalls(
+            count=count,
+            sum_ns=self._sum_ns + sum(stall.gap_ns for stall in last),
+            longest=tuple(longest),
+            times=pack_times(times[:TIMES_KEPT]),
+        )
 
     def _keep(self, found: list[Stall]) -> None:
         if not found:
@@ -105,6 +117,8 @@ class StallWatch:
         self._count += len(found)
         self._sum_ns += sum(stall.gap_ns for stall in found)
         self._found = _longest([*self._found, *found])
+        if len(self._times) < TIMES_KEPT:
+            self._times += [(stall.begin_ns, stall.end_ns) for stall in found]
 
 
 def judge(gaps_ns: Sequence[int], ends_ns: Sequence[int], among_ns: Sequence[int], first_index: int) -> list[Stall]:
@@ -141,6 +155,47 @@ def marked(stalls: Stalls, held: Sequence[tuple[int, int]], turns: Sequence[tupl
             for stall in stalls.longest
         ),
     )
+
+
+def pack_times(times: Sequence[tuple[int, int]]) -> bytes:
+    """From and to, in order of their ends, as LEB128 of whole microseconds: the end since the end before, then the length."""
+    out = bytearray()
+    before = 0
+    for begin, end in times:
+        end_us, length_us = end // 1000, (end - begin) // 1000
+        for value in (max(0, end_us - before), length_us):
+            while value > 0x7F:
+                out.append(value & 0x7F | 0x80)
+                value >>= 7
+            out.append(value)
+        before = max(before, end_us)
+    return bytes(out)
+
+
+def unpack_times(data: bytes) -> list[tuple[int, int]]:
+    """Inverse of ``pack_times`` but for what a microsecond rounds away. Raises ``ValueError`` for anything else; at most
+    ``TIMES_KEPT`` are read."""
+    numbers: list[int] = []
+    value = shift = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(value)
+            value = shift = 0
+        elif shift > _MOST_BITS:
+            raise ValueError("an overlong number")
+    if shift or len(numbers) % 2:
+        raise ValueError("cut off")
+    found = []
+    end = 0
+    for since, length in zip(numbers[: 2 * TIMES_KEPT : 2], numbers[1 : 2 * TIMES_KEPT : 2], strict=True):
+        end += since
+        found.append(((end - length) * 1000, end * 1000))
+    return found
+
+
+_MOST_BITS: Final = 56
 
 
 def _longest(stalls: list[Stall]) -> list[Stall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from statistics import median_low
@@ -13,7 +14,21 @@ from hypothesis import strategies as st
 
 from handrail.proxy.stream import End, ResponseReader, StreamFacts
 from handrail.sketch import GapSketch
-from handrail.stalls import APART_NS, BLOCK, FACTOR, FLOOR_NS, KEPT, LEAST_GAPS, Stall, Stalls, StallWatch, marked
+from handrail.stalls import (
+    APART_NS,
+    BLOCK,
+    FACTOR,
+    FLOOR_NS,
+    KEPT,
+    LEAST_GAPS,
+    TIMES_KEPT,
+    Stall,
+    Stalls,
+    StallWatch,
+    marked,
+    pack_times,
+    unpack_times,
+)
 
 MS = 1_000_000
 TRACE = Path(__file__).parents[1] / "data" / "request_traces" / "aiperf_two_requests_gaps.json"
@@ -65,6 +80,7 @@ def test_what_is_told_of_one() -> None:
         count=1,
         sum_ns=220 * MS,
         longest=(Stall(end_ns=2_720 * MS, gap_ns=220 * MS, median_ns=25 * MS, index=100),),
+        times=pack_times([(2_500 * MS, 2_720 * MS)]),
     )
 
 
@@ -76,6 +92,26 @@ def test_many_are_counted_and_the_longest_told_by_time() -> None:
     assert found is not None
     assert (found.count, found.sum_ns) == (100, sum(range(100, 200)) * MS)
     assert lengths(found) == list(range(200 - KEPT, 200))
+    times = unpack_times(found.times)
+    assert [end - begin for begin, end in times] == [length * MS for length in range(100, 200)]
+    assert times[-1][1] == sum(gaps)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**10)), max_size=600))
+def test_times_come_back_to_the_microsecond(drawn: list[tuple[int, int]]) -> None:
+    times = sorted((end - min(end, length), end) for end, length in drawn)
+    times.sort(key=lambda each: each[1])
+    back = unpack_times(pack_times(times))
+    assert len(back) == min(len(times), TIMES_KEPT)
+    for (begin, end), (told_begin, told_end) in zip(times, back, strict=False):
+        assert 0 <= end - told_end < 1000
+        assert abs(begin - told_begin) < 2000
+
+
+@given(st.binary(max_size=40))
+def test_whatever_the_bytes_they_are_times_or_refused(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert all(begin <= end for begin, end in unpack_times(data))
 
 
 @given(st.lists(st.integers(0, 200 * MS), max_size=300), st.lists(st.integers(1, 64), min_size=1, max_size=20))

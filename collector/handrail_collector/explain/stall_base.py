@@ -1,8 +1,8 @@
 """How often the evidence of a cause is there when no stream stands still: in windows as long as the stall, of the same process.
 
-Windows are drawn from the time in which the engine decoded, less the stalls that are known: where stalls fill much of the time (a
-processor quota; a long prompt in chunks) windows out of all of it would hold the cause as often as the stalls do, and nothing
-could ever be named. What is merely frequent is frequent here too, which is what the comparison is for.
+Windows are drawn from the time in which streams of the process are known to have run, less that in which they stood still: where
+stalls fill much of the time (a processor quota, a long prompt in chunks) windows out of all of it would hold the cause as often
+as the stalls do, and nothing could ever be named. What is merely frequent is frequent here too: that is what it is compared for.
 """
 
 from __future__ import annotations
@@ -59,14 +59,12 @@ class Base:
 
 
 def base_of(doings: Doings, at_unix_ns: int) -> Base:
-    """That of an engine around a time. Of one that tells no steps, an edge, it is all the time of which anything is known."""
+    """That of an engine around a time."""
     first, last = at_unix_ns - AROUND_NS, at_unix_ns + AROUND_NS
     seconds = list(doings.seconds.during(first, last))
     steps = list(doings.steps.during(first, last))
-    decoding = [(s.begin_unix_ns, s.end_unix_ns) for s in seconds if s.decode_tokens]
+    ran = [(max(first, s.begin_unix_ns), min(last, s.end_unix_ns)) for s in doings.streams.during(first, last)]
     stalled = [(s.begin_unix_ns, s.end_unix_ns) for s in doings.stalls.during(first, last)]
-    if not decoding:
-        decoding = [(max(first, doings.oldest_unix_ns), min(last, doings.newest_unix_ns))]
     curves: dict[Cause, list[Amount]] = {
         Cause.PREFILL_COSCHEDULED: _tokens(steps, seconds, lambda each: each.prefill_tokens),
         Cause.PREEMPTION: _tokens(steps, seconds, lambda each: each.resumed_tokens),
@@ -79,7 +77,7 @@ def base_of(doings: Doings, at_unix_ns: int) -> Base:
     return Base(
         origin_ns=first,
         curves={cause: curve_of(amounts, first) for cause, amounts in curves.items() if amounts},
-        ordinary=stretches(decoding, stalled, first),
+        ordinary=stretches(ran, stalled, first),
     )
 
 

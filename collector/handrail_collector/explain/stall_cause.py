@@ -84,10 +84,8 @@ def _own_preemption(of: Suspect, found: Shares) -> bool:
 
 def _doubt(chance: float, present: float, stalls: float) -> float:
     """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``."""
-    there = _SHARES + (1 - _SHARES) * chance
-    with np.errstate(divide="ignore"):
-        absent = np.where(there < 1, np.log1p(-np.minimum(there, 1 - 1e-12)), -np.inf if stalls > present else 0.0)
-        weights = np.log(_PRIOR) + present * np.log(there) + (stalls - present) * absent
+    there = np.minimum(_SHARES + (1 - _SHARES) * chance, 1 - 1e-9)
+    weights = np.log(_PRIOR) + present * np.log(there) + (stalls - present) * np.log1p(-there)
     weights = np.exp(weights - weights.max())
     by_chance = (1 - _SHARES) * chance / there
     return float((weights * by_chance * there).sum() / (weights * there).sum())

@@ -73,13 +73,15 @@ class Shares:
     left_ns: int
     ns: dict[Cause, int] = field(default_factory=dict)
     words: dict[Cause, str] = field(default_factory=dict)
+    most_ns: dict[Cause, int] = field(default_factory=dict)  # given at once
 
     def give(self, cause: Cause, ns: float, words: str) -> None:
         """As much of ``ns`` as is left."""
         taken = min(self.left_ns, round(ns))
         if taken > 0:
+            if taken > self.most_ns.get(cause, 0):
+                self.most_ns[cause], self.words[cause] = taken, words
             self.ns[cause] = self.ns.get(cause, 0) + taken
-            self.words.setdefault(cause, words)
             self.left_ns -= taken
 
 

@@ -6,19 +6,20 @@ own clock: from the first token on the stream lies there as it lies here, so no 
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from handrail.records import Exchange
-from handrail.stalls import Stall
+from handrail.stalls import Stall, unpack_times
 from handrail_collector.explain.path import Path, Visit, path_of
 from handrail_collector.explain.stall_base import Base, base_of
 from handrail_collector.explain.stall_cause import Verdict, accounting, verdict
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect, shares
 from handrail_collector.rows import NO_STALLS, RequestRow, StallRow
-from handrail_collector.stitch.activity import Activity, Doings, Stalled
+from handrail_collector.stitch.activity import Activity, Doings, Stretch
 from handrail_collector.stitch.group import Group
 
 ALIKE_NS: Final = 50_000_000
@@ -45,7 +46,7 @@ class StallDesk:
     """Explains stalls by what engines were doing, and remembers them as what later ones are compared with."""
 
     activity: Activity = field(default_factory=Activity)
-    _bases: OrderedDict[int, tuple[int, Base]] = field(default_factory=OrderedDict)  # by id of the doings: newest time, base
+    _bases: OrderedDict[int, tuple[int, int, Base]] = field(default_factory=OrderedDict)  # by id of the doings; see ``_base``
 
     def explain(self, group: Group, row: RequestRow) -> list[StallRow]:
         """Rows of ``row``'s stalls, of its version. Told once of each request: what later versions say is not learned again."""
@@ -55,6 +56,7 @@ class StallDesk:
         if not group.stalls_told:
             for each, of in zip(seen, found, strict=True):
                 learn(each.suspect, of)
+            remember_stream(path, self.activity)
         rows = [
             _row(row, path, number, each, self._verdict(each.suspect, of))
             for number, (each, of) in enumerate(zip(seen, found, strict=True))
@@ -69,21 +71,45 @@ class StallDesk:
             return verdict(suspect, of, None, (), None)
         compared = suspect if suspect.doings is not None else replace(suspect, begin=suspect.seen[0], end=suspect.seen[1])
         own = doings.trials.get(compared.begin // 1_000_000_000)
-        return verdict(compared, of, self._base(doings, compared.begin), doings.trials.values(), own)
+        return verdict(compared, of, self._base(doings, compared.begin, compared.end), doings.trials.values(), own)
 
-    def _base(self, doings: Doings, at_unix_ns: int) -> Base:
+    def _base(self, doings: Doings, begin: int, end: int) -> Base:
+        """The last one made serves where it was made for a time nearby, when all of this stall was told already."""
         key = id(doings)
         known = self._bases.get(key)
         if known is not None:
-            made_for, base = known
-            if abs(at_unix_ns - made_for) < BASE_KEPT_NS:
+            made_for, told_until, base = known
+            if abs(begin - made_for) < BASE_KEPT_NS and end <= told_until:
                 return base
-        base = base_of(doings, at_unix_ns)
-        self._bases[key] = at_unix_ns, base
+        base = base_of(doings, begin)
+        self._bases[key] = begin, doings.newest_unix_ns, base
         self._bases.move_to_end(key)
         if len(self._bases) > BASES:
             self._bases.popitem(last=False)
         return base
+
+
+def remember_stream(path: Path, activity: Activity) -> None:
+    """When a stream ran at its engine and when it stood still there: what stalls are compared with is the time between."""
+    decode = path.decode
+    doings = activity.of(decode.instance) if decode is not None else None
+    if decode is None or doings is None:
+        return
+    inner, outer = decode.exchange, path.edge
+    seen, origin = inner, inner.arrival_unix_ns if inner is not None else 0
+    if seen is None or seen.gaps is None:
+        first, shown = _first_at(decode), _first(outer) if outer is not None else None
+        if outer is None or outer.gaps is None or first is None or shown is None:
+            return
+        seen, origin = outer, first - shown
+    begin, end = _first(seen), seen.last_content_ns
+    if begin is not None:
+        end = end if end is not None else begin + (seen.gaps.sum_ns if seen.gaps is not None else 0)
+        doings.streams.put(Stretch(origin + begin, origin + end))
+    if seen.stalls is not None:
+        with contextlib.suppress(ValueError):
+            for first_ns, last_ns in unpack_times(seen.stalls.times):
+                doings.stalls.put(Stretch(origin + first_ns, origin + last_ns))
 
 
 def learn(suspect: Suspect, of: Shares) -> None:
@@ -91,9 +117,6 @@ def learn(suspect: Suspect, of: Shares) -> None:
     doings = suspect.doings
     if doings is None:
         return
-    stalled = Stalled(suspect.begin, suspect.end)
-    if stalled not in doings.stalls:
-        doings.stalls.put(stalled)
     trial = doings.trial(suspect.begin)
     trial.stalls += 1
     for cause in accounting(of, suspect.excess_ns):

@@ -96,8 +96,8 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
-    """A time in which a stream of this engine stood still."""
+class Stretch:
+    """A time in which a stream of this engine ran, or stood still."""
 
     begin_unix_ns: int
     end_unix_ns: int
@@ -112,15 +112,14 @@ class Doings:
     landings: Timeline[Landing] = field(default_factory=lambda: Timeline(REMEMBERED))
     pauses: Timeline[Pause] = field(default_factory=lambda: Timeline(REMEMBERED))
     clocks: dict[str, Timeline[ClockReading]] = field(default_factory=dict)  # by GPU
-    stalls: Timeline[Stalled] = field(default_factory=lambda: Timeline(REMEMBERED))
+    streams: Timeline[Stretch] = field(default_factory=lambda: Timeline(REMEMBERED))
+    stalls: Timeline[Stretch] = field(default_factory=lambda: Timeline(4 * REMEMBERED))
     trials: OrderedDict[int, Trial] = field(default_factory=OrderedDict)  # by second
-    oldest_unix_ns: int = 0
     newest_unix_ns: int = 0
 
     def see(self, at_unix_ns: int) -> None:
         """Something of this time was told."""
         self.newest_unix_ns = max(self.newest_unix_ns, at_unix_ns)
-        self.oldest_unix_ns = min(self.oldest_unix_ns or at_unix_ns, at_unix_ns)
 
     def trial(self, at_unix_ns: int) -> Trial:
         """That of the stalls of this time."""

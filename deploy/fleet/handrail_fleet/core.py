@@ -113,6 +113,7 @@ class StepEnded:
     resumed_tokens: int  # computed once more after a preemption
     preemptions: int  # since the step before
     landed: bool  # a load has ended since then
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +410,7 @@ class EngineCore:
             resumed_tokens=resumed,
             preemptions=self._preemptions,
             landed=self._landed,
+            batch=batch,
         )
         self._preemptions, self._landed = 0, False
         return _Step(now_ns + self._model.step_ns(batch), ended, advances)

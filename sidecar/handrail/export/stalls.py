@@ -11,7 +11,7 @@ from typing import Final
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail import conventions as names
-from handrail.export.attributes import add_number, add_text, read_number, read_text
+from handrail.export.attributes import add_bytes, add_number, add_text, read_bytes, read_number, read_text
 from handrail.otlp.values import LARGEST, Attributes, attributes_of
 from handrail.stalls import KEPT, Stall, Stalls
 
@@ -23,6 +23,8 @@ def write_stalls(span: Span, stalls: Stalls) -> None:
     attributes = span.attributes
     add_number(attributes, names.STALL_COUNT, stalls.count)
     add_number(attributes, names.STALL_SUM_NS, stalls.sum_ns)
+    if stalls.times:
+        add_bytes(attributes, names.STALL_TIMES, stalls.times)
     if stalls.held_ns:
         add_number(attributes, names.STALL_HELD_NS, stalls.held_ns)
     for stall in stalls.longest:
@@ -49,7 +51,8 @@ def read_stalls(span: Span, attributes: Attributes) -> Stalls | None:
             if stall is not None:
                 longest.append(stall)
     held_ns = read_number(attributes.get(names.STALL_HELD_NS)) or 0
-    return Stalls(count=max(count, len(longest)), sum_ns=sum_ns, longest=tuple(longest), held_ns=held_ns)
+    times = read_bytes(attributes.get(names.STALL_TIMES)) or b""
+    return Stalls(count=max(count, len(longest)), sum_ns=sum_ns, longest=tuple(longest), times=times, held_ns=held_ns)
 
 
 def _stall(event: Span.Event, start_unix_ns: int) -> Stall | None:

@@ -11,10 +11,11 @@ from random import Random
 from statistics import median_low
 from typing import Any, Final
 
+from bench.stalls.parts import Parts
 from bench.stalls.scenes import Scene, Setting
 from handrail.cli.simulated import arrivals
-from handrail.records import EngineTimes, Exchange, Iteration, KvFetch, ProcessEvent
 from handrail.hardware import DeviceSample
+from handrail.records import EngineTimes, Exchange, Iteration, KvFetch, ProcessEvent
 from handrail_collector.explain.stall_evidence import Cause
 from handrail_collector.offline import rows_of
 from handrail_collector.rows import StallRow
@@ -69,7 +70,7 @@ def fly(setting: Setting, requests: int, seed: int) -> Ran:
 
 
 def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
-    """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time, each by itself."""
+    """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
     made = arrivals(
         setting.scenario, flown.flights, setting.faults, seed=seed, started_unix_ns=STARTED_UNIX_NS, plugin=True, ran=flown
     )
@@ -89,16 +90,32 @@ def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -
 def judge(scene: Scene, requests: int, seed: int) -> Score:
     """Simulate it and its twins, tell it, and compare."""
     flown = fly(scene.setting, requests, seed)
-    twins = {cause: _by_id(fly(without(scene.setting), requests, seed).flights) for cause, without in scene.reasons}
-    rows = told(scene.setting, flown, seed)
     score = Score(scene.name)
-    for row in rows:
-        judged = Judged(row, truth(row, twins))
+    for judged in judged_of(scene, flown, requests, seed):
         _count(score, judged)
     for row in told(scene.setting, flown, seed, Random(seed)):
         score.shuffled += 1
         score.shuffled_named += row.cause not in (Cause.UNKNOWN.value, Cause.CLIENT_BACKPRESSURE.value)
     return score
+
+
+def judged_of(scene: Scene, flown: Ran, requests: int, seed: int) -> list[Judged]:
+    """Every stall told of a run, with what truly made it: by the run's twin where there is one reason, else by the steps'."""
+    rows = told(scene.setting, flown, seed)
+    if len(scene.reasons) == 1:
+        twins = {cause: _by_id(fly(without(scene.setting), requests, seed).flights) for cause, without in scene.reasons}
+        return [Judged(row, truth(row, twins)) for row in rows]
+    parts, flights = Parts(scene.setting.scenario, flown, seed), _by_id(flown.flights)
+    return [Judged(row, largest(row, parts, flights[str(row.client_request_id)])) for row in rows]
+
+
+def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[Cause]:
+    """The reason that added half of what was too much, and twice what any other did; several where none stands out."""
+    found = parts.of(flight, row.index)
+    most = max(found.values(), default=0.0)
+    if 2 * most < row.gap_ns - row.median_ns:
+        return frozenset()
+    return frozenset(cause for cause, ns in found.items() if 2 * ns > most)
 
 
 def truth(row: StallRow, twins: dict[Cause, dict[str, Flight]]) -> frozenset[Cause]:
@@ -135,8 +152,8 @@ def _by_id(flights: Iterable[Flight]) -> dict[str, Flight]:
 
 
 def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[int, Any]]:
-    """The same streams beside engines whose doings happened at other times: each kind of each engine is turned by its own share of
-    the run, and what leaves at its end comes in at its beginning."""
+    """The same streams beside engines whose doings happened at other times: each kind of each engine is turned by a share of the
+    run of its own, and what leaves at its end comes in at its beginning."""
     times = [received for received, record in records if isinstance(record, Exchange)]
     first, last = min(times), max(times)
     turns: dict[tuple[str, str], int] = {}

@@ -76,9 +76,7 @@ SCENES: Final = (
     ),
     Scene(
         "split_mixed",
-        _setting(
-            "split", "host_pause:d0:0.2", "gpu_throttled:d1:4", arrivals_per_s=3.0, load_post_token_ns=20_000, **_LONG
-        ),
+        _setting("split", "host_pause:d0:0.2", "gpu_throttled:d1:4", arrivals_per_s=3.0, load_post_token_ns=20_000, **_LONG),
         (POSTING, PAUSES, SLOW_GPU),
     ),
 )
