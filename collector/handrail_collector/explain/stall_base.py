@@ -68,7 +68,7 @@ def base_of(doings: Doings, at_unix_ns: int) -> Base:
     curves: dict[Cause, list[Amount]] = {
         Cause.PREFILL_COSCHEDULED: _tokens(steps, seconds, lambda each: each.prefill_tokens),
         Cause.PREEMPTION: _tokens(steps, seconds, lambda each: each.resumed_tokens),
-        Cause.KV_LANDING: [(x.begin_unix_ns, x.begin_unix_ns, 1.0) for x in doings.landings.during(first, last)],
+        Cause.KV_LANDING: [(x.begin_unix_ns, x.begin_unix_ns, float(x.tokens)) for x in doings.landings.during(first, last)],
         Cause.HOST_PAUSE: [
             (p.begin_unix_ns, p.end_unix_ns, p.end_unix_ns - p.begin_unix_ns) for p in doings.pauses.during(first, last)
         ],

@@ -101,10 +101,11 @@ def shares(of: Suspect) -> Shares:
     taken = _union([*taken, *own])
     slowed_ns = _slowed(found, doings, begin, end)
     _steps(found, doings, of, taken, slowed_ns)
-    requests = len({landing.request_id for landing in doings.landings.during(begin - LATE_NS, end)})
-    if requests:
-        many = f"KV of {requests} requests" if requests > 1 else "KV of a request"
-        found.give(Cause.KV_LANDING, found.left_ns - of.median_ns, f"{many} was posted or landed then")
+    landed = {landing.request_id: landing.tokens for landing in doings.landings.during(begin - LATE_NS, end)}
+    if landed:
+        whose = f"of {len(landed)} requests" if len(landed) > 1 else "of a request"
+        words = f"KV {whose} ({sum(landed.values()):,} tokens) was posted or landed then"
+        found.give(Cause.KV_LANDING, found.left_ns - of.median_ns, words)
     return found
 
 

@@ -53,10 +53,14 @@ class Second:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A moment at which the engine worked on a load: it posted the transfer, or took note of its end."""
+    """A moment at which the engine worked on a load: it posted the transfer, or took note of its end.
+
+    ``tokens``: whose KV was loaded; 1 where nobody says.
+    """
 
     begin_unix_ns: int
     request_id: str
+    tokens: int
 
     @property
     def end_unix_ns(self) -> int:
@@ -190,7 +194,7 @@ def _take_fetch(doings: Doings, fetch: KvFetch) -> None:
     ended = fetch.noticed_ns if fetch.noticed_ns is not None else fetch.done_ns
     for offset in (fetch.posted_ns, ended):
         if offset is not None:
-            landing = Landing(fetch.known_unix_ns + offset, fetch.request_id)
+            landing = Landing(fetch.known_unix_ns + offset, fetch.request_id, fetch.tokens_wanted or 1)
             if landing not in doings.landings:
                 doings.landings.put(landing)
                 doings.see(landing.begin_unix_ns)
