@@ -25,7 +25,7 @@ from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
 from handrail_collector.offline import STORE, publish, publish_samples, rows_of
-from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.rows import FetchRow, RequestRow, StallRow
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import StoreLockedError
 from handrail_fleet import faults, scenario, virtual
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data", metavar="DIR", type=Path, help="new or empty folder, for --data of the other commands")
     group.add_argument("--trace", metavar="FILE", type=Path, help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     group.add_argument("--rate", metavar="X", type=_positive, help="2: the trace twice as fast")
-    group.add_argument("--plugin", action="store_true", help="the engines have the plugin, and sidecars read their hosts' links")
+    group.add_argument("--plugin", action="store_true", help="the engines have the plugin, and sidecars read links and clocks")
     group.add_argument("--start", metavar="TIME", help=f"when the run began (default: so that it ended just now): {TIME_RULE}")
 
 
@@ -184,18 +184,26 @@ def _store(
 ) -> _Done:
     task = progress.add_task("simulating", total=settings.requests)
     try:
-        flights = virtual.fly(settings, lambda ended: progress.update(task, completed=ended))
+        ran = virtual.ran(settings, lambda ended: progress.update(task, completed=ended))
     except (SimulationError, OSError) as error:
         raise CliError(what=str(error), where=str(settings.trace or settings.scenario.name)) from None
+    flights = ran.flights
     virtual_ns = over_ns(flights)
     started = now_unix_ns - virtual_ns if start_unix_ns is None else start_unix_ns
     progress.update(task, description="writing down what each host saw", completed=settings.requests)
-    made = arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started, plugin=plugin)
+    made = arrivals(
+        *(settings.scenario, flights, settings.faults),
+        seed=settings.seed,
+        started_unix_ns=started,
+        plugin=plugin,
+        ran=ran if plugin else None,
+    )
     progress.update(task, description="stitching and explaining", total=len(made), completed=0)
     seen = _Seen()
+    stalls: list[StallRow] = []
     try:
         fetches: list[FetchRow] | None = [] if plugin else None
-        rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches)), fetches)
+        rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches, stalls=stalls)), fetches, stalls)
         if plugin:
             publish_samples(folder, *link_evidence(settings.scenario, flights, settings.faults, settings.seed, started))
     except (StoreLockedError, StoreDamagedError, OSError) as error:
