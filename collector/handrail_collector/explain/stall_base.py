@@ -42,7 +42,8 @@ class Base:
     def chance(self, cause: Cause, of: Suspect) -> float:
         """The share of windows without a stall that have as much of ``cause`` as the time of the stall, or nearly.
 
-        Never 0: of little time little is known, and one window more might have had it. 1 where nothing can be compared.
+        Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
+        nothing can be compared.
         """
         curve = self.curves.get(cause)
         length = float(of.end - of.begin + LATE_NS)
@@ -54,8 +55,8 @@ class Base:
             return 1.0
         starts: Floats = (np.arange(WINDOWS, dtype=np.float64) + 0.5) * ((total - length) / WINDOWS)
         found = self.ordinary.amounts(curve, starts, length)
-        share = (float(np.count_nonzero(found >= ENOUGH * here)) + 0.5) / (WINDOWS + 1)
-        return min(1.0, max(share, length / total))
+        share, apart = float(np.count_nonzero(found >= ENOUGH * here)) / WINDOWS, total / length
+        return (share * apart + 0.5) / (apart + 1)
 
 
 def base_of(doings: Doings, at_unix_ns: int) -> Base:
@@ -99,6 +100,6 @@ def _tokens(steps: list[Step], seconds: list[Second], tokens: Callable[[Step | S
 
 
 def _lost(doings: Doings, first: int, last: int) -> Iterator[Amount]:
-    for readings in doings.clocks.values():
-        for begin, end, share, _ in slow_times(list(readings.during(first, last))):
+    for gpu in doings.gpus.values():
+        for begin, end, share, _ in slow_times(gpu, first, last):
             yield begin, end, (end - begin) * (1 - share)

@@ -1,11 +1,11 @@
 """Why did a stream stand still? What can account for it, weighed by how often that is there when nothing stands still. Pure.
 
 A cause is named when it can account for half of what the stall took too long, and when the doubt that it was there by chance is
-small. Let q be the share of an engine's stalls that a cause makes, and p how often its evidence is there without one. Then it is
-there in f = q + (1 - q) p of the stalls, and where it is, by chance with the probability (1 - q) p / f (in epidemiology, one less
-the attributable fraction among the exposed). q is learned from the engine's stalls of the last minutes, from a prior that doubts:
-with ``PRIOR_NONE`` the cause makes none, else any share is as likely. Causes whose times were shuffled are there in p of the
-stalls, so q goes to none and nothing is named (tests/bench/stalls).
+small. Of an engine's stalls that no other cause can account for, let q be the share that this one makes, and p how often its
+evidence is there without a stall. Then it is there in f = q + (1 - q) p of them, and where it is, by chance with the probability
+(1 - q) p / f (in epidemiology, one less the attributable fraction among the exposed). q is learned from the stalls of the last
+minutes, from a prior that doubts: with ``PRIOR_NONE`` the cause makes none, else any share is as likely. Causes whose times were
+shuffled are there in p of the stalls, so q goes to none and nothing is named (tests/bench/stalls).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PRIOR: Final = np.concatenate([[PRIOR_NONE], np.full(20, (1 - PRIOR_NONE) / 20)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``lift``: how much more often the evidence is there in stalls of this engine than in windows as long without one, this
-    stall counted; None where nothing could be compared. ``doubt``: the probability that it was there by chance.
+    """``lift``: how much more often the evidence is there in the engine's stalls that nothing else accounts for, this one
+    counted, than in windows without a stall; None where nothing is inferred. ``doubt``: the probability that it was there by chance.
     ``accounted_ns``: how much of the stall it can account for.
     """
 
@@ -69,9 +69,9 @@ def _weighed(
         # no coincidence: while nothing was read nothing could come, and who stands preempted makes no token
         return Verdict(cause, found.ns[cause], None, 0.0, said)
     chance = base.chance(cause, of) if base is not None else 1.0
-    others = [trial for trial in trials if trial is not own]
-    stalls = float(len(others))
-    present = sum(trial.present.get(cause.value, 0) / trial.stalls for trial in others if trial.stalls)
+    others = [trial for trial in trials if trial is not own and trial.stalls]
+    present = sum(trial.alone.get(cause.value, 0) / trial.stalls for trial in others)
+    stalls = present + sum(trial.alone.get("", 0) / trial.stalls for trial in others)
     doubt = _doubt(chance, present, stalls)
     lift = (present + 1) / (stalls + 1) / chance
     return Verdict(cause, found.ns[cause], round(lift, 1), round(doubt, 4), said)

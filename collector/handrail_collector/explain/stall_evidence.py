@@ -1,8 +1,9 @@
 """What could have made a stream stand still in a stretch of time, and how much of that time each of it can account for.
 
-Time is given away once, to what is measured before what is inferred: what the client held up and pauses of a process, then the
-request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other prompts'
-tokens); KV that landed gets what is left. Pure.
+Time is given away once, to what is measured before what is inferred: what the client held up and pauses whose reason the kernel
+told, then the request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other
+prompts' tokens: as much as so many took in other steps), then pauses without a reason, which a long step may itself have made by
+keeping the interpreter's lock; KV that landed gets what is left. Pure.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from handrail_collector.stitch.activity import ClockReading, Doings
-
-LEAST_TOKENS: Final = 32
-"""Fewer prompt tokens in a step do not make it long; a loaded request computes one."""
+from handrail_collector.stitch.activity import LEAST_TOKENS, READING_NS, Doings, Gpu
 
 LATE_NS: Final = 10_000_000
 """A token is seen so much after the end of its step, at most; and a landing may lie so much before what it delays."""
@@ -23,8 +21,11 @@ LATE_NS: Final = 10_000_000
 SLOWED: Final = 0.9
 """A clock below this part of the usual one is slow, if something holds it down."""
 
-CLOCKS_AROUND_NS: Final = 60_000_000_000
-"""The usual clock is that of the fastest tenth of the readings from so long before to so long after."""
+NO_REASON: Final = "held"
+"""What the plugin says of a pause whose reason the kernel does not tell (guest/pauses.py)."""
+
+PLAUSIBLE: Final = 1.5
+"""So many times what tokens take in the engine's other long steps, and no more, they may have taken here."""
 
 Interval = tuple[int, int]
 """From, to."""
@@ -90,17 +91,19 @@ def shares(of: Suspect) -> Shares:
     found = Shares(of.end - of.begin)
     found.give(Cause.CLIENT_BACKPRESSURE, of.held_ns, f"nothing was read for {ms(of.held_ns)}: the client took nothing")
     if of.observer is not None:
-        _pauses(found, of.observer, *of.seen)
+        for reasoned in (True, False):
+            _pauses(found, of.observer, *of.seen, reasoned=reasoned)
     doings, begin, end = of.doings, of.begin, of.end
     if doings is None:
         return found
-    taken = _pauses(found, doings, begin, end)
+    taken = _pauses(found, doings, begin, end, reasoned=True)
     own = _clipped(of.preempted, begin, end)
     apart = _length(_union([*own, *taken])) - _length(taken)
     found.give(Cause.PREEMPTION, apart, f"it stood preempted for {ms(apart)}")
     taken = _union([*taken, *own])
     slowed_ns = _slowed(found, doings, begin, end)
     _steps(found, doings, of, taken, slowed_ns)
+    _pauses(found, doings, begin, end, reasoned=False)
     landed = {landing.request_id: landing.tokens for landing in doings.landings.during(begin - LATE_NS, end)}
     if landed:
         whose = f"of {len(landed)} requests" if len(landed) > 1 else "of a request"
@@ -109,9 +112,9 @@ def shares(of: Suspect) -> Shares:
     return found
 
 
-def _pauses(found: Shares, doings: Doings, begin: int, end: int) -> list[Interval]:
-    """Those of any of its processes, told of the one that stood longest. Their union."""
-    pauses = list(doings.pauses.during(begin, end))
+def _pauses(found: Shares, doings: Doings, begin: int, end: int, *, reasoned: bool) -> list[Interval]:
+    """Those of any of its processes, with a reason or without, told of the one that stood longest. Their union."""
+    pauses = [each for each in doings.pauses.during(begin, end) if (each.why != NO_REASON) is reasoned]
     if not pauses:
         return []
     union = _union(_clipped([(each.begin_unix_ns, each.end_unix_ns) for each in pauses], begin, end))
@@ -124,35 +127,33 @@ def _pauses(found: Shares, doings: Doings, begin: int, end: int) -> list[Interva
 def _slowed(found: Shares, doings: Doings, begin: int, end: int) -> float:
     """What the slowest GPU's clock cost while something held it down."""
     worst, words = 0.0, ""
-    for gpu, readings in doings.clocks.items():
+    for key, gpu in doings.gpus.items():
         lost, lowest, why = 0.0, 1.0, ""
-        for first, last, share, reasons in slow_times(list(readings.during(begin - CLOCKS_AROUND_NS, end + CLOCKS_AROUND_NS))):
+        for first, last, share, reasons in slow_times(gpu, begin, end):
             common = min(last, end) - max(first, begin)
             if common > 0:
                 lost += common * (1 - share)
                 if share < lowest:
                     lowest, why = share, ", ".join(reasons)
         if lost > worst:
-            worst, words = lost, f"GPU {gpu} ran at {lowest:.0%} of its usual clock: {why}"
+            worst, words = lost, f"GPU {key} ran at {lowest:.0%} of its usual clock: {why}"
     found.give(Cause.GPU_THROTTLED, worst, words)
     return worst
 
 
-def slow_times(readings: Sequence[ClockReading]) -> Iterable[tuple[int, int, float, tuple[str, ...]]]:
-    """From, to, share of the usual clock, and what held it down, of the times in which a GPU was slow.
+def slow_times(gpu: Gpu, begin: int, end: int) -> Iterable[tuple[int, int, float, tuple[str, ...]]]:
+    """From, to, share of the usual clock, and what held it down, of the times about then in which a GPU was slow.
 
-    ``readings`` of one GPU in order; each stands for the time half-way to its neighbours.
+    Each reading stands for the time half-way to its neighbours.
     """
-    if not readings:
-        return
-    usual = sorted(reading.hertz for reading in readings)[int(0.9 * (len(readings) - 1))]
+    usual = gpu.usual_hertz()
+    readings = list(gpu.readings.during(begin - READING_NS, end + READING_NS))
     for number, reading in enumerate(readings):
         if reading.reasons and reading.hertz < SLOWED * usual:
             at = reading.begin_unix_ns
             before = readings[number - 1].begin_unix_ns if number else at
             after = readings[number + 1].begin_unix_ns if number + 1 < len(readings) else at
-            longest = reading.end_unix_ns - at
-            first, last = at - min(at - before, longest) // 2, at + min(after - at, longest) // 2
+            first, last = at - min(at - before, READING_NS) // 2, at + min(after - at, READING_NS) // 2
             yield first, last, reading.hertz / usual, reading.reasons
 
 
@@ -160,6 +161,7 @@ def _steps(found: Shares, doings: Doings, of: Suspect, taken: Sequence[Interval]
     """What of the long steps went into tokens that are none of this stream's. ``taken`` and ``slowed_ns`` are given already."""
     begin, end = of.begin - LATE_NS, of.end
     steps = sorted(doings.steps.during(begin, end), key=lambda step: step.begin_unix_ns - step.end_unix_ns)
+    a_token_ns = doings.a_token_ns() if steps else None
     for step in steps:
         tokens, took_ns = step.prefill_tokens + step.resumed_tokens, step.end_unix_ns - step.begin_unix_ns
         if tokens < LEAST_TOKENS or took_ns <= 0:
@@ -168,6 +170,8 @@ def _steps(found: Shares, doings: Doings, of: Suspect, taken: Sequence[Interval]
         free_ns = _length(_union([*here, *taken])) - _length(taken)
         more_ns = max(0.0, free_ns * (1 - step.usual_ns / took_ns) - slowed_ns)
         slowed_ns = max(0.0, slowed_ns - free_ns)
+        if a_token_ns is not None:
+            more_ns = min(more_ns, PLAUSIBLE * a_token_ns * tokens)
         for cause, part, what in (
             (Cause.PREEMPTION, step.resumed_tokens, "tokens again after a preemption"),
             (Cause.PREFILL_COSCHEDULED, step.prefill_tokens, "prompt tokens"),

@@ -119,8 +119,10 @@ def learn(suspect: Suspect, of: Shares) -> None:
         return
     trial = doings.trial(suspect.begin)
     trial.stalls += 1
-    for cause in accounting(of, suspect.excess_ns):
-        trial.present[cause.value] = trial.present.get(cause.value, 0) + 1
+    suspects = accounting(of, suspect.excess_ns)
+    if len(suspects) < 2:
+        only = suspects[0].value if suspects else ""
+        trial.alone[only] = trial.alone.get(only, 0) + 1
 
 
 def no_stalls(row: RequestRow, trace_id: str, request_id: str, version: int) -> StallRow:

@@ -6,8 +6,9 @@ of two hosts. Bounded by instance and by number: the least heard-of engine goes 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 from handrail.hardware import DeviceKind, DeviceSample
@@ -23,7 +24,13 @@ OWN_CHOICE: Final = frozenset({"application_clocks", "sync_boost"})
 """Reasons for a low clock that somebody has set: no throttling."""
 
 READING_NS: Final = 1_000_000_000
-"""A reading of a clock holds until the next one, or so long."""
+"""A reading of a clock says nothing of what is further away."""
+
+LATELY: Final = 600
+STEPS_LATELY: Final = 64
+LEAST_STEPS: Final = 5
+LEAST_TOKENS: Final = 32
+"""Fewer prompt tokens in a step do not make it long; a loaded request computes one."""
 
 Activities = Iteration | KvFetch | ProcessEvent | DeviceSample
 
@@ -84,19 +91,46 @@ class ClockReading:
     begin_unix_ns: int
     hertz: float
     reasons: tuple[str, ...]
-    end_unix_ns: int
+
+    @property
+    def end_unix_ns(self) -> int:
+        return self.begin_unix_ns
+
+
+@dataclass(slots=True)
+class Gpu:
+    """The readings of one GPU's clock."""
+
+    readings: Timeline[ClockReading] = field(default_factory=lambda: Timeline(REMEMBERED))
+    lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
+    _usual: tuple[int, float] = (0, 0.0)  # when it was worked out, by readings, and what it was
+    _seen: int = 0
+
+    def put(self, reading: ClockReading) -> None:
+        """One more."""
+        self.readings.put(reading)
+        self.lately.append(reading.hertz)
+        self._seen += 1
+
+    def usual_hertz(self) -> float:
+        """That of the fastest tenth of the last minute's readings, at ten a second."""
+        worked_out, usual = self._usual
+        if not usual or self._seen - worked_out >= LATELY // 10:
+            usual = sorted(self.lately)[int(0.9 * (len(self.lately) - 1))]
+            self._usual = self._seen, usual
+        return usual
 
 
 @dataclass(slots=True)
 class Trial:
     """Stalls that began within a second of each other, for what they say of causes: they are not independent of each other.
 
-    ``present``: by cause, in how many of them there was enough of it to explain them.
+    ``alone``: of how many a cause, and no other, can account for enough; '' counts those of which none can.
     """
 
     begin_unix_ns: int
     stalls: int = 0
-    present: dict[str, int] = field(default_factory=dict)
+    alone: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +149,8 @@ class Doings:
     seconds: Timeline[Second] = field(default_factory=lambda: Timeline(REMEMBERED))
     landings: Timeline[Landing] = field(default_factory=lambda: Timeline(REMEMBERED))
     pauses: Timeline[Pause] = field(default_factory=lambda: Timeline(REMEMBERED))
-    clocks: dict[str, Timeline[ClockReading]] = field(default_factory=dict)  # by GPU
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    token_costs: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))
     streams: Timeline[Stretch] = field(default_factory=lambda: Timeline(REMEMBERED))
     stalls: Timeline[Stretch] = field(default_factory=lambda: Timeline(4 * REMEMBERED))
     trials: OrderedDict[int, Trial] = field(default_factory=OrderedDict)  # by second
@@ -124,6 +159,10 @@ class Doings:
     def see(self, at_unix_ns: int) -> None:
         """Something of this time was told."""
         self.newest_unix_ns = max(self.newest_unix_ns, at_unix_ns)
+
+    def a_token_ns(self) -> float | None:
+        """What a prompt token takes in its long steps, median of the last ones; None where there were too few."""
+        return median(self.token_costs) if len(self.token_costs) >= LEAST_STEPS else None
 
     def trial(self, at_unix_ns: int) -> Trial:
         """That of the stalls of this time."""
@@ -184,6 +223,9 @@ def _take_iteration(doings: Doings, told: Iteration) -> None:
         step = Step(begin, end, told.usual_ns, told.prefill_tokens, told.resumed_tokens, told.kv_landing_steps > 0)
         if step not in doings.steps:
             doings.steps.put(step)
+            tokens = step.prefill_tokens + step.resumed_tokens
+            if tokens >= LEAST_TOKENS:
+                doings.token_costs.append((end - begin - step.usual_ns) / tokens)
     else:
         second = Second(begin, end, told.decode_tokens, told.prefill_tokens, told.resumed_tokens)
         if second not in doings.seconds:
@@ -216,12 +258,12 @@ def _take_sample(doings: Doings, sample: DeviceSample) -> None:
     if hertz is None or hertz <= 0:
         return
     reasons = tuple(v.label for v in sample.values if v.name == THROTTLED and v.value and v.label not in OWN_CHOICE)
-    known = doings.clocks.get(sample.device.key)
-    if known is None:
-        if len(doings.clocks) >= MAX_GPUS:
+    gpu = doings.gpus.get(sample.device.key)
+    if gpu is None:
+        if len(doings.gpus) >= MAX_GPUS:
             return
-        known = doings.clocks[sample.device.key] = Timeline(REMEMBERED)
-    reading = ClockReading(sample.at_unix_ns, hertz, reasons, sample.at_unix_ns + READING_NS)
-    if reading not in known:
-        known.put(reading)
+        gpu = doings.gpus[sample.device.key] = Gpu()
+    reading = ClockReading(sample.at_unix_ns, hertz, reasons)
+    if reading not in gpu.readings:
+        gpu.put(reading)
         doings.see(sample.at_unix_ns)

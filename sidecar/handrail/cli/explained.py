@@ -240,11 +240,15 @@ def _stalls(stalls: Plain, width: int) -> Iterator[RenderableType]:
                 f"{each['events']:,}",
                 "" if each["every_ns"] is None else format_duration(each["every_ns"]),
                 format_duration(each["gap_ns"]),
-                "" if each["lift"] is None else f"{each['lift']:.2g}",
+                "" if each["lift"] is None else _times(each["lift"]),
                 f"{each['host']} ({_percent(each['host_share'])})" if each["host"] else "",
             ]
         )
     yield fitted(columns, rows, width)
+
+
+def _times(lift: float) -> str:
+    return f"{lift:,.0f}" if lift >= 10 else f"{lift:.1f}"
 
 
 def _contrasts(found: Sequence[Plain], width: int, title: str, asked: str, others: str) -> Iterator[RenderableType]:
