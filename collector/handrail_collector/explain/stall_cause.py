@@ -34,8 +34,8 @@ _PRIOR: Final = np.concatenate([[PRIOR_NONE], np.full(20, (1 - PRIOR_NONE) / 20)
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``lift``: how much more often the evidence is there in the engine's stalls that nothing else accounts for, this one
-    counted, than in windows without a stall; None where nothing is inferred. ``doubt``: the probability that it was there by chance.
-    ``accounted_ns``: how much of the stall it can account for.
+    counted, than in windows without a stall; None where nothing is inferred. ``doubt``: the probability that it was there by
+    chance. ``accounted_ns``: how much of the stall it can account for.
     """
 
     cause: Cause
