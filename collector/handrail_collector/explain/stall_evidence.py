@@ -24,7 +24,7 @@ SLOWED: Final = 0.9
 NO_REASON: Final = "held"
 """What the plugin says of a pause whose reason the kernel does not tell (guest/pauses.py)."""
 
-PLAUSIBLE: Final = 1.5
+PLAUSIBLE: Final = 2.0
 """So many times what tokens take in the engine's other long steps, and no more, they may have taken here."""
 
 Interval = tuple[int, int]

@@ -90,34 +90,39 @@ class StallDesk:
 
 
 def remember_stream(path: Path, activity: Activity) -> None:
-    """When a stream ran at its engine and when it stood still there: what stalls are compared with is the time between."""
-    decode = path.decode
-    doings = activity.of(decode.instance) if decode is not None else None
-    if decode is None or doings is None:
+    """When a stream ran and when it stood still, at its engine and at the edge: stalls are compared with the time between."""
+    decode, outer = path.decode, path.edge
+    inner = decode.exchange if decode is not None else None
+    if outer is not None and outer.gaps is not None:
+        _remember(activity.at(outer.process.instance), outer, outer.arrival_unix_ns)
+    if decode is None or not decode.instance:
         return
-    inner, outer = decode.exchange, path.edge
-    seen, origin = inner, inner.arrival_unix_ns if inner is not None else 0
-    if seen is None or seen.gaps is None:
-        first, shown = _first_at(decode), _first(outer) if outer is not None else None
-        if outer is None or outer.gaps is None or first is None or shown is None:
-            return
-        seen, origin = outer, first - shown
-    begin, end = _first(seen), seen.last_content_ns
-    if begin is not None:
-        end = end if end is not None else begin + (seen.gaps.sum_ns if seen.gaps is not None else 0)
-        doings.streams.put(Stretch(origin + begin, origin + end))
+    if inner is not None and inner.gaps is not None:
+        _remember(activity.at(decode.instance), inner, inner.arrival_unix_ns)
+    elif outer is not None and outer.gaps is not None:
+        first, shown = _first_at(decode), _first(outer)
+        if first is not None and shown is not None:
+            _remember(activity.at(decode.instance), outer, first - shown)
+
+
+def _remember(doings: Doings, seen: Exchange, origin_unix_ns: int) -> None:
+    """``origin_unix_ns``: when the exchange began, by the clock of these doings."""
+    begin = _first(seen)
+    if begin is not None and seen.gaps is not None:
+        end = seen.last_content_ns if seen.last_content_ns is not None else begin + seen.gaps.sum_ns
+        doings.streams.put(Stretch(origin_unix_ns + begin, origin_unix_ns + end))
     if seen.stalls is not None:
         with contextlib.suppress(ValueError):
-            for first_ns, last_ns in unpack_times(seen.stalls.times):
-                doings.stalls.put(Stretch(origin + first_ns, origin + last_ns))
+            for first, last in unpack_times(seen.stalls.times):
+                doings.stalls.put(Stretch(origin_unix_ns + first, origin_unix_ns + last))
 
 
 def learn(suspect: Suspect, of: Shares) -> None:
-    """Remember a stall with the engine that it happened at."""
-    doings = suspect.doings
+    """Remember a stall with whom it happened at."""
+    doings, at = (suspect.doings, suspect.begin) if suspect.doings is not None else (suspect.observer, suspect.seen[0])
     if doings is None:
         return
-    trial = doings.trial(suspect.begin)
+    trial = doings.trial(at)
     trial.stalls += 1
     suspects = accounting(of, suspect.excess_ns)
     if len(suspects) < 2:

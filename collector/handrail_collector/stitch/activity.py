@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final
 
 from handrail.hardware import DeviceKind, DeviceSample
@@ -161,8 +160,10 @@ class Doings:
         self.newest_unix_ns = max(self.newest_unix_ns, at_unix_ns)
 
     def a_token_ns(self) -> float | None:
-        """What a prompt token takes in its long steps, median of the last ones; None where there were too few."""
-        return median(self.token_costs) if len(self.token_costs) >= LEAST_STEPS else None
+        """What a prompt token takes in its long steps: lower quartile of the last ones, since others may have been held up by
+        something else; None where there were too few."""
+        costs = sorted(self.token_costs)
+        return costs[len(costs) // 4] if len(costs) >= LEAST_STEPS else None
 
     def trial(self, at_unix_ns: int) -> Trial:
         """That of the stalls of this time."""
@@ -191,7 +192,7 @@ class Activity:
         instance = (record.device.engine if isinstance(record, DeviceSample) else "") or record.process.instance
         if not instance:
             return
-        doings = self._at(instance)
+        doings = self.at(instance)
         if isinstance(record, Iteration):
             _take_iteration(doings, record)
         elif isinstance(record, KvFetch):
@@ -205,7 +206,8 @@ class Activity:
         """None of one that has said nothing."""
         return self._engines.get(instance)
 
-    def _at(self, instance: str) -> Doings:
+    def at(self, instance: str) -> Doings:
+        """As ``of``; from now on it is remembered."""
         doings = self._engines.get(instance)
         if doings is None:
             doings = self._engines[instance] = Doings()

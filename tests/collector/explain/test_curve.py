@@ -50,7 +50,7 @@ def test_what_is_left_is_in_the_one_and_not_in_the_other(wanted: list[tuple[int,
     expected = sum(member(wanted, at + 0.5) and not member(without, at + 0.5) for at in range(120))
     assert left.total_ns == expected
     if expected:
-        places = np.arange(expected) + 0.5
+        places = np.arange(expected, dtype=np.float64) + np.float64(0.5)
         _, times = left.at(places)
         assert all(member(wanted, at) and not member(without, at) for at in times)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def test_a_timeline_is_bounded_and_the_oldest_go() -> None:
     assert [thing.begin_unix_ns for thing in line.during(0, 10**6)][-10:] == list(range(990, 1000))
 
 
-def iteration(at_ns: int, took_ns: int, *, full: bool, **more: int) -> Iteration:
+def iteration(at_ns: int, took_ns: int, *, full: bool, **more: Any) -> Iteration:
     return Iteration(
         process=AT_D,
         source=Source.PLUGIN,
@@ -61,7 +62,7 @@ def iteration(at_ns: int, took_ns: int, *, full: bool, **more: int) -> Iteration
     )
 
 
-def fetch(at_ns: int, **offsets: int) -> KvFetch:
+def fetch(at_ns: int, **offsets: Any) -> KvFetch:
     return KvFetch(
         process=AT_D,
         source=Source.PLUGIN,
