@@ -117,7 +117,7 @@ def stalls_of(records: Iterable[Item | Activities]) -> list[StallRow]:
     at = EPOCH + 3600 * SECOND
     ordered = sorted(records, key=lambda record: isinstance(record, Exchange))
     stalls: list[StallRow] = []
-    for _ in rows_of(((at, record) for record in ordered), StitchSettings(), stalls):
+    for _ in rows_of(((at, record) for record in ordered), StitchSettings(), stalls=stalls):
         pass
     last = {(row.request_id, row.number): row for row in stalls}
     return sorted(last.values(), key=lambda row: (row.started_unix_ns, row.request_id, row.number))

@@ -75,7 +75,7 @@ def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
         f"SELECT {columns} FROM {{table}} WHERE started_unix_ns >= $since AND started_unix_ns < $until"
         " ORDER BY started_unix_ns DESC LIMIT $row_limit"
     )
-    text = f"{_NEWEST.replace('{table}', f'({part})')}"
+    text = f"{NEWEST.replace('{table}', f'({part})')}"
     return Query(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})
 
 

@@ -240,9 +240,7 @@ class StoreSource:
             "usual": usual,
             "hardware": hardware,
         }
-        return Found(
-            row=rows[0], spans=spans, fetches=fetches, stalls=stalls, usual=usual, hardware=hardware, answer=answer
-        )
+        return Found(row=rows[0], spans=spans, fetches=fetches, stalls=stalls, usual=usual, hardware=hardware, answer=answer)
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         with self._damage_told():

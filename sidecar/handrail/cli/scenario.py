@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
-from handrail.cli.simulated import Arrived, arrivals, over_ns
+from handrail.cli.simulated import Arrived, ArrivedOfEngine, arrivals, engine_arrivals, over_ns
 from handrail.cli.simulated_links import link_evidence
 from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
@@ -191,13 +191,11 @@ def _store(
     virtual_ns = over_ns(flights)
     started = now_unix_ns - virtual_ns if start_unix_ns is None else start_unix_ns
     progress.update(task, description="writing down what each host saw", completed=settings.requests)
-    made = arrivals(
-        *(settings.scenario, flights, settings.faults),
-        seed=settings.seed,
-        started_unix_ns=started,
-        plugin=plugin,
-        ran=ran if plugin else None,
-    )
+    made: list[Arrived | ArrivedOfEngine] = []
+    made += arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started, plugin=plugin)
+    if plugin:
+        made += engine_arrivals(settings.scenario, ran, settings.faults, seed=settings.seed, started_unix_ns=started)
+        made.sort(key=lambda one: one.received_unix_ns)
     progress.update(task, description="stitching and explaining", total=len(made), completed=0)
     seen = _Seen()
     stalls: list[StallRow] = []
@@ -211,7 +209,7 @@ def _store(
     return _Done(started, virtual_ns, rows, seen)
 
 
-def _taken(made: list[Arrived], progress: Progress) -> Iterator[tuple[int, Any]]:
+def _taken(made: Sequence[Arrived | ArrivedOfEngine], progress: Progress) -> Iterator[tuple[int, Any]]:
     (task,) = progress.task_ids
     for number, one in enumerate(made):
         if number % _TOLD_EVERY == 0:

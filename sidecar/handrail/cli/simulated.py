@@ -38,7 +38,15 @@ class Arrived:
     """``received_unix_ns``: when the collector has it, by its own right clock."""
 
     received_unix_ns: int
-    record: Item | Activities
+    record: Item
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedOfEngine:
+    """As ``Arrived``."""
+
+    received_unix_ns: int
+    record: Activities
 
 
 def arrivals(
@@ -49,10 +57,8 @@ def arrivals(
     seed: int,
     started_unix_ns: int,
     plugin: bool = False,
-    ran: Ran | None = None,
 ) -> list[Arrived]:
-    """All that a collector receives of a run, in that order. ``plugin``: the engines have one; ``ran``: it tells what they ran
-    too, and samplers beside them what their GPUs did.
+    """All that a collector receives of a run, in that order. ``plugin``: the engines have one.
 
     Who is still waiting when the run is over gives up then: their proxies see a client that disconnects.
     """
@@ -61,8 +67,16 @@ def arrivals(
     made = [one for flight in flights for one in fleet.records(flight, observe(scenario, flight, faults, by_host), by_host)]
     if plugin:
         made += [one for flight in flights for one in fleet.plugin_records(flight, by_host)]
-    if ran is not None:
-        made += fleet.engine_records(ran, by_host)
+    made.sort(key=lambda one: one.received_unix_ns)
+    return made
+
+
+def engine_arrivals(
+    scenario: Scenario, ran: Ran, faults: Sequence[Fault], *, seed: int, started_unix_ns: int
+) -> list[ArrivedOfEngine]:
+    """What plugins and samplers beside the engines tell of no single request, in that order."""
+    fleet = _Fleet(scenario, seed, started_unix_ns, over_ns(ran.flights))
+    made = list(fleet.engine_records(ran, clocks(scenario, faults, started_unix_ns)))
     made.sort(key=lambda one: one.received_unix_ns)
     return made
 
@@ -133,12 +147,12 @@ class _Fleet:
         for one in observe_plugin(self._scenario, flight, by_host, self._over_ns):
             yield self._arrives(one.said_ns, PROXY_EVERY_NS, made.record(one, self._published[flight.id]))
 
-    def engine_records(self, ran: Ran, by_host: Mapping[str, Clock]) -> Iterator[Arrived]:
+    def engine_records(self, ran: Ran, by_host: Mapping[str, Clock]) -> Iterator[ArrivedOfEngine]:
         """Of no single request."""
         for said_ns, record in engine_records(ran, self._processes, by_host, self._over_ns):
-            yield self._arrives(said_ns, PROXY_EVERY_NS, record)
+            yield ArrivedOfEngine(self._started_unix_ns + (said_ns // PROXY_EVERY_NS + 1) * PROXY_EVERY_NS, record)
 
-    def _arrives(self, said_ns: int | None, every_ns: int, record: Item | Activities) -> Arrived:
+    def _arrives(self, said_ns: int | None, every_ns: int, record: Item) -> Arrived:
         """With the next batch of whoever says it."""
         said = self._over_ns if said_ns is None else said_ns
         return Arrived(self._started_unix_ns + (said // every_ns + 1) * every_ns, record)

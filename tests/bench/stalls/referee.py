@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bench.stalls.parts import Parts
 from bench.stalls.scenes import Scene, Setting
-from handrail.cli.simulated import arrivals
+from handrail.cli.simulated import arrivals, engine_arrivals
 from handrail.hardware import DeviceSample
 from handrail.records import EngineTimes, Exchange, Iteration, KvFetch, ProcessEvent
 from handrail_collector.explain.stall_evidence import Cause
@@ -71,10 +71,11 @@ def fly(setting: Setting, requests: int, seed: int) -> Ran:
 
 def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
     """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
-    made = arrivals(
-        setting.scenario, flown.flights, setting.faults, seed=seed, started_unix_ns=STARTED_UNIX_NS, plugin=True, ran=flown
-    )
-    records = [(one.received_unix_ns, one.record) for one in made]
+    run: dict[str, Any] = {"seed": seed, "started_unix_ns": STARTED_UNIX_NS}
+    made = arrivals(setting.scenario, flown.flights, setting.faults, plugin=True, **run)
+    records: list[tuple[int, Any]] = [(one.received_unix_ns, one.record) for one in made]
+    records += [(one.received_unix_ns, one.record) for one in engine_arrivals(setting.scenario, flown, setting.faults, **run)]
+    records.sort(key=lambda each: each[0])
     if moved is not None:
         records = shuffled(records, moved)
     stalls: list[StallRow] = []
