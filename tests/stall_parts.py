@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from builders import EPOCH, MS, exchange, process
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.hardware import Device, DeviceKind, DeviceRun, Series
 from handrail.records import Exchange, Gaps, Iteration, KvFetch, ProcessEvent, ProcessEventKind, Role, Source, SpanIds
 from handrail.sketch import GapSketch
 from handrail.stalls import StallWatch, marked
@@ -104,12 +104,16 @@ def landing(at_ms: float, rid: str = "other", tokens: int = 2000) -> KvFetch:
     )
 
 
-def clock(at_ms: float, hertz: float, *reasons: str) -> DeviceSample:
-    values = [DeviceValue(name="clock_hertz", value=hertz, label="sm")]
-    values += [DeviceValue(name="throttled", value=1.0, label=reason) for reason in reasons]
-    device = Device(kind=DeviceKind.GPU, key="GPU-1", engine=process(Role.DECODE).instance)
+def clock(at_ms: float, hertz: float, *reasons: str) -> DeviceRun:
     at = EPOCH + round(at_ms * MS)
-    return DeviceSample(process=process(Role.DECODE), source=Source.NVML, device=device, at_unix_ns=at, values=tuple(values))
+    return DeviceRun(
+        process=process(Role.DECODE),
+        source=Source.NVML,
+        device=Device(kind=DeviceKind.GPU, key="GPU-1", engine=process(Role.DECODE).instance),
+        at=[at],
+        took_ns=[0],
+        series=[Series("clock_hertz", "sm", 0, [hertz]), *(Series("throttled", reason, 0, [1.0]) for reason in reasons)],
+    )
 
 
 def stalls_of(records: Iterable[Item | Activities]) -> list[StallRow]:

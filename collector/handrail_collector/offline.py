@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handrail.hardware import DeviceSample
+from handrail.hardware import DeviceRun
 from handrail.records import Iteration, ProcessEvent
 from handrail_collector.explain.request import Fleet, explain_all
 from handrail_collector.explain.stalls import StallDesk, no_stalls
@@ -54,7 +54,7 @@ def rows_of(
         yield from decided.rows(stitcher.advance(received_unix_ns), received_unix_ns)
         if isinstance(record, Activities):
             decided.desk.activity.take(record)
-        if not isinstance(record, Iteration | ProcessEvent | DeviceSample):
+        if not isinstance(record, Iteration | ProcessEvent | DeviceRun):
             stitcher.add(record, offset, received_unix_ns)
     # what is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain
     of = stitcher.settings

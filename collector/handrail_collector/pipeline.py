@@ -345,6 +345,8 @@ class Pipeline:
                     continue
                 for sample in samples:
                     rows.add(table_of(sample), sample)
+                    if isinstance(sample, DeviceRun):
+                        self.stalling.activity.take(sample)
                     self.stats.samples += len(sample.at) if isinstance(sample, DeviceRun) else 1
                 await asyncio.sleep(0)
         if entry.offset >= self._stored_offset:

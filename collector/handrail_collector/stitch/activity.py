@@ -7,18 +7,19 @@ of two hosts. Bounded by instance and by number: the least heard-of engine goes 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from handrail.hardware import DeviceKind, DeviceSample
+from handrail import conventions as names
+from handrail.hardware import DeviceKind, DeviceRun
 from handrail.records import Iteration, KvFetch, ProcessEvent, ProcessEventKind
 from handrail_collector.stitch.timeline import Timeline
 
 REMEMBERED: Final = 4096
 """Steps, seconds, landings, pauses, clock readings and stalls of one engine, each: an hour of seconds, minutes of long steps."""
 
-CLOCK: Final = ("clock_hertz", "sm")
-THROTTLED: Final = "throttled"
+CLOCK: Final = (names.GPU_CLOCK, "sm")
 OWN_CHOICE: Final = frozenset({"application_clocks", "sync_boost"})
 """Reasons for a low clock that somebody has set: no throttling."""
 
@@ -31,7 +32,7 @@ LEAST_STEPS: Final = 5
 LEAST_TOKENS: Final = 32
 """Fewer prompt tokens in a step do not make it long; a loaded request computes one."""
 
-Activities = Iteration | KvFetch | ProcessEvent | DeviceSample
+Activities = Iteration | KvFetch | ProcessEvent | DeviceRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class Activity:
 
     def take(self, record: Activities) -> None:
         """Learn from one record; one that is told twice is kept once."""
-        instance = (record.device.engine if isinstance(record, DeviceSample) else "") or record.process.instance
+        instance = (record.device.engine if isinstance(record, DeviceRun) else "") or record.process.instance
         if not instance:
             return
         doings = self.at(instance)
@@ -200,7 +201,7 @@ class Activity:
         elif isinstance(record, ProcessEvent):
             _take_pause(doings, record)
         elif record.device.kind is DeviceKind.GPU:
-            _take_sample(doings, record)
+            _take_run(doings, record)
 
     def of(self, instance: str) -> Doings | None:
         """None of one that has said nothing."""
@@ -255,17 +256,18 @@ def _take_pause(doings: Doings, event: ProcessEvent) -> None:
         doings.see(end)
 
 
-def _take_sample(doings: Doings, sample: DeviceSample) -> None:
-    hertz = next((each.value for each in sample.values if (each.name, each.label) == CLOCK), None)
-    if hertz is None or hertz <= 0:
-        return
-    reasons = tuple(v.label for v in sample.values if v.name == THROTTLED and v.value and v.label not in OWN_CHOICE)
-    gpu = doings.gpus.get(sample.device.key)
-    if gpu is None:
-        if len(doings.gpus) >= MAX_GPUS:
-            return
-        gpu = doings.gpus[sample.device.key] = Gpu()
-    reading = ClockReading(sample.at_unix_ns, hertz, reasons)
-    if reading not in gpu.readings:
-        gpu.put(reading)
-        doings.see(sample.at_unix_ns)
+def _take_run(doings: Doings, run: DeviceRun) -> None:
+    hertz: Sequence[float | None] = next((each.values for each in run.series if (each.name, each.label) == CLOCK), ())
+    held = [each for each in run.series if each.name == names.GPU_THROTTLED and each.label not in OWN_CHOICE]
+    for place, (at, value) in enumerate(zip(run.at, hertz, strict=False)):
+        if value is None or value <= 0:
+            continue
+        gpu = doings.gpus.get(run.device.key)
+        if gpu is None:
+            if len(doings.gpus) >= MAX_GPUS:
+                return
+            gpu = doings.gpus[run.device.key] = Gpu()
+        reading = ClockReading(at, value, tuple(each.label for each in held if each.values[place]))
+        if reading not in gpu.readings:
+            gpu.put(reading)
+            doings.see(at)

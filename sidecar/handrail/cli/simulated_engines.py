@@ -3,11 +3,12 @@ code where it decides what is told (which steps are told in full)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail import conventions as names
+from handrail.hardware import Device, DeviceKind, DeviceRun, Series
 from handrail.records import Iteration, Process, ProcessEvent, ProcessEventKind, Source
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.engine import Engine
@@ -17,8 +18,9 @@ from handrail_fleet.observe_engines import WATCH_NS, ClockObservation, StepObser
 from handrail_fleet.simulate import Ran
 
 CORE_PID: Final = 4711
+SECOND_NS: Final = 1_000_000_000
 
-Said = tuple[int, Iteration | ProcessEvent | DeviceSample]
+Said = tuple[int, Iteration | ProcessEvent | DeviceRun]
 """When it was said, by true time of the run, and what."""
 
 
@@ -40,8 +42,10 @@ def engine_records(ran: Ran, processes: Mapping[str, Process], clocks: Mapping[s
             duration_ns=pause.woke_ns - pause.due_ns,
         )
         yield pause.woke_ns, event
-    for reading in gpu_clocks(ran.hindered, clocks, over_ns):
-        yield reading.at_ns, _sample(reading, processes[reading.host], clocks[reading.host].unix_ns(0))
+    readings = gpu_clocks(ran.hindered, clocks, over_ns)
+    for (host, _), group in groupby(readings, key=lambda one: (one.host, one.at_ns // SECOND_NS)):
+        said = list(group)
+        yield said[-1].at_ns, _run(said, processes[host], clocks[host].unix_ns(0))
 
 
 def _iterations(ended: Iterable[StepObservation], process: Process, offset_ns: int) -> Iterator[Said]:
@@ -68,14 +72,16 @@ def _iterations(ended: Iterable[StepObservation], process: Process, offset_ns: i
         yield at_ns, iteration
 
 
-def _sample(reading: ClockObservation, process: Process, offset_ns: int) -> DeviceSample:
-    return DeviceSample(
+def _run(said: Sequence[ClockObservation], process: Process, offset_ns: int) -> DeviceRun:
+    """About a second of readings."""
+    return DeviceRun(
         process=process,
         source=Source.NVML,
         device=Device(kind=DeviceKind.GPU, key=f"GPU-{process.host}", index=0, engine=process.instance),
-        at_unix_ns=offset_ns + reading.at_ns,
-        values=(
-            DeviceValue(name="clock_hertz", value=reading.hertz, label="sm"),
-            DeviceValue(name="throttled", value=float(reading.throttled), label="hw_thermal"),
-        ),
+        at=[offset_ns + one.at_ns for one in said],
+        took_ns=[0] * len(said),
+        series=[
+            Series(names.GPU_CLOCK, "sm", 0, [one.hertz for one in said]),
+            Series(names.GPU_THROTTLED, "hw_thermal", 0, [float(one.throttled) for one in said]),
+        ],
     )

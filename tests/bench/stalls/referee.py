@@ -14,7 +14,7 @@ from typing import Any, Final
 from bench.stalls.parts import Parts
 from bench.stalls.scenes import Scene, Setting
 from handrail.cli.simulated import arrivals, engine_arrivals
-from handrail.hardware import DeviceSample
+from handrail.hardware import DeviceRun
 from handrail.records import EngineTimes, Exchange, Iteration, KvFetch, ProcessEvent
 from handrail_collector.explain.stall_evidence import Cause
 from handrail_collector.offline import rows_of
@@ -173,9 +173,9 @@ def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[i
         elif isinstance(record, ProcessEvent):
             by = turned("pauses", instance, record.at_unix_ns)
             made = replace(record, at_unix_ns=record.at_unix_ns + by)
-        elif isinstance(record, DeviceSample):
+        elif isinstance(record, DeviceRun):
             by = turned("clocks", instance, record.at_unix_ns)
-            made = replace(record, at_unix_ns=record.at_unix_ns + by)
+            made = replace(record, at=[at + by for at in record.at])
         elif isinstance(record, KvFetch):
             by = turned("loads", instance, record.known_unix_ns)
             made = replace(record, known_unix_ns=record.known_unix_ns + by)

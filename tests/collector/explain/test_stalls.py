@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builders import EPOCH, MS, kv, split_request
-from handrail.hardware import DeviceSample
+from handrail.hardware import DeviceRun
 from handrail.records import Role
 from handrail_collector.explain.stall_cause import DOUBT
 from handrail_collector.rows import NO_STALLS
@@ -46,7 +46,7 @@ CAUSES: dict[str, Evidence] = {
 
 def healthy_clocks(slow: list[Any]) -> list[Any]:
     """Ten a second, where no other is said."""
-    said = [each.at_unix_ns for each in slow if isinstance(each, DeviceSample)]
+    said = [each.at_unix_ns for each in slow if isinstance(each, DeviceRun)]
     made = [clock(at, 2e9) for at in range(0, 50_000, 100)] if said else []
     return [each for each in made if all(abs(each.at_unix_ns - at) > 60 * MS for at in said)]
 

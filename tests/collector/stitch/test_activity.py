@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.hardware import Device, DeviceKind, DeviceRun, Series
 from handrail.records import Iteration, KvFetch, Process, ProcessEvent, ProcessEventKind, Role, Source, SpanIds
 from handrail_collector.stitch.activity import LATELY, MAX_GPUS, MAX_TRIALS, Activity, Doings
 from handrail_collector.stitch.timeline import Timeline
@@ -89,14 +89,18 @@ def pause(kind: ProcessEventKind = ProcessEventKind.PAUSED, instance: str = "d0:
     )
 
 
-def sample(at_ns: int, hertz: float, *reasons: str, key: str = "GPU-1", engine: str = "") -> DeviceSample:
-    values = [DeviceValue(name="clock_hertz", value=hertz, label="sm")]
-    values += [DeviceValue(name="throttled", value=1.0, label=reason) for reason in reasons]
-    device = Device(kind=DeviceKind.GPU, key=key, engine=engine)
-    return DeviceSample(process=AT_D, source=Source.NVML, device=device, at_unix_ns=START + at_ns, values=tuple(values))
+def sample(at_ns: int, hertz: float, *reasons: str, key: str = "GPU-1", engine: str = "") -> DeviceRun:
+    return DeviceRun(
+        process=AT_D,
+        source=Source.NVML,
+        device=Device(kind=DeviceKind.GPU, key=key, engine=engine),
+        at=[START + at_ns],
+        took_ns=[0],
+        series=[Series("clock_hertz", "sm", 0, [hertz]), *(Series("throttled", reason, 0, [1.0]) for reason in reasons)],
+    )
 
 
-def taken(*records: Iteration | KvFetch | ProcessEvent | DeviceSample) -> Doings:
+def taken(*records: Iteration | KvFetch | ProcessEvent | DeviceRun) -> Doings:
     activity = Activity()
     for record in records:
         activity.take(record)
