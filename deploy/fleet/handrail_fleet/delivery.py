@@ -5,10 +5,13 @@ A proxy reads on while its client takes nothing, until its buffer is full, and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from handrail_fleet.simulate import Flight
+CLIENT = 7  # what a request's draw is for, as in host.py
+SLOW_CLIENTS = 0.2
+"""Share of the clients that the fault ``client_slow`` strikes."""
 
 BUFFERED_TOKENS = 256
 """What stands in a proxy of 64 KiB at about 250 bytes a token."""
@@ -31,15 +34,15 @@ class Delivered:
         return tuple(later - earlier for earlier, later in zip(self.reads_ns, self.reads_ns[1:], strict=False))
 
 
-def delivered(flight: Flight) -> Delivered:
-    """By true time of the run. Nothing of an answer without a token."""
-    if flight.edge_first_ns is None:
+def delivered(first_ns: int | None, gaps_ns: Sequence[int], stands_ns: int) -> Delivered:
+    """By true time of the run. ``first_ns`` None: there was no token. The client reads nothing for ``stands_ns`` a quarter in."""
+    if first_ns is None:
         return Delivered((), None, None)
-    reads = list(accumulate(flight.gaps_ns, initial=flight.edge_first_ns))
-    if not flight.client_stands_ns:
+    reads = list(accumulate(gaps_ns, initial=first_ns))
+    if not stands_ns:
         return Delivered(tuple(reads), None, None)
     stops = len(reads) // 4
-    stood = reads[stops], reads[stops] + flight.client_stands_ns
+    stood = reads[stops], reads[stops] + stands_ns
     full = stops + BUFFERED_TOKENS
     if full >= len(reads) or reads[full] >= stood[1]:
         return Delivered(tuple(reads), None, stood)

@@ -174,7 +174,7 @@ def _edge(flight: Flight, here: Clock) -> ProxyObservation:
 
 def _to_a_slow_client(said: ProxyObservation, flight: Flight, here: Clock, arrival: int) -> ProxyObservation:
     """What was read, and when: later than it came where nothing more fitted into the buffer."""
-    seen = delivered(flight)
+    seen = delivered(flight.edge_first_ns, flight.gaps_ns, flight.client_stands_ns)
     ends = max(flight.end_ns or 0, *(moment[1] for moment in (seen.held_ns, seen.stood_ns) if moment is not None))
     return replace(
         said,

@@ -13,6 +13,7 @@ from functools import partial
 
 from handrail_fleet.core import Effect, Ended, Job, LoadStarts, Preempted, Reason, Resumed, StepEnded, TokenMade
 from handrail_fleet.costs import Costs
+from handrail_fleet.delivery import CLIENT, SLOW_CLIENTS
 from handrail_fleet.faults import Active, Fault
 from handrail_fleet.hindrance import Hindrance
 from handrail_fleet.hops import FIRST, LAST, Hop, hop_ns
@@ -23,8 +24,6 @@ from handrail_fleet.truth import Fetch, Outcome, Phase, RequestTruth
 from handrail_fleet.wire import FAILS_AFTER_NS, Wire
 from handrail_fleet.workload import Plan
 
-CLIENT = 7  # what a request's draw is for, as in host.py
-SLOW_CLIENTS = 0.2
 RUN_OUT_NS = 600_000_000_000  # after the last arrival; what is open then is hung
 UNREAD_NS = 30_000_000_000  # vLLM's lease: how long P holds what nobody reads
 

@@ -125,7 +125,7 @@ def truth(row: StallRow, twins: dict[Cause, dict[str, Flight]]) -> frozenset[Cau
 
 
 def _gone(row: StallRow, twin: Flight) -> bool:
-    gaps = delivered(twin).gaps_ns
+    gaps = delivered(twin.edge_first_ns, twin.gaps_ns, twin.client_stands_ns).gaps_ns
     near = gaps[max(0, row.index - NEARBY) : row.index + NEARBY + 1]
     if not near:
         return False
