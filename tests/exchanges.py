@@ -8,6 +8,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
+from handrail.stalls import KEPT, Stall, Stalls
 
 PROCESS: Final = Process(
     role=Role.DECODE, instance="10.0.0.2:8200", host="ab" * 16, service="handrail-decode", sender="cd" * 16, host_name="node-2"
@@ -76,6 +77,29 @@ _gaps = st.builds(
     max_at_ns=_number,
     sketch=st.binary(max_size=40),
 )
+
+
+@st.composite
+def _stalls(draw: st.DrawFn) -> Stalls:
+    made = []
+    for _ in range(draw(st.integers(0, KEPT))):
+        end = draw(_number)
+        made.append(
+            Stall(
+                end_ns=end,
+                gap_ns=draw(st.integers(0, end)),
+                median_ns=draw(_number),
+                index=draw(_number),
+                held_ns=draw(_number),
+                turn=draw(_text),
+            )
+        )
+    count = draw(st.integers(max(1, len(made)), 2**53 - 1))
+    return Stalls(
+        count=count, sum_ns=draw(_number), longest=tuple(made), times=draw(st.binary(max_size=20)), held_ns=draw(_number)
+    )
+
+
 _by_type: Final[dict[str, st.SearchStrategy[Any]]] = {
     "str": _text,
     "str | None": st.none() | _text,
@@ -84,6 +108,7 @@ _by_type: Final[dict[str, st.SearchStrategy[Any]]] = {
     "bool": st.booleans(),
     "bool | None": st.none() | st.booleans(),
     "Gaps | None": st.none() | _gaps,
+    "Stalls | None": st.none() | _stalls(),
     "tuple[str, ...]": st.lists(_text, max_size=3).map(tuple),
     "tuple[Hint, ...]": st.lists(st.sampled_from(Hint), max_size=3).map(tuple),
     "Outcome": st.sampled_from(Outcome),

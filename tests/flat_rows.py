@@ -24,6 +24,8 @@ def flat_row(table: Table, which: int, at_unix_ns: int, **given: Any) -> Any:
             found[field.name] = bool((which + place) % 2)
         elif str(field.type).startswith("int"):
             found[field.name] = which * 1000 + place
+        elif str(field.type).startswith("float"):
+            found[field.name] = which + place / 8
         else:
             found[field.name] = f"{field.name}-{which}"
     found[flat.time] = at_unix_ns

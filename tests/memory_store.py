@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.hardware import DeviceRun, DeviceSample
-from handrail_collector.api.live import newest_fetches
-from handrail_collector.rows import MERGED, FetchRow, RequestRow
+from handrail_collector.api.live import newest_told
+from handrail_collector.rows import MERGED, FetchRow, RequestRow, StallRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FlatRows
@@ -32,6 +32,7 @@ class Kept:
     observed: dict[str, int] = field(default_factory=dict)
     fetches: list[FetchRow] = field(default_factory=list)
     samples: dict[Table, list[Any]] = field(default_factory=dict)
+    stalls: list[StallRow] = field(default_factory=list)
 
 
 class MemoryWriter:
@@ -70,6 +71,7 @@ class MemoryWriter:
         kept.spans += spans
         kept.observed = dict(observed or kept.observed)
         kept.fetches += (flat or {}).get(Table.KV_FETCHES, ())
+        kept.stalls += (flat or {}).get(Table.STALLS, ())
         for table in SAMPLED:
             for row in (flat or {}).get(table, ()):
                 kept.samples.setdefault(table, []).extend(row.samples() if isinstance(row, DeviceRun) else (row,))
@@ -119,12 +121,17 @@ class MemoryReader:
     def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
         if problems := wanted.validate():
             raise ValueError("; ".join(problems))
-        return sorted(filter(wanted.matches, newest_fetches(self._kept.fetches)), key=wanted.order)[: wanted.limit]
+        return sorted(filter(wanted.matches, newest_told(self._kept.fetches)), key=wanted.order)[: wanted.limit]
 
     def fetches_of(self, row: RequestRow) -> list[FetchRow]:
         own = (row.trace_id, row.request_id)
-        found = [f for f in newest_fetches(self._kept.fetches) if (f.trace_id, f.request_id) == own and f.number >= 0]
+        found = [f for f in newest_told(self._kept.fetches) if (f.trace_id, f.request_id) == own and f.number >= 0]
         return sorted(found, key=lambda fetch: fetch.number)
+
+    def stalls_of(self, row: RequestRow) -> list[StallRow]:
+        own = (row.trace_id, row.request_id)
+        found = [s for s in newest_told(self._kept.stalls) if (s.trace_id, s.request_id) == own and s.number >= 0]
+        return sorted(found, key=lambda stall: stall.number)
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
         found = {_place(sample): sample for sample in self._kept.samples.get(table, ()) if wanted.matches(sample)}

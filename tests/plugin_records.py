@@ -32,6 +32,7 @@ _BY_TYPE: Final[dict[str, st.SearchStrategy[Any]]] = {
     "int": _number,
     "bool": st.booleans(),
     "tuple[str, ...]": st.lists(_text, max_size=3).map(tuple),
+    "tuple[int, ...]": st.lists(_number, max_size=4).map(tuple),
     "Direction": st.sampled_from(Direction),
     "FetchEffect": st.sampled_from(FetchEffect),
     "ProcessEventKind": st.sampled_from(ProcessEventKind),

@@ -22,6 +22,7 @@ from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import bound, write_ready
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
+from handrail_collector.explain.stall_evidence import Cause
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.observed import Seen
 from handrail_collector.pipeline import Pipeline, PipelineSettings
@@ -337,6 +338,13 @@ def _rows(running: Running) -> list[Row]:
             f"Rows published, by why they were decided then; {KEPT}",
             lambda: by_label(dict.fromkeys((closing.value for closing in Closing), 0) | seen.by_word(Seen.DECISIONS)),
             ("closing",),
+        ),
+        Row(
+            names.METRIC_STALLS,
+            "counter",
+            f"Stalls of streams (the longest of each), by what made them; {KEPT}",
+            lambda: by_label(dict.fromkeys((cause.value for cause in Cause), 0) | seen.by_word(Seen.STALLS)),
+            ("cause",),
         ),
         Row(f"{prefix}_held_requests", "gauge", "Requests held in memory, decided ones included", lambda: len(stitcher)),
         Row(

@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Seen(str, Enum):
-    """What is counted; the value is the key in the manifest. ``JOINS`` and ``DECISIONS`` are by a word behind a dot."""
+    """What is counted; the value is the key in the manifest. ``JOINS``, ``DECISIONS``, ``STALLS`` are by a word behind a dot."""
 
     SPANS = "spans"
     SPANS_STORED = "spans_stored"
@@ -27,6 +27,7 @@ class Seen(str, Enum):
     EDGE_JOINED = "edge_joined"
     JOINS = "joins"
     DECISIONS = "decisions"
+    STALLS = "stalls"
 
 
 class Observed:

@@ -7,13 +7,19 @@ collector's; times are the records' own, so a day takes seconds and two runs of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from handrail.hardware import DeviceRun
+from handrail.records import Iteration, ProcessEvent
 from handrail_collector.explain.request import Fleet, explain_all
+from handrail_collector.explain.stalls import StallDesk, no_stalls
 from handrail_collector.pipeline import numbered, withdrawn, withdrawn_fetches
-from handrail_collector.rows import MERGED, FetchRow, LinkFactRow, RequestRow
+from handrail_collector.rows import MERGED, FetchRow, LinkFactRow, RequestRow, StallRow
+from handrail_collector.stitch.activity import Activities
 from handrail_collector.stitch.evidence import Item
+from handrail_collector.stitch.group import Group
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.publish import Publisher
@@ -27,52 +33,72 @@ STORE = "store"
 
 
 def rows_of(
-    records: Iterable[tuple[int, Item]], settings: StitchSettings | None = None, fetches: list[FetchRow] | None = None
+    records: Iterable[tuple[int, Item | Activities]],
+    settings: StitchSettings | None = None,
+    fetches: list[FetchRow] | None = None,
+    stalls: list[StallRow] | None = None,
 ) -> Iterator[RequestRow]:
     """Rows in the order in which they are decided, later versions and withdrawals included.
 
     ``records``: each with the wall time at which it was received, in that order. A record's place among them is its offset.
-    ``fetches``: gets the hand-offs of a request when its row is decided.
+    ``fetches``: gets the hand-offs of a request when its row is decided; ``stalls``: those of its stream.
     """
-    stitcher = Stitcher(settings)
+    decided = _Decided(Stitcher(settings), StallDesk(), fetches, stalls)
+    stitcher = decided.stitcher
     swept = 0
     for offset, (received_unix_ns, record) in enumerate(records):
         for second in range(swept + SECOND, received_unix_ns + 1, SECOND) if swept else ():
-            yield from _rows(stitcher, stitcher.sweep(second), second, fetches)
+            yield from decided.rows(stitcher.sweep(second), second)
             swept = second
         swept = swept or received_unix_ns
-        yield from _rows(stitcher, stitcher.advance(received_unix_ns), received_unix_ns, fetches)
-        stitcher.add(record, offset, received_unix_ns)
-    yield from _end(stitcher, swept, fetches)
+        yield from decided.rows(stitcher.advance(received_unix_ns), received_unix_ns)
+        if isinstance(record, Activities):
+            decided.desk.activity.take(record)
+        if not isinstance(record, Iteration | ProcessEvent | DeviceRun):
+            stitcher.add(record, offset, received_unix_ns)
+    # what is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain
+    of = stitcher.settings
+    soon = swept + of.engine_wait_ns + of.settle_ns + 2 * SECOND
+    for now in (*range(swept + SECOND, soon, SECOND), soon + of.max_open_ns, soon + of.max_open_ns + 2 * SECOND):
+        yield from decided.rows(stitcher.sweep(now), now)
 
 
-def _end(stitcher: Stitcher, swept: int, fetches: list[FetchRow] | None) -> Iterator[RequestRow]:
-    """What is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain."""
-    settings = stitcher.settings
-    soon = swept + settings.engine_wait_ns + settings.settle_ns + 2 * SECOND
-    for now in (*range(swept + SECOND, soon, SECOND), soon + settings.max_open_ns, soon + settings.max_open_ns + 2 * SECOND):
-        yield from _rows(stitcher, stitcher.sweep(now), now, fetches)
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What is said of requests when they are decided; lists that are None get nothing."""
 
+    stitcher: Stitcher
+    desk: StallDesk
+    fetches: list[FetchRow] | None
+    stalls: list[StallRow] | None
 
-def _rows(stitcher: Stitcher, decisions: Iterable[Decision], now: int, fetches: list[FetchRow] | None) -> Iterator[RequestRow]:
-    for decision in decisions:
-        group = decision.group
-        if not group.is_request:
-            continue
-        reporting = frozenset(stitcher.reporting(min(now, group.deadline_unix_ns or now)))
-        explained = explain_all(group, Fleet(reporting, clocks=stitcher.clocks))
-        row = explained.row
-        if row is None:
-            continue
-        if fetches is not None:
-            fetches.extend(numbered(explained.fetches, row))
-        told = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
-        group.superseded.clear()
-        told.pop((row.trace_id, row.request_id), None)
-        yield row
-        yield from (withdrawn(row, *earlier, version) for earlier, version in sorted(told.items()))
-        if fetches is not None:
-            fetches.extend(withdrawn_fetches(row, *earlier, version) for earlier, version in sorted(told.items()))
+    def rows(self, decisions: Iterable[Decision], now: int) -> Iterator[RequestRow]:
+        for decision in decisions:
+            group = decision.group
+            if not group.is_request:
+                continue
+            reporting = frozenset(self.stitcher.reporting(min(now, group.deadline_unix_ns or now)))
+            explained = explain_all(group, Fleet(reporting, clocks=self.stitcher.clocks))
+            row = explained.row
+            if row is None:
+                continue
+            told = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
+            group.superseded.clear()
+            told.pop((row.trace_id, row.request_id), None)
+            earlier = sorted(told.items())
+            if self.fetches is not None:
+                self.fetches.extend(numbered(explained.fetches, row))
+                self.fetches.extend(withdrawn_fetches(row, *of, version) for of, version in earlier)
+            if self.stalls is not None:
+                self._stalls(group, row, self.stalls)
+                self.stalls.extend(no_stalls(row, *of, version + 1) for of, version in earlier)
+            yield row
+            yield from (withdrawn(row, *of, version) for of, version in earlier)
+
+    def _stalls(self, group: Group, row: RequestRow, stalls: list[StallRow]) -> None:
+        found = self.desk.explain(group, row)
+        group.stalls_told = bool(found)
+        stalls.extend(found)
 
 
 def newest(rows: Iterable[RequestRow]) -> list[RequestRow]:
@@ -85,10 +111,15 @@ def newest(rows: Iterable[RequestRow]) -> list[RequestRow]:
     return [row for row in last.values() if row.version and row.scope != MERGED]
 
 
-def publish(folder: Path, rows: Iterable[RequestRow], fetches: list[FetchRow] | None = None) -> int:
+def publish(
+    folder: Path,
+    rows: Iterable[RequestRow],
+    fetches: list[FetchRow] | None = None,
+    stalls: list[StallRow] | None = None,
+) -> int:
     """Store them as the collector of the data folder ``folder`` would; the number of rows, versions included.
 
-    ``fetches``: the list that ``rows`` fills as it goes; it is emptied.
+    ``fetches``, ``stalls``: the lists that ``rows`` fills as it goes; they are emptied.
 
     The store is a new one, or one of which nothing is replayed any more. Raises what ``Publisher`` raises.
     """
@@ -98,10 +129,12 @@ def publish(folder: Path, rows: Iterable[RequestRow], fetches: list[FetchRow] | 
     try:
         for batch in _batches(rows):
             end = at + len(batch)
-            flat: FlatRows = {Table.KV_FETCHES: list(fetches)} if fetches else {}
+            found = {Table.KV_FETCHES: fetches, Table.STALLS: stalls}
+            flat: FlatRows = {table: list(told) for table, told in found.items() if told}
             publisher.publish(at, end, end, (), batch, flat=flat)
-            if fetches:
-                fetches.clear()
+            for told in found.values():
+                if told:
+                    told.clear()
             at, published = end, published + len(batch)
     finally:
         publisher.close()

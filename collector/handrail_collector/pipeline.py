@@ -25,14 +25,25 @@ from handrail.hardware import DeviceRun
 from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
-from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, KvPublish, LogFact, ProcessEvent, Role
+from handrail.records import (
+    EngineFacts,
+    EngineTimes,
+    Iteration,
+    KvFetch,
+    KvPublish,
+    LogFact,
+    ProcessEvent,
+    ProcessEventKind,
+    Role,
+)
 from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
 from handrail_collector.explain.request import Fleet, explain, explain_all
+from handrail_collector.explain.stalls import StallDesk, no_stalls
 from handrail_collector.explain.verdict import HUNG_NS
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.links.facts import link_fact_row
 from handrail_collector.observed import Observed, Seen
-from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow
+from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow, StallRow
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.engines import EngineBook
 from handrail_collector.stitch.events import (
@@ -147,6 +158,7 @@ class Pipeline:
         self.reader = SpanReader()
         self.engines = EngineBook()
         self.counted = CountedFailures(self.settings.stitch.engine_wait_ns + self.settings.stitch.settle_ns)
+        self.stalling = StallDesk()
         self.observed = Observed(recovered.observed)
         self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
         self._journal = journal
@@ -169,10 +181,12 @@ class Pipeline:
         self._spans: list[SpanRow] = []
         self._rows: list[RequestRow] = []
         self._fetches: list[FetchRow] = []
+        self._stalls: list[StallRow] = []
         self._events = EventRows()
         self._found: dict[str, None] = {}
         self._minute = 0
         self._flushing_fetches: list[FetchRow] = []
+        self._flushing_stalls: list[StallRow] = []
         self._flushing: list[RequestRow] = []
         self._recent: deque[tuple[int, int]] = deque()  # (received, offset) of entries inside the deduplication window
         self._publishing = asyncio.Lock()
@@ -280,6 +294,8 @@ class Pipeline:
         record = self.reader.read(span, batch.scope, batch.process, attributes)
         if record is not None:
             self.stitcher.add(record, place.offset, now)
+            if isinstance(record, KvFetch):
+                self.stalling.activity.take(record)
         elif span.parent_span_id:
             trace = span.trace_id.hex()
             self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
@@ -329,6 +345,8 @@ class Pipeline:
                     continue
                 for sample in samples:
                     rows.add(table_of(sample), sample)
+                    if isinstance(sample, DeviceRun):
+                        self.stalling.activity.take(sample)
                     self.stats.samples += len(sample.at) if isinstance(sample, DeviceRun) else 1
                 await asyncio.sleep(0)
         if entry.offset >= self._stored_offset:
@@ -337,7 +355,11 @@ class Pipeline:
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
         """Feed what a log record says to whoever it is for."""
         if isinstance(event, Iteration):
+            self.stalling.activity.take(event)
             rows.add(Table.ITERATIONS, iteration_row(event, offset))
+            return
+        if isinstance(event, ProcessEvent) and event.kind is ProcessEventKind.PAUSED:
+            self.stalling.activity.take(event)  # of these there are many, and what they made is told with the stalls
             return
         if isinstance(event, LogFact) and self.counted.take(event, offset, now):
             return
@@ -429,7 +451,22 @@ class Pipeline:
             self._rows.extend(withdrawn(row, *told, version) for told, version in sorted(earlier.items()))
             self._fetches.extend(numbered(explained.fetches, row))
             self._fetches.extend(withdrawn_fetches(row, *told, version) for told, version in sorted(earlier.items()))
+            self._stalls.extend(self._stalls_of(group, row))
+            self._stalls.extend(no_stalls(row, *told, version + 1) for told, version in sorted(earlier.items()))
             self._compare_engines(row)
+
+    def _stalls_of(self, group: Group, row: RequestRow) -> list[StallRow]:
+        """Those of a decided request. Each counts once, by the cause that it was first told with."""
+        try:
+            stalls = self.stalling.explain(group, row)
+        except Exception:
+            self._fault("a request's stalls were left out")
+            return []
+        if not group.stalls_told:
+            for stall in stalls:
+                self.observed.add(Seen.STALLS, word=stall.cause)
+        group.stalls_told = bool(stalls)
+        return stalls
 
     def _compare_engines(self, row: RequestRow) -> None:
         """What two engines that hand KV over differ in, as a finding of its own: once an hour."""
@@ -510,16 +547,17 @@ class Pipeline:
     async def _flush(self) -> None:
         async with self._publishing:
             first, end, low = self._stored_offset, self._taken_offset, self._low()
-            if end == first and not self._rows and not self._fetches and low <= self._low_water:
+            if end == first and not self._rows and not self._fetches and not self._stalls and low <= self._low_water:
                 return  # an empty range still moves the low-water mark, which is what frees the journal
             spans, self._spans = self._spans, []
             rows, self._rows = self._rows, []
             fetches, self._fetches = self._fetches, []
+            stalls, self._stalls = self._stalls, []
             events, self._events = self._events, EventRows()
-            self._flushing, self._flushing_fetches, self._stored_offset = rows, fetches, end
+            self._flushing, self._flushing_fetches, self._flushing_stalls, self._stored_offset = rows, fetches, stalls, end
             counted = self.observed.take()
             try:
-                flat = events.with_fetches(fetches)
+                flat = events.together_with(fetches, stalls)
                 counts = self.observed.with_added(counted)
                 totals = await asyncio.to_thread(self._publish, first, end, low, spans, rows, counts, flat)
             except Exception as error:
@@ -527,12 +565,13 @@ class Pipeline:
                 self.stats.failing += 1
                 log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
                 self._spans, self._rows, self._fetches = spans + self._spans, rows + self._rows, fetches + self._fetches
+                self._stalls = stalls + self._stalls
                 self._events = events.then(self._events)
                 self._stored_offset = first
                 self.observed.put_back(counted)
                 return
             finally:
-                self._flushing, self._flushing_fetches = [], []
+                self._flushing, self._flushing_fetches, self._flushing_stalls = [], [], []
             self._low_water = low
             if low >= self._replayed_to:
                 # nothing is held any more of what a replay could say twice
@@ -619,6 +658,10 @@ class Pipeline:
                 size, oldest = found.get(kept.process.instance, (0, 0))
                 found[kept.process.instance] = size + (kept.kv_bytes or 0), max(oldest, kept.seen_ns or 0)
         return found
+
+    def stalls(self) -> Sequence[StallRow]:
+        """Of decided requests, not published yet. A stream that is open tells none."""
+        return [*self._flushing_stalls, *self._stalls]
 
     def fetches(self) -> Sequence[FetchRow]:
         """Decided hand-offs that are not published yet, then those of what is open (version 0)."""

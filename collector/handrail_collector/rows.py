@@ -149,7 +149,41 @@ class FetchRow:
     last_offset: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallRow:
+    """One stall of a stream, as the outermost witness of the stream saw it. Ids, version and number: as of a ``FetchRow``.
+
+    ``at``: ``decode``, where D's own stream stood still too, or nobody watched it there; else ``path``. ``cause``: a value of
+    ``explain.stall_evidence.Cause``. ``lift`` and ``doubt``: see ``explain/stall_cause.py``.
+    """
+
+    started_unix_ns: int  # by the witness's clock
+    trace_id: str
+    request_id: str
+    version: int
+    number: int  # NO_STALLS: none any more
+    client_request_id: str | None = None
+    scope: str = ""
+    model: str | None = None
+    witness: str = ""  # instance
+    at: str = ""
+    instance: str | None = None  # of D
+    host: str | None = None
+    offset_ns: int = 0  # from the request's start to the stall's
+    gap_ns: int = 0
+    median_ns: int = 0  # of the gaps around it
+    index: int = 0  # which gap of the stream
+    cause: str = "unknown"
+    accounted_ns: int = 0  # of the gap, by that cause
+    lift: float | None = None
+    doubt: float | None = None
+    evidence: tuple[str, ...] = ()
+    first_offset: int = 0
+    last_offset: int = 0
+
+
 WITHDRAWN_FETCHES = -1
+NO_STALLS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +259,8 @@ class IterationRow:
     running: int | None
     waiting: int | None
     kv_landing_steps: int
+    resumed_tokens: int = 0
+    usual_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,12 @@ ITL_SUM_NS: Final = "handrail.itl.sum_ns"
 ITL_MAX_NS: Final = "handrail.itl.max_ns"
 ITL_MAX_AT_NS: Final = "handrail.itl.max_at_ns"
 ITL_SKETCH: Final = "handrail.itl.sketch"
+STALL_COUNT: Final = "handrail.stall.count"  # gaps far above those around them (docs/stalls.md); the longest are span events
+STALL_SUM_NS: Final = "handrail.stall.sum_ns"
+STALL_TIMES: Final = "handrail.stall.times"  # stalls.pack_times(): bytes
+STALL_HELD_NS: Final = (
+    "handrail.stall.held_ns"  # of the span: nothing was read, since the client took nothing; of an event: in it
+)
 TPOT_MEAN_NS: Final = "handrail.tpot_mean_ns"
 HINTS: Final = "handrail.hints"  # records.Hint values
 INSPECTED: Final = "handrail.request.inspected"  # whole | partial | none
@@ -165,6 +171,8 @@ GPU_BUSY: Final = "utilization_ratio"  # share of the time in which any kernel r
 GPU_SM_ACTIVE: Final = "sm_active_ratio"
 GPU_TENSOR_ACTIVE: Final = "tensor_active_ratio"
 GPU_DRAM_ACTIVE: Final = "dram_active_ratio"
+GPU_CLOCK: Final = "clock_hertz"  # by domain
+GPU_THROTTLED: Final = "throttled"  # by reason
 GPU_PCIE_BYTES: Final = "pcie_bytes"  # by direction
 GPU_NVLINK_BYTES: Final = "nvlink_bytes"  # by direction
 LINK_BYTES: Final = "bytes"  # by direction, of an RDMA port or a NIC
@@ -172,6 +180,11 @@ TRANSMIT: Final = "transmit"  # values of a direction
 RECEIVE: Final = "receive"
 
 # --- span events ----------------------------------------------------------------------------------------------------------
+EVENT_STALL: Final = "handrail.stall"  # its time is the stall's end; with STALL_HELD_NS and these
+STALL_GAP_NS: Final = "handrail.stall.gap_ns"
+STALL_MEDIAN_NS: Final = "handrail.stall.median_ns"
+STALL_INDEX: Final = "handrail.stall.index"
+STALL_TURN: Final = "handrail.stall.turn"
 EVENT_ERROR: Final = "handrail.stream_error"
 EVENT_ABORT: Final = "handrail.abort"
 
@@ -179,3 +192,4 @@ EVENT_ABORT: Final = "handrail.abort"
 METRIC_SIDECAR: Final = "handrail_sidecar"
 METRIC_COLLECTOR: Final = "handrail_collector"
 METRIC_CLOCK_BOUND: Final = "handrail_clock_bound_seconds"
+METRIC_STALLS: Final = "handrail_stalls"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from handrail.stalls import Stalls
+
 
 class Role(str, Enum):
     """Which process of the serving stack was observed."""
@@ -176,6 +178,7 @@ class Exchange:
     events: int = 0
     gaps: Gaps | None = None
     itl: Gaps | None = None
+    stalls: Stalls | None = None
     tpot_mean_ns: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -272,6 +275,7 @@ class EngineTimes:
     preemptions: int = 0
     preempted_ns: int = 0  # preempted until scheduled again, summed
     preempted_before_first_ns: int = 0  # the part of it before the first token
+    preempted: tuple[int, ...] = ()  # from, to, from, to ...: the longest 16, by time
     # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: ENGINE_GONE, lost (not heard)
     status: str | None = None
     prompt_tokens: int | None = None
@@ -403,6 +407,8 @@ class Iteration:
     running: int | None = None  # at the end
     waiting: int | None = None
     kv_landing_steps: int = 0  # steps in which a KV load ended
+    resumed_tokens: int = 0  # computed once more, since a preemption had thrown them away
+    usual_ns: int = 0  # of a full one: the running median of the steps before it
 
 
 class ProcessEventKind(str, Enum):
@@ -418,6 +424,7 @@ class ProcessEventKind(str, Enum):
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
     TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes
     TRANSFERS_MOVING = "transfers_moving"
+    PAUSED = "paused"  # it stood still for duration_ns; detail: why, a word of guest/pauses.py
     UNREACHABLE = "unreachable"  # its metrics page does not answer
     REACHABLE = "reachable"
     GPU_LOST = "gpu_lost"  # a GPU, or NVML as a whole, answers no more
@@ -437,10 +444,11 @@ class ProcessEvent:
     engine: str = ""
     engine_id: str | None = None
     pid: int | None = None
-    process_kind: str | None = None  # api | core | worker
+    process_kind: str | None = None  # api | core | worker; sidecar: our own beside it
     detail: str = ""  # plain words, no data of requests
     at_bound_ns: int = 0  # happened at most this much before
     count: int = 0  # how many were lost
+    duration_ns: int = 0  # of a pause, which begins at at_unix_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,9 @@ import pytest
 
 from device_samples import S, busy_host, counter, flattened, gauge, port, process, sample
 from engine_samples import engine_sample
+from flat_rows import flat_row
 from handrail.hardware import DeviceSample, runs
-from handrail_collector.rows import MERGED, JoinRow, RequestRow
+from handrail_collector.rows import MERGED, NO_STALLS, JoinRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
 from handrail_collector.store.filter import SORTS, RequestFilter
 from handrail_collector.store.flat import FlatRows
@@ -363,6 +364,28 @@ def test_spans_are_found_by_offset_where_clocks_are_hours_apart(store: Store) ->
     )
     store.publish([span], [row])
     assert store.reader.spans(row) == [span]
+
+
+def test_the_stalls_of_a_request_are_those_of_its_highest_version_in_order(store: Store) -> None:
+    row = replace(request_rows(1)[0], started_unix_ns=START_UNIX_NS)
+    own: dict[str, Any] = {"trace_id": row.trace_id, "request_id": row.request_id}
+    at = START_UNIX_NS
+
+    def stall(number: int, version: int, **more: Any) -> StallRow:
+        made: StallRow = flat_row(Table.STALLS, 5, at + number, number=number, version=version, **{**own, **more})
+        return made
+
+    first = [stall(1, 1), stall(0, 1), flat_row(Table.STALLS, 7, at)]
+    store.writer.publish(0, 10, 0, [], [row], flat={Table.STALLS: first})
+    store.after_publish()
+    assert store.reader.stalls_of(row) == [first[1], first[0]]
+    second = [stall(0, 2, cause="preemption", lift=None, doubt=None, evidence=())]
+    store.writer.publish(10, 20, 0, [], [], flat={Table.STALLS: second})
+    store.after_publish()
+    assert store.reader.stalls_of(row) == second
+    store.writer.publish(20, 30, 0, [], [], flat={Table.STALLS: [stall(NO_STALLS, 3)]})
+    store.after_publish()
+    assert store.reader.stalls_of(row) == []
 
 
 def test_a_question_about_a_time_reads_nothing_of_others(store: Store) -> None:

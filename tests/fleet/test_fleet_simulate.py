@@ -60,6 +60,9 @@ EVERY_FAULT = [
     "stale_read:p0:0.003",
     "prefill_failed:p0:0.5",
     "bad_host:p1:2",
+    "gpu_throttled:d0:4",
+    "host_pause:d0:0.2",
+    "client_slow:edge:3",
     "clock_offset:d0:2",
     "clock_drift:p1:200",
 ]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
 
 from fleet.running import MODEL, SMALL, fleet
 from handrail_fleet import load
-from handrail_fleet.faults import FAULTS
+from handrail_fleet.faults import FAULTS, parse
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.truth import Fetch, Outcome, Phase, RequestTruth
 
@@ -96,6 +96,32 @@ async def test_a_storm_preempts_and_the_streams_go_on(tmp_path: Path) -> None:
     assert sum(truth.preemptions for truth in truths) >= 5
     assert [each.error for each in sent] == [None] * 10
     assert [each.completion_tokens for each in sent] == [truth.answer_tokens for truth in truths]
+
+
+async def test_a_host_that_stands_now_and_then_stalls_its_streams(tmp_path: Path) -> None:
+    """It runs for two seconds at most between two pauses, and the streams are longer."""
+    truths, sent = await run(tmp_path, "host_pause:d0:3", requests=3, concurrency=3, answer_tokens=(750, 750))
+    assert {each.error for each in sent} == {None}
+    assert all(max(truth.gaps_ns) >= 2900 * MS for truth in truths)
+
+
+async def test_a_throttled_gpu_makes_single_steps_long(tmp_path: Path) -> None:
+    """From 3.6 s after the start for 0.4 s: the streams begin before that and end after it."""
+    truths, sent = await run(tmp_path, "gpu_throttled:d0:20", requests=2, concurrency=2, answer_tokens=(1500, 1500))
+    assert {each.error for each in sent} == {None}
+    for truth in truths:
+        assert median(truth.gaps_ns) < 10 * SMALL.step_ns
+        assert max(truth.gaps_ns) >= 20 * SMALL.step_ns
+
+
+async def test_a_client_that_reads_nothing_has_its_answer_later(tmp_path: Path) -> None:
+    """One in five, the same in every run of a seed."""
+    slow_clients_s = parse("client_slow:edge:3", SMALL.hosts()).size
+    _, sent = await run(tmp_path, requests=20, concurrency=20, slow_clients_s=slow_clients_s)
+    assert {each.error for each in sent} == {None}
+    took = {each.index: each.duration_ns for each in sent}
+    slow = [took.pop(index) for index in (10, 12, 18, 19)]
+    assert min(slow) >= 3000 * MS > min(took.values())
 
 
 async def test_failed_fetches_are_an_error_inside_200_and_counted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
+from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow, StallRow
 from handrail_collector.store import attribute_json
 from handrail_collector.store.span import SpanRow
 
@@ -51,6 +51,20 @@ def fetch_from_json(plain: Mapping[str, Any]) -> FetchRow:
         return FetchRow(**(known | {"evidence": tuple(known["evidence"])}))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a hand-off: {error}") from error
+
+
+def stall_to_json(row: StallRow) -> dict[str, Any]:
+    """Every field."""
+    return asdict(row)
+
+
+def stall_from_json(plain: Mapping[str, Any]) -> StallRow:
+    """Inverse of ``stall_to_json``; unknown names are ignored. Raises ``ValueError`` where a field is missing."""
+    try:
+        known = {field.name: plain[field.name] for field in fields(StallRow)}
+        return StallRow(**(known | {"evidence": tuple(known["evidence"])}))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a stall: {error}") from error
 
 
 def span_to_json(span: SpanRow) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from handrail_collector.rows import MERGED, FetchRow, RequestRow
+from handrail_collector.rows import MERGED, FetchRow, RequestRow, StallRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.match import best
@@ -18,6 +18,8 @@ class LiveRows(Protocol):
     def rows(self) -> Sequence[RequestRow]: ...
 
     def fetches(self) -> Sequence[FetchRow]: ...
+
+    def stalls(self) -> Sequence[StallRow]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,12 @@ def named(stored: Sequence[RequestRow], live: Sequence[RequestRow], any_id: str)
     return sorted(fitting, key=lambda answer: -answer.row.started_unix_ns)
 
 
-def newest_fetches(rows: Iterable[FetchRow]) -> list[FetchRow]:
-    """Of each request the hand-offs of its highest version, each number once; of equal ones the last given."""
-    newest: dict[tuple[str, str], tuple[int, dict[int, FetchRow]]] = {}
+Told = TypeVar("Told", FetchRow, StallRow)
+
+
+def newest_told(rows: Iterable[Told]) -> list[Told]:
+    """Of each request the hand-offs or stalls of its highest version, each number once; of equal ones the last given."""
+    newest: dict[tuple[str, str], tuple[int, dict[int, Told]]] = {}
     for row in rows:
         key = row.trace_id, row.request_id
         known = newest.get(key)
@@ -71,4 +76,10 @@ def newest_fetches(rows: Iterable[FetchRow]) -> list[FetchRow]:
 
 def listed_fetches(stored: Sequence[FetchRow], live: Sequence[FetchRow], wanted: FetchFilter) -> list[FetchRow]:
     """As ``listed``."""
-    return sorted(filter(wanted.matches, newest_fetches([*stored, *live])), key=wanted.order)[: wanted.limit]
+    return sorted(filter(wanted.matches, newest_told([*stored, *live])), key=wanted.order)[: wanted.limit]
+
+
+def listed_stalls(stored: Sequence[StallRow], live: Sequence[StallRow], row: RequestRow) -> list[StallRow]:
+    """Those of one request, in order."""
+    own = [stall for stall in live if (stall.trace_id, stall.request_id) == (row.trace_id, row.request_id)]
+    return sorted((stall for stall in newest_told([*stored, *own]) if stall.number >= 0), key=lambda stall: stall.number)

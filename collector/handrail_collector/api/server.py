@@ -19,8 +19,8 @@ from handrail.selfmetrics import SelfMetrics
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.happened import happened_to_json
-from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
-from handrail_collector.api.live import Answer, LiveRows, listed, listed_fetches, named
+from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json, stall_to_json
+from handrail_collector.api.live import Answer, LiveRows, listed, listed_fetches, listed_stalls, named
 from handrail_collector.api.query import (
     EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
@@ -36,7 +36,7 @@ from handrail_collector.api.query import (
 from handrail_collector.api.samples import SAMPLE_PARAMETERS, parse_samples, samples_answer
 from handrail_collector.explain.tracked import tracked
 from handrail_collector.links.question import LinksQuestion
-from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.rows import FetchRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
@@ -56,7 +56,7 @@ MAX_ID_CHARS = 512
 
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
-    ("/api/v1/requests/{id}", "one request with its hand-offs and spans, by an id in any form"),
+    ("/api/v1/requests/{id}", "one request with its hand-offs, stalls and spans, by an id in any form"),
     ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
     ("/api/v1/events", f"what happened to the engines; parameters: {', '.join(EVENT_PARAMETERS)}"),
     ("/api/v1/links", f"the links that KV moves over: how fast, by what; parameters: {', '.join(LINK_PARAMETERS)}"),
@@ -134,8 +134,8 @@ class ApiServer:
         if request.query:
             name = next(iter(request.query))
             raise ApiError(status=400, what=f"unknown parameter {name!r}", where="query string", valid="none here")
-        live, live_fetches = self._live.rows(), self._live.fetches()
-        return await self._answer(lambda: self._naming(any_id, live, live_fetches))
+        live, live_fetches, live_stalls = self._live.rows(), self._live.fetches(), self._live.stalls()
+        return await self._answer(lambda: self._naming(any_id, live, live_fetches, live_stalls))
 
     async def _fetches(self, request: web.Request) -> web.Response:
         wanted = parse_fetches(request.query.items(), self._now_unix_ns())
@@ -184,7 +184,13 @@ class ApiServer:
             return self._reader
         raise ApiError(status=501, what="this store gives no columns", where=request.path, valid="a store of files")
 
-    def _naming(self, any_id: str, live: Sequence[RequestRow], live_fetches: Sequence[FetchRow]) -> tuple[int, dict[str, Any]]:
+    def _naming(
+        self,
+        any_id: str,
+        live: Sequence[RequestRow],
+        live_fetches: Sequence[FetchRow],
+        live_stalls: Sequence[StallRow],
+    ) -> tuple[int, dict[str, Any]]:
         found = named(self._reader.find(any_id), live, any_id)
         if not found:
             raise ApiError(
@@ -204,6 +210,7 @@ class ApiServer:
         return 200, {
             "request": _row(found[0]),
             "fetches": [fetch_to_json(fetch) for fetch in sorted(fetches, key=lambda fetch: fetch.number)],
+            "stalls": [stall_to_json(stall) for stall in listed_stalls(self._reader.stalls_of(row), live_stalls, row)],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "usual": usual,

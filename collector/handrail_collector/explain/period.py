@@ -19,6 +19,7 @@ from handrail.records import Outcome
 from handrail.sketch import GapSketch
 from handrail_collector.explain.contrast import PLACES, Contrast, Group, contrasts
 from handrail_collector.explain.effect import much_longer
+from handrail_collector.explain.stalling import Stalling, stalling
 from handrail_collector.explain.tail import LEAST_SLOW, Causing, PhaseMore, causing, phases_more
 from handrail_collector.store.ask import RANKS, SLOW_RANK, Asked, Quantiles
 from handrail_collector.store.cells import BIN_ERROR, BINS_PER_E, DIMENSIONS, OTHER, PHASE_SUMS, SLOW, USUAL, Measure
@@ -106,6 +107,7 @@ class ScopeAnswer:
     failures: Failures
     ttft: Tail | None
     gap: Tail | None
+    stalls: Stalling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,7 @@ def _scope(asked: Asked, scope: str) -> ScopeAnswer:
         failures=_failures(ttft),
         ttft=_tail(Measure.TTFT, ttft, quantiles[Measure.TTFT], looked_at),
         gap=_tail(Measure.GAP, gap, quantiles[Measure.GAP], None),
+        stalls=stalling(asked.stalls.filter(pc.equal(asked.stalls["scope"], scope))),
     )
 
 

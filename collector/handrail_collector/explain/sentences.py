@@ -11,10 +11,12 @@ from handrail.times import format_duration
 from handrail_collector.explain.contrast import PLACES, Contrast
 from handrail_collector.explain.effect import LEAST_LONGER_NS, TIMES_LONGER
 from handrail_collector.explain.period import NEEDED, PeriodAnswer, ScopeAnswer, Tail, Verdict, standing
+from handrail_collector.explain.stalling import CauseShare
 from handrail_collector.explain.tail import Named, PhaseMore
 
 _TOLD: Final = 3  # causes, phases or places in one sentence
 _LITTLE: Final = 0.005
+_MOST: Final = 0.6
 
 WHERE: Final = {
     "prefill_host": "prefill host {}",
@@ -28,7 +30,7 @@ WHERE: Final = {
 
 def summary(scope: ScopeAnswer) -> list[str]:
     """What a scope comes to, most important first."""
-    times, failed = [*_ttft(scope), *_gaps(scope)], _failed(scope)
+    times, failed = [*_ttft(scope), *_gaps(scope), *_stalls(scope)], _failed(scope)
     told = [*failed, *times] if mostly_failed(scope) else [*times, *failed]
     if scope.requests and scope.complete < scope.requests:
         missing = scope.requests - scope.complete
@@ -143,6 +145,27 @@ def _gaps(scope: ScopeAnswer) -> list[str]:
     told = [f"The longest stream gaps ({format_duration(tail.from_ns)} or more, {_count(tail.requests)}):"]
     told += [_place(contrast) for contrast in standing(tail.contrasts)[:_TOLD]]
     return [" ".join(told)]
+
+
+def _stalls(scope: ScopeAnswer) -> list[str]:
+    found = scope.stalls
+    if found is None:
+        return []
+    told = ", ".join(f"{_percent(each.share)} {each.cause}{_at(each)}" for each in found.causes[:_TOLD])
+    more = sum(each.stalls for each in found.causes[_TOLD:])
+    rest = f", {_percent(more / found.stalls)} others" if more else ""
+    times = f"{found.stalls:,} time{'s' if found.stalls > 1 else ''}"
+    sentences = [f"Streams stood still {times}, {format_duration(found.gap_ns)} in all: {told}{rest}."]
+    longest = sorted((each for each in found.causes if each.longest), key=lambda each: -each.longest)[:_TOLD]
+    if longest and found.longest < found.stalls and scope.gap is not None:
+        parts = ", ".join(f"{_percent(each.longest_share or 0.0)} {each.cause}" for each in longest)
+        sentences.append(f"Of those of {format_duration(scope.gap.from_ns)} or more: {parts}.")
+    return [" ".join(sentences)]
+
+
+def _at(each: CauseShare) -> str:
+    """Where most of them are, if most are."""
+    return f" (most at {each.host})" if each.host and each.host_share > _MOST else ""
 
 
 def _failed(scope: ScopeAnswer) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES
 from handrail.links.counters import BYTES, ERRORS, UP
-from handrail_collector.api.live import newest_fetches
+from handrail_collector.api.live import newest_told
 from handrail_collector.links.devices import SECOND, Counted, counted
 from handrail_collector.links.handoffs import HandOff, Link, hand_offs
 from handrail_collector.links.lines import LinkLine, Offsets, link_lines
@@ -78,7 +78,7 @@ def period(
     stored = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
     rows = [
         row
-        for row in newest_fetches([*stored, *live])
+        for row in newest_told([*stored, *live])
         if since_unix_ns <= row.started_unix_ns < until_unix_ns and (peer is None or peer in peers(row))
     ]
     events = [

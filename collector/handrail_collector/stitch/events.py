@@ -8,7 +8,7 @@ from hashlib import blake2b
 from handrail.clocks import OffsetInterval
 from handrail.hardware import DeviceRun
 from handrail.records import EngineSample, Iteration, ProcessEvent
-from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow
+from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow, StallRow
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.schema import Table
 
@@ -69,6 +69,8 @@ def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
         running=iteration.running,
         waiting=iteration.waiting,
         kv_landing_steps=iteration.kv_landing_steps,
+        resumed_tokens=iteration.resumed_tokens,
+        usual_ns=iteration.usual_ns,
     )
 
 
@@ -119,6 +121,7 @@ class EventRows:
         self.extend(more)
         return self
 
-    def with_fetches(self, fetches: Sequence[FetchRow]) -> FlatRows:
-        """All that is to be published, hand-offs included."""
-        return {**self._rows, Table.KV_FETCHES: fetches} if fetches else dict(self._rows)
+    def together_with(self, fetches: Sequence[FetchRow], stalls: Sequence[StallRow]) -> FlatRows:
+        """All that is to be published, hand-offs and stalls included."""
+        told: FlatRows = {Table.KV_FETCHES: fetches, Table.STALLS: stalls}
+        return {**self._rows, **{table: rows for table, rows in told.items() if rows}}

@@ -81,6 +81,11 @@ class Evidence:
         return isinstance(self.record, EngineTimes | KvFetch | KvPublish) and self.record.provisional
 
     @property
+    def stalled(self) -> bool:
+        """A stream that stood still was seen."""
+        return isinstance(self.record, Exchange) and self.record.stalls is not None
+
+    @property
     def tells_end(self) -> bool:
         """With it, its source has said of this request what it has to say."""
         return not isinstance(self.record, KvFetch | KvPublish | LogFact) and not self.provisional

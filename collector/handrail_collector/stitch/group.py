@@ -50,6 +50,7 @@ class Group:
     counted_joins: frozenset[str] = frozenset()  # span ids of the evidence whose joins were counted
     counted_ambiguous: int = 0  # findings of this kind that were counted
     contradicting: frozenset[str] = frozenset()  # span ids of the evidence that contradicts what was known of its host's clock
+    stalls_told: bool = False  # rows of its stalls are out
     superseded: list[tuple[str, str, int]] = field(default_factory=list)
     """Rows (trace id, request id, version) that were told of parts of this request and are to be withdrawn."""
     findings: list[Finding] = field(default_factory=list)

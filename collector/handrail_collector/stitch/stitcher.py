@@ -262,6 +262,7 @@ class Stitcher:
         keep.evidence.extend(gone.evidence)
         keep.findings.extend(gone.findings)
         keep.superseded.extend(gone.superseded)
+        keep.stalls_told |= gone.stalls_told
         keep.contradicting |= gone.contradicting
         keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
         keep.first_offset = min(keep.first_offset, gone.first_offset)
@@ -293,8 +294,10 @@ class Stitcher:
             group.deadline_unix_ns = now + settings.settle_ns
         elif group.edge is not None:
             if self._all_reported(group, now):
-                group.deadline_unix_ns = now
-                self._due.append(group)
+                stalled = _stalled(group)
+                group.deadline_unix_ns = now + (settings.settle_ns if stalled else 0)
+                if not stalled:  # else what the engine did then is told a little later
+                    self._due.append(group)
             else:
                 group.deadline_unix_ns = max(group.edge.received_unix_ns, now) + settings.engine_wait_ns
         elif group.only_facts:
@@ -346,12 +349,16 @@ class Stitcher:
             elif group.deadline_unix_ns <= now:
                 group = self._last_joins(group)
                 if group.state is State.OPEN:
-                    closing = Closing.ORPHAN if group.edge is None and group.alone_at_prefill() else Closing.WAITED
-                    decisions.append(self._decide(group, closing, now))
+                    decisions.append(self._decide(group, self._closing(group, now), now))
         excess = len(self._groups) - self.settings.max_groups
         if excess > 0:
             decisions.extend(self.evict(excess, now))
         return decisions
+
+    def _closing(self, group: Group, now: int) -> Closing:
+        if group.edge is None:
+            return Closing.ORPHAN if group.alone_at_prefill() else Closing.WAITED
+        return Closing.COMPLETE if _stalled(group) and self._has_all(group, now) else Closing.WAITED
 
     def evict(self, count: int, now: int) -> list[Decision]:
         """Decide the ``count`` oldest groups now, whatever they still wait for, and forget them."""
@@ -537,6 +544,10 @@ class Stitcher:
 
 def _is_edge(evidence: Evidence) -> bool:
     return evidence.role is Role.EDGE and isinstance(evidence.record, Exchange)
+
+
+def _stalled(group: Group) -> bool:
+    return any(evidence.stalled for evidence in group.evidence)
 
 
 def _replaces(new: Evidence, old: Evidence) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from handrail_collector.store.rolled import SKETCH_COLUMNS, Rolled, rolled
 from handrail_collector.store.rolling import split
 from handrail_collector.store.rollup import merge_sketches, sketches_of
 from handrail_collector.store.schema import Table
+from handrail_collector.store.stall_counts import NO_STALLS, stall_counts
 
 RANKS: Final = (0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
 """Quantiles that are asked for; slow is from the one of ``SLOW_RANK`` on, usual from the first to the third."""
@@ -65,6 +66,7 @@ class Asked:
     quantiles: Mapping[Measure, Mapping[str, Quantiles]] | None
     looked_at: pa.Table | None
     rolled_hours: int
+    stalls: pa.Table  # of ``store.stall_counts``
 
 
 def latest_unix_ns(reader: StoreReader, now_unix_ns: int) -> int | None:
@@ -93,9 +95,12 @@ def ask(reader: StoreReader, of: Scoped, *, fast: bool) -> Asked:
     with _asking(reader) as cursor:
         by_hours = rolled(reader, cursor, files, of.since_unix_ns, of.until_unix_ns, None if fast else SKETCH_COLUMNS)
         if fast and by_hours.rollups is not None:
-            return _first(_Rows.bound(reader, cursor, of, files, by_hours.rest), of, by_hours)
-        every = split([file for file in files if file.table is Table.REQUESTS], of.since_unix_ns, of.until_unix_ns).requests
-        return _exact(_Rows.bound(reader, cursor, of, files, every), of, by_hours)
+            found = _first(_Rows.bound(reader, cursor, of, files, by_hours.rest), of, by_hours)
+        else:
+            every = split([file for file in files if file.table is Table.REQUESTS], of.since_unix_ns, of.until_unix_ns).requests
+            found = _exact(_Rows.bound(reader, cursor, of, files, every), of, by_hours)
+    by_scope = found.quantiles[Measure.GAP] if found.quantiles else {}
+    return replace(found, stalls=stall_counts(reader, of, {scope: each.cuts.slow_from_ns for scope, each in by_scope.items()}))
 
 
 @contextmanager
@@ -167,6 +172,7 @@ def _first(rows: _Rows, of: Scoped, by_hours: Rolled) -> Asked:
         quantiles=None,
         looked_at=None,
         rolled_hours=by_hours.files,
+        stalls=NO_STALLS,
     )
 
 
@@ -174,7 +180,15 @@ def _exact(rows: _Rows, of: Scoped, by_hours: Rolled) -> Asked:
     if rows.table is None:
         empty = pa.table({name: pa.array([], pa.string()) for name in (*cells.DIMENSIONS, "part")})
         return Asked(
-            of=of, exact=True, ttft_cells=empty, gap_cells=empty, sketches={}, quantiles={}, looked_at=None, rolled_hours=0
+            of=of,
+            exact=True,
+            ttft_cells=empty,
+            gap_cells=empty,
+            sketches={},
+            quantiles={},
+            looked_at=None,
+            rolled_hours=0,
+            stalls=NO_STALLS,
         )
     quantiles = _quantiles(rows.answer(cells.quantiles(rows.table, RANKS)))
     cuts = {measure: {scope: each.cuts for scope, each in found.items()} for measure, found in quantiles.items()}
@@ -190,6 +204,7 @@ def _exact(rows: _Rows, of: Scoped, by_hours: Rolled) -> Asked:
         quantiles=quantiles,
         looked_at=looked_at,
         rolled_hours=0,
+        stalls=NO_STALLS,
     )
 
 

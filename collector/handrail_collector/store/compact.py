@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail_collector.rows import MERGED
-from handrail_collector.store.flat import FLAT
+from handrail_collector.store.flat import FLAT, TOLD_TOGETHER
 from handrail_collector.store.folders import HOUR_NS, hour_of
 from handrail_collector.store.manifest import Publish, StoredFile
 from handrail_collector.store.samples import SAMPLED
@@ -179,14 +179,15 @@ def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
 
 
 def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[Column, ...]]:
-    """The rows of ``tables``, oldest first, by time: of events each key once, of hand-offs those of a request's last version.
+    """The rows of ``tables``, oldest first, by time: of events each key once, of hand-offs and stalls those of a request's last
+    version.
 
-    A hand-off's row that withdraws others stays: theirs may lie in another hour. And the columns.
+    A row that withdraws others stays: theirs may lie in another hour. And the columns.
     """
     flat = FLAT[name]
     table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), flat.columns)
-    if name is Table.KV_FETCHES:
-        table = table.take(pa.array(_last_fetches(table), pa.int64()))
+    if name in TOLD_TOGETHER:
+        table = table.take(pa.array(_last_told(table), pa.int64()))
     else:
         table = table.take(_last_of_each(table, ("key", flat.time), "offset"))
     return table.take(pc.sort_indices(table, [(flat.time, "ascending")])), flat.columns
@@ -206,7 +207,7 @@ def fold_samples(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tup
     return kind.ordered(table), columns
 
 
-def _last_fetches(table: pa.Table) -> list[int]:
+def _last_told(table: pa.Table) -> list[int]:
     """Places of the rows of each request's highest version, each number once."""
     newest: dict[tuple[bytes, bytes], tuple[int, dict[int, int]]] = {}
     columns = (table[name].to_pylist() for name in (*KEYS, "number"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.rows import FetchRow, RequestRow, StallRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FlatRows
@@ -45,6 +45,9 @@ class StoreQueries(Protocol):
 
     def fetches_of(self, row: RequestRow) -> list[FetchRow]:
         """The hand-offs of one request, in order."""
+
+    def stalls_of(self, row: RequestRow) -> list[StallRow]:
+        """The stalls of one request, in order: those of its highest version."""
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
         """The samples of ``gpu_samples``, ``link_samples`` (``DeviceSample``) or ``engine_samples`` (``EngineSample``) that fit,

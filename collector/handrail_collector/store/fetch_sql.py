@@ -5,7 +5,7 @@ from __future__ import annotations
 from handrail_collector.store.fetch_filter import FAILED, FETCH_SORTS, FetchFilter
 from handrail_collector.store.sql import Parameter, Query
 
-_NEWEST = (
+NEWEST = (
     "SELECT * FROM {table} QUALIFY version = max(version) OVER (PARTITION BY trace_id, request_id)"
     ' AND row_number() OVER (PARTITION BY trace_id, request_id, version, "number" ORDER BY last_offset DESC) = 1'
 )
@@ -32,7 +32,7 @@ def fetches(wanted: FetchFilter) -> Query:
             conditions.append(condition)
     direction = "DESC" if wanted.descending else "ASC"
     order = f'{FETCH_SORTS[wanted.sort]} {direction} NULLS LAST, started_unix_ns DESC, trace_id, request_id, "number"'
-    text = f"SELECT * FROM ({_NEWEST}) WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT $row_limit"
+    text = f"SELECT * FROM ({NEWEST}) WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT $row_limit"
     return Query(text, parameters)
 
 
@@ -75,14 +75,14 @@ def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
         f"SELECT {columns} FROM {{table}} WHERE started_unix_ns >= $since AND started_unix_ns < $until"
         " ORDER BY started_unix_ns DESC LIMIT $row_limit"
     )
-    text = f"{_NEWEST.replace('{table}', f'({part})')}"
+    text = f"{NEWEST.replace('{table}', f'({part})')}"
     return Query(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})
 
 
 def of_request(trace_id: bytes, request_id: bytes) -> Query:
-    """The hand-offs of one request, in order."""
+    """The hand-offs of one request, or its stalls, in order."""
     where = 'trace_id = $trace_id AND request_id = $request_id AND "number" >= 0'
-    text = f'SELECT * FROM ({_NEWEST}) WHERE {where} ORDER BY "number"'
+    text = f'SELECT * FROM ({NEWEST}) WHERE {where} ORDER BY "number"'
     return Query(text, {"trace_id": trace_id, "request_id": request_id})
 
 

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from handrail_collector.rows import ClockPairRow, FetchRow, FindingRow, IterationRow, LinkFactRow, ProcessEventRow
+from handrail_collector.rows import (
+    ClockPairRow,
+    FetchRow,
+    FindingRow,
+    IterationRow,
+    LinkFactRow,
+    ProcessEventRow,
+    StallRow,
+)
 from handrail_collector.store.schema import ID_8, ID_16, Column, Encoding, Table
 
 _IDS: Final = {"trace_id": ID_16, "request_id": ID_8, "span_id": ID_8, "key": ID_8}
@@ -19,6 +27,7 @@ _TYPES: Final = {
     "str": (pa.string(), Encoding.DICTIONARY),
     "int": (pa.int64(), Encoding.DELTA),
     "bool": (pa.bool_(), Encoding.PLAIN),
+    "float": (pa.float64(), Encoding.SPLIT),
     "tuple[str, ...]": (pa.list_(pa.string()), Encoding.DICTIONARY),
 }
 
@@ -79,6 +88,7 @@ FLAT: Final[Mapping[Table, Flat]] = {
     flat.table: flat
     for flat in (
         Flat(Table.KV_FETCHES, FetchRow, "started_unix_ns"),
+        Flat(Table.STALLS, StallRow, "started_unix_ns"),
         Flat(Table.PROCESS_EVENTS, ProcessEventRow, "at_unix_ns"),
         Flat(Table.FINDINGS, FindingRow, "at_unix_ns"),
         Flat(Table.CLOCK_PAIRS, ClockPairRow, "at_unix_ns"),
@@ -87,6 +97,9 @@ FLAT: Final[Mapping[Table, Flat]] = {
     )
 }
 """By table."""
+
+TOLD_TOGETHER: Final = frozenset({Table.KV_FETCHES, Table.STALLS})
+"""Tables whose rows of one request are told together, under its ids and version: those of its highest version count."""
 
 FlatRows = Mapping[Table, Sequence[Any]]
 """Rows of such tables and of samples, each of its own class."""

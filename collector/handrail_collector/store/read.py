@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from handrail.identity import candidate_keys
-from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow
+from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow, StallRow
 from handrail_collector.store import fetch_sql, sample_sql, sql
 from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -161,6 +161,13 @@ class StoreReader:
         files = _near_time(self._files(Table.KV_FETCHES), row.started_unix_ns, until, SPAN_MARGIN_NS + FETCH_MARGIN_NS)
         query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
         return self._fetch(query, files, FLAT[Table.KV_FETCHES].decode)
+
+    def stalls_of(self, row: RequestRow) -> list[StallRow]:
+        """The stalls of one request, in order."""
+        until = row.started_unix_ns + row.duration_ns
+        files = _near_time(self._files(Table.STALLS), row.started_unix_ns, until, SPAN_MARGIN_NS + FETCH_MARGIN_NS)
+        query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
+        return self._fetch(query, files, FLAT[Table.STALLS].decode)
 
     def recent_fetches(self, since_unix_ns: int, until_unix_ns: int, limit: int) -> list[FetchRow]:
         """The last hand-offs of a period, as far as the columns of ``fetch_sql.RECENT`` say; in no order."""

@@ -34,6 +34,7 @@ class Table(str, Enum):
     SPANS = "spans"
     ROLLUPS = "rollups"
     KV_FETCHES = "kv_fetches"
+    STALLS = "stalls"
     PROCESS_EVENTS = "process_events"
     FINDINGS = "findings"
     CLOCK_PAIRS = "clock_pairs"

@@ -111,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     asked = sender.add_argument_group("what simulate would ask, at its times, instead of a pace, kinds and lengths of its own")
     asked.add_argument("--scenario", help=f"a file or one of: {', '.join(scenario.bundled())}")
     asked.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
+    _add_fault(sender, "of the fleet; a client's own is client_slow")
     sender.add_argument("--streaming-share", type=_share, default=0.8)
     sender.add_argument("--chat-share", type=_share, default=0.5)
     sender.add_argument("--seed", type=int, default=0)
@@ -212,6 +213,8 @@ def _load(args: argparse.Namespace) -> None:
         arrivals = workload.repeat(virtual.read_trace(args.trace), args.requests, args.rate or 1.0)
     elif args.scenario is not None:
         arrivals = workload.generate(scenario.load(args.scenario), args.requests, args.seed)
+    hosts = scenario.load(args.scenario or "split").hosts()
+    slow = [faults.parse(text, hosts) for text in args.fault if text.startswith("client_slow:")]
     settings = load.Settings(
         url=args.url.rstrip("/"),
         requests=args.requests,
@@ -226,6 +229,7 @@ def _load(args: argparse.Namespace) -> None:
         prompt_words=tuple(args.prompt_words),
         answer_tokens=tuple(args.answer_tokens),
         arrivals=tuple(arrivals),
+        slow_clients_s=max((fault.size for fault in slow), default=0.0),
     )
     asyncio.run(load.run(settings, load.print_line))
 

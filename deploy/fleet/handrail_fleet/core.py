@@ -106,6 +106,14 @@ class StepEnded:
     """One engine iteration."""
 
     tokens: int  # computed prompt tokens and decode tokens together
+    begin_ns: int
+    requests: int
+    prefill_requests: int  # those without a token so far
+    prefill_tokens: int
+    resumed_tokens: int  # computed once more after a preemption
+    preemptions: int  # since the step before
+    landed: bool  # a load has ended since then
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,14 @@ class Preempted:
     id: str
 
 
-Effect = LoadStarts | TokenMade | Ended | StepEnded | LeaseExpired | Preempted
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This request runs again after a preemption."""
+
+    id: str
+
+
+Effect = LoadStarts | TokenMade | Ended | StepEnded | LeaseExpired | Preempted | Resumed
 
 
 @dataclass(slots=True)
@@ -150,7 +165,7 @@ def _wants(request: _Running) -> int:
 @dataclass(slots=True)
 class _Step:
     ends_ns: int
-    tokens: int
+    ended: StepEnded
     advances: list[tuple[_Running, int]] = field(default_factory=list)  # request, prompt tokens computed (0: a decode token)
 
 
@@ -182,6 +197,8 @@ class EngineCore:
         self._loaded: deque[_Running] = deque()
         self._running: list[_Running] = []
         self._step: _Step | None = None
+        self._preemptions = 0  # not told of yet
+        self._landed = False
 
     # --- what the driver tells ------------------------------------------------------------------------------------------
 
@@ -204,6 +221,7 @@ class EngineCore:
         request = self._loading.pop(request_id, None)
         if request is None:
             return []
+        self._landed = True
         if ok:
             request.computed = request.job.prompt_tokens - 1  # vLLM computes the last prompt token itself, to sample from it
             self._loaded.append(request)
@@ -315,6 +333,8 @@ class EngineCore:
                 request.computed = job.cached_tokens
                 if request.scheduled_ns is None:
                     request.scheduled_ns = now_ns
+                else:
+                    effects.append(Resumed(job.id))
                 self._running.append(request)
                 budget -= _wants(request)
         return effects
@@ -340,6 +360,7 @@ class EngineCore:
 
     def _preempt(self, request: _Running) -> Preempted:
         self._pool.give_back(request.blocks)
+        self._preemptions += 1
         request.blocks = ()
         request.computed = 0
         request.target = request.job.prompt_tokens + request.generated
@@ -352,30 +373,47 @@ class EngineCore:
             return None
         advances: list[tuple[_Running, int]] = []
         prompts: list[_Running] = []
-        decoding = context = prefill = pairs = 0
+        decoding = context = prefill = pairs = first = fresh = resumed = 0
         for request in self._running:
             rest = request.target - request.computed
             if rest == 0 or request.load:  # loaded: one token of its prompt is left to compute, as costly as a decode token
                 decoding += 1
                 context += request.job.prompt_tokens + request.generated
+                first += request.generated == 0
                 advances.append((request, rest))
             else:
                 prompts.append(request)
         chunked = self._scheduling.chunked_prefill
         if prompts and not chunked:
-            advances, decoding, context = [], 0, 0
+            advances, decoding, context, first = [], 0, 0, 0
         for request in prompts:
             rest = request.target - request.computed
             budget = self._scheduling.batch_tokens - prefill
             chunk = min(rest, budget) if chunked else rest
             if chunk > 0 and (chunked or chunk <= budget or prefill == 0):
                 prefill += chunk
+                if request.generated:
+                    resumed += chunk
+                else:
+                    fresh += 1
                 pairs += chunk * request.computed + chunk * chunk // 2
                 advances.append((request, chunk))
         batch = Batch(
             decoding=decoding, context_tokens=context, prefill_tokens=prefill, prefill_pairs=pairs, running=len(self._running)
         )
-        return _Step(now_ns + self._model.step_ns(batch), decoding + prefill, advances)
+        ended = StepEnded(
+            tokens=decoding + prefill,
+            begin_ns=now_ns,
+            requests=len(advances),
+            prefill_requests=first + fresh,
+            prefill_tokens=prefill - resumed + first,
+            resumed_tokens=resumed,
+            preemptions=self._preemptions,
+            landed=self._landed,
+            batch=batch,
+        )
+        self._preemptions, self._landed = 0, False
+        return _Step(now_ns + self._model.step_ns(batch), ended, advances)
 
     def _finish_step(self, step: _Step, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -395,7 +433,7 @@ class EngineCore:
             if request.generated >= request.job.answer_tokens:
                 self._running.remove(request)
                 effects.append(self._end(request, request.job.reason, now_ns))
-        effects.append(StepEnded(step.tokens))
+        effects.append(step.ended)
         return effects
 
     def _end(self, request: _Running, reason: Reason, now_ns: int | None = None) -> Ended:

@@ -22,6 +22,7 @@ class Place(Enum):
     HOST = "any host: edge, router, p0 or d0"
     LINK = "a link, p0>d0"
     ROUTER = "router"
+    EDGE = "edge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ FAULTS: dict[str, Kind] = {
     "bad_host": Kind(
         Place.ENGINE, "factor", "all steps on it take this many times as long, and its links have this part of theirs", 1.0
     ),
+    "gpu_throttled": Kind(
+        Place.ENGINE,
+        "factor",
+        "for 0.4 s in every 6 its GPU has this part of its clock (4: a quarter), so steps take longer",
+        1.0,
+    ),
+    "host_pause": Kind(Place.ENGINE, "seconds", "once in every 4 s its engine's process stands still for so long", 0.0, 3.0),
+    "client_slow": Kind(Place.EDGE, "seconds", "one client in five reads nothing for so long, a quarter into its answer"),
     "clock_offset": Kind(Place.HOST, "seconds", "its wall clock is this much ahead", -math.inf),
     "clock_drift": Kind(Place.HOST, "ppm", "its clocks run this much too fast", -1e5, 1e5),
 }
@@ -109,6 +118,7 @@ class Hosts:
             Place.HOST: ("edge", "router", *engines),
             Place.LINK: links,
             Place.ROUTER: ("router",),
+            Place.EDGE: ("edge",),
         }[place]
 
 

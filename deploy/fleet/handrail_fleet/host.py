@@ -12,6 +12,8 @@ from typing import Protocol
 from handrail_fleet.core import Effect, EngineCore, Job, Reason, Scheduling
 from handrail_fleet.costs import StepCosts
 from handrail_fleet.faults import Active, Fault
+from handrail_fleet.hindrance import Hindrance, hindered_ns, hindrances
+from handrail_fleet.model import Batch
 from handrail_fleet.prefix import PrefixCache
 from handrail_fleet.scenario import Scenario
 
@@ -33,6 +35,19 @@ class Driver(Protocol):
     def carry_out(self, host: Host, effects: list[Effect]) -> None: ...
 
 
+class Hindered:
+    """What an engine's steps take, with what hinders its host."""
+
+    def __init__(self, costs: StepCosts, by: list[Hindrance], now_ns: Callable[[], int]) -> None:
+        self._costs = costs
+        self._by = by
+        self._now_ns = now_ns
+
+    def step_ns(self, batch: Batch) -> int:
+        work_ns = self._costs.step_ns(batch)
+        return hindered_ns(self._now_ns(), work_ns, self._by) if self._by else work_ns
+
+
 class Host:
     """``lease_ns``: how long P holds what nobody reads; the driver may end leases itself and give a very long one."""
 
@@ -42,8 +57,10 @@ class Host:
         self.name = name
         self.costs = costs
         self.cache = PrefixCache(scenario.prefix_cache_blocks)
+        self.hindrances = hindrances(name, faults)
+        by = [each for some in self.hindrances.values() for each in some]
         self.core = EngineCore(
-            costs,
+            Hindered(costs, by, driver.now_ns),
             max_running=scenario.max_running,
             blocks=scenario.kv_blocks,
             lease_ns=lease_ns,

@@ -17,6 +17,8 @@ from typing import Any
 
 import aiohttp
 
+from handrail_fleet.delivery import CLIENT, SLOW_CLIENTS
+from handrail_fleet.noise import uniform
 from handrail_fleet.prefix import PREFIX_TOKENS
 from handrail_fleet.text import WORDS
 from handrail_fleet.workload import Arrival
@@ -29,6 +31,7 @@ class Settings:
     """``rate`` (requests/s, Poisson) is open loop; without it ``concurrency`` requests are always under way.
 
     ``arrivals``: instead of all that, these at their times, as completions of made-up token ids with the same beginnings.
+    ``slow_clients_s``: the fault ``client_slow``; one stream in five is not read for so long.
     """
 
     url: str
@@ -45,6 +48,7 @@ class Settings:
     answer_tokens: tuple[int, int] = (8, 40)
     timeout_s: float = 120.0
     arrivals: tuple[Arrival, ...] = ()
+    slow_clients_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +193,8 @@ class Watch:
         self.usage = body.get("usage") or self.usage
 
 
-async def send(session: aiohttp.ClientSession, url: str, plan: Plan) -> Sent:
-    """One request, never raising for what the server does."""
+async def send(session: aiohttp.ClientSession, url: str, plan: Plan, stands_s: float = 0.0) -> Sent:
+    """One request, never raising for what the server does. Nothing is read for ``stands_s``, a quarter into the answer."""
     headers = {"X-Request-Id": plan.request_id, **({"traceparent": plan.traceparent} if plan.traceparent else {})}
     watch = Watch(plan.chat, plan.stream)
     status = None
@@ -201,6 +205,9 @@ async def send(session: aiohttp.ClientSession, url: str, plan: Plan) -> Sent:
             watch = Watch(plan.chat, plan.stream and status == 200)
             async for piece in answer.content.iter_any():
                 watch.feed(piece, time.monotonic_ns() - started_ns)
+                if stands_s and 4 * len(watch.chunk_ns) >= plan.body["max_tokens"]:
+                    await asyncio.sleep(stands_s)
+                    stands_s = 0.0
         watch.end()
         error = watch.error or (None if status == 200 else f"HTTP {status}")
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as failure:
@@ -238,7 +245,7 @@ async def run(settings: Settings, report: Callable[[Sent], None]) -> None:
 
             async def worker() -> None:
                 for plan in todo:  # shared: each worker takes the next one
-                    report(await send(session, settings.url, plan))
+                    report(await send(session, settings.url, plan, _stands_s(settings, plan)))
 
             await asyncio.gather(*(worker() for _ in range(min(settings.concurrency, settings.requests))))
 
@@ -250,13 +257,19 @@ async def _open_loop(
     started_s = loop.time()
 
     async def one(plan: Plan) -> None:
-        report(await send(session, settings.url, plan))
+        report(await send(session, settings.url, plan, _stands_s(settings, plan)))
 
     tasks = []
     for plan in planned:
         await asyncio.sleep(max(0.0, started_s + (plan.due_ns or 0) / 1e9 - loop.time()))
         tasks.append(asyncio.create_task(one(plan)))
     await asyncio.gather(*tasks)
+
+
+def _stands_s(settings: Settings, plan: Plan) -> float:
+    """The same clients in every run of a seed."""
+    slow = plan.stream and uniform(settings.seed, plan.index, CLIENT) < SLOW_CLIENTS
+    return settings.slow_clients_s if slow else 0.0
 
 
 def print_line(sent: Sent) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from handrail_fleet.delivery import delivered
 from handrail_fleet.faults import Fault, Place
 from handrail_fleet.hops import Hop, hop_ns
 from handrail_fleet.scenario import Scenario
@@ -71,6 +72,7 @@ class ProxyObservation:
     completion_tokens: int | None
     cached_tokens: int | None
     said_ns: int | None
+    held_ns: tuple[tuple[int, int], ...] = ()  # from arrival: nothing was read, since the client took nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +166,25 @@ def _router(scenario: Scenario, flight: Flight, here: Clock) -> list[Observation
 def _edge(flight: Flight, here: Clock) -> ProxyObservation:
     arrival = flight.plan.arrival.at_ns
     said = _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
+    if flight.client_stands_ns:
+        said = _to_a_slow_client(said, flight, here, arrival)
     refused = flight.failed and flight.prefill_arrival_ns is None  # by every P that was tried: the router passes the error on
     return replace(said, status=500, error=False) if refused else said
+
+
+def _to_a_slow_client(said: ProxyObservation, flight: Flight, here: Clock, arrival: int) -> ProxyObservation:
+    """What was read, and when: later than it came where nothing more fitted into the buffer."""
+    seen = delivered(flight.edge_first_ns, flight.gaps_ns, flight.client_stands_ns)
+    ends = max(flight.end_ns or 0, *(moment[1] for moment in (seen.held_ns, seen.stood_ns) if moment is not None))
+    return replace(
+        said,
+        gaps_ns=tuple(map(here.elapsed_ns, seen.gaps_ns)),
+        held_ns=tuple((here.elapsed_ns(begin - arrival), here.elapsed_ns(end - arrival)) for begin, end in (seen.held_ns,))
+        if seen.held_ns is not None
+        else (),
+        end_ns=here.elapsed_ns(ends - arrival) if said.end_ns is not None else None,
+        said_ns=ends if said.said_ns is not None else None,
+    )
 
 
 def _abandoned(attempt: Attempt, request_id: str, here: Clock) -> ProxyObservation:

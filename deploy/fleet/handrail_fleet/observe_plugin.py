@@ -34,6 +34,7 @@ class TimesObservation:
     seen_ns: int | None  # only of one that is still there
     failed: bool
     preemptions: int
+    preempted_ns: tuple[int, ...]  # from, to, from, to ...
     prompt_tokens: int
     output_tokens: int | None
     said_ns: int | None
@@ -116,6 +117,9 @@ def _times(
         seen_ns=_since(here, queued, over_ns) if finished is None else None,
         failed=flight.failed and host == flight.plan.decode_host,
         preemptions=flight.preemptions if host == flight.plan.decode_host else 0,
+        preempted_ns=tuple(here.elapsed_ns((over_ns if at is None else at) - queued) for each in flight.preempted for at in each)
+        if host == flight.plan.decode_host
+        else (),
         prompt_tokens=flight.plan.arrival.prompt_tokens,
         output_tokens=made if first is not None else None,
         said_ns=finished,

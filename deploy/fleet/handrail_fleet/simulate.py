@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from handrail_fleet.core import Effect, Ended, Job, LoadStarts, Preempted, Reason, TokenMade
+from handrail_fleet.core import Effect, Ended, Job, LoadStarts, Preempted, Reason, Resumed, StepEnded, TokenMade
 from handrail_fleet.costs import Costs
+from handrail_fleet.delivery import CLIENT, SLOW_CLIENTS
 from handrail_fleet.faults import Active, Fault
+from handrail_fleet.hindrance import Hindrance
 from handrail_fleet.hops import FIRST, LAST, Hop, hop_ns
 from handrail_fleet.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, Host
 from handrail_fleet.noise import uniform
@@ -69,6 +71,8 @@ class Flight:
     end_ns: int | None = None  # at the edge
     gaps_ns: list[int] = field(default_factory=list)
     preemptions: int = 0
+    preempted: list[tuple[int, int | None]] = field(default_factory=list)  # from, to; None: it has not run again
+    client_stands_ns: int = 0  # for so long its client reads nothing, a quarter into the answer
     fetch: Fetch = Fetch.NONE
     failed: bool = False
     abandoned: list[Attempt] = field(default_factory=list)
@@ -76,6 +80,15 @@ class Flight:
     @property
     def id(self) -> str:
         return f"sim-{self.plan.index:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run: its flights in order of arrival, what each host ran by the end of each step, and what hindered it, by fault."""
+
+    flights: list[Flight]
+    steps: dict[str, list[tuple[int, StepEnded]]]
+    hindered: dict[str, dict[str, list[Hindrance]]]
 
 
 class Simulation:
@@ -94,6 +107,7 @@ class Simulation:
             name: Host(name, scenario, Costs(scenario, seed * 1009 + place, self.now_ns), self._faults, self)
             for place, name in enumerate(names)
         }
+        self._steps: dict[str, list[tuple[int, StepEnded]]] = {name: [] for name in names}
         self._wires: dict[str, Wire] = {}
         if not self._names.collocated:
             pairs = [(prefill, decode) for prefill in self._names.prefill for decode in self._names.decode]
@@ -101,6 +115,11 @@ class Simulation:
         self._flights = {flight.id: flight for flight in (Flight(plan, seed) for plan in plans)}
         self._open = len(self._flights)
         self._ends_ns = max((plan.arrival.at_ns for plan in plans), default=0) + RUN_OUT_NS
+
+    def ran(self, progress: Callable[[int], None] | None = None) -> Ran:
+        """As ``run``, with what the hosts did."""
+        flights = self.run(progress)
+        return Ran(flights, self._steps, {name: host.hindrances for name, host in self._hosts.items()})
 
     def run(self, progress: Callable[[int], None] | None = None) -> list[Flight]:
         """``progress`` is told now and then how many have ended.
@@ -146,8 +165,15 @@ class Simulation:
                 self._ended(host, effect)
             elif isinstance(effect, LoadStarts):
                 self._load_starts(host, self._flights[effect.id])
+            elif isinstance(effect, StepEnded):
+                self._steps[host.name].append((self._now_ns, effect))
             elif isinstance(effect, Preempted) and effect.id in self._flights:
-                self._flights[effect.id].preemptions += 1
+                flight = self._flights[effect.id]
+                flight.preemptions += 1
+                flight.preempted.append((self._now_ns, None))
+            elif isinstance(effect, Resumed) and effect.id in self._flights:
+                preempted = self._flights[effect.id].preempted
+                preempted[-1] = (preempted[-1][0], self._now_ns)
 
     # --- a request's way ------------------------------------------------------------------------------------------------
 
@@ -224,6 +250,9 @@ class Simulation:
         flight.first_token_ns = token.at_ns
         flight.sent_ns = token.at_ns + self._scenario.respond_ns
         flight.edge_first_ns = flight.sent_ns + self._hops_ns(flight, *FIRST)
+        fault = self._faults.find("client_slow", "edge", self._now_ns)
+        if fault is not None and uniform(self._seed, flight.plan.index, CLIENT) < SLOW_CLIENTS:
+            flight.client_stands_ns = round(fault.size * 1e9)
 
     def _ended(self, host: Host, ended: Ended) -> None:
         flight = self._flights.get(ended.id)

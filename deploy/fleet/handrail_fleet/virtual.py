@@ -12,7 +12,7 @@ from typing import Any
 from handrail_fleet.faults import Fault
 from handrail_fleet.observe import clocks, observe
 from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight, Simulation, record
+from handrail_fleet.simulate import Flight, Ran, Simulation, record
 from handrail_fleet.truth import Excess, Outcome, Phase, RequestTruth, excess
 from handrail_fleet.workload import Arrival, Plan, TraceError, generate, plans, read_azure, read_mooncake, repeat
 
@@ -67,8 +67,13 @@ def fly(settings: Settings, progress: Callable[[int], None] | None = None) -> li
 
     Raises ``SimulationError``, ``OSError``.
     """
+    return ran(settings, progress).flights
+
+
+def ran(settings: Settings, progress: Callable[[int], None] | None = None) -> Ran:
+    """As ``fly``, with what the hosts did."""
     try:
-        return Simulation(settings.scenario, asked(settings), settings.seed, settings.faults).run(progress)
+        return Simulation(settings.scenario, asked(settings), settings.seed, settings.faults).ran(progress)
     except ValueError as error:
         raise SimulationError(str(error)) from None
 

@@ -333,6 +333,7 @@ class _Demo:
         task = progress.add_task("sending requests", total=arguments.requests)
         command = [*_FLEET, "load", "--url", url, "--seed", str(arguments.seed), "--id-prefix", self._tag]
         command += ["--requests", str(arguments.requests), "--concurrency", str(arguments.concurrency)]
+        command += [part for fault in arguments.fault for part in ("--fault", fault)]
         if arguments.engine == "vllm":
             command += ["--prompt-words", "20", "120"]  # the tiny model takes 2048 tokens, and its words are many
         self._load_after_ns = time.time_ns() - self._began_unix_ns

@@ -113,6 +113,8 @@ def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzin
         yield from _contrasts(
             scope["gap"]["contrasts"], width, "What streams with the longest gaps have more of", "longest 1 %", "middle half"
         )
+    if scope.get("stalls") is not None:
+        yield from _stalls(scope["stalls"], width)
     if scope["failures"]["requests"]:
         yield from _contrasts(scope["failures"]["contrasts"], width, "What failed requests have more of", "failed", "others")
     if scope["failures"]["by_kv_outcome"]:
@@ -211,6 +213,42 @@ def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
             ]
         )
     yield fitted(columns, rows, width)
+
+
+def _stalls(stalls: Plain, width: int) -> Iterator[RenderableType]:
+    yield Text("\n  Why streams stood still (the longest stalls of each)", style="bold")
+    columns = [
+        Column("cause", right=False),
+        Column("stalls"),
+        Column("share", 7),
+        Column("of the longest", 5),
+        Column("events", 6),
+        Column("one every", 2),
+        Column("in all", 4),
+        Column("times as often", 3),
+        Column("most at", 5, right=False),
+    ]
+    rows: list[list[Text | str]] = []
+    for each in stalls["causes"]:
+        unknown = each["cause"] == "unknown"
+        rows.append(
+            [
+                Text(each["cause"], style="dim" if unknown else "yellow"),
+                f"{each['stalls']:,}",
+                _percent(each["share"]),
+                "" if each["longest_share"] is None else _percent(each["longest_share"]),
+                f"{each['events']:,}",
+                "" if each["every_ns"] is None else format_duration(each["every_ns"]),
+                format_duration(each["gap_ns"]),
+                "" if each["lift"] is None else _times(each["lift"]),
+                f"{each['host']} ({_percent(each['host_share'])})" if each["host"] else "",
+            ]
+        )
+    yield fitted(columns, rows, width)
+
+
+def _times(lift: float) -> str:
+    return f"{lift:,.0f}" if lift >= 10 else f"{lift:.1f}"
 
 
 def _contrasts(found: Sequence[Plain], width: int, title: str, asked: str, others: str) -> Iterator[RenderableType]:

@@ -23,7 +23,7 @@ from handrail.cli.waterfall import SpanView
 from handrail_collector.api.happened import Happened, HappenedFilter
 from handrail_collector.explain.question import Question
 from handrail_collector.links.question import LinksQuestion
-from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.rows import FetchRow, RequestRow, StallRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 
@@ -41,6 +41,7 @@ class Found:
     provisional: bool = False  # the row may still change
     spans: Sequence[SpanView] = ()
     fetches: Sequence[FetchRow] = ()
+    stalls: Sequence[StallRow] = ()
     usual: Mapping[str, Any] | None = None  # how it compares with those around it; None: nothing to compare
     hardware: Mapping[str, Any] | None = None  # what GPUs and links did meanwhile; None: whoever answers does not know
     candidates: Sequence[RequestRow] = ()
@@ -103,7 +104,7 @@ class ApiSource:
         return [row_from_json(row) for row in answer["requests"]]
 
     def find(self, any_id: str) -> Found:
-        from handrail_collector.api.json import fetch_from_json, row_from_json
+        from handrail_collector.api.json import fetch_from_json, row_from_json, stall_from_json
 
         status, answer = self._get(f"/api/v1/requests/{urllib.parse.quote(any_id, safe='')}", (200, 300, 404))
         if status == 404:
@@ -113,9 +114,17 @@ class ApiSource:
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
         fetches, usual = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("usual")
+        stalls = [stall_from_json(stall) for stall in answer.get("stalls", ())]
         hardware = answer.get("hardware")
         return Found(
-            row=row, provisional=provisional, spans=spans, fetches=fetches, usual=usual, hardware=hardware, answer=answer
+            row=row,
+            provisional=provisional,
+            spans=spans,
+            fetches=fetches,
+            stalls=stalls,
+            usual=usual,
+            hardware=hardware,
+            answer=answer,
         )
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
@@ -206,7 +215,7 @@ class StoreSource:
             return self._reader.requests(query)
 
     def find(self, any_id: str) -> Found:
-        from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json
+        from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json, stall_to_json
         from handrail_collector.explain.compared import compared
         from handrail_collector.explain.tracked import tracked
 
@@ -219,17 +228,19 @@ class StoreSource:
                 return Found(candidates=rows, answer=plain)
             spans = self._reader.spans(rows[0])
             fetches = self._reader.fetches_of(rows[0])
+            stalls = self._reader.stalls_of(rows[0])
             usual = compared(self._reader, rows[0])
             hardware = tracked(self._reader, rows[0], spans)
         answer = {
             "request": row_to_json(rows[0]),
             "fetches": [fetch_to_json(fetch) for fetch in fetches],
+            "stalls": [stall_to_json(stall) for stall in stalls],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "usual": usual,
             "hardware": hardware,
         }
-        return Found(row=rows[0], spans=spans, fetches=fetches, usual=usual, hardware=hardware, answer=answer)
+        return Found(row=rows[0], spans=spans, fetches=fetches, stalls=stalls, usual=usual, hardware=hardware, answer=answer)
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         with self._damage_told():

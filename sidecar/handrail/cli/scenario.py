@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
-from handrail.cli.simulated import Arrived, arrivals, over_ns
+from handrail.cli.simulated import Arrived, ArrivedOfEngine, arrivals, engine_arrivals, over_ns
 from handrail.cli.simulated_links import link_evidence
 from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
 from handrail_collector.offline import STORE, publish, publish_samples, rows_of
-from handrail_collector.rows import FetchRow, RequestRow
+from handrail_collector.rows import FetchRow, RequestRow, StallRow
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import StoreLockedError
 from handrail_fleet import faults, scenario, virtual
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data", metavar="DIR", type=Path, help="new or empty folder, for --data of the other commands")
     group.add_argument("--trace", metavar="FILE", type=Path, help="arrivals and lengths: Azure's .csv or Mooncake's .jsonl")
     group.add_argument("--rate", metavar="X", type=_positive, help="2: the trace twice as fast")
-    group.add_argument("--plugin", action="store_true", help="the engines have the plugin, and sidecars read their hosts' links")
+    group.add_argument("--plugin", action="store_true", help="the engines have the plugin, and sidecars read links and clocks")
     group.add_argument("--start", metavar="TIME", help=f"when the run began (default: so that it ended just now): {TIME_RULE}")
 
 
@@ -184,18 +184,24 @@ def _store(
 ) -> _Done:
     task = progress.add_task("simulating", total=settings.requests)
     try:
-        flights = virtual.fly(settings, lambda ended: progress.update(task, completed=ended))
+        ran = virtual.ran(settings, lambda ended: progress.update(task, completed=ended))
     except (SimulationError, OSError) as error:
         raise CliError(what=str(error), where=str(settings.trace or settings.scenario.name)) from None
+    flights = ran.flights
     virtual_ns = over_ns(flights)
     started = now_unix_ns - virtual_ns if start_unix_ns is None else start_unix_ns
     progress.update(task, description="writing down what each host saw", completed=settings.requests)
-    made = arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started, plugin=plugin)
+    made: list[Arrived | ArrivedOfEngine] = []
+    made += arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started, plugin=plugin)
+    if plugin:
+        made += engine_arrivals(settings.scenario, ran, settings.faults, seed=settings.seed, started_unix_ns=started)
+        made.sort(key=lambda one: one.received_unix_ns)
     progress.update(task, description="stitching and explaining", total=len(made), completed=0)
     seen = _Seen()
+    stalls: list[StallRow] = []
     try:
         fetches: list[FetchRow] | None = [] if plugin else None
-        rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches)), fetches)
+        rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches, stalls=stalls)), fetches, stalls)
         if plugin:
             publish_samples(folder, *link_evidence(settings.scenario, flights, settings.faults, settings.seed, started))
     except (StoreLockedError, StoreDamagedError, OSError) as error:
@@ -203,7 +209,7 @@ def _store(
     return _Done(started, virtual_ns, rows, seen)
 
 
-def _taken(made: list[Arrived], progress: Progress) -> Iterator[tuple[int, Any]]:
+def _taken(made: Sequence[Arrived | ArrivedOfEngine], progress: Progress) -> Iterator[tuple[int, Any]]:
     (task,) = progress.task_ids
     for number, one in enumerate(made):
         if number % _TOLD_EVERY == 0:

@@ -8,20 +8,24 @@ told to read what P published. Exporters send as theirs do: a sidecar twice a se
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from random import Random
 from typing import Final
 
+from handrail.cli.simulated_engines import engine_records
 from handrail.cli.simulated_plugin import PluginRecords
 from handrail.identity import derive_trace_id
 from handrail.records import EngineRequest, Exchange, Gaps, KvParams, Outcome, Process, Role, RouterCall, Source, SpanIds
 from handrail.sketch import GapSketch
+from handrail.stalls import Stalls, StallWatch, marked
+from handrail_collector.stitch.activity import Activities
 from handrail_collector.stitch.evidence import Item
 from handrail_fleet.faults import Fault
 from handrail_fleet.observe import Clock, EngineObservation, Observation, ProxyObservation, RouterObservation, clocks, observe
 from handrail_fleet.observe_plugin import observe_plugin
 from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight
+from handrail_fleet.simulate import Flight, Ran
 
 PROXY_EVERY_NS: Final = 500_000_000
 ENGINE_EVERY_NS: Final = 5_000_000_000
@@ -35,6 +39,14 @@ class Arrived:
 
     received_unix_ns: int
     record: Item
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedOfEngine:
+    """As ``Arrived``."""
+
+    received_unix_ns: int
+    record: Activities
 
 
 def arrivals(
@@ -59,6 +71,16 @@ def arrivals(
     return made
 
 
+def engine_arrivals(
+    scenario: Scenario, ran: Ran, faults: Sequence[Fault], *, seed: int, started_unix_ns: int
+) -> list[ArrivedOfEngine]:
+    """What plugins and samplers beside the engines tell of no single request, in that order."""
+    fleet = _Fleet(scenario, seed, started_unix_ns, over_ns(ran.flights))
+    made = list(fleet.engine_records(ran, clocks(scenario, faults, started_unix_ns)))
+    made.sort(key=lambda one: one.received_unix_ns)
+    return made
+
+
 def over_ns(flights: Sequence[Flight]) -> int:
     """When the run is over: its last request has ended, or, where some hang, everything else that happens has happened."""
     last = max((flight.end_ns for flight in flights if flight.end_ns is not None), default=0)
@@ -79,6 +101,14 @@ class _Request:
     decode_parent: str
     kv: KvParams | None
     at: dict[str, str] = field(default_factory=dict)  # host: span id of the proxy in front of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """Of one stream."""
+
+    gaps: Gaps | None = None
+    stalls: Stalls | None = None
 
 
 class _Fleet:
@@ -117,6 +147,11 @@ class _Fleet:
         for one in observe_plugin(self._scenario, flight, by_host, self._over_ns):
             yield self._arrives(one.said_ns, PROXY_EVERY_NS, made.record(one, self._published[flight.id]))
 
+    def engine_records(self, ran: Ran, by_host: Mapping[str, Clock]) -> Iterator[ArrivedOfEngine]:
+        """Of no single request."""
+        for said_ns, record in engine_records(ran, self._processes, by_host, self._over_ns):
+            yield ArrivedOfEngine(self._started_unix_ns + (said_ns // PROXY_EVERY_NS + 1) * PROXY_EVERY_NS, record)
+
     def _arrives(self, said_ns: int | None, every_ns: int, record: Item) -> Arrived:
         """With the next batch of whoever says it."""
         said = self._over_ns if said_ns is None else said_ns
@@ -149,6 +184,7 @@ class _Fleet:
         process = self._processes[said.host]
         prefills, decodes = process.role is Role.PREFILL, process.role is Role.DECODE
         failed = said.error or said.status >= 400
+        gaps = _Gaps()
         if process.role is Role.EDGE:
             span, parent = request.edge, ""
         else:
@@ -157,6 +193,8 @@ class _Fleet:
         duration_ns = said.end_ns
         if duration_ns is None:
             duration_ns = max(said.first_token_ns or 0, self._over_ns + self._started_unix_ns - said.arrival_unix_ns, 0)
+        if not prefills:
+            gaps = self._gaps(said, duration_ns)
         return Exchange(
             process=process,
             source=Source.PROXY,
@@ -178,7 +216,8 @@ class _Fleet:
             ttfb_ns=said.end_ns if prefills else said.first_token_ns,
             ttft_token_ns=said.first_token_ns if not said.error else None,
             ttft_text_ns=said.first_token_ns if not said.error else None,
-            gaps=self._gaps(said, duration_ns) if not prefills else None,
+            gaps=gaps.gaps,
+            stalls=gaps.stalls,
             prompt_tokens=said.prompt_tokens,
             output_tokens=said.completion_tokens,
             cached_tokens=said.cached_tokens,
@@ -187,27 +226,30 @@ class _Fleet:
             kv_out=request.kv if prefills and said.end_ns is not None and not failed else None,
         )
 
-    def _gaps(self, said: ProxyObservation, duration_ns: int) -> Gaps | None:
+    def _gaps(self, said: ProxyObservation, duration_ns: int) -> _Gaps:
         """The edge and D see the same gaps unless their clocks drift: sketched once."""
         gaps = said.gaps_ns
         if not gaps:
-            return None
+            return _Gaps()
         known, made = self._last_gaps
         if known != gaps or made is None:
             sketch = GapSketch()
             sketch.extend(list(gaps))
-            largest, ended_ns = max(gaps), said.first_token_ns or 0
-            ended_ns += sum(gaps[: gaps.index(largest) + 1])
             made = Gaps(
                 unit="chunk",
                 count=len(gaps),
                 sum_ns=sketch.sum_ns,
-                max_ns=largest,
-                max_at_ns=min(ended_ns, duration_ns),
+                max_ns=max(gaps),
+                max_at_ns=0,
                 sketch=sketch.encode(),
             )
             self._last_gaps = gaps, made
-        return made
+        ends = list(accumulate(gaps, initial=said.first_token_ns or 0))[1:]
+        watch = StallWatch()
+        watch.extend(gaps, ends)
+        stalls = watch.stalls()
+        largest_at_ns = min(ends[gaps.index(made.max_ns)], duration_ns)
+        return _Gaps(replace(made, max_at_ns=largest_at_ns), marked(stalls, said.held_ns, ()) if stalls is not None else None)
 
     def _engine(self, said: EngineObservation, request: _Request) -> EngineRequest:
         """As the reader of vLLM's spans would have it: nothing that a request without a token says is a figure."""

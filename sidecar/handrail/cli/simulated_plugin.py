@@ -19,6 +19,7 @@ from handrail.records import (
     Source,
     SpanIds,
 )
+from handrail.sources.merging.requests import MAX_PREEMPTED
 from handrail_fleet.observe_plugin import KeptObservation, LoadObservation, PluginObservation, TimesObservation
 
 LEASE_NS: Final = 30_000_000_000
@@ -60,6 +61,7 @@ class PluginRecords:
             finished_ns=said.finished_ns,
             seen_ns=said.seen_ns,
             preemptions=said.preemptions,
+            preempted=said.preempted_ns[: 2 * MAX_PREEMPTED],
             status=None if said.finished_ns is None else "error" if said.failed else "length_capped",
             prompt_tokens=said.prompt_tokens,
             output_tokens=said.output_tokens,

@@ -52,9 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
         return EXIT_FAILED
     row, spans, fetches, usual = cleaned(found.row), cleaned(found.spans), cleaned(found.fetches), cleaned(found.usual)
-    hardware = cleaned(found.hardware)
     drawn = render_waterfall(
-        row, spans, console.width, provisional=found.provisional, fetches=fetches, usual=usual, hardware=hardware
+        row,
+        spans,
+        console.width,
+        provisional=found.provisional,
+        fetches=fetches,
+        usual=usual,
+        hardware=cleaned(found.hardware),
+        stalls=cleaned(found.stalls),
     )
     console.print(drawn)
     return EXIT_OK

@@ -19,10 +19,11 @@ from rich.text import Text
 from handrail.cli import words
 from handrail.cli.handoff import handoff_lines
 from handrail.cli.slowness import slowness
+from handrail.cli.stalling import stall_lines
 from handrail.cli.tracks import Axis, track_lines
 from handrail.phases import ORDER, Phase
 from handrail.times import format_duration, format_time
-from handrail_collector.rows import FetchRow, PhaseRow, RequestRow
+from handrail_collector.rows import FetchRow, PhaseRow, RequestRow, StallRow
 
 MIN_WIDTH: Final = 60
 _NAMES: Final = {phase.value: phase for phase in Phase}
@@ -87,6 +88,7 @@ def render_waterfall(
     fetches: Sequence[FetchRow] = (),
     usual: Mapping[str, Any] | None = None,
     hardware: Mapping[str, Any] | None = None,
+    stalls: Sequence[StallRow] = (),
 ) -> RenderableType:
     """The request drawn ``width`` columns wide (at least 60).
 
@@ -103,6 +105,7 @@ def render_waterfall(
         ("Unattributed", _unattributed(row, width)),
         ("KV hand-off", handoff_lines(fetches, width)),
         ("Stream", _stream(row, width)),
+        ("Stalls", stall_lines(row, stalls, width)),
         ("How the evidence was joined", _joins(row, width)),
         ("Spans (each by the wall clock of its own host)", _spans(row, spans, width)),
     )

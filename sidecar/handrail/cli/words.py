@@ -87,6 +87,16 @@ KV_OUTCOME: Final[Mapping[str, str]] = {
     "unknown": "no evidence says how the KV load ended",
 }
 
+STALL: Final[Mapping[str, str]] = {
+    "prefill_coscheduled": "D computed other prompts in the same step",
+    "kv_landing": "D was busy with the KV load of another request",
+    "preemption": "it, or others, computed again what a preemption had thrown away",
+    "gpu_throttled": "the GPU's clock was held down",
+    "host_pause": "a process on the way had no processor, or collected garbage",
+    "client_backpressure": "the client took nothing, so nothing more was read",
+    "unknown": "nothing that is known explains it",
+}
+
 HINT: Final[Mapping[str, str]] = {
     "fake_stream": "the whole answer arrived in one burst at the end, so the stream is one in name only",
     "buffered": "a compression layer or a parser holds text back, so chunk times are later than token times",

@@ -59,6 +59,13 @@ def add_texts(entries: Any, name: str, value: tuple[str, ...]) -> None:
     entry.value.array_value.values.extend(AnyValue(string_value=clean_text(text)) for text in value)
 
 
+def add_numbers(entries: Any, name: str, value: tuple[int, ...]) -> None:
+    if all(0 <= number < LARGEST for number in value):
+        entry = entries.add()
+        entry.key = name
+        entry.value.array_value.values.extend(AnyValue(int_value=number) for number in value)
+
+
 def add_unix(entries: Any, name: str, value: int) -> None:
     if 0 < value < LATEST_UNIX_NS:
         entry = entries.add()
@@ -90,6 +97,12 @@ def read_texts(value: AttributeValue) -> tuple[str, ...] | None:
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else None
 
 
+def read_numbers(value: AttributeValue) -> tuple[int, ...] | None:
+    """All of them, or nothing where one is absurd: which belong together is told by their order."""
+    numbers = [read_number(item) for item in value] if isinstance(value, tuple) else [None]
+    return tuple(number for number in numbers if number is not None) if None not in numbers else None
+
+
 def read_unix(value: AttributeValue) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < LATEST_UNIX_NS else None
 
@@ -105,6 +118,7 @@ _BY_TYPE: Final[Mapping[str, _Pair]] = {
     "int": (add_number, read_number),
     "bool": (add_flag, read_flag),
     "tuple[str, ...]": (add_texts, read_texts),
+    "tuple[int, ...]": (add_numbers, read_numbers),
     **{word.__name__: (add_word, _read_word(word)) for word in (Direction, FetchEffect, ProcessEventKind, LogKind, LineClock)},
 }
 

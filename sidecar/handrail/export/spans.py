@@ -30,6 +30,7 @@ from handrail.export.attributes import (
     read_text,
     read_texts,
 )
+from handrail.export.stalls import read_stalls, write_stalls
 from handrail.identity import IdOrigin, joinable, request_key
 from handrail.otlp.values import LARGEST, Attributes, AttributeValue, attributes_of
 from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
@@ -153,6 +154,8 @@ def to_span(exchange: Exchange) -> Span:
         _GAPS.write(attributes, exchange.gaps)
     if exchange.itl is not None:
         _ITL.write(attributes, exchange.itl)
+    if exchange.stalls is not None:
+        write_stalls(span, exchange.stalls)
     return span
 
 
@@ -164,7 +167,8 @@ def read_exchange(span: Span, process: Process, attributes: Attributes | None = 
     """
     if len(span.trace_id) != 16 or len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
         raise ValueError("ids of a wrong length")
-    values, gaps, itl = _read(attributes_of(span.attributes) if attributes is None else attributes)
+    found = attributes_of(span.attributes) if attributes is None else attributes
+    values, gaps, itl = _read(found)
     source = _SOURCES.get(values.pop("source", ""))
     outcome = values.pop("outcome", None)
     if source is None or outcome is None:
@@ -191,6 +195,7 @@ def read_exchange(span: Span, process: Process, attributes: Attributes | None = 
         outcome=_OUTCOMES.get(outcome, Outcome.UNKNOWN),
         gaps=_whole_gaps(gaps),
         itl=_whole_gaps(itl),
+        stalls=read_stalls(span, found),
         **values,
     )
 

@@ -57,6 +57,7 @@ HTTP_REQUEST: Final = "http_request"
 HTTP_PART: Final = "http_part"
 HTTP_HEAD: Final = "http_head"
 HTTP_BODY: Final = "http_body"
+HTTP_HELD: Final = "http_held"
 HTTP_END: Final = "http_end"
 QUEUED: Final = "queued"
 SCHEDULED: Final = "scheduled"
@@ -64,6 +65,7 @@ FIRST_TOKEN: Final = "first_token"
 PREEMPTED: Final = "preempted"
 FINISHED: Final = "finished"
 STEP: Final = "step"
+PAUSED: Final = "paused"
 KV_KNOWN: Final = "kv_known"
 KV_WANTED: Final = "kv_wanted"
 KV_LOAD: Final = "kv_load"
@@ -97,6 +99,10 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     HTTP_PART: {"exchange": "i", "part": "s", "tail": "b"},  # of the request's body: its beginning, then its end
     HTTP_HEAD: {"exchange": "i", "status": "i", "content_type": "s?", "content_encoding": "s?"},
     HTTP_BODY: {"exchange": "i", "part": "s"},  # of the response's body; t_ns: when the engine handed it over
+    HTTP_HELD: {
+        "exchange": "i",
+        "begin_ns": "i",
+    },  # until t_ns the server took no more: its client did not
     HTTP_END: {"exchange": "i", "ending": "s"},  # clean | client_gone | failed
     QUEUED: {"request": "s", "arrival_unix_ns": "i?", "prompt_tokens": "i?", "traceparent": "s?"},
     SCHEDULED: {"request": "s", "cached_tokens": "i?", "external_tokens": "i?"},  # the first time, and after a preemption
@@ -113,7 +119,9 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "running": "i?",
         "waiting": "i?",
         "landed": "b",  # a KV load ended in it
+        "resumed_tokens": "i?",  # computed once more, since a preemption had thrown them away
     },
+    PAUSED: {"begin_ns": "i", "reason": "s", "bound_ns": "i"},  # guest/pauses.py; it may have begun bound_ns before
     KV_KNOWN: {
         "request": "s",
         "connector": "s",

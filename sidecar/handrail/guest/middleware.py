@@ -17,6 +17,7 @@ from handrail.guest.events import (
     HTTP_BODY,
     HTTP_END,
     HTTP_HEAD,
+    HTTP_HELD,
     HTTP_PART,
     HTTP_REQUEST,
     MAX_PART_CHARS,
@@ -33,6 +34,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 HEAD_BYTES: Final = 64 * 1024  # of a request's body, kept until it is whole
 TAIL_BYTES: Final = 64 * 1024
+HELD_NS: Final = 5_000_000  # a server that takes a message later than this waits for its client (uvicorn: flow control)
 MAX_ANSWER_BYTES: Final = 256 * 1024  # of a response that is no stream; its end is what matters there
 _PATHS: Final = ("/completions", "/responses", "/messages")
 _numbers = itertools.count(1)
@@ -65,8 +67,11 @@ class Handrail:
             return message
 
         async def sending(message: Message) -> None:
-            guard("middleware", seen.sent, message, time.monotonic_ns())
+            begin_ns = time.monotonic_ns()
+            guard("middleware", seen.sent, message, begin_ns)
             await send(message)
+            if time.monotonic_ns() - begin_ns >= HELD_NS:
+                guard("middleware", seen.held, begin_ns)
 
         try:
             await self._app(scope, receiving, sending)
@@ -124,6 +129,11 @@ class _Seen:
             if body and (self._streams or self._answered < MAX_ANSWER_BYTES):
                 self._answered += len(body)
                 self._parts(HTTP_BODY, at_ns, body)
+
+    def held(self, begin_ns: int) -> None:
+        """The server took what it was given at ``begin_ns`` only now."""
+        if self._told:
+            self._record((HTTP_HELD, time.monotonic_ns(), self._number, begin_ns))
 
     def ended(self, how: str) -> None:
         if self._told:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from handrail.guest.events import ALIVE, FACTS, LOG, STOPPING, UNKNOWN, Event, datagrams
+from handrail.guest.pauses import SLEEP_S, PauseWatch
 
-TICK_S: Final = 0.1
+SLEEPS_A_TICK: Final = 2  # so a tick is 0.1 s
 ALIVE_EVERY_TICKS: Final = 10
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
@@ -61,6 +62,7 @@ class Recorder:
         self._sequence = 1
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._pauses: PauseWatch | None = None
         self._socket: socket.socket | None = None
         self._listener: tuple[int, int] | None = None
 
@@ -71,6 +73,8 @@ class Recorder:
         self.life = None
         if self._socket is not None:
             self._socket.close()
+        if self._pauses is not None:
+            self._pauses.unwatch_collector()
         self._begin_anew()
 
     @property
@@ -90,6 +94,8 @@ class Recorder:
             if self.kind == UNKNOWN:
                 self.kind = kind
             if self._thread is None:
+                self._pauses = PauseWatch(self.record, self._clock)
+                self._pauses.watch_collector()
                 self._thread = threading.Thread(target=self._run, name="handrail-guest", daemon=True)
                 self._thread.start()
 
@@ -150,28 +156,50 @@ class Recorder:
         self._stop.set()
         if thread is not None:
             thread.join(2.0)
+        if self._pauses is not None:
+            self._pauses.unwatch_collector()
         self.flush()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _run(self) -> None:
-        stop, tick, absent = self._stop, 0, 0
-        while not stop.wait(TICK_S):
-            tick += 1
-            if absent and tick % ABSENT_TICKS:
-                continue
-            if tick % FACTS_EVERY_TICKS == 0 or absent:
-                self._facts_due = True
-            try:
-                if tick % ALIVE_EVERY_TICKS == 0 and self.each_second is not None:
-                    self.each_second()
-                if tick % ALIVE_EVERY_TICKS == 0 or absent:
-                    self._say_alive()
-                absent = 0 if self.flush() else absent + 1
-            except Exception:
-                self.lost += len(self._outbox) + 1  # a fault of ours: what could not be encoded must not stop the rest
-                self._outbox.clear()
+        pauses = self._pauses
+        assert pauses is not None
+        pauses.begin()
+        try:
+            self._tick_until_stopped(pauses)
+        finally:
+            pauses.end()
+
+    def _tick_until_stopped(self, pauses: PauseWatch) -> None:
+        stop, clock, sleep_ns = self._stop, self._clock, round(SLEEP_S * 1e9)
+        sleeps = tick = absent = 0
+        due_ns = clock() + sleep_ns
+        while not stop.wait(SLEEP_S):
+            pauses.woke(due_ns)
+            sleeps += 1
+            if sleeps % SLEEPS_A_TICK == 0:
+                tick += 1
+                absent = self._tick(tick, absent)
+            due_ns = clock() + sleep_ns
+
+    def _tick(self, tick: int, absent: int) -> int:
+        """Ten times a second: send. ``absent``: for how many attempts nobody has listened; returned anew."""
+        if absent and tick % ABSENT_TICKS:
+            return absent
+        if tick % FACTS_EVERY_TICKS == 0 or absent:
+            self._facts_due = True
+        try:
+            if tick % ALIVE_EVERY_TICKS == 0 and self.each_second is not None:
+                self.each_second()
+            if tick % ALIVE_EVERY_TICKS == 0 or absent:
+                self._say_alive()
+            return 0 if self.flush() else absent + 1
+        except Exception:
+            self.lost += len(self._outbox) + 1  # a fault of ours: what could not be encoded must not stop the rest
+            self._outbox.clear()
+            return absent
 
     def _say_alive(self) -> None:
         life = self.life

@@ -15,6 +15,7 @@ from handrail.guest.events import FINISHED, FIRST_TOKEN, PREEMPTED, QUEUED, SCHE
 from handrail.guest.guard import Guard
 
 MAX_STEPS_IN_FLIGHT: Final = 64
+MOST_DECODED: Final = 16  # tokens of one request in a step: its new one and drafts; more are computed once more
 
 
 class SchedulerWatch:
@@ -25,8 +26,9 @@ class SchedulerWatch:
         self._record = guard.recorder.record
         self._first_due: set[str] = set()  # scheduled, no token yet
         self._preempted: set[str] = set()
+        self._resumed: set[str] = set()  # preempted before, and computing again what was lost
         self._clean_ups: set[str] = set()
-        self._steps: deque[tuple[Any, int, int, int, int]] = deque(maxlen=MAX_STEPS_IN_FLIGHT)
+        self._steps: deque[tuple[Any, int, int, int, int, int]] = deque(maxlen=MAX_STEPS_IN_FLIGHT)
         self.last_step_ns: int | None = None
         self.frees_seen = False
 
@@ -65,6 +67,7 @@ class SchedulerWatch:
         if self._preempted:
             for request_id in [r for r in self._preempted if r in counts and r not in preempted]:
                 self._preempted.discard(request_id)
+                self._resumed.add(request_id)
                 self._say_scheduled(now, request_id)
         if not self.frees_seen:
             for request_id in output.finished_req_ids:
@@ -75,7 +78,19 @@ class SchedulerWatch:
             if (count := counts.get(request_id)) is not None:
                 prefills += 1
                 tokens += count
-        self._steps.append((output, begin_ns, prefills, tokens, len(preempted)))
+        again = self._computed_again(counts) if self._resumed else 0
+        self._steps.append((output, begin_ns, prefills, tokens, again, len(preempted)))
+
+    def _computed_again(self, counts: Any) -> int:
+        """Tokens of this step that are no new ones: of requests that were preempted, until they are where they were."""
+        tokens = 0
+        for request_id in tuple(self._resumed):
+            count = counts.get(request_id, 0)
+            if request_id not in self._first_due and count > MOST_DECODED:
+                tokens += count
+            elif count:
+                self._resumed.discard(request_id)
+        return tokens
 
     def stepped(self, output: Any, landed: bool) -> None:
         """A step's output has been taken in. A step that ran nothing is no event: an engine that waits for KV makes many."""
@@ -87,7 +102,7 @@ class SchedulerWatch:
                 self._first_due.discard(request_id)
                 self._record((FIRST_TOKEN, now, request_id))
         while self._steps:
-            found, begin_ns, prefills, prefill_tokens, preemptions = self._steps.popleft()
+            found, begin_ns, prefills, prefill_tokens, again, preemptions = self._steps.popleft()
             if found is output:
                 break
         else:
@@ -96,8 +111,9 @@ class SchedulerWatch:
         if total or landed:
             running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
             count = len(output.num_scheduled_tokens)
-            decode = total - prefill_tokens
-            self._record((STEP, now, begin_ns, count, prefills, prefill_tokens, decode, preemptions, running, waiting, landed))
+            decode = total - prefill_tokens - again
+            ran = (count, prefills, prefill_tokens, decode, preemptions, running, waiting, landed, again)
+            self._record((STEP, now, begin_ns, *ran))
 
     def freed(self, request: Any) -> None:
         """A request has ended: in a step, or by an abort."""
@@ -121,6 +137,7 @@ class SchedulerWatch:
     def _end(self, request_id: str) -> None:
         self._first_due.discard(request_id)
         self._preempted.discard(request_id)
+        self._resumed.discard(request_id)
 
     @staticmethod
     def _has_token(request: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 
 from handrail.records import Gaps
 from handrail.sketch import GapSketch
+from handrail.stalls import Stalls, StallWatch
 
 INDEX_LIMIT: Final = 4096
 _FOLD: Final = 512  # gaps kept as numbers before they go into the sketch, which is quicker for many at once
@@ -20,14 +21,16 @@ _FOLD: Final = 512  # gaps kept as numbers before they go into the sketch, which
 class _Log:
     """Gaps of one unit."""
 
-    __slots__ = ("_fresh", "_sketch", "_sum_ns", "max_at_ns", "max_ns", "unit")
+    __slots__ = ("_ends", "_fresh", "_sketch", "_stalls", "_sum_ns", "max_at_ns", "max_ns", "unit")
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
         self.max_ns = -1
         self.max_at_ns = 0
         self._fresh: list[int] = []
+        self._ends: list[int] = []  # of the fresh ones
         self._sketch = GapSketch()
+        self._stalls = StallWatch()
         self._sum_ns = 0
 
     def add(self, gap_ns: int, at_ns: int) -> None:
@@ -39,6 +42,7 @@ class _Log:
             self.max_at_ns = at_ns
         fresh = self._fresh
         fresh.append(gap_ns)
+        self._ends.append(at_ns)
         if len(fresh) >= _FOLD:
             self._fold()
 
@@ -53,7 +57,9 @@ class _Log:
 
     def _fold(self) -> None:
         self._sketch.extend(self._fresh)
+        self._stalls.extend(self._fresh, self._ends)
         self._fresh.clear()
+        self._ends.clear()
 
     def gaps(self) -> Gaps | None:
         self._fold()
@@ -67,6 +73,11 @@ class _Log:
             max_at_ns=self.max_at_ns,
             sketch=self._sketch.encode(),
         )
+
+    def stalls(self) -> Stalls | None:
+        """Of the gaps that were added one by one."""
+        self._fold()
+        return self._stalls.stalls()
 
 
 class _Choice:
@@ -163,6 +174,10 @@ class Cadence:
 
     def gaps(self) -> Gaps | None:
         return self._gaps.gaps()
+
+    def stalls(self) -> Stalls | None:
+        """Stream gaps far above those around them, of all choices together: one engine runs them in the same steps."""
+        return self._gaps.stalls()
 
     def itl(self, output_tokens: int | None, *, trusted: bool) -> Gaps | None:
         """Per-token gaps; None unless the tokens of every chunk are known and their sum agrees with the server's at the end.

@@ -22,6 +22,9 @@ CLIENT_SLOW_NS = 100_000_000
 """A client that took nothing for this long in sum is said to be slow: longer than any stall of a healthy path."""
 
 
+HELD_LIMIT = 64
+"""Times of one response in which nothing was read for a client that took nothing; later ones are not kept."""
+
 LATE_READS = 16
 LATE_BYTES = 4096
 """Once its first content is delivered, a stream is read this many reads at a time; a larger read is read at once.
@@ -131,6 +134,7 @@ class Observation:
         self.last_read_ns: int | None = None
         self.first_delivered_ns: int | None = None
         self.write_blocked_ns = 0
+        self._held: list[tuple[int, int]] = []
         self.status: int | None = None
         self.error_type: str | None = None
         self._process = process
@@ -165,6 +169,11 @@ class Observation:
         """The response said that generation is finished."""
         self._catch_up()
         return self._reader is not None and self._reader.finished
+
+    def held(self, begin_ns: int, end_ns: int) -> None:
+        """Between these stamps nothing of the response was read, since the client took nothing."""
+        if len(self._held) < HELD_LIMIT:
+            self._held.append((begin_ns, end_ns))
 
     def hint(self, hint: Hint) -> None:
         """Note an oddity, once."""
@@ -252,6 +261,7 @@ class Observation:
             events=seen.events if seen is not None else 0,
             gaps=seen.gaps if seen is not None else None,
             itl=seen.itl if seen is not None else None,
+            stalls=seen.stalls if seen is not None else None,
             tpot_mean_ns=seen.tpot_mean_ns if seen is not None else None,
             prompt_tokens=seen.prompt_tokens if seen is not None else None,
             output_tokens=seen.output_tokens if seen is not None else None,
@@ -299,7 +309,8 @@ class Observation:
             return None
         try:
             self._reader.finish(at_ns - self.arrival_ns, _READER_ENDS.get(ending, End.CLIENT_GONE))
-            return self._reader.facts()
+            arrival = self.arrival_ns
+            return self._reader.facts([(begin - arrival, end - arrival) for begin, end in self._held])
         except Exception:
             self._stats.observer_errors += 1
             return None

@@ -7,6 +7,7 @@ of the read that completes it. Nothing here keeps text, and nothing raises on wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -17,6 +18,7 @@ from handrail.proxy.inflate import UndecodableError, decoder
 from handrail.proxy.sse import SseParser
 from handrail.proxy.tally import Tally
 from handrail.records import Gaps, Hint, KvParams, Outcome
+from handrail.stalls import Stalls, marked
 
 BODY_LIMIT_BYTES: Final = 4 << 20  # a longer JSON body is not read; its facts stay unknown
 _BURST_EVENTS: Final = 8
@@ -53,6 +55,7 @@ class StreamFacts:
     lost_events: int = 0  # malformed or above the limit
     gaps: Gaps | None = None
     itl: Gaps | None = None
+    stalls: Stalls | None = None
     tpot_mean_ns: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -180,13 +183,17 @@ class ResponseReader:
                 self._undecodable = self._json and end is End.CLEAN
         self._body = None
 
-    def facts(self) -> StreamFacts:
-        """What is known so far; the outcome is ``unknown`` until ``finish``."""
+    def facts(self, held: Sequence[tuple[int, int]] = ()) -> StreamFacts:
+        """What is known so far; the outcome is ``unknown`` until ``finish``.
+
+        ``held``: from when to when nothing was read since the client took nothing, on the clock of ``feed``.
+        """
         tally = self._tally
         cadence = tally.measured
         output = tally.output_tokens if tally.output_tokens is not None else cadence.output_tokens
         burst = self._burst()
         held_back = self._held_back(burst, output)
+        stalls = cadence.stalls()
         steady = not (burst or held_back or tally.lost_events)  # times of chunks say something of the times of tokens
         return StreamFacts(
             outcome=self._outcome(),
@@ -202,6 +209,7 @@ class ResponseReader:
             lost_events=tally.lost_events,
             gaps=cadence.gaps(),
             itl=cadence.itl(tally.output_tokens, trusted=self._totals_asked),
+            stalls=marked(stalls, held, tally.turns) if stalls is not None and not burst else None,
             tpot_mean_ns=cadence.tpot_mean_ns(output) if steady else None,
             prompt_tokens=tally.prompt_tokens,
             output_tokens=output,

@@ -14,6 +14,7 @@ _PROMPT: Final = ("prompt_tokens", "input_tokens")
 _OUTPUT: Final = ("completion_tokens", "output_tokens")
 _CACHED: Final = ("cached_tokens", "cache_read_input_tokens")
 _DETAILS: Final = ("prompt_tokens_details", "input_tokens_details")
+TURNS_LIMIT: Final = 8
 
 
 class Tally:
@@ -32,6 +33,8 @@ class Tally:
         self.events = 0
         self.tool_calls = 0
         self.reasoning = 0  # of the chunks with content
+        self.turns: list[tuple[int, str]] = []  # when content of another kind came than before, and which: ``reasoning>text``
+        self._kind: str | None = None
         self.lost_first = False  # an event that could not be read came before the first token
         self.lost_events = 0
         self.response_id: str | None = None
@@ -64,6 +67,8 @@ class Tally:
         if kind is not None:
             self.events += 1
             self.last_content_ns = at_ns
+            if kind != self._kind:
+                self._turn(kind, at_ns)
             if kind == "tool_call":
                 self.tool_calls += 1
             elif kind == "reasoning":
@@ -71,6 +76,11 @@ class Tally:
             if self.first_text_ns is None:
                 self.first_text_ns = at_ns
                 self.text_kind = kind
+
+    def _turn(self, kind: str, at_ns: int) -> None:
+        if self._kind is not None and len(self.turns) < TURNS_LIMIT:
+            self.turns.append((at_ns, f"{self._kind}>{kind}"))
+        self._kind = kind
 
     def finished(self, index: int, reason: str, at_ns: int | None) -> None:
         """A choice said why it ended."""

@@ -30,6 +30,7 @@ class UpstreamSide(asyncio.Protocol):
         self._flight: Observation | None = None
         self._watch: ResponseWatch | None = None
         self._reading_paused = False
+        self._paused_ns = 0
         self._clock = client.relay.clock
         self._stats = client.relay.stats
         self._out = client.transport
@@ -80,6 +81,7 @@ class UpstreamSide(asyncio.Protocol):
     def _hold_back(self) -> None:
         if not self._reading_paused and self._out.get_write_buffer_size() > BUFFER_BYTES and not self.transport.is_closing():
             self._reading_paused = True
+            self._paused_ns = self._clock()
             self._stats.reads_paused += 1
             self.transport.pause_reading()
 
@@ -87,6 +89,8 @@ class UpstreamSide(asyncio.Protocol):
         """The client took everything: read on."""
         if self._reading_paused and not self.transport.is_closing():
             self._reading_paused = False
+            if self._flight is not None:
+                self._flight.held(self._paused_ns, self._clock())
             self.transport.resume_reading()
 
     def eof_received(self) -> bool | None:

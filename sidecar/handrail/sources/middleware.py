@@ -72,6 +72,8 @@ class MiddlewareExchanges:
         elif name == words.HTTP_BODY:
             if found.take is not None:
                 found.take(v["part"].encode("latin-1", "replace"), at_ns)
+        elif name == words.HTTP_HELD:
+            found.observation.held(v["begin_ns"], at_ns)
         elif name == words.HTTP_END:
             del self.open[key]
             return self._end(found, at_ns, v["ending"])

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flat_rows import flat_row
-from handrail_collector.api.live import newest_fetches
+from handrail_collector.api.live import newest_told
 from handrail_collector.rows import WITHDRAWN_FETCHES, FetchRow
 from handrail_collector.store.compact import fold_flat
 from handrail_collector.store.fetch_filter import FetchFilter
@@ -42,7 +42,7 @@ def test_of_a_requests_hand_offs_those_of_its_last_version_are_kept_each_number_
     table, _ = fold_flat(Table.KV_FETCHES, [flat.encode(rows) for rows in told])
     kept = [flat.decode(stored) for stored in table.to_pylist()]
     assert [(row.version, row.number, row.outcome) for row in kept] == [(2, 0, "failed"), (1, 0, other.outcome)]
-    assert kept == newest_fetches([row for rows in told for row in rows])
+    assert kept == newest_told([row for rows in told for row in rows])
 
 
 def test_a_hand_off_that_was_withdrawn_is_answered_no_more(store: Kept) -> None:

@@ -42,6 +42,9 @@ class NoRows:
     def rows(self) -> tuple[()]:
         return ()
 
+    def stalls(self) -> tuple[()]:
+        return ()
+
     def fetches(self) -> tuple[()]:
         return ()
 

@@ -123,6 +123,9 @@ class NoLive:
     def rows(self) -> list[RequestRow]:
         return []
 
+    def stalls(self) -> tuple[()]:
+        return ()
+
     def fetches(self) -> list[FetchRow]:
         return []
 

@@ -38,6 +38,9 @@ class NoLive:
     def rows(self) -> tuple[()]:
         return ()
 
+    def stalls(self) -> tuple[()]:
+        return ()
+
     def fetches(self) -> tuple[()]:
         return ()
 

@@ -179,6 +179,9 @@ class NoLive:
     def rows(self) -> list[RequestRow]:
         return []
 
+    def stalls(self) -> tuple[()]:
+        return ()
+
     def fetches(self) -> tuple[FetchRow, ...]:
         return self.handed
 

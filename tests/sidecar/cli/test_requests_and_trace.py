@@ -133,6 +133,9 @@ class Live:
     def rows(self) -> Sequence[RequestRow]:
         return self.held
 
+    def stalls(self) -> tuple[()]:
+        return ()
+
     def fetches(self) -> Sequence[FetchRow]:
         return [OPEN_FETCH]
 

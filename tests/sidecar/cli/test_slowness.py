@@ -89,6 +89,9 @@ class Nothing:
     def rows(self) -> list[RequestRow]:
         return []
 
+    def stalls(self) -> tuple[()]:
+        return ()
+
     def fetches(self) -> list[FetchRow]:
         return []
 

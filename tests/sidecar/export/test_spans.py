@@ -33,7 +33,7 @@ def test_every_exchange_survives_the_wire(original: Exchange) -> None:
 
 
 def test_every_field_has_a_row() -> None:
-    carried_otherwise = {"process", "source", "ids", "arrival_unix_ns", "outcome", "gaps", "itl"}
+    carried_otherwise = {"process", "source", "ids", "arrival_unix_ns", "outcome", "gaps", "itl", "stalls"}
     assert {row.field for row in EXCHANGE_ATTRIBUTES} | carried_otherwise == {field.name for field in fields(Exchange)}
 
 

@@ -325,6 +325,32 @@ def test_a_preempted_request_is_scheduled_again(plugin: Plugin, scheduler: Sched
     ]
 
 
+def test_what_a_preempted_request_computes_again_is_counted_apart(plugin: Plugin, scheduler: Scheduler) -> None:
+    for name in "ab":
+        scheduler.add_request(Request(name))
+    run(scheduler, output(new=("a", "b"), a=96, b=96), model_output(tokens=("a", "b")))
+    run(scheduler, output(preempted=("b",), a=1), model_output(tokens=("a",)))
+    run(scheduler, output(a=1, b=64), model_output(tokens=("a",)))  # in two chunks
+    run(scheduler, output(a=1, b=33), model_output(tokens=("a", "b")))
+    run(scheduler, output(a=1, b=1), model_output(tokens=("a", "b")))
+    steps = said(plugin, words.STEP)
+    assert [(e["prefill_tokens"], e["resumed_tokens"], e["decode_tokens"], e["preemptions"]) for e in steps] == [
+        (192, 0, 0, 0),
+        (0, 0, 1, 1),
+        (0, 64, 1, 0),
+        (0, 33, 1, 0),
+        (0, 0, 2, 0),
+    ]
+
+
+def test_a_request_preempted_before_its_first_token_computes_its_prompt(plugin: Plugin, scheduler: Scheduler) -> None:
+    scheduler.add_request(Request("a"))
+    run(scheduler, output(new=("a",), a=64), model_output())
+    run(scheduler, output(preempted=("a",)), model_output())
+    run(scheduler, output(a=96), model_output(tokens=("a",)))
+    assert [(e["prefill_tokens"], e["resumed_tokens"]) for e in said(plugin, words.STEP)] == [(64, 0), (96, 0)]
+
+
 def test_steps_that_run_nothing_are_no_events(plugin: Plugin, scheduler: Scheduler) -> None:
     for _ in range(100):
         run(scheduler, output(), model_output())

@@ -156,7 +156,22 @@ def test_preempted_time_is_apart_before_and_after_the_first_token() -> None:
     times = engine.only(EngineTimes)
     assert (times.scheduled_ns, times.first_token_ns, times.finished_ns) == (10 * MS, 50 * MS, 90 * MS)
     assert (times.preemptions, times.preempted_ns, times.preempted_before_first_ns) == (2, 35 * MS, 15 * MS)
+    assert times.preempted == (20 * MS, 35 * MS, 60 * MS, 80 * MS)
     assert (times.cached_tokens, times.status, times.queued_unix_ns) == (32, "stopped", UNIX + 10 * MS)
+
+
+def test_of_many_preemptions_the_longest_are_told_one_by_one() -> None:
+    engine = Engine()
+    engine.say(0, "queued", request="r")
+    engine.say(0, "scheduled", request="r", cached_tokens=0, external_tokens=0)
+    for n in range(1, 41):
+        engine.say(n * 100 * MS, "preempted", request="r")
+        engine.say(n * 101 * MS, "scheduled", request="r")
+    engine.say(5 * S, "finished", request="r", status="FINISHED_STOPPED", output_tokens=9)
+    times = engine.only(EngineTimes)
+    assert times.preemptions == 40
+    assert times.preempted_ns == sum(n * MS for n in range(1, 41))
+    assert times.preempted == tuple(at for n in range(25, 41) for at in (n * 100 * MS, n * 101 * MS))
 
 
 def test_a_request_that_is_never_scheduled_still_ends() -> None:
@@ -623,6 +638,20 @@ def test_lines_are_handed_on_with_their_time() -> None:
 
 
 # --- steps --------------------------------------------------------------------------------------------------------------------
+def test_a_pause_is_an_event_of_the_process_that_stood() -> None:
+    engine = Engine()
+    engine.say(300 * MS, "paused", begin_ns=80 * MS, reason="throttled", bound_ns=25 * MS)
+    (pause,) = [e for e in engine.of(ProcessEvent) if e.kind is ProcessEventKind.PAUSED]
+    assert (pause.at_unix_ns, pause.duration_ns, pause.at_bound_ns) == (UNIX + 80 * MS, 220 * MS, 25 * MS)
+    assert (pause.detail, pause.process_kind) == ("throttled", words.CORE)
+
+
+def test_a_pause_that_ends_before_it_begins_lasts_no_time() -> None:
+    engine = Engine()
+    engine.say(50 * MS, "paused", begin_ns=80 * MS, reason="held", bound_ns=0)
+    assert [e.duration_ns for e in engine.of(ProcessEvent) if e.kind is ProcessEventKind.PAUSED] == [0]
+
+
 def step(engine: Engine, begin: int, end: int, **fields: Any) -> None:
     given = {"requests": 1, "prefill_requests": 0, "prefill_tokens": 0, "decode_tokens": 1, "preemptions": 0, **fields}
     engine.say(end, "step", begin_ns=begin, **given)
@@ -636,11 +665,24 @@ def test_steps_are_rolled_up_by_the_second_and_long_ones_kept() -> None:
     engine.tick(4 * S)
     full = [i for i in engine.of(Iteration) if i.full]
     rollups = [i for i in engine.of(Iteration) if not i.full]
-    assert [(i.steps, i.longest_ns, i.prefill_tokens) for i in full] == [(1, 300 * MS, 900)]
+    assert [(i.steps, i.longest_ns, i.prefill_tokens, i.usual_ns) for i in full] == [(1, 300 * MS, 900, 9 * MS)]
     assert sum(i.steps for i in rollups) == 201
     assert sum(i.decode_tokens for i in rollups) == 201
     assert all(i.duration_ns <= 1400 * MS for i in rollups)
     assert rollups[-1].longest_ns == 300 * MS
+
+
+def test_long_steps_stay_long_though_a_third_of_all_are() -> None:
+    engine = Engine()
+    at = 0
+    for n in range(300):
+        took = (100 if n % 3 == 0 else 10) * MS
+        step(engine, at, at + took, prefill_tokens=500 if n % 3 == 0 else 0, resumed_tokens=None)
+        at += took
+    engine.tick(at + 4 * S)
+    full = [i for i in engine.of(Iteration) if i.full]
+    assert {(i.longest_ns, i.usual_ns, i.prefill_tokens) for i in full} == {(100 * MS, 10 * MS, 500)}
+    assert len(full) > 80
 
 
 def test_the_first_steps_are_not_called_long() -> None:

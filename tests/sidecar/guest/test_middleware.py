@@ -18,6 +18,7 @@ from handrail.records import Exchange, Outcome, Source
 from handrail.sources.datagram import read_packet
 from handrail.sources.merging.merge import Merge
 
+MS = 1_000_000
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -86,6 +87,41 @@ def exchanges(recorder: Recorder) -> list[Exchange]:
 def chunk(text: str, **more: Any) -> bytes:
     body = {"id": "cmpl-lab-1", "model": "tiny", "choices": [{"index": 0, "text": text, "finish_reason": None, **more}]}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+async def test_a_client_that_takes_nothing_makes_a_gap_of_its_own(recorder: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+
+    def clock() -> int:
+        return now
+
+    monkeypatch.setattr("handrail.guest.middleware.time.monotonic_ns", clock)
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        nonlocal now
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for _ in range(40):
+            now += 20 * MS
+            await send({"type": "http.response.body", "body": chunk("t"), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def slow(message: Message) -> None:
+        nonlocal now
+        if now == 400 * MS:
+            now += 600 * MS
+
+    left = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+    async def receive() -> Message:
+        return left.pop(0)
+
+    await Handrail(app)(scope(content_type="application/json"), receive, slow)
+    (seen,) = exchanges(recorder)
+    assert seen.stalls is not None
+    (stall,) = seen.stalls.longest
+    assert (stall.gap_ns, stall.held_ns, stall.median_ns) == (620 * MS, 600 * MS, 20 * MS)
 
 
 async def test_a_stream_is_the_exchange_that_a_proxy_would_have_seen(recorder: Quiet) -> None:

@@ -85,6 +85,38 @@ async def test_b21_a_slow_reader_changes_no_figure_but_its_own() -> None:
     assert Hint.CLIENT_SLOW in record.hints
     assert record.outcome is Outcome.OK
     assert proxy.source.stats.reads_paused == 0  # the buffer limit was not hit, so the engine never noticed
+    assert record.stalls is None
+
+
+async def test_b21_where_the_buffer_is_full_the_gap_that_follows_is_the_clients() -> None:
+    """Not a figure of the engine's: while it lasted nothing was read."""
+    filling = asyncio.Event()
+
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(SSE_HEAD)
+        for _ in range(12):
+            await peer.send(chunk(event("t")))
+            await asyncio.sleep(0.025)
+        await peer.send(chunk(b": %b\n\n" % (b"x" * (8 << 20))) + chunk(event("t")))  # more than all buffers on the way
+        filling.set()
+        await peer.send(chunk(event("", finish="stop") + DONE) + END)
+
+    async with Upstream(handler) as upstream, proxied(upstream.port) as proxy:
+        peer = await narrow(proxy.port, 2048)
+        await peer.send(post())
+        await until(lambda: proxy.source.stats.reads_paused > 0)
+        await asyncio.sleep(0.5)  # what the client lets go by
+        peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await asyncio.wait_for(_drained(peer), DEADLINE_S)
+        record = await proxy.recorded()
+        peer.writer.close()
+    assert filling.is_set()
+    assert record.stalls is not None
+    (stall,) = record.stalls.longest
+    assert stall.index == 11
+    assert stall.gap_ns >= 0.5e9
+    assert 0.9 * stall.excess_ns <= stall.held_ns <= record.stalls.held_ns
 
 
 async def _drained(peer: Peer) -> None:

@@ -22,7 +22,7 @@ from handrail.sources.middleware import MiddlewareExchanges
 
 FACTS_EVERY_NS: Final = 300 * 10**9
 FORGOTTEN_NS: Final = 2 * 10**9  # longer than what is counted and what is said can be out of step
-HTTP_WORDS: Final = (words.HTTP_REQUEST, words.HTTP_PART, words.HTTP_HEAD, words.HTTP_BODY, words.HTTP_END)
+HTTP_WORDS: Final = (words.HTTP_REQUEST, words.HTTP_PART, words.HTTP_HEAD, words.HTTP_BODY, words.HTTP_HELD, words.HTTP_END)
 MAX_CONTEXTS: Final = 50_000
 
 Line = Callable[[int, str, str], None]
@@ -121,6 +121,7 @@ class Merge:
         requests, fetches, publishes = self.requests, self.fetches, self.publishes
         return {
             words.STEP: self._step,
+            words.PAUSED: self._paused,
             words.QUEUED: self._queued,
             words.SCHEDULED: lambda s: requests.scheduled(s.request, s.at, s.v["cached_tokens"], s.v["external_tokens"]),
             words.FIRST_TOKEN: self._first_token,
@@ -166,6 +167,10 @@ class Merge:
     def _step(self, s: Said) -> None:
         self.processes.stepped(s.boot, s.at)
         self._out += self.steps.step(s.boot, s.pid, s.offset_ns, s.at, s.v)
+
+    def _paused(self, s: Said) -> None:
+        begin_ns = min(s.v["begin_ns"], s.at)
+        self._out += self.processes.paused(s.boot, begin_ns, s.at - begin_ns, s.v["reason"], s.v["bound_ns"])
 
     def _queued(self, s: Said) -> None:
         v = s.v

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from handrail.guest.events import CORE, UNKNOWN, WORKER
@@ -173,6 +173,13 @@ class Processes:
         process = self.alive.get(boot)
         if process is not None:
             yield self._event(process, kind, at_ns, detail)
+
+    def paused(self, boot: str, begin_ns: int, lasted_ns: int, reason: str, bound_ns: int) -> Iterator[ProcessEvent]:
+        """It stood still from ``begin_ns`` on, and perhaps ``bound_ns`` before."""
+        process = self.alive.get(boot)
+        if process is not None:
+            paused = self._event(process, ProcessEventKind.PAUSED, begin_ns, reason, bound_ns=bound_ns)
+            yield replace(paused, duration_ns=lasted_ns)
 
     def _event(
         self, process: GuestProcess, kind: ProcessEventKind, at_ns: int, detail: str, *, count: int = 0, bound_ns: int = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from handrail.context import TraceContext
 from handrail.records import EngineTimes, Source, SpanIds
@@ -12,6 +13,7 @@ from handrail.sources.merging.engine import ENGINE, Engine
 from handrail.sources.merging.identity import ids_of
 
 _FINISHED = "FINISHED_"
+MAX_PREEMPTED: Final = 16  # times of one request that are told one by one
 LOST = "lost"  # how it ended was not heard
 
 
@@ -35,6 +37,7 @@ class OpenRequest:
     preemptions: int = 0
     preempted_ns: int = 0
     preempted_before_first_ns: int = 0
+    preempted: list[tuple[int, int]] = field(default_factory=list)  # from, to; the longest
     cached_tokens: int | None = None
     external_tokens: int | None = None
 
@@ -124,6 +127,9 @@ class Requests:
             request.preempted_ns += lost
             if request.first_token_ns is None:
                 request.preempted_before_first_ns += lost
+            request.preempted.append((request.preempted_at_ns, request.preempted_at_ns + lost))
+            if len(request.preempted) > MAX_PREEMPTED:
+                request.preempted.remove(min(request.preempted, key=lambda each: each[1] - each[0]))
             request.preempted_at_ns = None
 
     def _record(
@@ -146,6 +152,7 @@ class Requests:
             preemptions=request.preemptions,
             preempted_ns=request.preempted_ns,
             preempted_before_first_ns=request.preempted_before_first_ns,
+            preempted=tuple(max(0, at - request.queued_ns) for each in request.preempted for at in each),
             status=status_word(status),
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any, Final
 
 from handrail.records import Iteration, Source
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.engine import Engine
 
-FAR_ABOVE: Final = 3  # times the usual step
-LEAST_FULL_NS: Final = 20_000_000  # a shorter one is no stall of any stream
+FAR_ABOVE: Final = 2.5  # times the usual step: less than makes a stall (handrail/stalls.py), of which it may be a part
+LEAST_FULL_NS: Final = 15_000_000
 FULL_A_WINDOW: Final = 20
-_WEIGHT: Final = 32  # steps over which the usual is averaged
+_REMEMBERED: Final = 64  # steps whose median is the usual one: a mean would follow the long ones that are to be found
+_RENEWED_EVERY: Final = 16  # steps: sorting so many takes 3 us
 
 
 @dataclass(slots=True)
@@ -22,10 +25,18 @@ class Window:
 
     pid: int
     offset_ns: int  # wall clock minus monotonic
-    usual_ns: float = 0.0
+    usual_ns: int | None = None  # None: too few steps so far
     seen: int = 0
+    lately: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     full: int = 0
     steps: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)  # end, fields
+
+    def learn(self, took_ns: int) -> None:
+        """One more step."""
+        self.lately.append(took_ns)
+        self.seen += 1
+        if self.seen >= _REMEMBERED // 2 and self.seen % _RENEWED_EVERY == 0:
+            self.usual_ns = median_low(self.lately)
 
 
 class Steps:
@@ -43,16 +54,11 @@ class Steps:
             yield self._rollup(window)
         window.steps.append((end_ns, said))
         took = max(0, end_ns - said["begin_ns"])
-        unusual = window.seen >= _WEIGHT and took > FAR_ABOVE * window.usual_ns and took >= LEAST_FULL_NS
-        if unusual and window.full < FULL_A_WINDOW:
+        usual = window.usual_ns
+        if usual is not None and took >= max(LEAST_FULL_NS, FAR_ABOVE * usual) and window.full < FULL_A_WINDOW:
             window.full += 1
             yield self._iteration(window, [(end_ns, said)], full=True)
-        window.seen += 1
-        # the plain mean of the first ones, then a moving one that no single step moves far
-        weight = min(window.seen, _WEIGHT)
-        window.usual_ns += (
-            min(took, FAR_ABOVE * window.usual_ns) if window.seen > _WEIGHT else took
-        ) / weight - window.usual_ns / weight
+        window.learn(took)
 
     def due(self, now_ns: int) -> Iterator[Iteration]:
         """Rollups of windows that are old enough, although no further step came."""
@@ -93,4 +99,6 @@ class Steps:
             running=last["running"],
             waiting=last["waiting"],
             kv_landing_steps=sum(1 for _, said in steps if said["landed"]),
+            resumed_tokens=sum(said["resumed_tokens"] or 0 for _, said in steps),
+            usual_ns=(window.usual_ns or 0) if full else 0,
         )

@@ -1,0 +1,105 @@
+"""How often the evidence of a cause is there when no stream stands still: in windows as long as the stall, of the same process.
+
+Windows are drawn from the time in which streams of the process are known to have run, less that in which they stood still: where
+stalls fill much of the time (a processor quota, a long prompt in chunks) windows out of all of it would hold the cause as often
+as the stalls do, and nothing could ever be named. What is merely frequent is frequent here too: that is what it is compared for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handrail_collector.explain.curve import Curve, Stretches, curve_of, stretches
+from handrail_collector.explain.stall_evidence import LATE_NS, Cause, Suspect, slow_times
+from handrail_collector.stitch.activity import Doings, Second, Step
+
+AROUND_NS: Final = 120_000_000_000
+"""How far from a stall it is looked for windows."""
+
+WINDOWS: Final = 256
+ENOUGH: Final = 0.7
+"""A window counts that has this part of what the stall has."""
+
+Amount = tuple[float, float, float]
+"""From, to, how much."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """An engine around some time: how much of each cause there was when, and the time to compare with."""
+
+    origin_ns: int
+    curves: dict[Cause, Curve]
+    ordinary: Stretches
+
+    def chance(self, cause: Cause, of: Suspect) -> float:
+        """The share of windows without a stall that have as much of ``cause`` as the time of the stall, or nearly.
+
+        Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
+        nothing can be compared.
+        """
+        curve = self.curves.get(cause)
+        length = float(of.end - of.begin + LATE_NS)
+        total = self.ordinary.total_ns
+        if curve is None or total < length:
+            return 1.0
+        here = curve.within(of.begin - LATE_NS - self.origin_ns, of.end - self.origin_ns)
+        if here <= 0:
+            return 1.0
+        starts: Floats = (np.arange(WINDOWS, dtype=np.float64) + 0.5) * ((total - length) / WINDOWS)
+        found = self.ordinary.amounts(curve, starts, length)
+        share, apart = float(np.count_nonzero(found >= ENOUGH * here)) / WINDOWS, total / length
+        return (share * apart + 0.5) / (apart + 1)
+
+
+def base_of(doings: Doings, at_unix_ns: int) -> Base:
+    """That of an engine around a time."""
+    first, last = at_unix_ns - AROUND_NS, at_unix_ns + AROUND_NS
+    seconds = list(doings.seconds.during(first, last))
+    steps = list(doings.steps.during(first, last))
+    ran = [(max(first, s.begin_unix_ns), min(last, s.end_unix_ns)) for s in doings.streams.during(first, last)]
+    stalled = [(s.begin_unix_ns, s.end_unix_ns) for s in doings.stalls.during(first, last)]
+    curves: dict[Cause, list[Amount]] = {
+        Cause.PREFILL_COSCHEDULED: _tokens(steps, seconds, lambda each: each.prefill_tokens),
+        Cause.PREEMPTION: _tokens(steps, seconds, lambda each: each.resumed_tokens),
+        Cause.KV_LANDING: [(x.begin_unix_ns, x.begin_unix_ns, float(x.tokens)) for x in doings.landings.during(first, last)],
+        Cause.HOST_PAUSE: [
+            (p.begin_unix_ns, p.end_unix_ns, p.end_unix_ns - p.begin_unix_ns) for p in doings.pauses.during(first, last)
+        ],
+        Cause.GPU_THROTTLED: list(_lost(doings, first, last)),
+    }
+    return Base(
+        origin_ns=first,
+        curves={cause: curve_of(amounts, first) for cause, amounts in curves.items() if amounts},
+        ordinary=stretches(ran, stalled, first),
+    )
+
+
+def _tokens(steps: list[Step], seconds: list[Second], tokens: Callable[[Step | Second], int]) -> list[Amount]:
+    """Of long steps where they were, of the others spread over their second."""
+    found = [(float(s.begin_unix_ns), float(s.end_unix_ns), float(tokens(s))) for s in steps if tokens(s)]
+    place = 0
+    for second in seconds:
+        rest = tokens(second)
+        while place < len(steps) and steps[place].begin_unix_ns < second.begin_unix_ns:
+            place += 1
+        at = place
+        while at < len(steps) and steps[at].end_unix_ns <= second.end_unix_ns:
+            rest -= tokens(steps[at])
+            at += 1
+        if rest > 0:
+            found.append((float(second.begin_unix_ns), float(second.end_unix_ns), float(rest)))
+    return found
+
+
+def _lost(doings: Doings, first: int, last: int) -> Iterator[Amount]:
+    for gpu in doings.gpus.values():
+        for begin, end, share, _ in slow_times(gpu, first, last):
+            yield begin, end, (end - begin) * (1 - share)

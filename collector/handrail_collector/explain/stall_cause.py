@@ -1,0 +1,96 @@
+"""Why did a stream stand still? What can account for it, weighed by how often that is there when nothing stands still. Pure.
+
+A cause is named when it can account for half of what the stall took too long, and when the doubt that it was there by chance is
+small. Of an engine's stalls that no other cause can account for, let q be the share that this one makes, and p how often its
+evidence is there without a stall. Then it is there in f = q + (1 - q) p of them, and where it is, by chance with the probability
+(1 - q) p / f (in epidemiology, one less the attributable fraction among the exposed). q is learned from the stalls of the last
+minutes, from a prior that doubts: with ``PRIOR_NONE`` the cause makes none, else any share is as likely. Causes whose times were
+shuffled are there in p of the stalls, so q goes to none and nothing is named (tests/bench/stalls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from handrail_collector.explain.stall_base import Base
+from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect
+from handrail_collector.stitch.activity import Trial
+
+ENOUGH: Final = 0.5
+"""Of what a stall took too long, so much is to be accounted for."""
+
+DOUBT: Final = 0.05
+"""The most doubt with which a cause is named."""
+
+PRIOR_NONE: Final = 0.7
+_SHARES: Final = np.concatenate([[0.0], (np.arange(20) + 0.5) / 20])
+_PRIOR: Final = np.concatenate([[PRIOR_NONE], np.full(20, (1 - PRIOR_NONE) / 20)])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``lift``: how much more often the evidence is there in the engine's stalls that nothing else accounts for, this one
+    counted, than in windows without a stall; None where nothing is inferred. ``doubt``: the probability that it was there by
+    chance. ``accounted_ns``: how much of the stall it can account for.
+    """
+
+    cause: Cause
+    accounted_ns: int = 0
+    lift: float | None = None
+    doubt: float | None = None
+    evidence: tuple[str, ...] = ()
+
+
+def accounting(found: Shares, excess_ns: int) -> list[Cause]:
+    """The causes that can account for enough, those that can for most first."""
+    enough = [cause for cause, ns in found.ns.items() if ns >= ENOUGH * excess_ns]
+    return sorted(enough, key=lambda cause: -found.ns[cause])
+
+
+def verdict(of: Suspect, found: Shares, base: Base | None, trials: Iterable[Trial], own: Trial | None) -> Verdict:
+    """Of one stall. ``base``: of the engine; ``trials``: its stalls lately, ``own`` the one among them that this stall is of."""
+    told = tuple(trials)
+    weighed = [_weighed(cause, of, found, base, told, own) for cause in accounting(found, of.excess_ns)]
+    named = next((each for each in weighed if each.doubt is not None and each.doubt <= DOUBT), None)
+    if named is not None:
+        return named
+    return Verdict(Cause.UNKNOWN, evidence=tuple(_rejected(each) for each in weighed))
+
+
+def _weighed(
+    cause: Cause, of: Suspect, found: Shares, base: Base | None, trials: tuple[Trial, ...], own: Trial | None
+) -> Verdict:
+    said = (found.words[cause],)
+    if cause is Cause.CLIENT_BACKPRESSURE or (cause is Cause.PREEMPTION and of.preempted and _own_preemption(of, found)):
+        # no coincidence: while nothing was read nothing could come, and who stands preempted makes no token
+        return Verdict(cause, found.ns[cause], None, 0.0, said)
+    chance = base.chance(cause, of) if base is not None else 1.0
+    others = [trial for trial in trials if trial is not own and trial.stalls]
+    present = sum(trial.alone.get(cause.value, 0) / trial.stalls for trial in others)
+    stalls = present + sum(trial.alone.get("", 0) / trial.stalls for trial in others)
+    doubt = _doubt(chance, present, stalls)
+    lift = (present + 1) / (stalls + 1) / chance
+    return Verdict(cause, found.ns[cause], round(lift, 1), round(doubt, 4), said)
+
+
+def _own_preemption(of: Suspect, found: Shares) -> bool:
+    stood = sum(max(0, min(last, of.end) - max(first, of.begin)) for first, last in of.preempted)
+    return stood >= ENOUGH * of.excess_ns
+
+
+def _doubt(chance: float, present: float, stalls: float) -> float:
+    """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``."""
+    there = np.minimum(_SHARES + (1 - _SHARES) * chance, 1 - 1e-9)
+    weights = np.log(_PRIOR) + present * np.log(there) + (stalls - present) * np.log1p(-there)
+    weights = np.exp(weights - weights.max())
+    by_chance = (1 - _SHARES) * chance / there
+    return float((weights * by_chance * there).sum() / (weights * there).sum())
+
+
+def _rejected(each: Verdict) -> str:
+    lift = f"{each.lift:g} times as often as in other times" if each.lift is not None else "nothing to compare with"
+    return f"{each.evidence[0]}, but that may be chance ({lift})"

@@ -1,0 +1,203 @@
+"""What could have made a stream stand still in a stretch of time, and how much of that time each of it can account for.
+
+Time is given away once, to what is measured before what is inferred: what the client held up and pauses whose reason the kernel
+told, then the request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other
+prompts' tokens: as much as so many took in other steps), then pauses without a reason, which a long step may itself have made by
+keeping the interpreter's lock; KV that landed gets what is left. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from handrail_collector.stitch.activity import LEAST_TOKENS, READING_NS, Doings, Gpu
+
+LATE_NS: Final = 10_000_000
+"""A token is seen so much after the end of its step, at most; and a landing may lie so much before what it delays."""
+
+SLOWED: Final = 0.9
+"""A clock below this part of the usual one is slow, if something holds it down."""
+
+NO_REASON: Final = "held"
+"""What the plugin says of a pause whose reason the kernel does not tell (guest/pauses.py)."""
+
+PLAUSIBLE: Final = 2.0
+"""So many times what tokens take in the engine's other long steps, and no more, they may have taken here."""
+
+Interval = tuple[int, int]
+"""From, to."""
+
+
+class Cause(str, Enum):
+    """Why a stream stood still."""
+
+    PREFILL_COSCHEDULED = "prefill_coscheduled"  # a step also computed other prompts
+    KV_LANDING = "kv_landing"  # the engine worked on another request's KV load
+    PREEMPTION = "preemption"  # this request stood preempted, or a step computed again what a preemption had thrown away
+    GPU_THROTTLED = "gpu_throttled"
+    HOST_PAUSE = "host_pause"  # a process on the way had no processor, or collected garbage
+    CLIENT_BACKPRESSURE = "client_backpressure"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """One stall and all that is known of its time. ``begin`` and ``end`` are wall clock of the engine's host.
+
+    ``doings``: the engine's; None where it said nothing, or where its own stream did not stand still. ``observer``: those of who
+    saw the stall, where that is another process, and ``seen``: when, on its clock. ``preempted``: when the request stood
+    preempted. ``held_ns``: for so long nothing was read, since the client took nothing.
+    """
+
+    begin: int
+    end: int
+    median_ns: int
+    doings: Doings | None = None
+    observer: Doings | None = None
+    seen: Interval = (0, 0)
+    preempted: tuple[Interval, ...] = ()
+    held_ns: int = 0
+
+    @property
+    def excess_ns(self) -> int:
+        """By how much it is longer than usual."""
+        return self.end - self.begin - self.median_ns
+
+
+@dataclass(slots=True)
+class Shares:
+    """How much of a stall each cause can account for, ns, and the strongest evidence of each in words."""
+
+    left_ns: int
+    ns: dict[Cause, int] = field(default_factory=dict)
+    words: dict[Cause, str] = field(default_factory=dict)
+    most_ns: dict[Cause, int] = field(default_factory=dict)  # given at once
+
+    def give(self, cause: Cause, ns: float, words: str) -> None:
+        """As much of ``ns`` as is left."""
+        taken = min(self.left_ns, round(ns))
+        if taken > 0:
+            if taken > self.most_ns.get(cause, 0):
+                self.most_ns[cause], self.words[cause] = taken, words
+            self.ns[cause] = self.ns.get(cause, 0) + taken
+            self.left_ns -= taken
+
+
+def shares(of: Suspect) -> Shares:
+    """What can account for a stall."""
+    found = Shares(of.end - of.begin)
+    found.give(Cause.CLIENT_BACKPRESSURE, of.held_ns, f"nothing was read for {ms(of.held_ns)}: the client took nothing")
+    if of.observer is not None:
+        for reasoned in (True, False):
+            _pauses(found, of.observer, *of.seen, reasoned=reasoned)
+    doings, begin, end = of.doings, of.begin, of.end
+    if doings is None:
+        return found
+    taken = _pauses(found, doings, begin, end, reasoned=True)
+    own = _clipped(of.preempted, begin, end)
+    apart = _length(_union([*own, *taken])) - _length(taken)
+    found.give(Cause.PREEMPTION, apart, f"it stood preempted for {ms(apart)}")
+    taken = _union([*taken, *own])
+    slowed_ns = _slowed(found, doings, begin, end)
+    _steps(found, doings, of, taken, slowed_ns)
+    _pauses(found, doings, begin, end, reasoned=False)
+    landed = {landing.request_id: landing.tokens for landing in doings.landings.during(begin - LATE_NS, end)}
+    if landed:
+        whose = f"of {len(landed)} requests" if len(landed) > 1 else "of a request"
+        words = f"KV {whose} ({sum(landed.values()):,} tokens) was posted or landed then"
+        found.give(Cause.KV_LANDING, found.left_ns - of.median_ns, words)
+    return found
+
+
+def _pauses(found: Shares, doings: Doings, begin: int, end: int, *, reasoned: bool) -> list[Interval]:
+    """Those of any of its processes, with a reason or without, told of the one that stood longest. Their union."""
+    pauses = [each for each in doings.pauses.during(begin, end) if (each.why != NO_REASON) is reasoned]
+    if not pauses:
+        return []
+    union = _union(_clipped([(each.begin_unix_ns, each.end_unix_ns) for each in pauses], begin, end))
+    longest = max(pauses, key=lambda each: min(each.end_unix_ns, end) - max(each.begin_unix_ns, begin))
+    stood_ns = longest.end_unix_ns - longest.begin_unix_ns
+    found.give(Cause.HOST_PAUSE, _length(union), f"process {longest.process} stood for {ms(stood_ns)}: {longest.why}")
+    return union
+
+
+def _slowed(found: Shares, doings: Doings, begin: int, end: int) -> float:
+    """What the slowest GPU's clock cost while something held it down."""
+    worst, words = 0.0, ""
+    for key, gpu in doings.gpus.items():
+        lost, lowest, why = 0.0, 1.0, ""
+        for first, last, share, reasons in slow_times(gpu, begin, end):
+            common = min(last, end) - max(first, begin)
+            if common > 0:
+                lost += common * (1 - share)
+                if share < lowest:
+                    lowest, why = share, ", ".join(reasons)
+        if lost > worst:
+            worst, words = lost, f"GPU {key} ran at {lowest:.0%} of its usual clock: {why}"
+    found.give(Cause.GPU_THROTTLED, worst, words)
+    return worst
+
+
+def slow_times(gpu: Gpu, begin: int, end: int) -> Iterable[tuple[int, int, float, tuple[str, ...]]]:
+    """From, to, share of the usual clock, and what held it down, of the times about then in which a GPU was slow.
+
+    Each reading stands for the time half-way to its neighbours.
+    """
+    usual = gpu.usual_hertz()
+    readings = list(gpu.readings.during(begin - READING_NS, end + READING_NS))
+    for number, reading in enumerate(readings):
+        if reading.reasons and reading.hertz < SLOWED * usual:
+            at = reading.begin_unix_ns
+            before = readings[number - 1].begin_unix_ns if number else at
+            after = readings[number + 1].begin_unix_ns if number + 1 < len(readings) else at
+            first, last = at - min(at - before, READING_NS) // 2, at + min(after - at, READING_NS) // 2
+            yield first, last, reading.hertz / usual, reading.reasons
+
+
+def _steps(found: Shares, doings: Doings, of: Suspect, taken: Sequence[Interval], slowed_ns: float) -> None:
+    """What of the long steps went into tokens that are none of this stream's. ``taken`` and ``slowed_ns`` are given already."""
+    begin, end = of.begin - LATE_NS, of.end
+    steps = sorted(doings.steps.during(begin, end), key=lambda step: step.begin_unix_ns - step.end_unix_ns)
+    a_token_ns = doings.a_token_ns() if steps else None
+    for step in steps:
+        tokens, took_ns = step.prefill_tokens + step.resumed_tokens, step.end_unix_ns - step.begin_unix_ns
+        if tokens < LEAST_TOKENS or took_ns <= 0:
+            continue
+        here = _clipped([(step.begin_unix_ns, step.end_unix_ns)], begin, end)
+        free_ns = _length(_union([*here, *taken])) - _length(taken)
+        more_ns = max(0.0, free_ns * (1 - step.usual_ns / took_ns) - slowed_ns)
+        slowed_ns = max(0.0, slowed_ns - free_ns)
+        if a_token_ns is not None:
+            more_ns = min(more_ns, PLAUSIBLE * a_token_ns * tokens)
+        for cause, part, what in (
+            (Cause.PREEMPTION, step.resumed_tokens, "tokens again after a preemption"),
+            (Cause.PREFILL_COSCHEDULED, step.prefill_tokens, "prompt tokens"),
+        ):
+            words = f"a step of {ms(took_ns)}, usual are {ms(step.usual_ns)}, computed {part:,} {what}"
+            found.give(cause, more_ns * part / tokens, words)
+
+
+def _clipped(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]:
+    return [(max(first, begin), min(last, end)) for first, last in intervals if first < end and last > begin]
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    joined: list[Interval] = []
+    for first, last in sorted(intervals):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _length(intervals: Iterable[Interval]) -> int:
+    return sum(last - first for first, last in intervals)
+
+
+def ms(ns: int) -> str:
+    """In milliseconds, to read."""
+    return f"{ns / 1e6:,.0f} ms"

@@ -1,0 +1,72 @@
+"""What each reason added to one gap of a stream: every step of it again, without that reason (a step's own twin).
+
+For fleets with several reasons at once: there a whole run without one of them moves all that the others do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import accumulate
+
+from handrail_collector.explain.stall_evidence import Cause
+from handrail_fleet.core import StepEnded
+from handrail_fleet.costs import Costs
+from handrail_fleet.hindrance import Hindrance, hindered_ns
+from handrail_fleet.scenario import Scenario
+from handrail_fleet.simulate import Flight, Ran
+
+
+class Parts:
+    """Of one run."""
+
+    def __init__(self, scenario: Scenario, ran: Ran, seed: int) -> None:
+        self._scenario = scenario
+        self._ran = ran
+        self._seeds = {host: seed * 1009 + place for place, host in enumerate(ran.steps)}
+        self._ends = {host: [end for end, _ in steps] for host, steps in ran.steps.items()}
+
+    def of(self, flight: Flight, index: int) -> dict[Cause, float]:
+        """What each reason added to the gap ``index`` of the flight's stream, ns."""
+        host = flight.plan.decode_host
+        assert flight.first_token_ns is not None
+        times = list(accumulate(flight.gaps_ns, initial=flight.first_token_ns))
+        begin, end = times[index], times[index + 1]
+        found: dict[Cause, float] = {}
+        for first, last in flight.preempted:
+            stood = min(end, last if last is not None else end) - max(begin, first)
+            if stood > 0:
+                found[Cause.PREEMPTION] = found.get(Cause.PREEMPTION, 0.0) + stood
+        place = bisect_right(self._ends[host], begin)
+        while place < len(self._ends[host]) and self._ends[host][place] <= end:
+            ended_ns, step = self._ran.steps[host][place]
+            if not any(first <= step.begin_ns and (last is None or ended_ns <= last) for first, last in flight.preempted):
+                for cause, ns in self._step(host, ended_ns, step).items():
+                    found[cause] = found.get(cause, 0.0) + ns
+            place += 1
+        return {cause: ns for cause, ns in found.items() if ns > 0}
+
+    def _step(self, host: str, ended_ns: int, step: StepEnded) -> dict[Cause, float]:
+        took_ns, begin_ns, batch = ended_ns - step.begin_ns, step.begin_ns, step.batch
+        by = self._ran.hindered[host]
+        every = [each for some in by.values() for each in some]
+        costs = Costs(self._scenario, self._seeds[host], lambda: begin_ns)
+        alone = costs.step_ns(batch)
+        bare = costs.step_ns(replace(batch, prefill_tokens=0, prefill_pairs=0))
+        posting = took_ns - hindered_ns(begin_ns, alone, every)
+        work = alone + posting if not _hindered(every, begin_ns, ended_ns) else alone
+        prompts = took_ns - hindered_ns(begin_ns, max(1, work - (alone - bare)), every)
+        tokens = max(1, step.prefill_tokens + step.resumed_tokens)
+        return {
+            Cause.KV_LANDING: posting if posting > 0 else 0.0,
+            Cause.PREFILL_COSCHEDULED: prompts * step.prefill_tokens / tokens,
+            Cause.PREEMPTION: prompts * step.resumed_tokens / tokens,
+            Cause.GPU_THROTTLED: took_ns - hindered_ns(begin_ns, work, by.get("host_pause", []))
+            if "gpu_throttled" in by
+            else 0.0,
+            Cause.HOST_PAUSE: took_ns - hindered_ns(begin_ns, work, by.get("gpu_throttled", [])) if "host_pause" in by else 0.0,
+        }
+
+
+def _hindered(by: list[Hindrance], begin_ns: int, end_ns: int) -> bool:
+    return any(first < end_ns and last > begin_ns for each in by for first, last in each.times(begin_ns, end_ns))

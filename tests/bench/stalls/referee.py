@@ -1,0 +1,197 @@
+"""What truly made a stall: it is gone, or less than half as long, in the same run without that reason (its twin).
+
+And causes that cannot be it: the same stalls beside an engine whose own doings were moved in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from statistics import median_low
+from typing import Any, Final
+
+from bench.stalls.parts import Parts
+from bench.stalls.scenes import Scene, Setting
+from handrail.cli.simulated import arrivals, engine_arrivals
+from handrail.hardware import DeviceRun
+from handrail.records import EngineTimes, Exchange, Iteration, KvFetch, ProcessEvent
+from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.offline import rows_of
+from handrail_collector.rows import StallRow
+from handrail_fleet.delivery import delivered
+from handrail_fleet.observe import STARTED_UNIX_NS
+from handrail_fleet.simulate import Flight, Ran
+from handrail_fleet.virtual import Settings, ran
+
+NEARBY: Final = 8
+"""Gaps before and after: without the reason the run's times move a little, and with them what else made streams stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One stall that was told, and the reasons without which it is gone: none, or several, where no single one made it."""
+
+    row: StallRow
+    truly: frozenset[Cause]
+
+
+@dataclass(slots=True)
+class Score:
+    """Of one scene. ``clear``: stalls with one true cause, ``right`` of them named so; ``wrong``: named another, of all told."""
+
+    name: str
+    told: int = 0
+    clear: int = 0
+    right: int = 0
+    unknown: int = 0
+    wrong: int = 0
+    none: int = 0  # stalls that no single reason made
+    none_named: int = 0
+    shuffled: int = 0
+    shuffled_named: int = 0
+    by_cause: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def right_share(self) -> float:
+        return self.right / self.clear if self.clear else 0.0
+
+    @property
+    def wrong_share(self) -> float:
+        return self.wrong / self.told if self.told else 0.0
+
+    @property
+    def shuffled_share(self) -> float:
+        return self.shuffled_named / self.shuffled if self.shuffled else 0.0
+
+
+def fly(setting: Setting, requests: int, seed: int) -> Ran:
+    return ran(Settings(scenario=setting.scenario, requests=requests, seed=seed, faults=setting.faults))
+
+
+def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
+    """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
+    run: dict[str, Any] = {"seed": seed, "started_unix_ns": STARTED_UNIX_NS}
+    made = arrivals(setting.scenario, flown.flights, setting.faults, plugin=True, **run)
+    records: list[tuple[int, Any]] = [(one.received_unix_ns, one.record) for one in made]
+    records += [(one.received_unix_ns, one.record) for one in engine_arrivals(setting.scenario, flown, setting.faults, **run)]
+    records.sort(key=lambda each: each[0])
+    if moved is not None:
+        records = shuffled(records, moved)
+    stalls: list[StallRow] = []
+    for _ in rows_of(records, stalls=stalls):
+        pass
+    last = {}
+    for row in stalls:
+        if row.number >= 0:
+            last[row.request_id, row.number] = row
+    return list(last.values())
+
+
+def judge(scene: Scene, requests: int, seed: int) -> Score:
+    """Simulate it and its twins, tell it, and compare."""
+    flown = fly(scene.setting, requests, seed)
+    score = Score(scene.name)
+    for judged in judged_of(scene, flown, requests, seed):
+        _count(score, judged)
+    for row in told(scene.setting, flown, seed, Random(seed)):
+        score.shuffled += 1
+        score.shuffled_named += row.cause not in (Cause.UNKNOWN.value, Cause.CLIENT_BACKPRESSURE.value)
+    return score
+
+
+def judged_of(scene: Scene, flown: Ran, requests: int, seed: int) -> list[Judged]:
+    """Every stall told of a run, with what truly made it: by the run's twin where there is one reason, else by the steps'."""
+    rows = told(scene.setting, flown, seed)
+    if len(scene.reasons) == 1:
+        twins = {cause: _by_id(fly(without(scene.setting), requests, seed).flights) for cause, without in scene.reasons}
+        return [Judged(row, truth(row, twins)) for row in rows]
+    parts, flights = Parts(scene.setting.scenario, flown, seed), _by_id(flown.flights)
+    return [Judged(row, largest(row, parts, flights[str(row.client_request_id)])) for row in rows]
+
+
+def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[Cause]:
+    """The reason that added half of what was too much, and twice what any other did; several where none stands out."""
+    found = parts.of(flight, row.index)
+    most = max(found.values(), default=0.0)
+    if 2 * most < row.gap_ns - row.median_ns:
+        return frozenset()
+    return frozenset(cause for cause, ns in found.items() if 2 * ns > most)
+
+
+def truth(row: StallRow, twins: dict[Cause, dict[str, Flight]]) -> frozenset[Cause]:
+    """The reasons without which the stream goes on there."""
+    return frozenset(cause for cause, flights in twins.items() if _gone(row, flights[str(row.client_request_id)]))
+
+
+def _gone(row: StallRow, twin: Flight) -> bool:
+    gaps = delivered(twin.edge_first_ns, twin.gaps_ns, twin.client_stands_ns).gaps_ns
+    near = gaps[max(0, row.index - NEARBY) : row.index + NEARBY + 1]
+    if not near:
+        return False
+    usual = median_low(gaps)
+    return 2 * (max(near) - usual) < row.gap_ns - row.median_ns
+
+
+def _count(score: Score, judged: Judged) -> None:
+    row, truly = judged.row, judged.truly
+    score.told += 1
+    score.by_cause[row.cause] = score.by_cause.get(row.cause, 0) + 1
+    named = None if row.cause == Cause.UNKNOWN.value else Cause(row.cause)
+    if len(truly) == 1:
+        score.clear += 1
+        score.right += named in truly
+        score.unknown += named is None
+    else:
+        score.none += 1
+        score.none_named += named is not None
+    score.wrong += named is not None and bool(truly) and named not in truly
+
+
+def _by_id(flights: Iterable[Flight]) -> dict[str, Flight]:
+    return {flight.id: flight for flight in flights}
+
+
+def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[int, Any]]:
+    """The same streams beside engines whose doings happened at other times: each kind of each engine is turned by a share of the
+    run of its own, and what leaves at its end comes in at its beginning."""
+    times = [received for received, record in records if isinstance(record, Exchange)]
+    first, last = min(times), max(times)
+    turns: dict[tuple[str, str], int] = {}
+
+    def turned(kind: str, instance: str, at: int) -> int:
+        by = turns.setdefault((kind, instance), random.randrange(last - first))
+        return (at - first + by) % (last - first) + first - at
+
+    found = []
+    for received, record in records:
+        made: Any = record
+        instance = record.process.instance
+        if isinstance(record, Iteration):
+            by = turned("steps", instance, record.started_unix_ns)
+            made = replace(record, started_unix_ns=record.started_unix_ns + by)
+        elif isinstance(record, ProcessEvent):
+            by = turned("pauses", instance, record.at_unix_ns)
+            made = replace(record, at_unix_ns=record.at_unix_ns + by)
+        elif isinstance(record, DeviceRun):
+            by = turned("clocks", instance, record.at_unix_ns)
+            made = replace(record, at=[at + by for at in record.at])
+        elif isinstance(record, KvFetch):
+            by = turned("loads", instance, record.known_unix_ns)
+            made = replace(record, known_unix_ns=record.known_unix_ns + by)
+        else:
+            by = 0
+            if isinstance(record, EngineTimes) and record.preempted:
+                made = replace(record, preempted=_elsewhere(record, random))
+        found.append((received + by, made))
+    return sorted(found, key=lambda each: each[0])
+
+
+def _elsewhere(times: EngineTimes, random: Random) -> tuple[int, ...]:
+    """When a request stood preempted, at another time of its own stream."""
+    begin, end = times.first_token_ns or 0, times.finished_ns or 0
+    moved: list[int] = []
+    for first, last in zip(times.preempted[::2], times.preempted[1::2], strict=True):
+        start = begin + random.randrange(max(1, end - begin - (last - first)))
+        moved += [start, start + last - first]
+    return tuple(moved)

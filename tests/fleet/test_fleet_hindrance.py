@@ -1,0 +1,150 @@
+"""What hinders a host, when, and what work takes then; what a client that reads nothing does to the reads of a proxy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail_fleet import scenario as scenarios
+from handrail_fleet.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivered
+from handrail_fleet.faults import Active, parse
+from handrail_fleet.hindrance import PAUSED_EVERY_NS, THROTTLED_NS, Hindrance, hindered_ns, hindrances
+from handrail_fleet.observe import Clock
+from handrail_fleet.observe_engines import SAMPLE_NS, WATCH_NS, gpu_clocks, pauses, steps
+from handrail_fleet.virtual import Settings, ran
+
+MS = 1_000_000
+S = 1000 * MS
+SPLIT = replace(scenarios.load("split"), answer_tokens_min=100, answer_tokens_max=200)
+
+
+def hindrance(
+    share: float, every_ns: int = 4 * S, lasts_ns: int = 200 * MS, *, from_ns: int = 0, to_ns: int | None = None
+) -> Hindrance:
+    return Hindrance(7, share, every_ns, lasts_ns, from_ns, to_ns)
+
+
+def test_it_comes_once_in_every_turn_at_no_fixed_moment() -> None:
+    times = list(hindrance(0.0).times(0, 400 * S))
+    assert len(times) == 100
+    assert all(turn * 4 * S <= begin and end <= (turn + 1) * 4 * S for turn, (begin, end) in enumerate(times))
+    assert len({begin % (4 * S) for begin, _ in times}) > 90
+    assert list(hindrance(0.0).times(*times[3])) == [times[3]]
+
+
+def test_it_begins_and_ends_with_its_fault() -> None:
+    times = list(hindrance(0.0, from_ns=10 * S, to_ns=20 * S).times(0, 100 * S))
+    assert 2 <= len(times) <= 3
+    assert all(10 * S <= begin < 20 * S for begin, _ in times)
+
+
+def speed(by: list[Hindrance], at: int) -> float:
+    found = 1.0
+    for each in by:
+        for begin, end in each.times(at, at + 1):
+            if begin <= at < end:
+                found *= each.share
+    return found
+
+
+@given(st.integers(0, 20_000), st.integers(1, 3000), st.sampled_from([0.0, 0.25, 0.5]), st.booleans())
+def test_work_takes_as_long_as_its_parts_do(begin: int, work: int, share: float, paused: bool) -> None:
+    """In units of a millisecond, done one by one."""
+    by = [hindrance(share, 4000, 200)] + ([hindrance(0.0, 3000, 150)] if paused else [])
+    took = hindered_ns(begin, work, by)
+    done, at = 0.0, begin
+    while done < work - 1e-9:
+        done += speed(by, at)
+        at += 1
+    assert took == pytest.approx(at - begin, abs=1.001)
+
+
+def test_nothing_hinders_where_there_is_nothing() -> None:
+    assert hindered_ns(5, 12, []) == 12
+    active = Active([parse("gpu_throttled:d0:4", SPLIT.hosts()), parse("host_pause:*:0.2", SPLIT.hosts())])
+    assert sorted(hindrances("d0", active)) == ["gpu_throttled", "host_pause"]
+    assert sorted(hindrances("p0", active)) == ["host_pause"]
+    assert hindrances("d0", active)["gpu_throttled"][0].share == 0.25
+
+
+@pytest.mark.parametrize(("fault", "longer_ns"), [("host_pause:d0:0.2", 150 * MS), ("gpu_throttled:d0:4", 20 * MS)])
+def test_streams_of_that_host_stand_still_and_those_of_others_do_not(fault: str, longer_ns: int) -> None:
+    settings = Settings(scenario=SPLIT, requests=80, seed=3)
+    healthy = ran(settings)
+    struck = ran(replace(settings, faults=(parse(fault, SPLIT.hosts()),)))
+    at: dict[str, list[int]] = {"d0": [], "d1": []}
+    for well, ill in zip(healthy.flights, struck.flights, strict=True):
+        at[well.plan.decode_host].append(max(ill.gaps_ns) - max(well.gaps_ns))
+    assert max(at["d0"]) > longer_ns
+    assert max(at["d1"]) < 5 * MS
+
+
+def test_what_is_seen_of_it() -> None:
+    faults = (parse("host_pause:d0:0.2", SPLIT.hosts()), parse("gpu_throttled:d1:4", SPLIT.hosts()))
+    run = ran(Settings(scenario=SPLIT, requests=80, seed=3, faults=faults))
+    clocks = {host: Clock() for host in run.steps}
+    over = 60 * S
+    seen = list(pauses(run.hindered, clocks, over))
+    assert len(seen) == pytest.approx(over / PAUSED_EVERY_NS, abs=2)
+    for pause in seen:
+        assert pause.host == "d0"
+        assert 200 * MS - WATCH_NS <= pause.woke_ns - pause.due_ns <= 200 * MS
+    readings = [reading for reading in gpu_clocks(run.hindered, clocks, over) if reading.host == "d1"]
+    assert len(readings) == over // SAMPLE_NS
+    slow = [reading for reading in readings if reading.throttled]
+    assert len(slow) == pytest.approx(10 * THROTTLED_NS / SAMPLE_NS, abs=4)
+    assert {reading.hertz for reading in slow} == {max(reading.hertz for reading in readings) / 4}
+    told = list(steps(run.steps, clocks))
+    for host in run.steps:
+        of_host = [step for step in told if step.host == host]
+        assert all(one.end_ns <= two.begin_ns for one, two in pairwise(of_host))
+    answered = sum(len(flight.gaps_ns) + 1 for flight in run.flights)
+    first = sum(step.prefill_requests for step in told if step.host.startswith("d"))
+    assert sum(step.decode_tokens for step in told if step.host.startswith("d")) + first == answered
+    assert sum(step.prefill_tokens for step in told if step.host.startswith("p")) == sum(
+        flight.plan.arrival.prompt_tokens for flight in run.flights
+    )
+
+
+def test_tokens_that_are_computed_again_are_told_apart() -> None:
+    fault = parse("preemption_storm:d0:2", SPLIT.hosts())
+    run = ran(Settings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
+    told = list(steps(run.steps, {host: Clock() for host in run.steps}))
+    assert sum(step.preemptions for step in told) == sum(flight.preemptions for flight in run.flights) > 10
+    assert all(step.host == "d0" for step in told if step.resumed_tokens)
+    assert max(step.resumed_tokens for step in told) > 500
+    for flight in run.flights:
+        assert len(flight.preempted) == flight.preemptions
+        assert all(last is not None and first <= last for first, last in flight.preempted)
+
+
+# --- clients --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_reads_on_gets_every_token_when_it_comes() -> None:
+    seen = delivered(100, [10, 20, 30], 0)
+    assert (seen.reads_ns, seen.gaps_ns, seen.held_ns) == ((100, 110, 130, 160), (10, 20, 30), None)
+    assert delivered(None, [], 5).reads_ns == ()
+
+
+def test_what_fits_into_the_buffer_is_read_in_time() -> None:
+    gaps = [10 * MS] * 400
+    seen = delivered(0, gaps, 2 * S)  # 200 tokens come meanwhile
+    assert seen.gaps_ns == tuple(gaps)
+    assert seen.held_ns is None
+    assert seen.stood_ns == (S, 3 * S)
+
+
+def test_then_nothing_is_read_until_the_client_reads_again() -> None:
+    gaps = [10 * MS] * 800
+    seen = delivered(0, gaps, 5 * S)
+    full = 200 + BUFFERED_TOKENS
+    assert seen.held_ns == (full * 10 * MS, 7 * S)
+    assert seen.gaps_ns[full] == 7 * S - full * 10 * MS + AT_ONCE_NS
+    assert seen.reads_ns[-1] == 8 * S  # by then it has caught up
+    assert all(read >= at * 10 * MS for at, read in enumerate(seen.reads_ns))
+    assert sum(seen.gaps_ns) == sum(gaps)
