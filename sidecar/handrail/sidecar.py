@@ -244,7 +244,7 @@ def _gpus(config: SidecarConfig, process: Process, exporter: Exporter, devices: 
     if not config.samples_gpus:
         return None
     if gpu.dcgm_url is not None:
-        return DcgmSource(MetricsSettings(url=gpu.dcgm_url), process, exporter.sink)
+        return DcgmSource(MetricsSettings(url=gpu.dcgm_url), process, exporter.sink, devices.sample)
     settings = SamplerSettings(period_ns=gpu.interval.ns, devices=gpu.devices, without=frozenset(gpu.without))
     return NvmlSource(settings, process, exporter.sink, devices.sample)
 
