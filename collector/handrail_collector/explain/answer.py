@@ -19,7 +19,8 @@ from handrail_collector.store.uses import gpu_uses, step_uses
 
 _NEAREST: Final = 5
 _MOST_LINKS: Final = 3
-_MOST_HAND_OFFS: Final = 20_000
+_MOST_HAND_OFFS: Final = 10_000
+_MOST_SAMPLES: Final = 10_000
 
 
 def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[str, Any]:
@@ -47,7 +48,9 @@ def _links(reader: StoreReader, of: Scoped, answer: dict[str, Any]) -> list[str]
     ttfts = [scope["ttft_ns"]["p50"] for scope in answer["scopes"] if "p50" in scope["ttft_ns"]]
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
-    found = period(reader, of.since_unix_ns, of.until_unix_ns, most=_MOST_HAND_OFFS)
+    found = period(
+        reader, of.since_unix_ns, of.until_unix_ns, most=_MOST_HAND_OFFS, most_links=_MOST_LINKS, most_samples=_MOST_SAMPLES
+    )
     return of_period(found.lines, ttfts[0] if ttfts else None)[:_MOST_LINKS]
 
 

@@ -9,11 +9,14 @@ from typing import Any, Final
 
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES
 from handrail.links.counters import BYTES, ERRORS, UP
+from handrail.records import EngineSample
 from handrail_collector.api.live import newest_told
 from handrail_collector.links.devices import SECOND, Counted, counted
+from handrail_collector.links.facts import Posts
 from handrail_collector.links.handoffs import HandOff, Link, hand_offs
 from handrail_collector.links.lines import LinkLine, Offsets, link_lines
 from handrail_collector.links.plain import plain, rest
+from handrail_collector.links.posts import POST_NAMES, posts_of
 from handrail_collector.links.question import DEFAULT_LIMIT, DEFAULT_NS, LinksQuestion
 from handrail_collector.rows import ClockPairRow, FetchRow, LinkFactRow
 from handrail_collector.store.fetch_filter import peers
@@ -24,9 +27,10 @@ from handrail_collector.store.schema import Table
 MOST_HAND_OFFS: Final = 100_000
 """Of a longer period the last ones; its figures say so."""
 
+MOST_SAMPLES: Final = 60_000
+
 _MOST_FACTS: Final = 20_000
 _MOST_PAIRS: Final = 10_000
-_MOST_SAMPLES: Final = 60_000
 _DEVICES_A_HOST: Final = 16
 _AROUND_NS: Final = 30 * SECOND
 _NAMES: Final = frozenset({BYTES, ERRORS, UP, GPU_NVLINK_BYTES, GPU_PCIE_BYTES})
@@ -45,7 +49,8 @@ class Period:
 
 def answered(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live: Sequence[FetchRow] = ()) -> dict[str, Any]:
     """As JSON (docs/http-api.md). ``live``: hand-offs that are not stored yet. Raises ``StoreDamagedError``."""
-    latest = max((min(row.started_unix_ns, now_unix_ns) for row in live), default=reader.latest(Table.KV_FETCHES, now_unix_ns))
+    known = [reader.latest(Table.KV_FETCHES, now_unix_ns), *(min(row.started_unix_ns, now_unix_ns) for row in live)]
+    latest = max((at for at in known if at is not None), default=None)
     until = question.until_unix_ns
     if until is None:
         stale = question.since_unix_ns is None and latest is not None and latest < now_unix_ns - DEFAULT_NS
@@ -73,9 +78,10 @@ def period(
     live: Sequence[FetchRow] = (),
     most: int = MOST_HAND_OFFS,
     most_links: int = DEFAULT_LIMIT,
+    most_samples: int = MOST_SAMPLES,
 ) -> Period:
     """The links of a period, those that moved most first; counters are asked for ``most_links`` of them."""
-    stored = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
+    stored, limited = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
     rows = [
         row
         for row in newest_told([*stored, *live])
@@ -88,17 +94,23 @@ def period(
     facts = [row for row in events if isinstance(row, LinkFactRow)]
     pairs = [row for row in events if isinstance(row, ClockPairRow)]
     handed = hand_offs(rows)
+    seen = devices(reader, since_unix_ns, until_unix_ns, handed, most_links, most_samples)
     return Period(
         since_unix_ns=since_unix_ns,
         until_unix_ns=until_unix_ns,
         hand_offs=len(handed),
-        limited=len(stored) >= most,
-        lines=tuple(link_lines(handed, devices(reader, since_unix_ns, until_unix_ns, handed, most_links), facts, offsets(pairs))),
+        limited=limited,
+        lines=tuple(link_lines(handed, seen, facts, offsets(pairs), engine_posts(reader, handed))),
     )
 
 
 def devices(
-    reader: StoreReader, since_unix_ns: int, until_unix_ns: int, handed: Sequence[HandOff], most_links: int
+    reader: StoreReader,
+    since_unix_ns: int,
+    until_unix_ns: int,
+    handed: Sequence[HandOff],
+    most_links: int,
+    most_samples: int,
 ) -> list[Counted]:
     """What was counted at both ends of the links that moved most, while they did: a reading a second, fewer of many hosts."""
     timed = [one for one in handed if one.pieces]
@@ -110,9 +122,21 @@ def devices(
         return []
     first = max(since_unix_ns, min(one.started_unix_ns for one in timed)) - _AROUND_NS
     last = min(until_unix_ns, max(piece.end_ns for one in timed for piece in one.pieces)) + _AROUND_NS
-    every_ns = max(SECOND, (last - first) * len(hosts) * _DEVICES_A_HOST // _MOST_SAMPLES)
+    every_ns = max(SECOND, (last - first) * len(hosts) * _DEVICES_A_HOST // most_samples)
     wanted = SampleFilter(since_unix_ns=first, until_unix_ns=last, hosts=hosts, names=_NAMES, every_ns=every_ns)
     return counted(sample for table in (Table.LINK_SAMPLES, Table.GPU_SAMPLES) for sample in reader.samples(table, wanted))
+
+
+def engine_posts(reader: StoreReader, handed: Sequence[HandOff]) -> list[Posts]:
+    """What the engines' metrics said of their transfers by the end, less what they had said at the beginning."""
+    if not handed:
+        return []
+    hosts = frozenset(host for one in handed for host in (one.link.keeper_host, one.link.reader_host) if host)
+    samples: list[EngineSample] = []
+    for at in sorted({handed[0].started_unix_ns, handed[-1].started_unix_ns}):
+        around = SampleFilter(since_unix_ns=at - _AROUND_NS, until_unix_ns=at + _AROUND_NS, hosts=hosts, names=POST_NAMES)
+        samples += reader.samples(Table.ENGINE_SAMPLES, around)
+    return posts_of(samples)
 
 
 def offsets(pairs: Sequence[ClockPairRow]) -> Offsets:

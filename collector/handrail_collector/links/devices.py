@@ -60,7 +60,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """One device of one host. ``errors``: by how much each error counter grew; those that did not are left out."""
+    """One device of one host. ``errors``: by how much each error counter grew; those that did not are left out.
+
+    ``line_rate``: bytes a second that it can carry each way, None where nothing says.
+    """
 
     host: str
     device: Device
@@ -68,6 +71,7 @@ class Counted:
     curves: Mapping[str, Curve]  # by direction
     up: bool
     errors: Mapping[str, int]
+    line_rate: int | None = None
 
     @property
     def name(self) -> str:
@@ -101,6 +105,10 @@ def counted(samples: Iterable[DeviceSample]) -> list[Counted]:
     return [each for each in found if each.curves]
 
 
+_GPU_LINES: Final = {Medium.PCIE: "pcie_line_bytes_per_second", Medium.NVLINK: "nvlink_line_bytes_per_second"}
+"""Gauges of ``handrail.gpu.counters``; a port's or an interface's line rate stands in its description."""
+
+
 def _media(device: Device) -> tuple[tuple[Medium, str], ...]:
     """What a device counts, and under which name of a value."""
     if device.kind is DeviceKind.RDMA:
@@ -113,7 +121,7 @@ def _media(device: Device) -> tuple[tuple[Medium, str], ...]:
 def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSample]) -> Counted:
     points: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
     errors: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
-    up = True
+    up, line_rate = True, samples[-1].device.line_rate_bytes
     for sample in samples:
         for value in sample.values:
             if value.name == name and value.label in (RECEIVE, TRANSMIT):
@@ -122,6 +130,8 @@ def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSampl
                 errors[value.label].append((sample.at_unix_ns, value.value, value.start_unix_ns))
             elif value.name == UP:
                 up = bool(value.value)
+            elif value.name == _GPU_LINES.get(medium):
+                line_rate = round(value.value)
     grown = {error: int(curve_of(found).moved[-1]) for error, found in errors.items()}
     return Counted(
         host=host,
@@ -130,6 +140,7 @@ def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSampl
         curves={direction: curve_of(found) for direction, found in points.items()},
         up=up,
         errors={error: count for error, count in grown.items() if count},
+        line_rate=line_rate,
     )
 
 

@@ -54,10 +54,11 @@ def link_lines(
     devices: Iterable[Counted] = (),
     rows: Sequence[LinkFactRow] = (),
     offsets: Offsets | None = None,
+    counted_posts: Sequence[Posts] = (),
 ) -> list[LinkLine]:
-    """Every link of ``hand_offs``, by bytes moved, most first."""
+    """Every link of ``hand_offs``, by bytes moved, most first. ``counted_posts``: by metrics, believed before what logs say."""
     counters = _Counters(hand_offs, tuple(alone(devices)), offsets or {})
-    said = _SaidBy(rows)
+    said = _SaidBy(rows, counted_posts)
     lines = []
     for of_link in by_link(hand_offs).values():
         made = figures(of_link)
@@ -83,8 +84,9 @@ def link_lines(
 class _SaidBy:
     """What is asked of the facts, each once."""
 
-    def __init__(self, rows: Sequence[LinkFactRow]) -> None:
+    def __init__(self, rows: Sequence[LinkFactRow], counted_posts: Sequence[Posts]) -> None:
         self._rows = rows
+        self._counted_posts = counted_posts
 
     @cached_property
     def lanes(self) -> list[Said]:
@@ -92,7 +94,8 @@ class _SaidBy:
 
     @cached_property
     def posts(self) -> list[Posts]:
-        return facts.posts(self._rows)
+        by_instance = {each.instance: each for each in (*facts.posts(self._rows), *self._counted_posts)}
+        return list(by_instance.values())
 
     @cached_property
     def queues(self) -> list[Queue]:

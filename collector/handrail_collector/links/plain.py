@@ -78,7 +78,7 @@ def _device(device: Counted, *, carried: bool) -> dict[str, Any]:
         "medium": device.medium.value,
         "product": device.device.product,
         "up": device.up,
-        "line_rate": device.device.line_rate_bytes,
+        "line_rate": device.line_rate,
         "carried": carried,
         "mean": {direction: found[0] for direction, found in peaks.items() if found is not None},
         "peak": {direction: found[1] for direction, found in peaks.items() if found is not None},

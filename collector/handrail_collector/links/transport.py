@@ -161,7 +161,7 @@ def _moved(one: Carried) -> str:
 
 def _line_rate(carrying: Sequence[Carried]) -> int | None:
     """The slower end's; None where any device does not say."""
-    ends = [[device.device.line_rate_bytes for device, _ in one.devices] for one in carrying]
+    ends = [[device.line_rate for device, _ in one.devices] for one in carrying]
     sums = [sum(rate for rate in rates if rate is not None) for rates in ends if rates and None not in rates]
     return min(sums) if len(sums) == len(ends) and sums else None
 
@@ -173,5 +173,5 @@ def _one_of(carrying: Sequence[Carried]) -> tuple[Counted, ...]:
         for one in carrying
         if one.medium is Medium.RDMA and len(one.devices) == 1
         for other in one.others
-        if other.device.line_rate_bytes == one.devices[0][0].device.line_rate_bytes
+        if other.line_rate == one.devices[0][0].line_rate
     )

@@ -39,6 +39,9 @@ NEAR_ROWS = 200_000
 SPAN_MARGIN_NS = 120 * 1_000_000_000
 """Spans of a request are looked for this long before and after it: clocks of hosts, and spans that were sent late."""
 
+RECENT_TIMES = 2
+"""So many times more rows than are asked for are read: some are told again in a later version."""
+
 FETCH_MARGIN_NS = 3_600_000_000_000
 """A later version of a hand-off begins at most this far from the earlier one."""
 
@@ -169,10 +172,19 @@ class StoreReader:
         query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
         return self._fetch(query, files, FLAT[Table.STALLS].decode)
 
-    def recent_fetches(self, since_unix_ns: int, until_unix_ns: int, limit: int) -> list[FetchRow]:
-        """The last hand-offs of a period, as far as the columns of ``fetch_sql.RECENT`` say; in no order."""
+    def recent_fetches(self, since_unix_ns: int, until_unix_ns: int, limit: int) -> tuple[list[FetchRow], bool]:
+        """The last hand-offs of a period, as far as the columns of ``fetch_sql.RECENT`` say, in no order; whether there are more.
+
+        Of the files of the period only the latest are opened, as many as hold them: a day of them would be read in vain.
+        """
         files = _near_time(self._files(Table.KV_FETCHES), since_unix_ns, until_unix_ns, FETCH_MARGIN_NS)
-        return self._fetch(fetch_sql.recent(since_unix_ns, until_unix_ns, limit), files, FLAT[Table.KV_FETCHES].decode)
+        latest: list[StoredFile] = []
+        for file in sorted(files, key=lambda file: file.max_unix_ns, reverse=True):
+            if sum(each.rows for each in latest if each.min_unix_ns >= since_unix_ns) >= RECENT_TIMES * limit:
+                break
+            latest.append(file)
+        rows = self._fetch(fetch_sql.recent(since_unix_ns, until_unix_ns, limit), latest, FLAT[Table.KV_FETCHES].decode)
+        return rows, len(rows) >= limit or len(latest) < len(files)
 
     def latest(self, table: Table, now_unix_ns: int) -> int | None:
         """When the latest row of a table began; those of clocks that are ahead count as of now. None: there is none."""

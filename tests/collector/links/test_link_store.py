@@ -81,7 +81,7 @@ async def test_what_was_pushed_moved_by_the_clock_of_P(tmp_path: Path) -> None:
     """Posted 7 ms after P had published at 105 ms, 22 ms before D knew of the load."""
     await told(tmp_path, "push")
     with_reader = reader(tmp_path)
-    (row,) = with_reader.recent_fetches(0, 1 << 62, 10)
+    ((row,), _) = with_reader.recent_fetches(0, 1 << 62, 10)
     with_reader.close()
     assert row.posted_ns is not None
     assert row.started_unix_ns + row.posted_ns == EPOCH + 112 * MS
@@ -109,6 +109,6 @@ def test_of_a_requests_hand_offs_those_of_its_last_version_count(tmp_path: Path,
     )
     publisher.close()
     with_reader = reader(tmp_path)
-    rows = with_reader.recent_fetches(0, 1 << 62, most)
+    rows, _ = with_reader.recent_fetches(0, 1 << 62, most)
     with_reader.close()
     assert most == 1 or [each.version for each in rows] == [2]
