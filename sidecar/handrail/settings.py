@@ -170,7 +170,7 @@ class LinksConfig:
     )
     interval: Duration = setting(
         Duration(100 * 10**6),
-        help="how often their bytes are read; everything else every 2 s",
+        help="how often their bytes are read; everything else every 5 s",
         example="1s",
         at_least=10 * 10**6,
     )

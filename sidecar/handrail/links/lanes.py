@@ -1,5 +1,5 @@
-"""Threads that read devices in turn. One that meets a read that does not return keeps that device alone; another goes on with the
-others within a period, so that a driver that hangs delays no other device.
+"""Threads that read devices in turn. One that meets a read that does not return keeps that device alone, and another goes on with
+the others, so that a driver that hangs delays them by a moment, once.
 
 A thread a device would do without this, and costs more than the reads: each of them is woken ten times a second (17 devices took
 1.6 to 3.6 % of a core so, on a busy machine). A read of sysfs cannot be cancelled: there are at most as many threads as devices.
@@ -31,7 +31,7 @@ class _Lane:
 
 
 class Lanes:
-    """``add`` a device, ``look`` about once a period, set ``stop`` at the end. ``read`` reads one, and says whether it is there.
+    """``add`` a device, ``look`` now and then, set ``stop`` at the end. ``read`` reads one, and says whether it is there.
 
     Every device is read by one thread at a time.
     """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from handrail.hardware import DeviceSample
 from handrail.links.choose import Chosen, choose
@@ -20,6 +21,9 @@ from handrail.links.watch import SECOND, Watch
 from handrail.records import Process
 
 log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+"""How often is looked whether a device hangs. The others' counters lose nothing while they wait for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ class LinkSamplerSettings:
     root: Path = Path("/sys")
     wanted: tuple[str, ...] = ()
     interval_ns: int = 100_000_000
-    slow_ns: int = 2 * SECOND
+    slow_ns: int = 5 * SECOND
     look_ns: int = 10 * SECOND
     hung_ns: int = 2 * SECOND
 
@@ -97,7 +101,7 @@ class LinkSampler:
         return State.GONE if watch.gone else State.READ
 
     def _look_after(self) -> None:
-        while not self._stop.wait(self._settings.interval_ns / SECOND):
+        while not self._stop.wait(max(LOOK_S, self._settings.interval_ns / SECOND)):
             self.lanes.look()
 
     def _scan(self) -> None:

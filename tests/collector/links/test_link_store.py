@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS
+from builders import EPOCH, MS, process
+from fake_sysfs import FakeSysfs
+from handrail.export.device_batches import DeviceBatches
+from handrail.export.devices import named
+from handrail.export.resource import own_resource
+from handrail.links.counters import BYTES, COUNTERS, TRANSMIT
+from handrail.links.sampler import LinkSamplerSettings
 from handrail.otlp.contract import Signal
 from handrail.records import LogKind, Role
+from handrail.sources.links import LinkSource
 from handrail_collector.links.answer import answered, period
+from handrail_collector.links.devices import Medium, counted
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import LinkFactRow
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 from link_parts import fetch_row
 from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, taken
@@ -112,3 +122,41 @@ def test_of_a_requests_hand_offs_those_of_its_last_version_count(tmp_path: Path,
     rows, _ = with_reader.recent_fetches(0, 1 << 62, most)
     with_reader.close()
     assert most == 1 or [each.version for each in rows] == [2]
+
+
+async def test_what_a_sidecar_reads_of_a_port_is_asked_back_from_the_store(tmp_path: Path) -> None:
+    """Sampler, batches, journal, pipeline, store: bytes arrive exact, and a counter that began again is told."""
+    sysfs = FakeSysfs(tmp_path / "sys")
+    sysfs.add_port(sent=4 * 2**40, received=8)
+    of_sidecar = process(Role.DECODE)
+    clock = Clock()
+    async with running(tmp_path, clock) as (journal, pipeline):
+        batches = DeviceBatches(own_resource(of_sidecar), named(link=COUNTERS), journal.consume, lambda: True, 3600.0)
+        settings = LinkSamplerSettings(root=sysfs.root, interval_ns=5 * MS, slow_ns=10 * MS)
+        source = LinkSource(settings, of_sidecar, batches.samples)
+        await source.start()
+        for sent in (4 * 2**40, 4 * 2**40 + 400, 12):
+            sysfs.move_port(sent, 8)
+            before = source.sampler.watches["mlx5_0/1"].stats.reads if source.sampler.watches else 0
+            for _ in range(10_000):
+                await asyncio.sleep(0.002)
+                if source.sampler.watches and source.sampler.watches["mlx5_0/1"].stats.reads > before + 3:
+                    break
+        await source.shutdown(5.0)
+        await batches.flush()
+        await taken(pipeline, journal)
+    with_reader = reader(tmp_path)
+    samples = with_reader.samples(Table.LINK_SAMPLES, SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62))
+    with_reader.close()
+    sent_of = [
+        (value.value, value.start_unix_ns)
+        for sample in samples
+        for value in sample.values
+        if (value.name, value.label) == (BYTES, TRANSMIT)
+    ]
+    assert sent_of[0][0] == 4 * 2**40
+    assert sent_of[-1][0] == 12
+    assert len({start for _, start in sent_of}) == 2
+    (device,) = counted(samples)
+    assert device.curves[TRANSMIT].moved[-1] == 412
+    assert (device.medium, device.up, device.line_rate) == (Medium.RDMA, True, 50_000_000_000)

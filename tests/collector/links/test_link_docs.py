@@ -1,0 +1,34 @@
+"""docs/links.md names every finding, every counter of the table and every word of a transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail.links.counters import COUNTERS
+from handrail_collector.links.findings import SLOW, Kind
+from handrail_collector.links.transport import Transport
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "links.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_finding_has_its_row(kind: Kind) -> None:
+    assert f"| `{kind.value}` |" in PAGE
+
+
+def test_what_makes_a_link_slow_is_said() -> None:
+    (sentence,) = [line for line in PAGE.splitlines() if "make a link *slow*" in line]
+    assert all(f"`{kind.value}`" in sentence for kind in SLOW)
+
+
+@pytest.mark.parametrize("counter", [counter.name for counter in COUNTERS])
+def test_every_counter_is_on_the_page(counter: str) -> None:
+    assert f"handrail_link_{counter}" in PAGE
+
+
+def test_every_transport_is_on_the_page_of_the_API() -> None:
+    page = (DOCS / "http-api.md").read_text(encoding="utf-8")
+    assert all(f"`{transport.value}`" in page for transport in Transport)
