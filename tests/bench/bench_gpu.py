@@ -1,5 +1,6 @@
 """What sampling GPUs costs and how it keeps time: eight fake H100s whose calls take realistic times (``tests/nvml/measured.py``).
 
+Beside it the calls of every tick, made by a loop that does nothing else: they cost that much whoever makes them.
 Processor time is the whole process's, the double's own among it. The double sleeps where a driver may spin: what calls take in
 all is given beside it, as the bound of what a driver that spins would add. Figures on a real GPU: ``tests/gpu/run.sh``.
 """
@@ -18,7 +19,7 @@ from nvml.child import Double
 from nvml.measured import realistic
 
 _SECONDS = 20.0
-_HUNG = "GPU-fake-3 utilization_ratio"
+_HUNG = "GPU-fake-3 clock_hertz sm"
 _BUDGET_PERCENT = 1.0
 _MOST_MISSED = 1
 
@@ -32,11 +33,13 @@ def run() -> list[dict[str, Any]]:
             print(f"gpu: not measured: {reason}", file=sys.stderr)
             return []
         ten = double.call("nvml.measured:cost", realistic(), 100.0, _SECONDS)
+        bare = double.call("nvml.measured:bare", realistic(), _SECONDS / 2)
         hundred = double.call("nvml.measured:cost", realistic(), 10.0, _SECONDS)
         quiet = _worst(double.call("nvml.measured:gaps", realistic(), 15.0))
-        hung = _worst(double.call("nvml.measured:gaps", realistic().add("at 5 gpu 3 hang UtilizationRates 5"), 15.0))
+        hung = _worst(double.call("nvml.measured:gaps", realistic().add("at 5 gpu 3 hang ClockInfo 5"), 15.0))
     return [
         _figure("gpu: 8 at 10 Hz, of a core", ten["core"] * 100, "%", _BUDGET_PERCENT),
+        _figure("gpu: of that, the calls of a tick alone", bare * 100, "%", None),
         _figure("gpu: 8 at 10 Hz, inside calls", ten["inside"] * 100, "%", None),
         _figure("gpu: 8 at 10 Hz, a sample", ten["core"] / ten["samples"] * 1e6, "us", None),
         _figure("gpu: 8 at 100 Hz, of a core", hundred["core"] * 100, "%", None),
@@ -49,7 +52,8 @@ def run() -> list[dict[str, Any]]:
 
 
 def _worst(found: dict[str, Any]) -> float:
-    return max(float(gap) for key, gap in found["longest"].items() if key != _HUNG)
+    gaps: dict[str, float] = found["longest"]
+    return max(gap for key, gap in gaps.items() if key != _HUNG)
 
 
 def _figure(name: str, value: float, unit: str, budget: float | None) -> dict[str, Any]:

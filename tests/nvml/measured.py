@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Final
 
-from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.counters import Pace
+from handrail.gpu.devices import list_gpus, open_nvml
+from handrail.gpu.reader import DeviceReader, read_round
+from handrail.gpu.sampler import Sampler, SamplerSettings, SystemClock
+from handrail.gpu.steps import unguarded
 from handrail.gpu.view import all_steps
 from handrail.hardware import DeviceSample
 from nvml.runs import PROCESS
-from nvml.scenario import Scenario, h100
+from nvml.scenario import UNSIGNED_INT, Scenario, h100
 
 LATENCIES: Final = {
     "field.197": 150e-6,
@@ -31,8 +36,14 @@ nothing is slept for them. NVLink fields and performance monitoring are assumpti
 
 
 def realistic(count: int = 8) -> Scenario:
-    """Eight H100s whose calls take that long."""
-    return h100(count).add(*(f"gpu * latency {call} {seconds}" for call, seconds in LATENCIES.items()))
+    """Eight H100s whose calls take that long, and whose values are others at every look: what does not change costs less."""
+    moving = [
+        f"gpu * set field.186 400000 rate 1000 type {UNSIGNED_INT}",
+        "gpu * set clock.1 1000 rate 10",
+        "gpu * set utilization 1 rate 1",
+        *(f"gpu * set gpm.{metric} 1.0 rate 0.5" for metric in (2, 3, 5, 10, 20, 21, 60, 61)),
+    ]
+    return h100(count).add(*moving, *(f"gpu * latency {call} {seconds}" for call, seconds in LATENCIES.items()))
 
 
 def cost(interval_ms: float, seconds: float, warm_s: float = 3.0) -> dict[str, Any]:
@@ -60,6 +71,32 @@ def cost(interval_ms: float, seconds: float, warm_s: float = 3.0) -> dict[str, A
     return found
 
 
+def bare(seconds: float) -> float:
+    """Of one core: the calls alone that the sampler makes at every tick, by a loop that looks at nothing they say."""
+    nvml = open_nvml()
+    clock = SystemClock()
+    readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000) for gpu in list_gpus(nvml)[0]]
+    for _ in range(2):
+        for reader in readers:
+            for job in reader.lane_jobs():
+                read_round(job, unguarded, clock)
+    calls: list[Callable[[], Any]] = []
+
+    def kept(call: Callable[[], Any]) -> Any:
+        calls.append(call)
+        return call()
+
+    for reader in readers:
+        read_round(reader.jobs[Pace.TICK], kept, clock)
+    began, cpu, tick = time.monotonic(), time.process_time(), 0
+    while time.monotonic() - began < seconds:
+        for call in calls:
+            call()
+        tick += 1
+        time.sleep(max(0.0, began + tick * 0.1 - time.monotonic()))
+    return (time.process_time() - cpu) / (time.monotonic() - began)
+
+
 def gaps(seconds: float, interval_ms: float = 100.0) -> dict[str, Any]:
     """The longest time between two samples of each counter that is read at every tick, in periods; by counter and GPU."""
     last: dict[tuple[str, str, str], int] = {}
@@ -79,9 +116,13 @@ def gaps(seconds: float, interval_ms: float = 100.0) -> dict[str, Any]:
     sampler.start()
     time.sleep(seconds)
     sampler.stop()
-    names = {"utilization_ratio", "power_watts", "clock_hertz", "throttled", "pcie_bytes", "nvlink_bytes", "throttled_seconds"}
+    names = {"clock_hertz", "power_watts", "pcie_bytes", "nvlink_bytes"}  # read at every tick
     return {
-        "longest": {f"{uuid} {name} {label}".strip(): gap for (uuid, name, label), gap in longest.items() if name in names},
+        "longest": {
+            f"{uuid} {name} {label}".strip(): gap
+            for (uuid, name, label), gap in longest.items()
+            if name in names and label != "memory"
+        },
         "given_up": sampler.stats.given_up,
     }
 

@@ -68,7 +68,7 @@ def virtual(seconds: float, period_ns: int, late_ns: Callable[[int], int] = lamb
         clock.control.set(max(clock.control.now_ns, job.next_ns + late_ns(rounds)))
         before = job.reader.lane_jobs()
         sample = read_round(job, unguarded, clock)
-        job.plan_next(clock.mono_ns(), clock.mono_ns())
+        job.plan_next(clock.mono_ns())
         if job.reader.lane_jobs() != before:
             jobs = jobs_of(all_readers)
         if sample is not None:

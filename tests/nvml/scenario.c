@@ -68,7 +68,8 @@ int64_t whole(const Series *series, int64_t at) {
 
 double fraction(const Series *series, int64_t at) {
     double value = 0;
-    for (int i = 0; i < series->steps && (i == 0 || series->step[i].at <= at); i++) value = series->step[i].fraction;
+    for (int i = 0; i < series->steps && (i == 0 || series->step[i].at <= at); i++)
+        value = series->step[i].fraction + series->step[i].fraction_rate * (double)(at - series->step[i].at) / 1e9;
     return value;
 }
 
@@ -151,7 +152,7 @@ static void set_value(Device *device, int64_t at, char **word, int words) {
     step->value = step->sets ? (int64_t)strtoull(word[1], NULL, 10) : 0;
     step->fraction = strtod(word[1], NULL);
     for (int i = 2; i + 1 < words; i += 2) {
-        if (!strcmp(word[i], "rate")) step->rate = strtoll(word[i + 1], NULL, 10);
+        if (!strcmp(word[i], "rate")) step->rate = strtoll(word[i + 1], NULL, 10), step->fraction_rate = strtod(word[i + 1], NULL);
         else if (!strcmp(word[i], "bits")) series->bits = atoi(word[i + 1]);
         else if (!strcmp(word[i], "type")) series->type = atoi(word[i + 1]);
         else fail("no such word", word[i]);

@@ -9,7 +9,7 @@ enum { MOST_DEVICES = 16, MOST_MIG = 8, MOST_SERIES = 160, MOST_STEPS = 48, MOST
 enum { EVERY_LINK = 0xffffffffu, UNSCALED = -1 };
 
 /* One value over time: from `at` on it is `value` (or goes on from where it was), and grows by `rate` a second. */
-typedef struct { int64_t at, value, rate; double fraction; int sets; } Step;
+typedef struct { int64_t at, value, rate; double fraction, fraction_rate; int sets; } Step;
 typedef struct {
     uint32_t key;                 /* hash of its name */
     unsigned field, scope;        /* of a field value; field 0: none */

@@ -60,7 +60,7 @@ class Pace(Enum):
 
     TICK = "tick"  # at the sampler's rate
     BYTES = "bytes"  # at that rate, and faster where the counter could else wrap twice unseen
-    WINDOW = "window"  # at that rate, but 105 ms apart at least
+    WINDOW = "window"  # with every so many-th tick that more than 100 ms lie between: every second at 10 Hz
     SECOND = "second"  # calls that take milliseconds, and what moves slowly
     RARE = "rare"  # every 10 s
     SNAPSHOT = "snapshot"  # blocks by design: every second, on a thread of its own, never in the loop
@@ -84,8 +84,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class GpuCounter:
-    """``most``: above it a reading makes no sense. ``on_mig``: a MIG device gives it too. ``only_without``: read only where that
-    counter is absent."""
+    """``most``: above it a reading makes no sense. ``on_mig``: a MIG device gives it too.
+
+    ``only_without``: read only where that counter is absent. ``seldom``: mostly 0, so told at a tick only while it is not or has
+    just become 0, and once a second in any case.
+    """
 
     counter: Counter
     values: tuple[Value, ...]
@@ -94,6 +97,7 @@ class GpuCounter:
     most: float | None = None
     on_mig: bool = False
     only_without: str = ""
+    seldom: bool = False
 
     @property
     def name(self) -> str:
@@ -134,6 +138,7 @@ def _row(
     most: float | None = None,
     on_mig: bool = False,
     only_without: str = "",
+    seldom: bool = False,
 ) -> GpuCounter:
     return GpuCounter(
         Counter(name, kind, unit, help, absent, label),
@@ -143,6 +148,7 @@ def _row(
         most,
         on_mig,
         only_without,
+        seldom,
     )
 
 
@@ -175,6 +181,7 @@ COUNTERS: Final = (
         "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran: not how busy it was",
         "with MIG on, in WSL and on Jetson; sm_active_ratio says more where there is one",
         Call("nvmlDeviceGetUtilizationRates", attribute="gpu", per=100),
+        pace=Pace.WINDOW,
         most=1.0,
     ),
     _row(
@@ -184,6 +191,7 @@ COUNTERS: Final = (
         "Share of that period in which device memory was read or written; no share of its bandwidth",
         "with MIG on, in WSL and on Jetson; dram_active_ratio says more where there is one",
         Call("nvmlDeviceGetUtilizationRates", attribute="memory", per=100),
+        pace=Pace.WINDOW,
         most=1.0,
     ),
     _row(
@@ -373,6 +381,7 @@ COUNTERS: Final = (
         "on Jetson; reasons that the product does not know",
         values=tuple(Value(_reason(bit), reason) for reason, bit in REASONS.items()),
         label="reason",
+        seldom=True,
     ),
     _row(
         "throttled_seconds",

@@ -186,7 +186,7 @@ class Lane:
                     self._fault("a round of GPU counters failed: %s", round_.job.pace)
                     self.round = None
                     self._due = []
-                    round_.job.plan_next(round_.began_ns, self._owner.clock.mono_ns())
+                    round_.job.plan_next(self._owner.clock.mono_ns())
         finally:
             self._owner.ended(self)
 
@@ -253,7 +253,7 @@ class Lane:
         if round_.values:
             owner.stats.samples += 1
             owner.deliver(job.reader.sample(round_.values, round_.at_unix_ns, now - round_.began_ns, job.pace))
-        owner.stats.missed += job.plan_next(round_.began_ns, now)
+        owner.stats.missed += job.plan_next(now)
         self._busy_ns += now - round_.began_ns
         if self.alone:
             self.ending = not job.steps
@@ -281,7 +281,7 @@ class Lane:
             return False
         job, now = self.jobs[0], self._owner.clock.mono_ns()
         self._owner.stats.missed += (now - self.guard.since_ns) // job.period_ns
-        job.begin_anew(now)
+        job.next_ns = now
         self._due = []
         self._quiet = 0
         self.guard.renew()

@@ -19,8 +19,7 @@ from handrail.hardware import DeviceSample, DeviceValue
 from handrail.records import Process, Source
 
 _S: Final = 1_000_000_000
-_WINDOW_NS: Final = 100_050_000  # more than 100 ms (nvml.h), and contiguous: see GpmStep
-_HOLD_NS: Final = 5_000_000  # so long after its tick a window may end
+_APART_NS: Final = 100_000_000  # samples of performance monitoring lie more than that apart (nvml.h)
 _LEAST_PERIOD_NS: Final = 5_000_000
 _SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
@@ -40,7 +39,6 @@ class Job:
         self.isolated = False  # holds one step that hung, on a thread of its own
         self.period_ns = period_ns  # the pace's, or less where a counter would wrap unseen
         self._base_ns = period_ns
-        self._grid_ns = 0  # of its periods; next_ns may be a little after
         self._rounds = 0
 
     def alone(self, step: Step) -> Job:
@@ -59,34 +57,20 @@ class Job:
         with self.reader.lock:
             self.steps.remove(step)
 
-    def plan_next(self, began_ns: int, now_ns: int) -> int:
+    def plan_next(self, now_ns: int) -> int:
         """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
         self._rounds += 1
         if self.pace is Pace.BYTES or self._rounds & _SELDOM == 1:
             due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
             self.period_ns = max(_LEAST_PERIOD_NS, min([self._base_ns, *due]))
-        period, grid = self.period_ns, self._grid_ns or now_ns
-        late = max(0, (now_ns - grid) // period)
-        self._grid_ns = self.next_ns = grid + (late + 1) * period
-        if self.pace is Pace.WINDOW:
-            self._keep_apart(began_ns)
+        period, due_ns = self.period_ns, self.next_ns or now_ns
+        late = max(0, (now_ns - due_ns) // period)
+        self.next_ns = due_ns + (late + 1) * period
         return late
-
-    def _keep_apart(self, began_ns: int) -> None:
-        """A window that begins in one tick ends a moment after another: wait for that moment, else for the tick after."""
-        earliest = began_ns + _WINDOW_NS
-        while earliest - self._grid_ns > _HOLD_NS:
-            self._grid_ns += self.period_ns
-        self.next_ns = max(self._grid_ns, earliest)
 
     def begin_at(self, now_ns: int) -> None:
         """Due for the first time."""
-        if not self.next_ns:
-            self._grid_ns = self.next_ns = now_ns
-
-    def begin_anew(self, now_ns: int) -> None:
-        """Due now, whatever was planned."""
-        self._grid_ns = self.next_ns = now_ns
+        self.next_ns = self.next_ns or now_ns
 
 
 class DeviceReader:
@@ -254,7 +238,8 @@ class DeviceReader:
     def _job(self, pace: Pace) -> Job:
         job = self.jobs.get(pace)
         if job is None:
-            job = self.jobs[pace] = Job(self, pace, max(_PERIODS.get(pace, 0), self._tick_ns))
+            ticks = _APART_NS // self._tick_ns + 1 if pace is Pace.WINDOW else 1
+            job = self.jobs[pace] = Job(self, pace, max(_PERIODS.get(pace, 0), ticks * self._tick_ns))
         return job
 
 

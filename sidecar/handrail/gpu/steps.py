@@ -22,6 +22,7 @@ from handrail.gpu.growth import Growth
 from handrail.gpu.slots import UNSIGNED_INT, Slot, decoded
 from handrail.hardware import DeviceValue
 
+_WHOLE_NS: Final = 1_000_000_000
 _ENTRY: Final = "24xIIQ"  # nvmlFieldValue_t from its type on: type, return code, value
 
 
@@ -96,6 +97,9 @@ class CallStep(Step):
         self._of = 0  # slots that the rest is made for
         self._answer: Any = None
         self._values: list[DeviceValue] = []
+        self._seldom = False
+        self._whole_ns = -_WHOLE_NS  # when all were told last
+        self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
 
     def read(self, guard: Guard) -> list[DeviceValue]:
         try:
@@ -108,14 +112,34 @@ class CallStep(Step):
             answer = self._attributes(answer)  # one attribute: itself, several: a tuple
         elif isinstance(answer, list):
             answer = len(answer)
-        if answer != self._answer:
-            self._answer = answer
-            self._values = [value for value in map(self._value, self.slots, self._raw(answer)) if value is not None]
+        if answer == self._answer and not self._seldom:
+            return self._values
+        return self._seldom_told(answer) if self._seldom else self._told(answer)
+
+    def _told(self, answer: Any) -> list[DeviceValue]:
+        self._answer = answer
+        self._values = [value for value in map(self._value, self.slots, self._raw(answer)) if value is not None]
         return self._values
+
+    def _seldom_told(self, answer: Any) -> list[DeviceValue]:
+        """All of them once a second, else those that are not 0 or have just become it."""
+        before = self._values
+        changed = answer != self._answer
+        values = self._told(answer) if changed else before
+        if self.read_ns - self._whole_ns >= _WHOLE_NS:
+            self._whole_ns, self._active = self.read_ns, [each for each in values if each.value]
+            return values
+        if changed:
+            was = {each.label for each in self._active}
+            told = [each for each in values if each.value or each.label in was]
+            self._active = [each for each in values if each.value]
+            return told
+        return self._active
 
     def _lay_out(self) -> None:
         named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, Call)]
         self._attributes = attrgetter(*named) if all(named) else None
+        self._seldom = all(slot.counter.seldom for slot in self.slots)
         self._of, self._answer = len(self.slots), None
 
     def _raw(self, answer: Any) -> tuple[float, ...]:
