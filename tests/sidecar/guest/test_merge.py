@@ -547,6 +547,18 @@ def test_a_second_load_of_a_request_is_a_load_of_its_own() -> None:
     assert [(f.load_started_ns, f.done_ns, f.ranks_done, f.failure) for f in (first, second)] == [(MS, 3 * MS, 1, None)] * 2
 
 
+def test_a_load_within_the_call_ends_with_it_although_the_first_token_was_heard_before() -> None:
+    engine = Engine()
+    engine.say(0, "queued", request="r")
+    engine.say(MS, "kv_known", request="r", connector="Example", engine_id="D")
+    engine.say(MS, "kv_wanted", request="r", connector="Example", tokens_wanted=64, tokens_local=0, asynchronous=False)
+    engine.say(12 * MS, "first_token", request="r")
+    engine.say(2 * MS, "kv_load", "worker", request="r", rank=0)
+    engine.say(4 * MS, "kv_loaded", "worker", request="r", rank=0)
+    engine.tick(3 * S)
+    assert engine.only(KvFetch).ended_ns == 3 * MS
+
+
 @pytest.mark.parametrize("workers_first", [False, True])
 def test_loads_close_behind_each_other_are_told_apart_in_whatever_order_their_processes_are_heard(workers_first: bool) -> None:
     """The first fails, and a cache connector loads again before anything of the first has settled."""

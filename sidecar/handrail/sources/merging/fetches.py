@@ -229,10 +229,11 @@ class Fetches:
             fetch.close_at_ns = at_ns + self._limits.settle_ns
 
     def _end_with_the_call(self, fetch: Fetch) -> None:
-        """A connector that loads within the call has loaded once every rank has."""
+        """A connector that loads within the call has loaded once every rank has; the first token may be heard before that."""
         loaded = [part.loaded_ns for part in fetch.ranks.values() if part.loaded_ns is not None]
         if fetch.said.get("asynchronous") is False and len(loaded) >= self._engine.ranks:
             self._end(fetch, max(loaded))
+            fetch.ended_ns = min(max(loaded), fetch.ended_ns or max(loaded))
 
     def _complete(self, fetch: Fetch) -> bool:
         """Every rank has said that it is done, and the engine's policy has had its effect."""
