@@ -119,15 +119,15 @@ def test_of_two_runs_into_one_folder_one_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second begins while the first one simulates, when nothing is stored yet."""
-    fly = virtual.fly
+    fly = virtual.ran
     codes = []
 
     def fly_beside(*arguments: Any) -> Any:
-        monkeypatch.setattr("handrail.cli.scenario.virtual.fly", fly)
+        monkeypatch.setattr("handrail.cli.scenario.virtual.ran", fly)
         codes.append(main(demo(tmp_path / "run")))
         return fly(*arguments)
 
-    monkeypatch.setattr("handrail.cli.scenario.virtual.fly", fly_beside)
+    monkeypatch.setattr("handrail.cli.scenario.virtual.ran", fly_beside)
     assert main(demo(tmp_path / "run")) == 0
     assert codes == [2]
     assert "--data: the folder is not empty" in capsys.readouterr().err
@@ -137,14 +137,14 @@ def test_of_two_runs_into_one_folder_one_is_told(
 def test_a_store_that_somebody_took_meanwhile_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fly = virtual.fly
+    fly = virtual.ran
     publisher = Publisher(tmp_path / "run" / "store")
 
     def fly_and_lock(*arguments: Any) -> Any:
         publisher.open()
         return fly(*arguments)
 
-    monkeypatch.setattr("handrail.cli.scenario.virtual.fly", fly_and_lock)
+    monkeypatch.setattr("handrail.cli.scenario.virtual.ran", fly_and_lock)
     assert main(demo(tmp_path / "run")) == 1
     publisher.close()
     assert "another collector writes to this store" in capsys.readouterr().err
@@ -155,6 +155,6 @@ def test_a_run_that_failed_leaves_the_folder_free(tmp_path: Path, monkeypatch: p
         raise SimulationError("no")
 
     with monkeypatch.context() as patched:
-        patched.setattr("handrail.cli.scenario.virtual.fly", fail)
+        patched.setattr("handrail.cli.scenario.virtual.ran", fail)
         assert main(demo(tmp_path / "run")) == 1
     assert main(demo(tmp_path / "run")) == 0
