@@ -11,40 +11,24 @@ from hypothesis import strategies as st
 
 from handrail import conventions as names
 from handrail.cli.simulated import arrivals, over_ns
-from handrail.cli.simulated_devices import gpu_runs
-from handrail.records import Process, Role
+from handrail.cli.simulated_devices import gpu_evidence
 from handrail_collector.explain.answer import answered
 from handrail_collector.explain.question import Question
 from handrail_collector.explain.tracked import tracked
-from handrail_collector.offline import STORE, newest, publish, publish_samples, rows_of
+from handrail_collector.offline import STORE, publish, publish_samples, rows_of
+from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.read import StoreReader
 from handrail_fleet import scenario as scenarios
+from handrail_fleet import virtual
+from handrail_fleet.faults import parse
 from handrail_fleet.model import Batch
-from handrail_fleet.observe import Clock, clocks
+from handrail_fleet.observe import Clock
 from handrail_fleet.observe_devices import EVERY_NS, SHARES, Worked, activity, observe_devices
-from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight, Simulation
-from handrail_fleet.virtual import Settings, asked
+from handrail_fleet.virtual import Settings
 
 H100 = scenarios.load("h100-70b-split")
 MS = 1_000_000
 STARTED = 1_796_000_000 * 10**9
-
-
-def flown(scenario: Scenario, requests: int, seed: int = 1) -> tuple[list[Flight], dict[str, list[Worked]]]:
-    """A run, and the steps of its hosts."""
-    run = Simulation(scenario, asked(Settings(scenario=scenario, requests=requests, seed=seed)), seed)
-    worked: dict[str, list[Worked]] = {}
-    for name, host in run._hosts.items():
-        steps, real = worked.setdefault(name, []), host.costs.step_ns
-
-        def told(batch: Batch, steps: list[Worked] = steps, real: object = real) -> int:
-            took = real(batch)  # type: ignore[operator]
-            steps.append(Worked(run.now_ns(), run.now_ns() + took, batch))
-            return int(took)
-
-        host.costs.step_ns = told  # type: ignore[method-assign]
-    return run.run(), worked
 
 
 def test_a_prompt_keeps_the_tensor_pipes_busy_and_decoding_the_memory() -> None:
@@ -75,26 +59,30 @@ def test_busy_time_adds_up_to_the_steps(lengths: list[tuple[int, int]]) -> None:
     assert sum(one.busy for one in said) * EVERY_NS == pytest.approx(sum(length for _, length in lengths), abs=10)
 
 
-def test_the_emulated_pair_is_compute_bound_at_p_and_memory_bound_at_d_and_a_trace_shows_when(tmp_path: Path) -> None:
-    flights, worked = flown(H100, 60)
-    over = over_ns(flights)
-    by_host = clocks(H100, (), STARTED)
-    made = arrivals(H100, flights, (), seed=1, started_unix_ns=STARTED)
-    rows = list(rows_of((one.received_unix_ns, one.record) for one in made))
-    publish(tmp_path, rows)
-    hosts = H100.hosts()
-    processes = {
-        host: Process(role=role, instance=f"{host}:8000", host=host, host_name=host)
-        for role, of_role in ((Role.PREFILL, hosts.prefill), (Role.DECODE, hosts.decode))
-        for host in of_role
-    }
-    publish_samples(tmp_path, gpu_runs(observe_devices(H100, worked, by_host, over), processes))
-    reader = StoreReader(tmp_path / STORE)
-    question = Question(since_unix_ns=STARTED, until_unix_ns=STARTED + over)
-    pools = {each["role"]: each for each in answered(reader, question, STARTED + over)["pools"]}
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair of H100 nodes, 60 requests, with what its GPUs did."""
+    folder = tmp_path_factory.mktemp("pair")
+    ran = virtual.ran(Settings(scenario=H100, requests=60, seed=1))
+    publish(
+        folder, rows_of((o.received_unix_ns, o.record) for o in arrivals(H100, ran.flights, (), seed=1, started_unix_ns=STARTED))
+    )
+    publish_samples(folder, gpu_evidence(H100, ran, (), STARTED, over_ns(ran.flights)))
+    return folder
+
+
+def test_the_emulated_pair_is_compute_bound_at_p_and_memory_bound_at_d(pair: Path) -> None:
+    reader = StoreReader(pair / STORE)
+    question = Question(since_unix_ns=STARTED, until_unix_ns=STARTED + 3600 * 10**9)
+    pools = {each["role"]: each for each in answered(reader, question, STARTED + 3600 * 10**9)["pools"]}
+    reader.close()
     assert (pools["prefill"]["bound"], pools["prefill"]["gpus"], pools["prefill"]["how"]) == ("compute_bound", 2, "measured")
     assert (pools["decode"]["bound"], pools["decode"]["gpus"]) == ("memory_bound", 1)
-    row = max(newest(rows), key=lambda row: row.ttft_token_ns or 0)
+
+
+def test_a_trace_of_the_emulated_pair_shows_what_its_gpus_did(pair: Path) -> None:
+    reader = StoreReader(pair / STORE)
+    (row,) = reader.requests(RequestFilter(sort="ttft", limit=1))
     hardware = tracked(reader, row, ())
     reader.close()
     p, d = hardware["places"]
@@ -110,6 +98,17 @@ def test_the_emulated_pair_is_compute_bound_at_p_and_memory_bound_at_d_and_a_tra
     tensor = next(track for track in device["tracks"] if track["name"] == names.GPU_TENSOR_ACTIVE)
     assert max(tensor["values"]) > 0.5
     assert compute.duration_ns > 3 * EVERY_NS
+
+
+def test_a_gpu_that_is_throttled_says_so_beside_what_it_did() -> None:
+    faults = (parse("gpu_throttled:d0:3@2-6", H100.hosts()),)
+    ran = virtual.ran(Settings(scenario=H100, requests=30, seed=1, faults=faults))
+    runs = {run.process.host: run for run in gpu_evidence(H100, ran, faults, STARTED, 10 * 10**9)}
+    series = {(one.name, one.label): one.values for one in runs["d0"].series}
+    throttled = [value for value in series[names.GPU_THROTTLED, "hw_thermal"] if value is not None]
+    assert 0 < sum(throttled) < len(throttled)
+    clear = next(one.values for one in runs["p0"].series if one.name == names.GPU_THROTTLED)
+    assert sum(value for value in clear if value is not None) == 0
 
 
 def test_a_host_that_ran_nothing_is_idle() -> None:

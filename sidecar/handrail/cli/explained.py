@@ -50,7 +50,7 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
     parts += _links(answer)
     for scope in answer["scopes"]:
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
-    lines = list(pool_lines(answer.get("pools", ())))
+    lines = list(pool_lines(answer.get("pools", ()), width))
     parts += [Text(), *lines] if lines else []
     return Trimmed(Group(*parts))
 

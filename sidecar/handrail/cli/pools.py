@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,9 +14,10 @@ _BOUND: Final = {
     "balanced": "balanced between compute and memory",
     "unknown": "not known whether compute-bound or memory-bound",
 }
+_UNDER: Final = " " * 14
 
 
-def pool_lines(pools: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+def pool_lines(pools: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
     """Nothing where no pool has GPUs that anybody samples: there a line would say the same every time."""
     if not any(pool["gpus"] for pool in pools):
         return
@@ -23,9 +25,10 @@ def pool_lines(pools: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     for pool in pools:
         line = Text(f"  {pool['role']:<11} ")
         line.append(_BOUND.get(pool["bound"], pool["bound"]), style="bold" if pool["bound"] != "unknown" else "dim")
-        line.append(f", {_evidence(pool)}  ")
-        line.append(_what(pool), style="dim")
+        line.append(f"  {_what(pool)}".rstrip(), style="dim")
         yield line
+        for part in textwrap.wrap(_evidence(pool), width - len(_UNDER)):
+            yield Text(f"{_UNDER}{part}", style="dim")
 
 
 def _what(pool: Mapping[str, Any]) -> str:

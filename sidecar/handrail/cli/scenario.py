@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.simulated import Arrived, ArrivedOfEngine, arrivals, engine_arrivals, over_ns
+from handrail.cli.simulated_devices import gpu_evidence
 from handrail.cli.simulated_links import link_evidence
 from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
@@ -203,7 +204,9 @@ def _store(
         fetches: list[FetchRow] | None = [] if plugin else None
         rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches, stalls=stalls)), fetches, stalls)
         if plugin:
-            publish_samples(folder, *link_evidence(settings.scenario, flights, settings.faults, settings.seed, started))
+            links, facts = link_evidence(settings.scenario, flights, settings.faults, settings.seed, started)
+            gpus = gpu_evidence(settings.scenario, ran, settings.faults, started, virtual_ns)
+            publish_samples(folder, [*links, *gpus], facts)
     except (StoreLockedError, StoreDamagedError, OSError) as error:
         raise CliError(what=str(error), where=str(folder), valid="a new or an empty folder that nobody else writes to") from None
     return _Done(started, virtual_ns, rows, seen)

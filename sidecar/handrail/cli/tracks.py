@@ -85,7 +85,7 @@ def format_rate(bytes_a_second: float) -> str:
     for unit, size in _RATES:
         if bytes_a_second >= size:
             value = bytes_a_second / size
-            return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.1f} {unit}"
+            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
     return f"{bytes_a_second:.0f} B/s"
 
 
@@ -96,17 +96,23 @@ def _heading(place: Mapping[str, Any]) -> str:
     if gpus:
         products = dict.fromkeys(device["product"] for device in gpus)
         told.append(f"{len(gpus)} × {', '.join(filter(None, products)) or 'GPU'}")
-    every = _sampled_every(place)
-    if every:
-        told.append(f"sampled every {format_duration(every)}")
-    return f"{letter} on {place['host']}{': ' if told else ''}{', '.join(told)}"
+    steps = {
+        name: format_duration(every)
+        for name, kinds in (("GPUs", ("gpu",)), ("links", ("rdma", "nic")))
+        if (every := _sampled_every([device for device in place["devices"] if device["kind"] in kinds]))
+    }
+    if len(set(steps.values())) == 1:
+        told.append(f"sampled every {min(steps.values())}")
+    elif steps:
+        told.append(f"sampled: {', '.join(f'{name} every {every}' for name, every in steps.items())}")
+    return f"{letter} on {place['host']}{': ' if told else ''}{'; '.join(told)}"
 
 
-def _sampled_every(place: Mapping[str, Any]) -> int | None:
-    """The finest that any of its series has."""
+def _sampled_every(devices: Sequence[Mapping[str, Any]]) -> int | None:
+    """The finest that any of their series has."""
     steps = [
         median(end - begin for begin, end in zip(track["from_ns"], track["to_ns"], strict=True))
-        for device in place["devices"]
+        for device in devices
         for track in device["tracks"]
     ]
     return round(int(min(steps)), -6) if steps else None

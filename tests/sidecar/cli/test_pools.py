@@ -15,24 +15,33 @@ P = GpuUse(
 D = replace(P, role="decode", host="d0", instance="d0:8000", product="NVIDIA L40S", rated=0, busy=0, tensor=None, dram=None)
 
 
-def told(*gpus: GpuUse, **steps: StepUse) -> list[str]:
-    return [line.plain.rstrip() for line in pool_lines([asdict(pool) for pool in pools(gpus, steps)])]
+def told(*gpus: GpuUse, width: int = 120, **steps: StepUse) -> list[str]:
+    return [line.plain for line in pool_lines([asdict(pool) for pool in pools(gpus, steps)], width)]
 
 
 def test_each_pool_says_what_holds_it_up_and_how_that_is_known() -> None:
-    assert told(P, replace(P, device="GPU-1", host="p1"), D, decode=StepUse(steps=1000, tokens=64_000)) == [
+    title, p, measured, d, *estimated = told(
+        P, replace(P, device="GPU-1", host="p1"), D, decode=StepUse(steps=1000, tokens=64_000)
+    )
+    assert (title, p, measured) == (
         "Pools of GPUs",
-        "  prefill     compute-bound, measured: tensor 71 %, DRAM 30 % while busy, busy 83 % of the time  "
-        "2 × NVIDIA H100 80GB HBM3 on 2 hosts",
-        "  decode      memory-bound, estimated: 64 tokens a step are at most 64 operations a byte, the GPU's ridge is at 419 "
-        "(dense weights of 2 bytes, KV reads left out)  1 × NVIDIA L40S on 1 host",
-    ]
+        "  prefill     compute-bound  2 × NVIDIA H100 80GB HBM3 on 2 hosts",
+        "              measured: tensor 71 %, DRAM 30 % while busy, busy 83 % of the time",
+    )
+    assert d == "  decode      memory-bound  1 × NVIDIA L40S on 1 host"
+    assert " ".join(line.strip() for line in estimated) == (
+        "estimated: 64 tokens a step are at most 64 operations a byte, the GPU's ridge is at 419 "
+        "(dense weights of 2 bytes, KV reads left out)"
+    )
 
 
 def test_what_is_not_known_says_why_and_without_gpus_there_is_no_section() -> None:
-    assert told(D)[1] == (
-        "  decode      not known whether compute-bound or memory-bound, its GPUs give no tensor and DRAM activity "
-        "(Hopper and later do), and without the plugin nothing says how many tokens a step has  1 × NVIDIA L40S on 1 host"
+    _, first, *rest = told(D)
+    assert first == "  decode      not known whether compute-bound or memory-bound  1 × NVIDIA L40S on 1 host"
+    assert " ".join(line.strip() for line in rest) == (
+        "its GPUs give no tensor and DRAM activity (Hopper and later do), and without the plugin nothing says how many tokens "
+        "a step has"
     )
+    assert all(len(line) <= 80 for line in told(P, width=80))
     assert told(prefill=StepUse(steps=100, tokens=100)) == []
     assert told() == []

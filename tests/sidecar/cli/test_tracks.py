@@ -142,7 +142,15 @@ def test_any_answer_fits_the_width(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "told"),
-    [(0, "0 B/s"), (999, "999 B/s"), (1e3, "1.0 kB/s"), (48e9, "48.0 GB/s"), (123e6, "123 MB/s"), (2.5e12, "2.5 TB/s")],
+    [
+        (0, "0 B/s"),
+        (999, "999 B/s"),
+        (1e3, "1.0 kB/s"),
+        (48e9, "48 GB/s"),
+        (4.81e9, "4.8 GB/s"),
+        (123e6, "123 MB/s"),
+        (2.5e12, "2.5 TB/s"),
+    ],
 )
 def test_rates(rate: float, told: str) -> None:
     assert format_rate(rate) == told
