@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase, Place
+from handrail_collector.explain.backlog import SIGMAS_20_TO_80, Backlog, Visits
+from handrail_collector.explain.likeliest import largest
 from handrail_collector.explain.ordinary import BURST_LEVEL, Located, Ordinary, block_ends, growth_level
 from handrail_collector.rows import RequestRow
 
@@ -34,14 +36,8 @@ PHASES: Final = tuple(Phase)
 LEAST_REQUESTS: Final = 40
 """Fewer have nothing that is typical of them."""
 
-ALIKE: Final = 0.95
-"""A second phase that grew by this share of the largest growth, or more, leaves it open which of the two it was."""
-
-NOISE: Final = 0.4
-"""So does one whose growth is nearer to the largest than this part of the noise of both."""
-
-RIVAL: Final = 0.25
-"""So does one that stands out, where the largest does not, and grew by this share of it: a burst like others beside a fault."""
+SURE: Final = 0.6
+"""The chance from which on a phase is named as the one that grew most; below it stays open between that and the next."""
 
 SLOW_NS: Final = 50_000_000
 SLOW_SHARE: Final = 0.2
@@ -54,6 +50,9 @@ _ON_PATH: Final = [PHASES.index(p) for p in (Phase.ROUTER_AND_HOPS, Phase.ROUTER
 _ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_HANDSHAKE, Phase.KV_TRANSFER)]
 _QUEUE: Final = PHASES.index(Phase.PREFILL_QUEUE)
 _COMPUTE: Final = PHASES.index(Phase.PREFILL_COMPUTE)
+_ADMISSIONS: Final = [PHASES.index(p) for p in (Phase.PREFILL_ADMISSION, Phase.DECODE_ADMISSION)]
+_LEAST_NOISE_NS: Final = 1e6
+_ORIGIN_UNIX_NS: Final = 1_600_000_000_000_000_000  # so that a float tells a fraction of a microsecond
 _BANDS: Final = 24
 _CONCENTRATED: Final = 2.0  # a link's rate over that of D's other links, from which on it is the link's
 _SIGMAS: Final = 3.0  # and beyond chance by so much
@@ -76,9 +75,18 @@ class Requests:
     prefill_host: Texts
     decode_host: Texts
     rest_at: Texts
+    moved: Bools
 
     def __len__(self) -> int:
         return len(self.ttft_ns)
+
+    def visits(self, typical_compute_ns: Floats) -> Visits:
+        """To the hosts that computed the prompts. When one was queued is by the clock that saw it start, less the way there."""
+        elsewhere = (self.prefill_host != "") & (self.prefill_host != self.decode_host)
+        admitted = np.where(elsewhere, *self.phases_ns[:, _ADMISSIONS].T)
+        since = (self.started_unix_ns - _ORIGIN_UNIX_NS).astype(np.float64)
+        hosts = np.where(self.prefill_host == "", self.decode_host, self.prefill_host)
+        return Visits(hosts, since + admitted, typical_compute_ns, ~self.moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,25 @@ class Typical:
     phases_ns: Floats  # bands x phases
     at_hosts: Ordinary
     at_links: Ordinary  # of the unattributed time at D alone
+    backlog: Backlog | None  # None: queues at P do not follow from who came before
+    spread_ns: Floats  # bands x phases: by how much phases ordinarily differ from what is expected, as a standard deviation
 
-    def expected_ns(self, uncached_tokens: Floats) -> Floats:
+    def by_size_ns(self, uncached_tokens: Floats) -> Floats:
         """Requests x phases. Between the bands' middles in proportion; where tokens are unknown, the middle band's."""
-        return _expected_ns(self.tokens, self.phases_ns, uncached_tokens)
+        return _by_size_ns(self.tokens, self.phases_ns, uncached_tokens)
+
+    def expected_ns(self, requests: Requests) -> Floats:
+        """Requests x phases: by size, and at P by the work that lay before each and came after it."""
+        return _expected_ns(self.by_size_ns(requests.uncached_tokens), self.backlog, requests)
+
+    def noise_ns(self, requests: Requests) -> Floats:
+        """Of that, requests x phases."""
+        by_size = self.by_size_ns(requests.uncached_tokens)
+        found = _between(self.tokens, self.spread_ns, requests.uncached_tokens)
+        if self.backlog is not None:
+            queue = self.backlog.noise_ns(requests.visits(by_size[:, _COMPUTE]))
+            found[:, _QUEUE] = np.where(np.isnan(queue), found[:, _QUEUE], queue)
+        return np.maximum(found, _LEAST_NOISE_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +174,7 @@ def requests_of(rows: Sequence[RequestRow]) -> Requests:
         prefill_host=np.array([row.prefill_host or row.prefill_instance or "" for row in rows], object),
         decode_host=np.array([row.decode_host or row.decode_instance or "" for row in rows], object),
         rest_at=np.array([_rest_at(row) for row in rows], object),
+        moved=np.array([row.prefill_attempts > 1 for row in rows], bool),
     )
 
 
@@ -174,10 +198,18 @@ def learn(requests: Requests) -> Typical | None:
         expected.append(requests.phases_ns[known[usual]].mean(axis=0))
     middle, phases = _merged(np.array(middles), np.array(expected))
     phases[:, _QUEUE] = np.median(phases[:, _QUEUE])  # whoever is queued waits for others: what differs by own size is chance
-    growth = (requests.phases_ns - _expected_ns(middle, phases, requests.uncached_tokens))[known]
+    by_size = _by_size_ns(middle, phases, requests.uncached_tokens)
+    backlog = Backlog.learn(
+        requests.visits(by_size[:, _COMPUTE]), *(requests.phases_ns[:, column] for column in (_QUEUE, _COMPUTE)), known
+    )
+    growth = (requests.phases_ns - _expected_ns(by_size, backlog, requests))[known]
+    spread = [np.diff(np.quantile(growth[band], (0.2, 0.8), axis=0), axis=0)[0] / SIGMAS_20_TO_80 for band in bands]
     located = _located(requests, growth, known)
     ends = block_ends(located)
-    return Typical(middle, phases, Ordinary.learn(located, ends), Ordinary.learn(_on_links(requests, growth, known), ends))
+    at_links = Ordinary.learn(_on_links(requests, growth, known), ends)
+    return Typical(
+        middle, phases, Ordinary.learn(located, ends), at_links, backlog, _merged(np.array(middles), np.array(spread))[1]
+    )
 
 
 def _merged(tokens: Floats, expected: Floats) -> tuple[Floats, Floats]:
@@ -186,11 +218,25 @@ def _merged(tokens: Floats, expected: Floats) -> tuple[Floats, Floats]:
     return middles, np.stack([expected[places == place].mean(axis=0) for place in range(len(middles))])
 
 
-def _expected_ns(tokens: Floats, phases_ns: Floats, uncached_tokens: Floats) -> Floats:
+def _between(tokens: Floats, values: Floats, uncached_tokens: Floats) -> Floats:
     known = np.where(np.isfinite(uncached_tokens), uncached_tokens, tokens[len(tokens) // 2])
-    found = np.stack([np.interp(known, tokens, column) for column in phases_ns.T], axis=1)
-    beyond = np.maximum(0, known - tokens[-1]) / max(1.0, tokens[-1])  # a prompt longer than those of any band: in proportion
+    return np.stack([np.interp(known, tokens, column) for column in values.T], axis=1)
+
+
+def _by_size_ns(tokens: Floats, phases_ns: Floats, uncached_tokens: Floats) -> Floats:
+    found = _between(tokens, phases_ns, uncached_tokens)
+    beyond = np.fmax(0, uncached_tokens - tokens[-1]) / max(1.0, tokens[-1])  # a prompt longer than those of any band: in proportion
     found[:, _COMPUTE] *= 1 + beyond
+    return found
+
+
+def _expected_ns(by_size_ns: Floats, backlog: Backlog | None, requests: Requests) -> Floats:
+    if backlog is None:
+        return by_size_ns
+    queue, more = backlog.expected_ns(requests.visits(by_size_ns[:, _COMPUTE]))
+    found = by_size_ns.copy()
+    found[:, _QUEUE] = np.where(np.isnan(queue), found[:, _QUEUE], queue)
+    found[:, _COMPUTE] += np.nan_to_num(more)
     return found
 
 
@@ -228,23 +274,20 @@ def _links(prefill: Texts, decode: Texts) -> Texts:
 def causes(requests: Requests, typical: Typical) -> Causes:
     """The cause of each of ``requests``, slow ones or not."""
     every = np.arange(len(requests))
-    expected = typical.expected_ns(requests.uncached_tokens)
-    growth = requests.phases_ns - expected
+    growth = requests.phases_ns - typical.expected_ns(requests)
     located = _located(requests, growth, every)
     surplus, standing = typical.at_hosts.surplus(located)
-    weighed = growth * surplus
-    order = np.argsort(weighed, axis=1)
-    first, second = order[:, -1], order[:, -2]
-    most, next_most = weighed[every, first], weighed[every, second]
-    typical_ns = expected.sum(axis=1)
+    likely, chance = largest(growth, typical.noise_ns(requests), surplus)
+    first, second = likely[:, 0], likely[:, 1]
+    typical_ns = typical.by_size_ns(requests.uncached_tokens).sum(axis=1)
     late = requests.ttft_ns - typical_ns
     outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # though it was not late: lucky in another phase
-    grew = (most > 0) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
-    clear = grew & (next_most < ALIKE * most) & ~_rivalled(growth, weighed, standing, first, typical.at_hosts.noise_ns)
+    grew = (chance[:, 0] > 0) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
+    clear = grew & (chance[:, 0] >= SURE)
     slow = late >= np.maximum(SLOW_NS, SLOW_SHARE * typical_ns)  # false where there is no first token
     return Causes(
         leading=np.where(grew, first, -1),
-        second=np.where(grew & (next_most > 0), second, -1),
+        second=np.where(grew & (chance[:, 1] > 0), second, -1),
         clear=clear,
         place=_place(requests, typical, located, first, np.where(clear, first, second), grew),
         excess_ns=np.where(grew, growth[every, first], 0.0),
@@ -253,18 +296,6 @@ def causes(requests: Requests, typical: Typical) -> Causes:
         surplus=surplus[every, first],
         standing=standing[every, first] & grew & slow,
     )
-
-
-def _rivalled(growth_ns: Floats, weighed_ns: Floats, standing: Bools, first: Ints, noise_ns: Floats) -> Bools:
-    """Whether another phase may have grown more than ``first``, by the noise of both, or because it alone stands out."""
-    every = np.arange(len(first))
-    most = weighed_ns[every, first][:, None]
-    others = np.where(growth_ns > 0, weighed_ns, growth_ns)
-    others[every, first] = -np.inf
-    near = most - others < NOISE * np.hypot(noise_ns[first][:, None], noise_ns)
-    stands = standing & (weighed_ns >= RIVAL * most) & ~standing[every, first][:, None]
-    rivalled: Bools = (near | stands).any(axis=1)
-    return rivalled
 
 
 def _place(requests: Requests, typical: Typical, located: Located, first: Ints, other: Ints, grew: Bools) -> Texts:

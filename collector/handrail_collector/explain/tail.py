@@ -146,8 +146,8 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     told = sum(each.requests for each in named)
     alike = int((out_of_ordinary & ~found.clear).sum())
     size = (
-        typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean()
-        - typical.expected_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+        typical.by_size_ns(requests.uncached_tokens).sum(axis=1).mean()
+        - typical.by_size_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
     )
     return Causing(
         slow=slow.num_rows,
@@ -201,7 +201,7 @@ def _named(phase: Phase, place: str, at: Any, slow: pa.Table, found: Causes, req
         requests=len(at),
         share=len(at) / slow.num_rows,
         more_ns=round(float(found.excess_ns[at].mean())),
-        typical_ns=round(float(typical.expected_ns(requests.uncached_tokens[at])[:, column].mean())),
+        typical_ns=round(float(typical.expected_ns(requests)[at, column].mean())),
         may_be=_hidden(shapes, str(inside[times.argmax()])),
         first_unix_ns=int(started[len(at) // 20]),
         last_unix_ns=int(started[-1 - len(at) // 20]),
@@ -239,6 +239,7 @@ def requests_in(rows: pa.Table) -> Requests:
         prefill_host=_texts(rows["prefill_host"]),
         decode_host=_texts(rows["decode_host"]),
         rest_at=np.where(rest.max(axis=1) > 0, places[rest.argmax(axis=1)], ""),
+        moved=np.array(rows["moved"].to_pylist(), bool),
     )
 
 

@@ -1,0 +1,44 @@
+"""How likely each of several growths is the largest, where each is known but for noise and may be no growth at all. Pure.
+
+A growth is what a phase took beyond what it is expected to have taken otherwise, and that expectation has noise; or the phase was
+not touched at all, and took what it would have taken anyway. The chance of being touched is the attributable fraction
+(``explain/ordinary.py``). Of independent growths the chance that one is the largest is an integral, taken at a few quantiles.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CANDIDATES: Final = 4
+"""The largest growths, weighed, that are compared; the rest are too small to matter."""
+
+_QUANTILES: Final = 15
+_Z: Final = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
+_LOGISTIC: Final = 1.702  # a normal distribution's integral is within 0.01 of the logistic function of this times its argument
+
+
+def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats]:
+    """All three: requests x phases. The phases that may be the largest and each one's chance, requests x candidates, likeliest
+    first. Chances sum to 1, or are 0 where nothing grew."""
+    phases = np.argsort(-np.maximum(growth_ns, 0.0) * touched, axis=1, kind="stable")[:, :CANDIDATES]
+    growth, noise, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, noise_ns, touched))
+    chance = np.zeros(phases.shape)
+    for one in range(phases.shape[1]):
+        reached = growth[:, [one]] + noise[:, [one]] * _Z
+        beaten = (reached > 0).astype(np.float64)
+        for other in range(phases.shape[1]):
+            if other != one:
+                beyond = np.clip((reached - growth[:, [other]]) / noise[:, [other]], -20.0, 20.0)
+                beaten *= 1 - touch[:, [other]] + touch[:, [other]] / (1 + np.exp(-_LOGISTIC * beyond))
+        chance[:, one] = np.where(growth[:, one] > 0, touch[:, one] * beaten.mean(axis=1), 0.0)
+    whole = chance.sum(axis=1, keepdims=True)
+    chance = np.divide(chance, whole, out=np.zeros_like(chance), where=whole > 0)
+    order = np.argsort(-chance, axis=1, kind="stable")
+    return np.take_along_axis(phases, order, axis=1), np.take_along_axis(chance, order, axis=1)
