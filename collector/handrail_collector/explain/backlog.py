@@ -1,17 +1,17 @@
-"""What a request would have met at its prefill host, by the work of those that came before and after it: fault or not, they came.
+"""What a prompt would have waited and computed at its prefill host, by the prompts that came there before and after it.
 
-A prefill engine computes prompts in the order they come, and several together where they fit into one step. Given when each came
-and what prompts of its size typically take, the work that lay before a request follows (Lindley's recursion for one server, in
-its closed form), and what the period typically shows for so much work is what this request would have waited, or would have
-computed beside others, without whatever made prompts slow or kept the engine busy. How much of its typical time a prompt keeps
-the engine from others (prompts share steps; a host may have several engines) is fitted to the period. Where such a replay does
-not tell queues well, it is not used: engines that are not first come first served, or a thinned sample.
+Whether there is a fault or not, they came; so what a host would have done with them otherwise can be replayed. A prefill engine
+takes prompts in the order they come, so many tokens of them a step, several prompts together where they fit (vLLM and SGLang with
+chunked prefill; a budget of a few tokens is one prompt after the other). Each takes what is typical of its size alone. The
+budget, which no span tells, is the one that fits the period best, and so is the part of its typical time that a prompt keeps a
+host from others (less than all where a host has several engines). Where the best does not tell queues well, no replay is used:
+engines that are not first come first served, or a thinned sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -22,25 +22,40 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Texts = NDArray[Any]  # of str
 
-SHARES: Final = (0.125, 0.25, 0.375, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Of a prompt's typical time, how much it may keep the engine from others."""
+BUDGETS: Final = (256, 1024, 2048, 4096, 8192, 16384)
+"""Tokens a step, as they are usually configured."""
+
+SHARES: Final = (1.0, 0.9, 0.8, 0.7, 0.5, 0.25, 0.125)
+"""Of a prompt's typical time, how much it may keep its host from others."""
+
+ATTENTION: Final = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4)
+"""How much more a token may take for each one before it."""
+
+ALONE: Final = 0.25
+"""The part of prompts of a size that are quicker than one that is computed alone in its steps."""
 
 TELLING: Final = 0.7
-"""The replay is used where queues differ from what it says by less than this part of what they differ by anyway."""
+"""A replay is used where queues differ from what it says by less than this part of what they differ by anyway."""
 
+_FITTED: Final = 3000  # visits that a fit looks at
 _TRIMMED: Final = 0.85  # of the differences, the smaller ones that count: the rest may be a fault's
 _BAND: Final = 40
 _BANDS: Final = 24
+SIGMAS_20_TO_80: Final = 1.683  # of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """Of prompts to the hosts that computed them. ``queued_ns``: from any one origin; ``compute_ns``: typical of their sizes."""
+    """Of prompts to the hosts that computed them. ``queued_ns``: from any one origin; ``tokens``: to compute, beside those ``cached``."""
 
     hosts: Texts
     queued_ns: Floats
-    compute_ns: Floats
-    counted: Bools  # False: came here only since another host had refused it, which is no work that was to be expected
+    tokens: Floats
+    cached: Floats
+    counted: Bools  # False: came here only since another host had refused it, which nobody could expect
+
+    def at(self, chosen: Ints | Bools) -> Visits:
+        return Visits(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,98 +90,144 @@ class Curve:
         return found
 
 
-SIGMAS_20_TO_80: Final = 1.683  # of a normal distribution
-
-
 @dataclass(frozen=True, slots=True)
-class _Arrivals:
-    """At one host, in order. ``less_ns``: what all before each brought, less the time since the origin."""
+class Replayed:
+    """Visits to one host in order, and what each would have taken."""
 
     queued_ns: Floats
-    least_ns: Floats  # the least of ``less_ns`` so far
-    brought_ns: Floats  # by all up to and with each
-
-    @classmethod
-    def of(cls, queued_ns: Floats, work_ns: Floats) -> _Arrivals:
-        order = np.argsort(queued_ns, kind="stable")
-        queued, brought = queued_ns[order], np.cumsum(work_ns[order])
-        less = np.concatenate([[0.0], brought])[:-1] - queued
-        return cls(queued, np.minimum.accumulate(less), brought)
-
-    def before_ns(self, queued_ns: Floats) -> Floats:
-        """Work not yet done of those that came before each of these times."""
-        came = np.searchsorted(self.queued_ns, queued_ns, side="left")
-        latest = np.maximum(came - 1, 0)
-        left = self.brought_ns[latest] - queued_ns - self.least_ns[latest]
-        return np.where(came > 0, np.maximum(0.0, left), 0.0)
-
-    def after_ns(self, queued_ns: Floats, until_ns: Floats) -> Floats:
-        """Work of those that came after each of these times and before its ``until_ns``."""
-        brought = np.concatenate([[0.0], self.brought_ns])
-        first = np.searchsorted(self.queued_ns, queued_ns, side="right")
-        return brought[np.maximum(first, np.searchsorted(self.queued_ns, until_ns, side="left"))] - brought[first]
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """What visits met, by the replay; all NaN at a host that was not there when it was learned."""
-
-    before_ns: Floats
-    after_ns: Floats
+    queue_ns: Floats
+    compute_ns: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """``queue``: the time waited, by the work before; what computing took beyond its typical time, by that and by what came."""
+    """``queue``, ``compute``: what is typically taken, by what the replay says."""
 
-    hosts: Mapping[str, _Arrivals]
+    hosts: Mapping[str, Replayed]
     queue: Curve
     compute: Curve
-    compute_after: Curve
+    plain_ns: float  # by how much queues differ from one another, as a standard deviation
 
     @classmethod
-    def learn(cls, visits: Visits, queue_ns: Floats, compute_ns: Floats, known: Ints) -> Backlog | None:
-        """From visits in any order and what they took, of those at ``known``; None where a replay does not tell queues."""
-        visits = Visits(*(getattr(visits, name)[known] for name in ("hosts", "queued_ns", "compute_ns", "counted")))
-        queue_ns, compute_ns = queue_ns[known], compute_ns[known]
-        plain = _spread(queue_ns - np.median(queue_ns))
-        tried = [_replayed(visits, share) for share in SHARES]
-        differs = [_spread(queue_ns - _met(hosts, visits).before_ns) for hosts in tried]
-        best = int(np.argmin(differs))
-        if differs[best] >= TELLING * plain:
+    def learn(cls, visits: Visits, queue_ns: Floats, compute_ns: Floats) -> Backlog | None:
+        """From visits in any order and what they took; None: a replay does not tell."""
+        counted = np.flatnonzero(visits.counted & (visits.hosts != ""))
+        first = counted[np.argsort(visits.queued_ns[counted], kind="stable")][:_FITTED]
+        if not len(first):
             return None
-        met = _met(tried[best], visits)
-        known = np.isfinite(met.before_ns)
-        before, after, more = met.before_ns[known], met.after_ns[known], (compute_ns - visits.compute_ns)[known]
-        compute = Curve.learn(before, more)
+        alone_ns = _alone_ns(visits, compute_ns)
+        fit = _Fit(visits.at(first), alone_ns[first], queue_ns[first], compute_ns[first])
+        budget, share = fit.best()
+        if fit.queues_differ(budget, share) >= TELLING * _spread(queue_ns[first] - np.median(queue_ns[first])):
+            return None
+        hosts = replay(visits.at(counted), alone_ns[counted], budget, share)
+        queue, compute = _found(hosts, visits)
+        known = np.isfinite(queue)
         return cls(
-            tried[best], Curve.learn(before, queue_ns[known], slope=1.0), compute, Curve.learn(after, more - compute(before))
+            hosts,
+            Curve.learn(queue[known], queue_ns[known], slope=1.0),
+            Curve.learn(compute[known], compute_ns[known], slope=1.0),
+            float(np.std(queue[known])),
         )
 
     def expected_ns(self, visits: Visits) -> tuple[Floats, Floats]:
-        """The queue, and the compute time beyond what is typical of the size; NaN where the replay knows no such host."""
-        met = _met(self.hosts, visits)
-        return self.queue(met.before_ns), self.compute(met.before_ns) + self.compute_after(met.after_ns)
+        """Queue and compute of each; NaN for a visit that was not among those learned from."""
+        queue, compute = _found(self.hosts, visits)
+        return self.queue(queue), self.compute(compute)
 
-    def noise_ns(self, visits: Visits) -> Floats:
-        """By how much queues differ from what is expected of them, as a standard deviation."""
-        return self.queue.spread(_met(self.hosts, visits).before_ns)
-
-
-def _replayed(visits: Visits, share: float) -> dict[str, _Arrivals]:
-    names = [str(name) for name in np.unique(visits.hosts.astype(str)) if name]
-    at = {name: visits.counted & (visits.hosts == name) for name in names}
-    return {name: _Arrivals.of(visits.queued_ns[here], share * visits.compute_ns[here]) for name, here in at.items() if here.any()}
+    def noise_ns(self, visits: Visits) -> tuple[Floats, Floats]:
+        """By how much those differ from what is expected, as standard deviations."""
+        queue, compute = _found(self.hosts, visits)
+        return self.queue.spread(queue), self.compute.spread(compute)
 
 
-def _met(hosts: Mapping[str, _Arrivals], visits: Visits) -> Met:
-    before, after = np.full(len(visits.hosts), np.nan), np.full(len(visits.hosts), np.nan)
-    for name, came in hosts.items():
-        here = visits.hosts == name
-        queued = visits.queued_ns[here]
-        before[here] = came.before_ns(queued)
-        after[here] = came.after_ns(queued, queued + before[here] + visits.compute_ns[here])
-    return Met(before, after)
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    visits: Visits
+    alone_ns: Floats
+    queue_ns: Floats
+    compute_ns: Floats
+
+    def best(self) -> tuple[int, float]:
+        """Budget and share: the budget that fits best where a prompt keeps its host for all of its time, then the share."""
+        budget = min(BUDGETS, key=lambda budget: self._differ(budget, SHARES[0]))
+        return budget, min(SHARES, key=lambda share: self._differ(budget, share))
+
+    def queues_differ(self, budget: int, share: float) -> float:
+        return _spread(self.queue_ns - self._replayed(budget, share)[0])
+
+    def _differ(self, budget: int, share: float) -> float:
+        queue, compute = self._replayed(budget, share)
+        return _spread(self.queue_ns - queue) + _spread(self.compute_ns - compute)
+
+    def _replayed(self, budget: int, share: float) -> tuple[Floats, Floats]:
+        return _found(replay(self.visits, self.alone_ns, budget, share), self.visits)
+
+
+def replay(visits: Visits, alone_ns: Floats, budget: int, share: float) -> dict[str, Replayed]:
+    """What would have become of ``visits``, by host; ``budget`` in tokens a step. A visit told twice counts once."""
+    found = {}
+    for name in np.unique(visits.hosts.astype(str)):
+        here = np.flatnonzero(visits.hosts == name)
+        queued, order = np.unique(visits.queued_ns[here], return_index=True)
+        tokens, alone = np.fmax(1.0, visits.tokens[here][order]), alone_ns[here][order]
+        queue, compute = _steps(queued.tolist(), tokens.tolist(), (share * alone / tokens).tolist(), budget)
+        found[str(name)] = Replayed(queued, np.array(queue), np.array(compute) / share)
+    return found
+
+
+def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budget: float) -> tuple[list[float], list[float]]:
+    """Waiting and computing times of prompts in order of arrival, a step at a time."""
+    count = len(queued)
+    queue, compute = [0.0] * count, [0.0] * count
+    left, running = list(tokens), list[int]()
+    now, wanted, following = 0.0, 0.0, 0
+    while running or following < count:
+        if not running:
+            now = max(now, queued[following])
+        while following < count and wanted < budget and queued[following] <= now:
+            queue[following] = now - queued[following]
+            wanted += left[following]
+            running.append(following)
+            following += 1
+        room, ended = budget, 0
+        for one in running:
+            taken = min(left[one], room)
+            left[one] -= taken
+            room -= taken
+            now += taken * token_ns[one]
+            if left[one] > 0:
+                break
+            ended += 1
+        for one in running[:ended]:
+            compute[one] = now - queued[one] - queue[one]
+        del running[:ended]
+        wanted = sum(left[one] for one in running)
+    return queue, compute
+
+
+def _alone_ns(visits: Visits, compute_ns: Floats) -> Floats:
+    """What the prompt of each takes alone: the lower quarter of those of its size, where a token weighs more the more stand before
+    it, by as much as makes prompts of one size most alike."""
+    found: list[tuple[float, Floats]] = []
+    for weight in ATTENTION:
+        size = np.maximum(1.0, visits.tokens * (1 + weight * (visits.cached + visits.tokens / 2)))
+        bands = np.array_split(np.argsort(size, kind="stable"), max(1, min(_BANDS, len(size) // _BAND)))
+        middles, places = np.unique([size[band].mean() for band in bands], return_inverse=True)
+        rates = np.array([np.quantile(compute_ns[band] / size[band], ALONE) for band in bands])
+        alone = size * np.interp(size, middles, [rates[places == place].mean() for place in range(len(middles))])
+        found.append((_spread((compute_ns - alone) / np.maximum(alone, 1.0)), alone))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _found(hosts: Mapping[str, Replayed], visits: Visits) -> tuple[Floats, Floats]:
+    queue, compute = np.full(len(visits.hosts), np.nan), np.full(len(visits.hosts), np.nan)
+    for name, told in hosts.items():
+        here = np.flatnonzero(visits.counted & (visits.hosts == name))
+        place = np.minimum(np.searchsorted(told.queued_ns, visits.queued_ns[here]), len(told.queued_ns) - 1)
+        same = told.queued_ns[place] == visits.queued_ns[here]
+        queue[here[same]], compute[here[same]] = told.queue_ns[place[same]], told.compute_ns[place[same]]
+    return queue, compute
 
 
 def _spread(differences: Floats) -> float:

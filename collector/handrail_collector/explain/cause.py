@@ -36,7 +36,7 @@ PHASES: Final = tuple(Phase)
 LEAST_REQUESTS: Final = 40
 """Fewer have nothing that is typical of them."""
 
-SURE: Final = 0.6
+SURE: Final = 0.55
 """The chance from which on a phase is named as the one that grew most; below it stays open between that and the next."""
 
 SLOW_NS: Final = 50_000_000
@@ -71,6 +71,7 @@ class Requests:
     started_unix_ns: Ints
     ttft_ns: Floats
     uncached_tokens: Floats
+    cached_tokens: Floats
     phases_ns: Floats
     prefill_host: Texts
     decode_host: Texts
@@ -80,13 +81,13 @@ class Requests:
     def __len__(self) -> int:
         return len(self.ttft_ns)
 
-    def visits(self, typical_compute_ns: Floats) -> Visits:
+    def visits(self) -> Visits:
         """To the hosts that computed the prompts. When one was queued is by the clock that saw it start, less the way there."""
         elsewhere = (self.prefill_host != "") & (self.prefill_host != self.decode_host)
         admitted = np.where(elsewhere, *self.phases_ns[:, _ADMISSIONS].T)
         since = (self.started_unix_ns - _ORIGIN_UNIX_NS).astype(np.float64)
         hosts = np.where(self.prefill_host == "", self.decode_host, self.prefill_host)
-        return Visits(hosts, since + admitted, typical_compute_ns, ~self.moved)
+        return Visits(hosts, since + admitted, self.uncached_tokens, self.cached_tokens, ~self.moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,11 @@ class Typical:
 
     def noise_ns(self, requests: Requests) -> Floats:
         """Of that, requests x phases."""
-        by_size = self.by_size_ns(requests.uncached_tokens)
         found = _between(self.tokens, self.spread_ns, requests.uncached_tokens)
         if self.backlog is not None:
-            queue = self.backlog.noise_ns(requests.visits(by_size[:, _COMPUTE]))
-            found[:, _QUEUE] = np.where(np.isnan(queue), found[:, _QUEUE], queue)
+            queue, compute = self.backlog.noise_ns(requests.visits())
+            found[:, _QUEUE] = np.where(np.isnan(queue), np.maximum(found[:, _QUEUE], self.backlog.plain_ns), queue)
+            found[:, _COMPUTE] = np.where(np.isnan(compute), found[:, _COMPUTE], compute)
         return np.maximum(found, _LEAST_NOISE_NS)
 
 
@@ -170,6 +171,7 @@ def requests_of(rows: Sequence[RequestRow]) -> Requests:
         started_unix_ns=np.array([row.started_unix_ns for row in rows], np.int64),
         ttft_ns=np.array([row.ttft_token_ns for row in rows], np.float64),
         uncached_tokens=np.array(tokens, np.float64),
+        cached_tokens=np.array([row.cached_tokens or 0 for row in rows], np.float64),
         phases_ns=phases,
         prefill_host=np.array([row.prefill_host or row.prefill_instance or "" for row in rows], object),
         decode_host=np.array([row.decode_host or row.decode_instance or "" for row in rows], object),
@@ -199,9 +201,8 @@ def learn(requests: Requests) -> Typical | None:
     middle, phases = _merged(np.array(middles), np.array(expected))
     phases[:, _QUEUE] = np.median(phases[:, _QUEUE])  # whoever is queued waits for others: what differs by own size is chance
     by_size = _by_size_ns(middle, phases, requests.uncached_tokens)
-    backlog = Backlog.learn(
-        requests.visits(by_size[:, _COMPUTE]), *(requests.phases_ns[:, column] for column in (_QUEUE, _COMPUTE)), known
-    )
+    queue, compute = (requests.phases_ns[known, column] for column in (_QUEUE, _COMPUTE))
+    backlog = Backlog.learn(requests.visits().at(known), queue, compute)
     growth = (requests.phases_ns - _expected_ns(by_size, backlog, requests))[known]
     spread = [np.diff(np.quantile(growth[band], (0.2, 0.8), axis=0), axis=0)[0] / SIGMAS_20_TO_80 for band in bands]
     located = _located(requests, growth, known)
@@ -233,10 +234,9 @@ def _by_size_ns(tokens: Floats, phases_ns: Floats, uncached_tokens: Floats) -> F
 def _expected_ns(by_size_ns: Floats, backlog: Backlog | None, requests: Requests) -> Floats:
     if backlog is None:
         return by_size_ns
-    queue, more = backlog.expected_ns(requests.visits(by_size_ns[:, _COMPUTE]))
     found = by_size_ns.copy()
-    found[:, _QUEUE] = np.where(np.isnan(queue), found[:, _QUEUE], queue)
-    found[:, _COMPUTE] += np.nan_to_num(more)
+    for column, expected in zip((_QUEUE, _COMPUTE), backlog.expected_ns(requests.visits()), strict=True):
+        found[:, column] = np.where(np.isnan(expected), found[:, column], expected)
     return found
 
 

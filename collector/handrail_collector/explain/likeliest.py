@@ -7,7 +7,6 @@ not touched at all, and took what it would have taken anyway. The chance of bein
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -20,8 +19,23 @@ CANDIDATES: Final = 4
 """The largest growths, weighed, that are compared; the rest are too small to matter."""
 
 _QUANTILES: Final = 15
-_Z: Final = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
-_LOGISTIC: Final = 1.702  # a normal distribution's integral is within 0.01 of the logistic function of this times its argument
+_SCALE: Final = 0.86  # of a normal distribution's deviation, so that both have their middle three fifths alike
+
+
+def _below(value: Floats) -> Floats:
+    """Student's distribution of three degrees: noise has longer tails than a normal one (a prompt shared its step, or not)."""
+    scaled = value / (3**0.5 * _SCALE)
+    found: Floats = 0.5 + (scaled / (1 + scaled**2) + np.arctan(scaled)) / np.pi
+    return found
+
+
+def _quantiles(count: int) -> Floats:
+    """The middles of so many parts, equally likely, of that distribution."""
+    grid = np.linspace(-20.0, 20.0, 8001)
+    return np.interp((np.arange(count) + 0.5) / count, _below(grid), grid)
+
+
+_POINTS: Final = _quantiles(_QUANTILES)
 
 
 def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats]:
@@ -31,12 +45,12 @@ def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints,
     growth, noise, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, noise_ns, touched))
     chance = np.zeros(phases.shape)
     for one in range(phases.shape[1]):
-        reached = growth[:, [one]] + noise[:, [one]] * _Z
+        reached = growth[:, [one]] + noise[:, [one]] * _POINTS
         beaten = (reached > 0).astype(np.float64)
         for other in range(phases.shape[1]):
             if other != one:
-                beyond = np.clip((reached - growth[:, [other]]) / noise[:, [other]], -20.0, 20.0)
-                beaten *= 1 - touch[:, [other]] + touch[:, [other]] / (1 + np.exp(-_LOGISTIC * beyond))
+                below = _below((reached - growth[:, [other]]) / noise[:, [other]])
+                beaten *= 1 - touch[:, [other]] + touch[:, [other]] * below
         chance[:, one] = np.where(growth[:, one] > 0, touch[:, one] * beaten.mean(axis=1), 0.0)
     whole = chance.sum(axis=1, keepdims=True)
     chance = np.divide(chance, whole, out=np.zeros_like(chance), where=whole > 0)

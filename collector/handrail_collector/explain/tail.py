@@ -235,6 +235,7 @@ def requests_in(rows: pa.Table) -> Requests:
         started_unix_ns=_buffer(rows["started_unix_ns"].combine_chunks(), np.int64),  # never null
         ttft_ns=_floats(rows["ttft_ns"]),
         uncached_tokens=_nan_for_null(rows["uncached_tokens"]),
+        cached_tokens=_floats(rows["cached_tokens"]),
         phases_ns=np.stack([_floats(rows[phase_column(phase.value)]) for phase in PHASES], axis=1),
         prefill_host=_texts(rows["prefill_host"]),
         decode_host=_texts(rows["decode_host"]),
