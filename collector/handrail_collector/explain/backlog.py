@@ -37,7 +37,7 @@ ALONE: Final = 0.25
 TELLING: Final = 0.7
 """A replay is used where queues differ from what it says by less than this part of what they differ by anyway."""
 
-_FITTED: Final = 3000  # visits that a fit looks at
+_FITTED: Final = 2000  # visits that a fit looks at
 _TRIMMED: Final = 0.85  # of the differences, the smaller ones that count: the rest may be a fault's
 _BAND: Final = 40
 _BANDS: Final = 24
@@ -59,35 +59,43 @@ class Visits:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """What is typical where a quantity is ``at``, ascending; beyond the last it grows ``slope`` times as that does."""
+class Corrected:
+    """What is typical where a replay says ``told_ns``, ascending: by how much that differs, and how widely, a standard deviation."""
 
-    at: Floats
-    value: Floats
-    noise: Floats
-    slope: float = 0.0
+    told_ns: Floats
+    more_ns: Floats
+    spread_ns: Floats
 
     @classmethod
-    def learn(cls, at: Floats, values: Floats, *, slope: float = 0.0) -> Curve:
-        """Bands of equally many: the mean of each band's middle half, and the spread of its middle three fifths."""
-        order = np.argsort(at, kind="stable")
-        found = []
-        for band in np.array_split(order, max(1, min(_BANDS, len(order) // _BAND))):
-            least, low, high, most = np.quantile(values[band], (0.2, 0.25, 0.75, 0.8))
-            usual = band[(values[band] >= low) & (values[band] <= high)]
-            found.append((at[band].mean(), values[usual].mean(), (most - least) / SIGMAS_20_TO_80))
-        middles, places = np.unique([middle for middle, _, _ in found], return_inverse=True)
-        means = np.stack([np.array(found)[places == place, 1:].mean(axis=0) for place in range(len(middles))])
-        return cls(middles, means[:, 0], means[:, 1], slope)
+    def learn(cls, told_ns: Floats, took_ns: Floats) -> Corrected:
+        """Bands of equally many: the mean of each band's middle half, and the spread of its middle three fifths.
 
-    def __call__(self, at: Floats) -> Floats:
-        found: Floats = np.interp(at, self.at, self.value) + self.slope * np.maximum(0.0, at - self.at[-1])
+        Of neighbouring bands the median counts, since one whose requests are mostly a fault's does not say what is typical.
+        """
+        found, more = [], took_ns - told_ns
+        for band in np.array_split(np.argsort(told_ns, kind="stable"), max(1, min(_BANDS, len(told_ns) // _BAND))):
+            least, low, high, most = np.quantile(more[band], (0.2, 0.25, 0.75, 0.8))
+            usual = band[(more[band] >= low) & (more[band] <= high)]
+            found.append((told_ns[band].mean(), more[usual].mean(), (most - least) / SIGMAS_20_TO_80))
+        told, typical, spread = np.array(found).T
+        middles, places = np.unique(told, return_index=True)
+        return cls(middles, _median_of_neighbours(typical)[places], _median_of_neighbours(spread)[places])
+
+    def expected_ns(self, told_ns: Floats) -> Floats:
+        """Never less than nothing."""
+        return np.maximum(0.0, told_ns + np.interp(told_ns, self.told_ns, self.more_ns))
+
+    def noise_ns(self, told_ns: Floats) -> Floats:
+        """As a standard deviation."""
+        found: Floats = np.interp(told_ns, self.told_ns, self.spread_ns)
         return found
 
-    def spread(self, at: Floats) -> Floats:
-        """As a standard deviation, ordinarily."""
-        found: Floats = np.interp(at, self.at, self.noise)
-        return found
+
+def _median_of_neighbours(values: Floats) -> Floats:
+    """Of each with the nearest four; at the ends those are on one side."""
+    count = len(values)
+    first = np.clip(np.arange(count) - 2, 0, max(0, count - 5))
+    return np.array([np.median(values[one : one + 5]) for one in first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +112,8 @@ class Backlog:
     """``queue``, ``compute``: what is typically taken, by what the replay says."""
 
     hosts: Mapping[str, Replayed]
-    queue: Curve
-    compute: Curve
+    queue: Corrected
+    compute: Corrected
     plain_ns: float  # by how much queues differ from one another, as a standard deviation
 
     @classmethod
@@ -113,32 +121,33 @@ class Backlog:
         """From visits in any order and what they took; None: a replay does not tell."""
         counted = np.flatnonzero(visits.counted & (visits.hosts != ""))
         first = counted[np.argsort(visits.queued_ns[counted], kind="stable")][:_FITTED]
-        if not len(first):
+        plain = _spread(queue_ns[first] - np.median(queue_ns[first])) if len(first) else 0.0
+        if not plain:
             return None
         alone_ns = _alone_ns(visits, compute_ns)
         fit = _Fit(visits.at(first), alone_ns[first], queue_ns[first], compute_ns[first])
         budget, share = fit.best()
-        if fit.queues_differ(budget, share) >= TELLING * _spread(queue_ns[first] - np.median(queue_ns[first])):
+        if fit.queues_differ(budget, share) >= TELLING * plain:
             return None
         hosts = replay(visits.at(counted), alone_ns[counted], budget, share)
         queue, compute = _found(hosts, visits)
         known = np.isfinite(queue)
         return cls(
             hosts,
-            Curve.learn(queue[known], queue_ns[known], slope=1.0),
-            Curve.learn(compute[known], compute_ns[known], slope=1.0),
+            Corrected.learn(queue[known], queue_ns[known]),
+            Corrected.learn(compute[known], compute_ns[known]),
             float(np.std(queue[known])),
         )
 
     def expected_ns(self, visits: Visits) -> tuple[Floats, Floats]:
         """Queue and compute of each; NaN for a visit that was not among those learned from."""
         queue, compute = _found(self.hosts, visits)
-        return self.queue(queue), self.compute(compute)
+        return self.queue.expected_ns(queue), self.compute.expected_ns(compute)
 
     def noise_ns(self, visits: Visits) -> tuple[Floats, Floats]:
         """By how much those differ from what is expected, as standard deviations."""
         queue, compute = _found(self.hosts, visits)
-        return self.queue.spread(queue), self.compute.spread(compute)
+        return self.queue.noise_ns(queue), self.compute.noise_ns(compute)
 
 
 @dataclass(frozen=True, slots=True)
