@@ -10,8 +10,8 @@ engines that are not first come first served, or a thinned sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -52,10 +52,19 @@ class Visits:
     queued_ns: Floats
     tokens: Floats
     cached: Floats
-    counted: Bools  # False: came here only since another host had refused it, which nobody could expect
+    moved: Bools  # came here since another host had refused it
 
     def at(self, chosen: Ints | Bools) -> Visits:
         return Visits(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def unmoved(self, names: Collection[str]) -> Visits:
+        """As they would have been if no host had refused any: of two hosts it was the other one, of more it is not known."""
+        hosts = np.where(self.moved, "", self.hosts)
+        if len(names) == 2:
+            one, two = names
+            other = np.where(self.hosts == one, two, np.where(self.hosts == two, one, ""))
+            hosts = np.where(self.moved, other, self.hosts)
+        return replace(self, hosts=hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,8 @@ class Backlog:
     @classmethod
     def learn(cls, visits: Visits, queue_ns: Floats, compute_ns: Floats) -> Backlog | None:
         """From visits in any order and what they took; None: a replay does not tell."""
-        counted = np.flatnonzero(visits.counted & (visits.hosts != ""))
+        visits = visits.unmoved([str(name) for name in np.unique(visits.hosts.astype(str)) if name])
+        counted = np.flatnonzero(visits.hosts != "")
         first = counted[np.argsort(visits.queued_ns[counted], kind="stable")][:_FITTED]
         plain = _spread(queue_ns[first] - np.median(queue_ns[first])) if len(first) else 0.0
         if not plain:
@@ -141,12 +151,12 @@ class Backlog:
 
     def expected_ns(self, visits: Visits) -> tuple[Floats, Floats]:
         """Queue and compute of each; NaN for a visit that was not among those learned from."""
-        queue, compute = _found(self.hosts, visits)
+        queue, compute = _found(self.hosts, visits.unmoved(self.hosts))
         return self.queue.expected_ns(queue), self.compute.expected_ns(compute)
 
     def noise_ns(self, visits: Visits) -> tuple[Floats, Floats]:
         """By how much those differ from what is expected, as standard deviations."""
-        queue, compute = _found(self.hosts, visits)
+        queue, compute = _found(self.hosts, visits.unmoved(self.hosts))
         return self.queue.noise_ns(queue), self.compute.noise_ns(compute)
 
 
@@ -232,7 +242,7 @@ def _alone_ns(visits: Visits, compute_ns: Floats) -> Floats:
 def _found(hosts: Mapping[str, Replayed], visits: Visits) -> tuple[Floats, Floats]:
     queue, compute = np.full(len(visits.hosts), np.nan), np.full(len(visits.hosts), np.nan)
     for name, told in hosts.items():
-        here = np.flatnonzero(visits.counted & (visits.hosts == name))
+        here = np.flatnonzero(visits.hosts == name)
         place = np.minimum(np.searchsorted(told.queued_ns, visits.queued_ns[here]), len(told.queued_ns) - 1)
         same = told.queued_ns[place] == visits.queued_ns[here]
         queue[here[same]], compute[here[same]] = told.queue_ns[place[same]], told.compute_ns[place[same]]

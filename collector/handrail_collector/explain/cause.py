@@ -87,7 +87,7 @@ class Requests:
         admitted = np.where(elsewhere, *self.phases_ns[:, _ADMISSIONS].T)
         since = (self.started_unix_ns - _ORIGIN_UNIX_NS).astype(np.float64)
         hosts = np.where(self.prefill_host == "", self.decode_host, self.prefill_host)
-        return Visits(hosts, since + admitted, self.uncached_tokens, self.cached_tokens, ~self.moved)
+        return Visits(hosts, since + admitted, self.uncached_tokens, self.cached_tokens, self.moved)
 
 
 @dataclass(frozen=True, slots=True)
