@@ -17,6 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from handrail_collector.explain.likeliest import noise_of
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -41,7 +43,9 @@ _FITTED: Final = 2000  # visits that a fit looks at
 _TRIMMED: Final = 0.85  # of the differences, the smaller ones that count: the rest may be a fault's
 _BAND: Final = 40
 _BANDS: Final = 24
-SIGMAS_20_TO_80: Final = 1.683  # of a normal distribution
+
+WIDE: Final = 0.4
+"""How far from the middle the quantiles are that tell the noise of queues that no replay tells: it is in the rare long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +73,42 @@ class Visits:
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """What is typical where a replay says ``told_ns``, ascending: by how much that differs, and how widely, a standard deviation."""
+    """What is typical where a replay says ``told_ns``, ascending: by how much that differs, and with what noise."""
 
     told_ns: Floats
     more_ns: Floats
-    spread_ns: Floats
+    spread_ns: Floats  # x 2, of ``likeliest.noise_of``
 
     @classmethod
     def learn(cls, told_ns: Floats, took_ns: Floats) -> Corrected:
-        """Bands of equally many: the mean of each band's middle half, and the spread of its middle three fifths.
+        """Bands of equally many: the mean of each band's middle half, and its noise.
 
         Of neighbouring bands the median counts, since one whose requests are mostly a fault's does not say what is typical.
         """
         found, more = [], took_ns - told_ns
         for band in np.array_split(np.argsort(told_ns, kind="stable"), max(1, min(_BANDS, len(told_ns) // _BAND))):
-            least, low, high, most = np.quantile(more[band], (0.2, 0.25, 0.75, 0.8))
+            low, high = np.quantile(more[band], (0.25, 0.75))
             usual = band[(more[band] >= low) & (more[band] <= high)]
-            found.append((told_ns[band].mean(), more[usual].mean(), (most - least) / SIGMAS_20_TO_80))
-        told, typical, spread = np.array(found).T
-        middles, places = np.unique(told, return_index=True)
-        return cls(middles, _median_of_neighbours(typical)[places], _median_of_neighbours(spread)[places])
+            found.append((told_ns[band].mean(), more[usual].mean(), *noise_of(more[band])))
+        columns = np.array(found)
+        middles, places = np.unique(columns[:, 0], return_index=True)
+        smooth = _median_of_neighbours(columns[:, 1:])[places]
+        return cls(middles, smooth[:, 0], smooth[:, 1:])
 
     def expected_ns(self, told_ns: Floats) -> Floats:
         """Never less than nothing."""
         return np.maximum(0.0, told_ns + np.interp(told_ns, self.told_ns, self.more_ns))
 
     def noise_ns(self, told_ns: Floats) -> Floats:
-        """As a standard deviation."""
-        found: Floats = np.interp(told_ns, self.told_ns, self.spread_ns)
-        return found
+        """x 2, as ``likeliest.noise_of``."""
+        return np.stack([np.interp(told_ns, self.told_ns, side) for side in self.spread_ns.T], axis=1)
 
 
 def _median_of_neighbours(values: Floats) -> Floats:
-    """Of each with the nearest four; at the ends those are on one side."""
+    """Of each row with the nearest four; at the ends those are on one side."""
     count = len(values)
     first = np.clip(np.arange(count) - 2, 0, max(0, count - 5))
-    return np.array([np.median(values[one : one + 5]) for one in first])
+    return np.stack([np.median(values[one : one + 5], axis=0) for one in first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Backlog:
     hosts: Mapping[str, Replayed]
     queue: Corrected
     compute: Corrected
-    plain_ns: float  # by how much queues differ from one another, as a standard deviation
+    moved_ns: Floats  # noise of the queue of one that nobody knows where it would have been
 
     @classmethod
     def learn(cls, visits: Visits, queue_ns: Floats, compute_ns: Floats) -> Backlog | None:
@@ -146,7 +150,7 @@ class Backlog:
             hosts,
             Corrected.learn(queue[known], queue_ns[known]),
             Corrected.learn(compute[known], compute_ns[known]),
-            float(np.std(queue[known])),
+            noise_of(queue[known], WIDE),
         )
 
     def expected_ns(self, visits: Visits) -> tuple[Floats, Floats]:
@@ -155,7 +159,7 @@ class Backlog:
         return self.queue.expected_ns(queue), self.compute.expected_ns(compute)
 
     def noise_ns(self, visits: Visits) -> tuple[Floats, Floats]:
-        """By how much those differ from what is expected, as standard deviations."""
+        """Of those, x 2 as ``likeliest.noise_of``."""
         queue, compute = _found(self.hosts, visits.unmoved(self.hosts))
         return self.queue.noise_ns(queue), self.compute.noise_ns(compute)
 

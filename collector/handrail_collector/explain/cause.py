@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase, Place
-from handrail_collector.explain.backlog import SIGMAS_20_TO_80, Backlog, Visits
-from handrail_collector.explain.likeliest import largest
+from handrail_collector.explain.backlog import WIDE, Backlog, Visits
+from handrail_collector.explain.likeliest import largest, noise_of
 from handrail_collector.explain.ordinary import BURST_LEVEL, Located, Ordinary, block_ends, growth_level
 from handrail_collector.rows import RequestRow
 
@@ -99,7 +99,7 @@ class Typical:
     at_hosts: Ordinary
     at_links: Ordinary  # of the unattributed time at D alone
     backlog: Backlog | None  # None: queues at P do not follow from who came before
-    spread_ns: Floats  # bands x phases: by how much phases ordinarily differ from what is expected, as a standard deviation
+    spread_ns: Floats  # bands x phases x 2: noise of growths, as ``likeliest.noise_of``
 
     def by_size_ns(self, uncached_tokens: Floats) -> Floats:
         """Requests x phases. Between the bands' middles in proportion; where tokens are unknown, the middle band's."""
@@ -110,11 +110,11 @@ class Typical:
         return _expected_ns(self.by_size_ns(requests.uncached_tokens), self.backlog, requests)
 
     def noise_ns(self, requests: Requests) -> Floats:
-        """Of that, requests x phases."""
-        found = _between(self.tokens, self.spread_ns, requests.uncached_tokens)
+        """Of that, requests x phases x 2, as ``likeliest.noise_of``."""
+        found = np.stack([_between(self.tokens, side, requests.uncached_tokens) for side in np.moveaxis(self.spread_ns, 2, 0)], axis=2)
         if self.backlog is not None:
             queue, compute = self.backlog.noise_ns(requests.visits())
-            found[:, _QUEUE] = np.where(np.isnan(queue), np.maximum(found[:, _QUEUE], self.backlog.plain_ns), queue)
+            found[:, _QUEUE] = np.where(np.isnan(queue), self.backlog.moved_ns, queue)
             found[:, _COMPUTE] = np.where(np.isnan(compute), found[:, _COMPUTE], compute)
         return np.maximum(found, _LEAST_NOISE_NS)
 
@@ -204,12 +204,14 @@ def learn(requests: Requests) -> Typical | None:
     queue, compute = (requests.phases_ns[known, column] for column in (_QUEUE, _COMPUTE))
     backlog = Backlog.learn(requests.visits().at(known), queue, compute)
     growth = (requests.phases_ns - _expected_ns(by_size, backlog, requests))[known]
-    spread = [np.diff(np.quantile(growth[band], (0.2, 0.8), axis=0), axis=0)[0] / SIGMAS_20_TO_80 for band in bands]
+    spread = np.array([noise_of(growth[band]) for band in bands])
+    if backlog is None:
+        spread[:, _QUEUE] = noise_of(growth[:, _QUEUE], WIDE)
     located = _located(requests, growth, known)
     ends = block_ends(located)
     at_links = Ordinary.learn(_on_links(requests, growth, known), ends)
     return Typical(
-        middle, phases, Ordinary.learn(located, ends), at_links, backlog, _merged(np.array(middles), np.array(spread))[1]
+        middle, phases, Ordinary.learn(located, ends), at_links, backlog, _merged(np.array(middles), spread)[1]
     )
 
 

@@ -29,27 +29,34 @@ def _below(value: Floats) -> Floats:
     return found
 
 
-def _quantiles(count: int) -> Floats:
-    """The middles of so many parts, equally likely, of that distribution."""
-    grid = np.linspace(-20.0, 20.0, 8001)
-    return np.interp((np.arange(count) + 0.5) / count, _below(grid), grid)
+_GRID: Final = np.linspace(-20.0, 20.0, 8001)
+_POINTS: Final = np.interp((np.arange(_QUANTILES) + 0.5) / _QUANTILES, _below(_GRID), _GRID)  # middles of parts equally likely
 
 
-_POINTS: Final = _quantiles(_QUANTILES)
+def noise_of(differences: Floats, reach: float = 0.3) -> Floats:
+    """The noise of growths (times x anything) whose expectation times ordinarily differ from by these: anything x 2.
+
+    By how much a growth may be less than it seems, and by how much more: as deviations, told by the quantiles ``reach`` above and
+    below the middle. Queues are short as a rule and now and then very long, so the two are not alike.
+    """
+    low, middle, high = np.quantile(differences, (0.5 - reach, 0.5, 0.5 + reach), axis=0)
+    return np.stack([high - middle, middle - low], axis=-1) / np.interp(0.5 + reach, _below(_GRID), _GRID)
 
 
 def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats]:
-    """All three: requests x phases. The phases that may be the largest and each one's chance, requests x candidates, likeliest
-    first. Chances sum to 1, or are 0 where nothing grew."""
+    """Requests x phases, ``noise_ns`` x 2 (``noise_of``). The phases that may be the largest and each one's chance, requests x
+    candidates, likeliest first. Chances sum to 1, or are 0 where nothing grew."""
     phases = np.argsort(-np.maximum(growth_ns, 0.0) * touched, axis=1, kind="stable")[:, :CANDIDATES]
-    growth, noise, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, noise_ns, touched))
+    growth, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, touched))
+    noise = np.take_along_axis(noise_ns, phases[:, :, None], axis=1)
     chance = np.zeros(phases.shape)
     for one in range(phases.shape[1]):
-        reached = growth[:, [one]] + noise[:, [one]] * _POINTS
+        reached = growth[:, [one]] + np.where(_POINTS < 0, noise[:, one, :1], noise[:, one, 1:]) * _POINTS
         beaten = (reached > 0).astype(np.float64)
         for other in range(phases.shape[1]):
             if other != one:
-                below = _below((reached - growth[:, [other]]) / noise[:, [other]])
+                beyond = reached - growth[:, [other]]
+                below = _below(beyond / np.where(beyond < 0, noise[:, other, :1], noise[:, other, 1:]))
                 beaten *= 1 - touch[:, [other]] + touch[:, [other]] * below
         chance[:, one] = np.where(growth[:, one] > 0, touch[:, one] * beaten.mean(axis=1), 0.0)
     whole = chance.sum(axis=1, keepdims=True)
