@@ -44,16 +44,13 @@ _TRIMMED: Final = 0.85  # of the differences, the smaller ones that count: the r
 _BAND: Final = 40
 _BANDS: Final = 24
 
-WIDE: Final = 0.4
-"""How far from the middle the quantiles are that tell the noise of queues that no replay tells: it is in the rare long ones."""
-
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """Of prompts to the hosts that computed them. ``queued_ns``: from any one origin; ``tokens``: to compute, beside those ``cached``."""
+    """Of prompts to the hosts that computed them. ``tokens``: to compute, beside those ``cached``."""
 
     hosts: Texts
-    queued_ns: Floats
+    queued_ns: Floats  # from any one origin
     tokens: Floats
     cached: Floats
     moved: Bools  # came here since another host had refused it
@@ -150,7 +147,7 @@ class Backlog:
             hosts,
             Corrected.learn(queue[known], queue_ns[known]),
             Corrected.learn(compute[known], compute_ns[known]),
-            noise_of(queue[known], WIDE),
+            noise_of(queue[known], 0.4),
         )
 
     def expected_ns(self, visits: Visits) -> tuple[Floats, Floats]:
@@ -230,8 +227,8 @@ def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budg
 
 
 def _alone_ns(visits: Visits, compute_ns: Floats) -> Floats:
-    """What the prompt of each takes alone: the lower quarter of those of its size, where a token weighs more the more stand before
-    it, by as much as makes prompts of one size most alike."""
+    """What the prompt of each takes alone: the lower quarter of those of its size. A token weighs more the more stand before it,
+    by as much as makes prompts of one size most alike."""
     found: list[tuple[float, Floats]] = []
     for weight in ATTENTION:
         size = np.maximum(1.0, visits.tokens * (1 + weight * (visits.cached + visits.tokens / 2)))

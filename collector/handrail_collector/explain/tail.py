@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail.phases import Phase, Place
-from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Causes, Requests, Typical, causes, learn
+from handrail_collector.explain.cause import Causes, causes
+from handrail_collector.explain.columns import PHASES, Requests
 from handrail_collector.explain.contrast import LEAST_TIMES, Contrast
+from handrail_collector.explain.typical import LEAST_REQUESTS, Typical, learn
 from handrail_collector.store.request_columns import may_be
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 

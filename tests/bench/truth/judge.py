@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase
-from handrail_collector.explain.cause import PHASES, Causes, causes, learn, requests_of
+from handrail_collector.explain.cause import Causes, causes
+from handrail_collector.explain.columns import PHASES, requests_of
 from handrail_collector.explain.contrast import DIMENSIONS, Group, contrasts
 from handrail_collector.explain.effect import much_longer
 from handrail_collector.explain.period import NEEDED
+from handrail_collector.explain.typical import learn
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.cells import Measure
 from handrail_fleet import truth

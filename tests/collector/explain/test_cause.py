@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.phases import Phase
-from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Typical, cause_of, causes, learn, requests_of
+from handrail_collector.explain.cause import cause_of, causes
+from handrail_collector.explain.columns import PHASES, requests_of
+from handrail_collector.explain.typical import LEAST_REQUESTS, Typical, learn
 from handrail_collector.rows import PhaseRow, RequestRow
 from made_period import Change, period, slower, usual
 from made_rows import KV_AND_QUEUE, MS
