@@ -36,11 +36,11 @@ ATTENTION: Final = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4)
 ALONE: Final = 0.25
 """The part of prompts of a size that are quicker than one that is computed alone in its steps."""
 
-TELLING: Final = 0.7
-"""A replay is used where queues differ from what it says by less than this part of what they differ by anyway."""
+TELLING: Final = 0.85
+"""A replay is used where queues are off what it says by less than this part of what they are off their median (``_Fit.off``)."""
 
 _FITTED: Final = 2000  # visits that a fit looks at
-_TRIMMED: Final = 0.85  # of the differences, the smaller ones that count: the rest may be a fault's
+_ALIKE: Final = 0.05  # of a typical prompt's time: less is no difference
 _BAND: Final = 40
 _BANDS: Final = 24
 
@@ -132,13 +132,12 @@ class Backlog:
         visits = visits.unmoved([str(name) for name in np.unique(visits.hosts.astype(str)) if name])
         counted = np.flatnonzero(visits.hosts != "")
         first = counted[np.argsort(visits.queued_ns[counted], kind="stable")][:_FITTED]
-        plain = _spread(queue_ns[first] - np.median(queue_ns[first])) if len(first) else 0.0
-        if not plain:
+        if not len(first) or not queue_ns[first].any():
             return None
         alone_ns = _alone_ns(visits, compute_ns)
         fit = _Fit(visits.at(first), alone_ns[first], queue_ns[first], compute_ns[first])
         budget, share = fit.best()
-        if fit.queues_differ(budget, share) >= TELLING * plain:
+        if fit.queues_off(budget, share) >= TELLING * fit.off(queue_ns[first] - np.median(queue_ns[first])):
             return None
         hosts = replay(visits.at(counted), alone_ns[counted], budget, share)
         queue, compute = _found(hosts, visits)
@@ -170,15 +169,20 @@ class _Fit:
 
     def best(self) -> tuple[int, float]:
         """Budget and share: the budget that fits best where a prompt keeps its host for all of its time, then the share."""
-        budget = min(BUDGETS, key=lambda budget: self._differ(budget, SHARES[0]))
-        return budget, min(SHARES, key=lambda share: self._differ(budget, share))
+        budget = min(BUDGETS, key=lambda budget: self._all_off(budget, SHARES[0]))
+        return budget, min(SHARES, key=lambda share: self._all_off(budget, share))
 
-    def queues_differ(self, budget: int, share: float) -> float:
-        return _spread(self.queue_ns - self._replayed(budget, share)[0])
+    def queues_off(self, budget: int, share: float) -> float:
+        return self.off(self.queue_ns - self._replayed(budget, share)[0])
 
-    def _differ(self, budget: int, share: float) -> float:
+    def off(self, differences: Floats) -> float:
+        """How far off, by Cauchy's likelihood: twice as far is little worse, so that those that a fault made long decide nothing."""
+        alike = max(1.0, _ALIKE * float(np.median(self.compute_ns)))
+        return float(np.log1p((differences / alike) ** 2).mean())
+
+    def _all_off(self, budget: int, share: float) -> float:
         queue, compute = self._replayed(budget, share)
-        return _spread(self.queue_ns - queue) + _spread(self.compute_ns - compute)
+        return self.off(self.queue_ns - queue) + self.off(self.compute_ns - compute)
 
     def _replayed(self, budget: int, share: float) -> tuple[Floats, Floats]:
         return _found(replay(self.visits, self.alone_ns, budget, share), self.visits)
@@ -210,6 +214,12 @@ def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budg
             wanted += left[following]
             running.append(following)
             following += 1
+        whole = (left[running[0]] - 1) // budget * budget
+        if whole:  # steps that are the first one's alone, in which nobody else is taken up
+            left[running[0]] -= whole
+            wanted -= whole
+            now += whole * token_ns[running[0]]
+            continue
         room, ended = budget, 0
         for one in running:
             taken = min(left[one], room)
@@ -236,7 +246,7 @@ def _alone_ns(visits: Visits, compute_ns: Floats) -> Floats:
         middles, places = np.unique([size[band].mean() for band in bands], return_inverse=True)
         rates = np.array([np.quantile(compute_ns[band] / size[band], ALONE) for band in bands])
         alone = size * np.interp(size, middles, [rates[places == place].mean() for place in range(len(middles))])
-        found.append((_spread((compute_ns - alone) / np.maximum(alone, 1.0)), alone))
+        found.append((float(np.median(np.abs(compute_ns / np.maximum(alone, 1.0) - 1))), alone))
     return min(found, key=lambda each: each[0])[1]
 
 
@@ -248,10 +258,3 @@ def _found(hosts: Mapping[str, Replayed], visits: Visits) -> tuple[Floats, Float
         same = told.queued_ns[place] == visits.queued_ns[here]
         queue[here[same]], compute[here[same]] = told.queue_ns[place[same]], told.compute_ns[place[same]]
     return queue, compute
-
-
-def _spread(differences: Floats) -> float:
-    """Mean size of the smaller ones."""
-    sizes = np.sort(np.abs(differences[np.isfinite(differences)]))
-    kept = sizes[: max(1, int(len(sizes) * _TRIMMED))]
-    return float(kept.mean()) if len(kept) else 0.0
