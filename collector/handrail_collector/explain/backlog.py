@@ -33,11 +33,11 @@ SHARES: Final = (1.0, 0.9, 0.8, 0.7, 0.5, 0.25, 0.125)
 ATTENTION: Final = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4)
 """How much more a token may take for each one before it."""
 
-ALONE: Final = 0.25
-"""The part of prompts of a size that are quicker than one that is computed alone in its steps."""
+ALONE: Final = 0.12
+"""The part of prompts of a size that are quicker than is typical of one that is computed alone in its steps."""
 
 TELLING: Final = 0.85
-"""A replay is used where queues are off what it says by less than this part of what they are off their median (``_Fit.off``)."""
+"""A replay is used where queues are off what it says by less than this part of what they are off any one figure."""
 
 _FITTED: Final = 2000  # visits that a fit looks at
 _ALIKE: Final = 0.05  # of a typical prompt's time: less is no difference
@@ -137,7 +137,7 @@ class Backlog:
         alone_ns = _alone_ns(visits, compute_ns)
         fit = _Fit(visits.at(first), alone_ns[first], queue_ns[first], compute_ns[first])
         budget, share = fit.best()
-        if fit.queues_off(budget, share) >= TELLING * fit.off(queue_ns[first] - np.median(queue_ns[first])):
+        if fit.queues_off(budget, share) >= TELLING * fit.queues_off_constant():
             return None
         hosts = replay(visits.at(counted), alone_ns[counted], budget, share)
         queue, compute = _found(hosts, visits)
@@ -175,8 +175,12 @@ class _Fit:
     def queues_off(self, budget: int, share: float) -> float:
         return self.off(self.queue_ns - self._replayed(budget, share)[0])
 
+    def queues_off_constant(self) -> float:
+        """Without any replay: of none, or of the median."""
+        return min(self.off(self.queue_ns), self.off(self.queue_ns - np.median(self.queue_ns)))
+
     def off(self, differences: Floats) -> float:
-        """How far off, by Cauchy's likelihood: twice as far is little worse, so that those that a fault made long decide nothing."""
+        """How far off, by Cauchy's likelihood: twice as far is little worse, so that what a fault made long decides nothing."""
         alike = max(1.0, _ALIKE * float(np.median(self.compute_ns)))
         return float(np.log1p((differences / alike) ** 2).mean())
 
@@ -237,7 +241,7 @@ def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budg
 
 
 def _alone_ns(visits: Visits, compute_ns: Floats) -> Floats:
-    """What the prompt of each takes alone: the lower quarter of those of its size. A token weighs more the more stand before it,
+    """What the prompt of each takes alone: as little as few of its size do. A token weighs more the more stand before it,
     by as much as makes prompts of one size most alike."""
     found: list[tuple[float, Floats]] = []
     for weight in ATTENTION:

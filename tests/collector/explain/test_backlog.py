@@ -69,8 +69,8 @@ def test_all_work_is_done_in_order_and_none_twice(came: list[tuple[float, int]],
     told = replay(ordered, ordered.tokens * TOKEN_NS, budget, 1.0)["p0"]
     starts, ends = told.queued_ns + told.queue_ns, told.queued_ns + told.queue_ns + told.compute_ns
     assert (told.queue_ns >= 0).all()
-    assert (np.diff(starts) >= 0).all()
-    assert (np.diff(ends) >= -1).all()  # a ns of rounding
+    assert (np.diff(starts) >= -1).all()  # a ns of rounding
+    assert (np.diff(ends) >= -1).all()
     assert (told.compute_ns >= ordered.tokens * TOKEN_NS - 1).all()
     busy_ns, idle_until = 0.0, 0.0
     for start, end in zip(starts, ends, strict=True):
@@ -144,8 +144,7 @@ def test_of_more_hosts_nobody_knows_where_a_moved_prompt_would_have_been() -> No
     came, queue, compute = made(1200, seed=9)
     moved = np.arange(1200) % 50 == 0
     hosts = np.where(np.arange(1200) % 3 == 2, "p2", came.hosts)
-    queues = {name: told for name, told in replay(replace(came, hosts=hosts), came.tokens * TOKEN_NS, 2048, 1.0).items()}
-    for name, told in queues.items():
+    for name, told in replay(replace(came, hosts=hosts), came.tokens * TOKEN_NS, 2048, 1.0).items():
         queue[hosts == name], compute[hosts == name] = told.queue_ns, told.compute_ns
     backlog = Backlog.learn(replace(came, hosts=hosts, moved=moved), queue, compute)
     assert backlog is not None

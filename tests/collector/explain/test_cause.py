@@ -61,12 +61,14 @@ def test_a_healthy_period_has_nothing_that_stands_out() -> None:
 
 
 def test_two_that_grew_alike_leave_it_open_and_the_host_known() -> None:
-    rows, touched = period(lambda row: {"prefill_queue": 900, "prefill_compute": 900} if row.prefill_host == "p0" else {})
+    """By 895 ms each, where the queue may have been 0 or 40 ms without."""
+    rows, touched = period(lambda row: {"prefill_queue": 900, "prefill_compute": 887} if row.prefill_host == "p0" else {})
     typical = typical_of(rows)
     found = [cause_of(rows[number], typical) for number in touched if rows[number].phases[0].duration_ns == 900 * MS]
-    assert {cause.phase for cause in found} == {None}
+    left_open = [cause for cause in found if cause.phase is None]
+    assert len(left_open) > 0.9 * len(found)
     assert {cause.place for cause in found} == {"p0"}
-    assert {frozenset(cause.alike) for cause in found} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
+    assert {frozenset(cause.alike) for cause in left_open} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
 
 
 def test_two_at_different_hosts_that_grew_alike_have_no_place() -> None:
@@ -168,15 +170,14 @@ TYPICAL = typical_of(period(requests=200)[0])
 
 
 def test_a_burst_like_others_does_not_hide_what_stands_out() -> None:
-    """A long queue that happens now and then anywhere, beside a first step that grew there and then alone: left open."""
+    """A longer queue that happens now and then anywhere, beside a first step that grew there and then alone."""
     rows, touched = period(FAULTS["first step"][0])
-    bursts = set(range(0, len(rows), 40))
+    bursts = set(range(0, len(rows), 37))
     rows = [slower(row, prefill_queue=200) if number in bursts else row for number, row in enumerate(rows)]
     typical = typical_of(rows)
     both = [cause_of(rows[number], typical) for number in touched if number in bursts]
     assert len(both) >= 3
-    assert {cause.phase for cause in both} == {None}
-    assert all(Phase.FIRST_STEP in cause.alike for cause in both)
+    assert {cause.phase for cause in both} == {Phase.FIRST_STEP}
     alone = [cause_of(rows[number], typical) for number in touched if number not in bursts]
     assert {cause.phase for cause in alone} == {Phase.FIRST_STEP}
 
