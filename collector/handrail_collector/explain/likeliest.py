@@ -29,7 +29,7 @@ def _below(value: Floats) -> Floats:
     return found
 
 
-_GRID: Final = np.linspace(-20.0, 20.0, 8001)
+_GRID: Final = np.linspace(-20.0, 20.0, 8001, dtype=np.float64)
 _POINTS: Final = np.interp((np.arange(_QUANTILES) + 0.5) / _QUANTILES, _below(_GRID), _GRID)  # middles of parts equally likely
 
 
@@ -40,7 +40,8 @@ def noise_of(differences: Floats, reach: float = 0.3) -> Floats:
     below the middle. Queues are short as a rule and now and then very long, so the two are not alike.
     """
     low, middle, high = np.quantile(differences, (0.5 - reach, 0.5, 0.5 + reach), axis=0)
-    return np.stack([high - middle, middle - low], axis=-1) / np.interp(0.5 + reach, _below(_GRID), _GRID)
+    found: Floats = np.stack([high - middle, middle - low], axis=-1) / np.interp(0.5 + reach, _below(_GRID), _GRID)
+    return found
 
 
 def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats]:

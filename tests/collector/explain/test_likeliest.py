@@ -21,7 +21,7 @@ def chances(growths: list[float], noises: list[float], touched: list[float]) -> 
     return [float(each) for each in found]
 
 
-CASES = {
+CASES: dict[str, tuple[list[float], list[float], list[float], list[float]]] = {
     "far larger": ([300, 50], [10, 10], [1, 1], [1.0, 0.0]),
     "equal": ([100, 100], [10, 10], [1, 1], [0.5, 0.5]),
     "equal, but one may be as ordinary": ([100, 100], [10, 10], [1, 0.5], [0.75, 0.25]),
@@ -34,8 +34,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_chances(name: str) -> None:
-    *given_, expected = CASES[name]
-    assert chances(*given_) == pytest.approx(expected, abs=0.02)
+    growths, noises, touched, expected = CASES[name]
+    assert chances(growths, noises, touched) == pytest.approx(expected, abs=0.02)
 
 
 def test_a_growth_that_may_be_much_less_is_less_likely_than_one_that_may_be_much_more() -> None:
