@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail.phases import Phase, Place
-from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Causes, Requests, Typical, causes, learn
+from handrail_collector.explain.cause import Causes, causes
+from handrail_collector.explain.columns import PHASES, Requests
 from handrail_collector.explain.contrast import LEAST_TIMES, Contrast
+from handrail_collector.explain.typical import LEAST_REQUESTS, Typical, learn
 from handrail_collector.store.request_columns import may_be
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 
@@ -146,8 +148,8 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     told = sum(each.requests for each in named)
     alike = int((out_of_ordinary & ~found.clear).sum())
     size = (
-        typical.expected_ns(requests.uncached_tokens).sum(axis=1).mean()
-        - typical.expected_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+        typical.by_size_ns(requests.uncached_tokens).sum(axis=1).mean()
+        - typical.by_size_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
     )
     return Causing(
         slow=slow.num_rows,
@@ -201,7 +203,7 @@ def _named(phase: Phase, place: str, at: Any, slow: pa.Table, found: Causes, req
         requests=len(at),
         share=len(at) / slow.num_rows,
         more_ns=round(float(found.excess_ns[at].mean())),
-        typical_ns=round(float(typical.expected_ns(requests.uncached_tokens[at])[:, column].mean())),
+        typical_ns=round(float(typical.expected_ns(requests)[at, column].mean())),
         may_be=_hidden(shapes, str(inside[times.argmax()])),
         first_unix_ns=int(started[len(at) // 20]),
         last_unix_ns=int(started[-1 - len(at) // 20]),
@@ -235,10 +237,12 @@ def requests_in(rows: pa.Table) -> Requests:
         started_unix_ns=_buffer(rows["started_unix_ns"].combine_chunks(), np.int64),  # never null
         ttft_ns=_floats(rows["ttft_ns"]),
         uncached_tokens=_nan_for_null(rows["uncached_tokens"]),
+        cached_tokens=_floats(rows["cached_tokens"]),
         phases_ns=np.stack([_floats(rows[phase_column(phase.value)]) for phase in PHASES], axis=1),
         prefill_host=_texts(rows["prefill_host"]),
         decode_host=_texts(rows["decode_host"]),
         rest_at=np.where(rest.max(axis=1) > 0, places[rest.argmax(axis=1)], ""),
+        moved=np.array(rows["moved"].to_pylist(), bool),
     )
 
 

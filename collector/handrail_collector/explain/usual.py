@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from handrail_collector.explain.cause import LEAST_REQUESTS, Requests, cause_of, learn
+from handrail_collector.explain.cause import cause_of
+from handrail_collector.explain.columns import Requests
+from handrail_collector.explain.typical import LEAST_REQUESTS, learn
 from handrail_collector.rows import RequestRow
 
 

@@ -34,13 +34,15 @@ _COLUMNS: Final = {
     "started_unix_ns": "started_unix_ns",
     "ttft_ns": "ttft_token_ns",
     "uncached_tokens": "prompt_tokens - coalesce(cached_tokens, 0)",
+    "cached_tokens": "coalesce(cached_tokens, 0)",
+    "moved": "coalesce(prefill_attempts, 0) > 1",
     "prefill_host": "coalesce(prefill_host, prefill_instance)",
     "decode_host": "coalesce(decode_host, decode_instance)",
     **{name: name for name in _PHASES},
 }
 _READ: Final = (
     *("started_unix_ns", "ttft_token_ns", "prompt_tokens", "cached_tokens", "prefill_host", "prefill_instance", "decode_host"),
-    *("decode_instance", "scope", "model", "phase_of", *_PHASES),
+    *("prefill_attempts", "decode_instance", "scope", "model", "phase_of", *_PHASES),
 )
 
 

@@ -57,6 +57,7 @@ READ: Final = (
         *PHASE_SUMS,
         "started_unix_ns",
         "prefill_instance",
+        "prefill_attempts",
         "decode_instance",
         "prompt_tokens",
         "cached_tokens",
@@ -215,8 +216,10 @@ def looked_at(table: Expression, cuts: Mapping[str, Cuts], sample: int) -> Expre
     table = table.mutate(slow=slow, sampled=sampled)
     table = table.filter(table.ttft_ns.notnull(), table.slow | table.sampled)
     uncached = (table.prompt_tokens - ibis.coalesce(table.cached_tokens, 0)).name("uncached_tokens")
+    cached = ibis.coalesce(table.cached_tokens, 0).name("cached_tokens")
+    moved = (table.prefill_attempts > 1).name("moved")
     plain = (*DIMENSIONS, *_IDS, *PHASE_SUMS, "client_request_id", "started_unix_ns", "ttft_ns", "phase_shape", "slow", "sampled")
-    return table.select(*plain, uncached)
+    return table.select(*plain, uncached, cached, moved)
 
 
 def _matching(table: Expression, of: Scoped) -> Expression:

@@ -1,9 +1,8 @@
 """Compares what was said of each request with what truly happened. Pure; definitions in docs/truth.md.
 
 *slow*: the fault made its first token later by 50 ms and a fifth, by the twin run. Of these:
-*phase right*: the phase that truly grew most, or one that grew by nine tenths of that, was named; or, where it hides in vLLM's
-queue time at D, ``unattributed`` was said with that phase among what it may be. *right strictly*: only the one that grew most
-counts. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
+*phase right*: the phase that truly grew most was named; or, where it hides in vLLM's queue time at D, ``unattributed`` was said
+with that phase among what it may be. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
 that phase truly is (its host, its link, the router), or the fault's own place. *outcome right*: of requests slow or changed in
 outcome, what the client got is told as it was. *false findings*: share of all requests of the twin without a fault that a finding
 would cover: a cause that stands out, or what the slowest concentrate at, by first token or by gap.
@@ -13,23 +12,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase
-from handrail_collector.explain.cause import PHASES, Causes, causes, learn, requests_of
+from handrail_collector.explain.cause import Causes, causes
+from handrail_collector.explain.columns import PHASES, requests_of
 from handrail_collector.explain.contrast import DIMENSIONS, Group, contrasts
 from handrail_collector.explain.effect import much_longer
 from handrail_collector.explain.period import NEEDED
+from handrail_collector.explain.typical import learn
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.cells import Measure
 from handrail_fleet import truth
 from handrail_fleet.truth import Excess, RequestTruth
-
-ALIKE = 0.9
-"""A phase that truly grew by this share of the one that grew most is an answer as good."""
 
 HIDDEN = frozenset({"kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_queue"})
 _TOLD = {  # what the client got, in the words of a row
@@ -57,6 +55,29 @@ class Known:
     baseline: str
 
 
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Requests of one run, or of several with their seeds. All but the first four are of the ``slow`` ones."""
+
+    requests: int = 0
+    falsely_found: int = 0  # of those of the twin
+    touched: int = 0  # slow, or of another outcome
+    outcome_right: int = 0  # of ``touched``, as the next
+    kv_outcome_wrong: int = 0
+    slow: int = 0
+    named: int = 0
+    unattributed: int = 0
+    open: int = 0
+    placed: int = 0
+    misnamed: int = 0
+    found: int = 0
+    baseline: int = 0
+    baseline_misnamed: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """Shares are 0 to 1, None where there is nothing to judge. ``named`` and ``unattributed`` add up to ``phase_right``."""
@@ -65,19 +86,38 @@ class Score:
     requests: int
     slow: int
     phase_right: float | None
-    right_strictly: float | None
     named: float | None
     unattributed: float | None
-    open: float | None  # two phases alike, or nothing grew: none was named
+    open: float | None  # no phase is likely enough, or nothing grew: none was named
     host_right: float | None
     outcome_right: float | None
     kv_outcome_wrong: float | None
     misnamed: float | None
-    misnamed_strictly: float | None
     found: float | None  # of the slow ones, those that a finding covers
     false_findings: float
     baseline_phase_right: float | None
     baseline_misnamed: float | None
+
+    @classmethod
+    def of(cls, scenario: str, counts: Counts) -> Score:
+        slow, touched = counts.slow, counts.touched
+        return cls(
+            scenario=scenario,
+            requests=counts.requests,
+            slow=slow,
+            phase_right=_share(counts.named + counts.unattributed, slow),
+            named=_share(counts.named, slow),
+            unattributed=_share(counts.unattributed, slow),
+            open=_share(counts.open, slow),
+            host_right=_share(counts.placed, slow),
+            outcome_right=_share(counts.outcome_right, touched),
+            kv_outcome_wrong=_share(counts.kv_outcome_wrong, touched),
+            misnamed=_share(counts.misnamed, slow),
+            found=_share(counts.found, slow),
+            false_findings=_share(counts.falsely_found, counts.requests) or 0.0,
+            baseline_phase_right=_share(counts.baseline, slow),
+            baseline_misnamed=_share(counts.baseline_misnamed, slow),
+        )
 
     def plain(self) -> dict[str, str | int | float | None]:
         """What ``--json`` prints."""
@@ -95,29 +135,13 @@ class Score:
         return {name: getattr(self, name) for name in told}
 
 
-@dataclass(slots=True)
-class _Tally:
-    named: int = 0
-    unattributed: int = 0
-    strictly: int = 0
-    open: int = 0
-    placed: int = 0
-    misnamed: int = 0
-    misnamed_strictly: int = 0
-    found: int = 0
-    baseline: int = 0
-    baseline_misnamed: int = 0
-
-
-def found_share(rows: Sequence[RequestRow]) -> float:
-    """Share of the requests that findings would cover."""
-    if not rows:
-        return 0.0
-    told = _causes(rows)
+def found_in(rows: Sequence[RequestRow]) -> int:
+    """How many of the requests findings would cover."""
+    told = _causes(rows) if rows else None
     covered = told.standing.copy() if told is not None else np.zeros(len(rows), bool)
     for measure in (Measure.TTFT, Measure.GAP):
         covered |= _concentrated(rows, measure)
-    return float(np.mean(covered))
+    return int(covered.sum())
 
 
 def _concentrated(rows: Sequence[RequestRow], measure: Measure) -> NDArray[np.bool_]:
@@ -157,36 +181,21 @@ def _causes(rows: Sequence[RequestRow]) -> Causes | None:
     return causes(requests, typical) if typical is not None else None
 
 
-def judge(scenario: str, run: Sequence[Known], fault_place: str, false_findings: float) -> Score:
-    """The score of one run. ``false_findings`` is the twin's ``found_share``."""
+def judge(run: Sequence[Known], fault_place: str, falsely_found: int) -> Counts:
+    """``falsely_found``: the twin's ``found_in``."""
     rows = [known.row for known in run if known.row is not None]
     told = _causes(rows)
     at = {row.client_request_id: index for index, row in enumerate(rows)}
-    slow = [known for known in run if _slow(known)]
-    tally = _Tally()
-    for known in slow:
-        _count(known, told, at.get(known.truth.request_id), fault_place, tally)
-    touched = [known for known in run if _slow(known) or (known.excess is not None and known.excess.outcome_changed)]
-    count = len(slow)
-    return Score(
-        scenario=scenario,
-        requests=len(run),
-        slow=count,
-        phase_right=_share(tally.named + tally.unattributed, count),
-        right_strictly=_share(tally.strictly, count),
-        named=_share(tally.named, count),
-        unattributed=_share(tally.unattributed, count),
-        open=_share(tally.open, count),
-        host_right=_share(tally.placed, count),
-        outcome_right=_share(sum(_outcome_right(known) for known in touched), len(touched)),
-        kv_outcome_wrong=_share(sum(_kv_outcome_wrong(known) for known in touched), len(touched)),
-        misnamed=_share(tally.misnamed, count),
-        misnamed_strictly=_share(tally.misnamed_strictly, count),
-        found=_share(tally.found, count),
-        false_findings=round(false_findings, 4),
-        baseline_phase_right=_share(tally.baseline, count),
-        baseline_misnamed=_share(tally.baseline_misnamed, count),
-    )
+    counts = Counts(requests=len(run), falsely_found=falsely_found)
+    for known in run:
+        slow = _slow(known)
+        if slow:
+            _count(known, told, at.get(known.truth.request_id), fault_place, counts)
+        if slow or (known.excess is not None and known.excess.outcome_changed):
+            counts.touched += 1
+            counts.outcome_right += _outcome_right(known)
+            counts.kv_outcome_wrong += _kv_outcome_wrong(known)
+    return counts
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -198,38 +207,29 @@ def _slow(known: Known) -> bool:
     return excess is not None and excess.ttft_ns is not None and ttft_ns is not None and excess.slow(ttft_ns - excess.ttft_ns)
 
 
-def _count(known: Known, told: Causes | None, index: int | None, fault_place: str, tally: _Tally) -> None:
+def _count(known: Known, told: Causes | None, index: int | None, fault_place: str, counts: Counts) -> None:
     excess = known.excess
     assert excess is not None
     assert excess.phase is not None
-    true_phase, as_good = _in_words_of_a_row(excess.phase), _as_good(excess)
-    tally.baseline += known.baseline in as_good
-    tally.baseline_misnamed += known.baseline not in ("", *as_good)
+    true_phase = _in_words_of_a_row(excess.phase)
+    counts.slow += 1
+    counts.baseline += known.baseline == true_phase
+    counts.baseline_misnamed += known.baseline not in ("", true_phase)
     if told is None or index is None:
-        tally.open += 1
+        counts.open += 1
         return
-    tally.found += bool(told.standing[index])
-    tally.placed += told.place[index] in _places(excess, fault_place)
+    counts.found += bool(told.standing[index])
+    counts.placed += told.place[index] in _places(excess, fault_place)
     if not told.clear[index]:
-        tally.open += 1
+        counts.open += 1
         return
     phase = PHASES[told.leading[index]]
     if phase is Phase.UNATTRIBUTED:
-        hidden = HIDDEN & _may_be(known.row)
-        tally.unattributed += bool(hidden & as_good)
-        tally.strictly += true_phase in hidden
+        counts.unattributed += true_phase in HIDDEN & _may_be(known.row)
         return
     named = (Phase.ROUTER_AND_HOPS if phase in _BETWEEN else phase).value
-    tally.named += named in as_good
-    tally.misnamed += named not in as_good
-    tally.strictly += named == true_phase
-    tally.misnamed_strictly += named != true_phase
-
-
-def _as_good(excess: Excess) -> set[str]:
-    """The phase that grew most, and those that grew by nearly as much: of these the truth itself does not say which it was."""
-    most = max(excess.phases.values())
-    return {_in_words_of_a_row(phase) for phase, ns in excess.phases.items() if ns >= ALIKE * most}
+    counts.named += named == true_phase
+    counts.misnamed += named != true_phase
 
 
 _BETWEEN = frozenset({Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS})

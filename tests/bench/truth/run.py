@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.truth import baseline
 from bench.truth.cases import TRACES, Case
-from bench.truth.judge import Known, Score, by_request, found_share, judge
+from bench.truth.judge import Counts, Known, Score, by_request, found_in, judge
 from handrail.cli.simulated import arrivals
 from handrail.records import EngineRequest
 from handrail_collector.offline import newest, rows_of
@@ -30,7 +30,7 @@ class _Twin:
     truths: Sequence[RequestTruth]
     flights: Sequence[Flight]
     rows: Sequence[RequestRow]
-    found: float
+    found: int
 
 
 class Referee:
@@ -44,13 +44,17 @@ class Referee:
         self._twins: dict[tuple[str, str, float], _Twin] = {}
 
     def score(self, case: Case) -> Score:
+        """Of this one run."""
+        return Score.of(case.name, self.counts(case))
+
+    def counts(self, case: Case) -> Counts:
         """Raises what the simulation raises: ``ValueError``, ``OSError``."""
         settings = case.settings(self._requests, self._seed, self._traces)
         twin = self._twin(case, settings)
         faults = case.faults(twin.plans)
         if not faults:
             healthy = [Known(truth, None, None, "") for truth in twin.truths]
-            return judge(case.name, healthy, "", twin.found)
+            return judge(healthy, "", twin.found)
         flights = Simulation(settings.scenario, twin.plans, self._seed, faults).run()
         rows, vllm = self._told(settings.scenario, flights, faults)
         said = by_request(rows)
@@ -58,7 +62,7 @@ class Referee:
         for well, flight in zip(twin.truths, flights, strict=True):
             truth = record(settings.scenario, flight)
             run.append(Known(truth, excess(well, truth), said.get(truth.request_id), vllm.get(truth.request_id, "")))
-        return judge(case.name, run, faults[0].place, twin.found)
+        return judge(run, faults[0].place, twin.found)
 
     def rows(self, case: Case) -> dict[str, RequestRow]:
         """What is said of the case's requests, by the client's id."""
@@ -77,7 +81,7 @@ class Referee:
             flights = Simulation(settings.scenario, plans, self._seed).run()
             rows, _ = self._told(settings.scenario, flights, ())
             truths = [record(settings.scenario, flight) for flight in flights]
-            self._twins[key] = _Twin(plans, truths, flights, rows, found_share(rows))
+            self._twins[key] = _Twin(plans, truths, flights, rows, found_in(rows))
         return self._twins[key]
 
     def _told(

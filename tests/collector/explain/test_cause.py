@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.phases import Phase
-from handrail_collector.explain.cause import LEAST_REQUESTS, PHASES, Typical, cause_of, causes, learn, requests_of
+from handrail_collector.explain.cause import cause_of, causes
+from handrail_collector.explain.columns import PHASES, requests_of
+from handrail_collector.explain.typical import LEAST_REQUESTS, Typical, learn
 from handrail_collector.rows import PhaseRow, RequestRow
 from made_period import Change, period, slower, usual
 from made_rows import KV_AND_QUEUE, MS
@@ -59,19 +61,31 @@ def test_a_healthy_period_has_nothing_that_stands_out() -> None:
 
 
 def test_two_that_grew_alike_leave_it_open_and_the_host_known() -> None:
-    rows, touched = period(lambda row: {"prefill_queue": 900, "prefill_compute": 900} if row.prefill_host == "p0" else {})
+    """By 900 ms each, where either took anything between 0 and 100 ms more at any time."""
+    random = Random(3)
+    rows, _ = period()
+    touched = [number for number in range(400, 800) if rows[number].prefill_host == "p0"]
+    more = [(random.uniform(0, 100), random.uniform(0, 100)) for _ in rows]
+    for number in touched:
+        more[number] = 950, 950
+    rows = [
+        slower(row, prefill_queue=queue - row.phases[0].duration_ns / MS, prefill_compute=compute)
+        for row, (queue, compute) in zip(rows, more, strict=True)
+    ]
     typical = typical_of(rows)
-    found = [cause_of(rows[number], typical) for number in touched if rows[number].phases[0].duration_ns == 900 * MS]
-    assert {cause.phase for cause in found} == {None}
+    found = [cause_of(rows[number], typical) for number in touched]
+    left_open = [cause for cause in found if cause.phase is None]
+    assert len(left_open) >= 5  # the others are a little more likely one than the other
     assert {cause.place for cause in found} == {"p0"}
-    assert {frozenset(cause.alike) for cause in found} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
+    assert {frozenset(cause.alike) for cause in left_open} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
 
 
 def test_two_at_different_hosts_that_grew_alike_have_no_place() -> None:
     rows, touched = period(lambda row: {"prefill_compute": 200, "first_step": 200})
     typical = typical_of(rows)
     found = [cause_of(rows[number], typical) for number in touched]
-    assert {(cause.phase, cause.place) for cause in found} == {(None, "")}
+    assert {cause.place for cause in found if cause.phase is None} == {""}
+    assert {cause.place for cause in found if cause.phase is Phase.FIRST_STEP} <= {"d0", "d1"}
 
 
 def test_what_is_ordinary_there_is_not_the_cause() -> None:
@@ -166,15 +180,14 @@ TYPICAL = typical_of(period(requests=200)[0])
 
 
 def test_a_burst_like_others_does_not_hide_what_stands_out() -> None:
-    """A long queue that happens now and then anywhere, beside a first step that grew there and then alone: left open."""
+    """A longer queue that happens now and then anywhere, beside a first step that grew there and then alone."""
     rows, touched = period(FAULTS["first step"][0])
-    bursts = set(range(0, len(rows), 40))
+    bursts = set(range(0, len(rows), 37))
     rows = [slower(row, prefill_queue=200) if number in bursts else row for number, row in enumerate(rows)]
     typical = typical_of(rows)
     both = [cause_of(rows[number], typical) for number in touched if number in bursts]
     assert len(both) >= 3
-    assert {cause.phase for cause in both} == {None}
-    assert all(Phase.FIRST_STEP in cause.alike for cause in both)
+    assert {cause.phase for cause in both} == {Phase.FIRST_STEP}
     alone = [cause_of(rows[number], typical) for number in touched if number not in bursts]
     assert {cause.phase for cause in alone} == {Phase.FIRST_STEP}
 

@@ -12,7 +12,7 @@ import pytest
 
 from bench.truth import baseline, judge, report
 from bench.truth.cases import CASES, Case
-from bench.truth.judge import Known, Score
+from bench.truth.judge import Counts, Known, Score
 from bench.truth.run import Referee
 from handrail_collector.rows import PhaseRow, RequestRow
 from handrail_fleet import truth
@@ -88,9 +88,9 @@ def played(referee: Referee) -> list[Known]:
     kept: list[list[Known]] = []
     original = judge.judge
 
-    def keep(scenario: str, run: list[Known], place: str, false: float) -> Score:
+    def keep(run: list[Known], place: str, false: int) -> Counts:
         kept.append(run)
-        return original(scenario, run, place, false)
+        return original(run, place, false)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.truth.run.judge", keep)
@@ -129,20 +129,32 @@ def test_a_wrong_answer_is_judged_wrong(
     played: list[Known], name: str, change: Callable[[RequestRow], RequestRow], judged: Callable[[Score], bool]
 ) -> None:
     wrong = [replace(known, row=change(known.row)) if known.row is not None else known for known in played]
-    assert judged(judge.judge(name, wrong, "elsewhere", 0.0))
+    assert judged(Score.of(name, judge.judge(wrong, "elsewhere", 0)))
 
 
 def test_a_request_that_nothing_is_said_of_is_not_right(played: list[Known]) -> None:
-    score = judge.judge("silence", [replace(known, row=None) for known in played], "p0", 0.0)
+    score = Score.of("silence", judge.judge([replace(known, row=None) for known in played], "p0", 0))
     assert (score.phase_right, score.host_right, score.outcome_right, score.open) == (0, 0, 0, 1)
 
 
 def test_a_missed_goal_is_told(played: list[Known]) -> None:
-    case = BY_NAME["slow_prefill"]
     wrong = [replace(known, row=swapped(known.row)) if known.row is not None else known for known in played]
-    told = report.missed([judge.judge(case.name, wrong, "p0", 0.0)], [case])
+    told = report.missed([Score.of("wrong", judge.judge(wrong, "p0", 0))])
     assert [line.split(":")[1].split()[0] for line in told] == ["misnamed", "phase", "host"]
-    assert report.missed([judge.judge(case.name, played, "p0", 0.0)], [case]) == []
+    assert report.missed([Score.of("right", judge.judge(played, "p0", 0))]) == []
+
+
+def test_the_goal_for_phases_is_higher_with_the_plugin(played: list[Known]) -> None:
+    score = replace(Score.of("right", judge.judge(played, "p0", 0)), phase_right=0.93)
+    assert report.missed([score]) == []
+    assert report.missed([score], plugin=True) == ["right: phase right 93.0%; the goal is at least 95%"]
+
+
+def test_runs_are_counted_together(played: list[Known]) -> None:
+    one, two = (Score.of("runs", judge.judge(part, "p0", 0)) for part in (played, [replace(k, row=None) for k in played]))
+    both = Score.of("runs", judge.judge(played, "p0", 0) + judge.judge([replace(k, row=None) for k in played], "p0", 0))
+    assert both.slow == one.slow + two.slow
+    assert both.phase_right == pytest.approx((one.phase_right or 0) / 2, abs=1e-4)
 
 
 def test_vllm_alone_names_a_hidden_wait_a_queue(referee: Referee) -> None:

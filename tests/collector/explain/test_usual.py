@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from handrail.phases import Phase
-from handrail_collector.explain.cause import LEAST_REQUESTS, requests_of
+from handrail_collector.explain.columns import requests_of
+from handrail_collector.explain.typical import LEAST_REQUESTS
 from handrail_collector.explain.usual import Verdict, against, to_json
 from made_period import period, slower
 from made_rows import KV_AND_QUEUE, MS, ROWS, STARTED, phase, request_row

@@ -18,7 +18,8 @@ from handrail.cli.main import main
 from handrail.cli.slowness import slowness
 from handrail.cli.waterfall import render_waterfall
 from handrail_collector.api.server import ApiServer
-from handrail_collector.explain.cause import LEAST_REQUESTS, requests_of
+from handrail_collector.explain.columns import requests_of
+from handrail_collector.explain.typical import LEAST_REQUESTS
 from handrail_collector.explain.usual import against, to_json
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.publish import Publisher
