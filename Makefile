@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 ENGINE ?= emulated
 
-.PHONY: help setup demo test check fix test-vllm bench bench-truth bench-overhead clean
+.PHONY: help setup demo test check fix test-vllm bench bench-truth bench-stalls bench-overhead clean
 
 help: ## this page
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ bench: setup ## benchmarks with budgets; ARGS=--json for one object a line
 
 bench-truth: setup ## judge what is said of slow requests by what truly happened; ARGS="--json --seed 1"
 	@$(BIN)/python -m tests.bench.truth $(ARGS)
+
+bench-stalls: setup ## judge the causes told of stalls by what truly made them; ARGS="--json --seed 1"
+	@$(BIN)/python -m tests.bench.stalls $(ARGS)
 
 bench-overhead: setup ## what the plugin costs on a real pair; writes docs/overhead.md (20 minutes, idle machine); ARGS="--pairs 2"
 	@$(BIN)/python -m tests.bench.overhead $(ARGS)

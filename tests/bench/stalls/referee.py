@@ -52,34 +52,25 @@ class Score:
     shuffled_named: int = 0
     by_cause: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def right_share(self) -> float:
-        return self.right / self.clear if self.clear else 0.0
-
-    @property
-    def wrong_share(self) -> float:
-        return self.wrong / self.told if self.told else 0.0
-
-    @property
-    def shuffled_share(self) -> float:
-        return self.shuffled_named / self.shuffled if self.shuffled else 0.0
-
 
 def fly(setting: Setting, requests: int, seed: int) -> Ran:
     return ran(Settings(scenario=setting.scenario, requests=requests, seed=seed, faults=setting.faults))
 
 
-def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
-    """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
+def heard(setting: Setting, flown: Ran, seed: int) -> list[tuple[int, Any]]:
+    """What a collector hears of a run, in order: each record with when it was received."""
     run: dict[str, Any] = {"seed": seed, "started_unix_ns": STARTED_UNIX_NS}
     made = arrivals(setting.scenario, flown.flights, setting.faults, plugin=True, **run)
     records: list[tuple[int, Any]] = [(one.received_unix_ns, one.record) for one in made]
     records += [(one.received_unix_ns, one.record) for one in engine_arrivals(setting.scenario, flown, setting.faults, **run)]
-    records.sort(key=lambda each: each[0])
-    if moved is not None:
-        records = shuffled(records, moved)
+    return sorted(records, key=lambda each: each[0])
+
+
+def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
+    """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
+    records = heard(setting, flown, seed)
     stalls: list[StallRow] = []
-    for _ in rows_of(records, stalls=stalls):
+    for _ in rows_of(records if moved is None else shuffled(records, moved), stalls=stalls):
         pass
     last = {}
     for row in stalls:

@@ -1,0 +1,86 @@
+"""The scores for a person, for a script, and the goals that were missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.table import Table
+
+from bench.stalls.referee import Score
+
+RIGHT: Final = 0.9
+SHUFFLED: Final = 0.02
+LEAST: Final = 30
+"""Stalls that are needed to judge a share of them."""
+
+_HEADINGS: Final = (
+    ("\nscene", "left"),
+    ("\nstalls", "right"),
+    ("with one\ntrue cause", "right"),
+    ("named\nright", "right"),
+    ("left\nunknown", "right"),
+    ("named\nanother", "right"),
+    ("no single\ncause: named", "right"),
+    ("moved in\ntime: named", "right"),
+)
+
+
+def table(scores: Sequence[Score]) -> Table:
+    """One line a scene."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading, justify in _HEADINGS:
+        made.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for score in scores:
+        made.add_row(
+            score.name,
+            f"{score.told:,}",
+            f"{score.clear:,}",
+            _percent(score.right, score.clear),
+            _percent(score.unknown, score.clear),
+            _percent(score.wrong, score.told),
+            f"{score.none_named} of {score.none}",
+            _percent(score.shuffled_named, score.shuffled),
+        )
+    return made
+
+
+def plain(score: Score) -> dict[str, Any]:
+    """One object for JSON; shares are None where nothing is to be judged."""
+    return {
+        "scene": score.name,
+        "stalls": score.told,
+        "one_true_cause": score.clear,
+        "right": _share(score.right, score.clear),
+        "unknown": _share(score.unknown, score.clear),
+        "wrong": _share(score.wrong, score.told),
+        "no_single_cause": score.none,
+        "no_single_cause_named": score.none_named,
+        "shuffled": score.shuffled,
+        "shuffled_named": _share(score.shuffled_named, score.shuffled),
+        "by_cause": dict(sorted(score.by_cause.items())),
+    }
+
+
+def missed(scores: Sequence[Score]) -> list[str]:
+    """The goals that a run missed, in words; also where it has too little to tell."""
+    found = []
+    for score in scores:
+        for name, part, whole, goal, least in (
+            ("named right", score.right, score.clear, RIGHT, True),
+            ("named though moved in time", score.shuffled_named, score.shuffled, SHUFFLED, False),
+        ):
+            if whole < LEAST:
+                found.append(f"{score.name}: {whole} stalls are too few to judge; send more requests (--requests)")
+            elif (part / whole < goal) if least else (part / whole > goal):
+                bound = "at least" if least else "at most"
+                found.append(f"{score.name}: {name} {part / whole:.1%}; the goal is {bound} {goal:.0%}")
+    return found
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "–"
