@@ -88,7 +88,7 @@ def _show_processes(console: Console, found: Found) -> None:
     for each in found.processes:
         held = f"{each.memory_bytes / 1e9:.1f} GB" if each.memory_bytes is not None else "memory not told"
         console.print(Text(f"  {_which(found, each.gpu)}: pid {each.pid} {each.name or '?'}, {held}"))
-    if not all(each.verified for each in found.processes):
+    if not all(each.seen_here for each in found.processes):
         console.print(
             Text("  ? holds no GPU as far as can be seen here: pids are the host's, so whose it is cannot be told", style="dim")
         )

@@ -16,13 +16,13 @@ _DEVICE_FILES: Final = "/dev/nvidia"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """``verified``: a process of this pid is here and holds a GPU's device file; else the pid says nothing about who it is."""
+    """``seen_here``: a process of this pid is here and holds a GPU's device file; else the pid says nothing about who it is."""
 
     gpu: str  # UUID
     pid: int
     memory_bytes: int | None  # None where the driver does not tell
-    verified: bool
-    name: str = ""  # only of a verified one
+    seen_here: bool
+    name: str = ""  # only where it is seen here
 
 
 def processes_of(nvml: Nvml, gpu: Gpu, proc: Path = Path("/proc")) -> list[GpuProcess]:
@@ -44,11 +44,11 @@ def holds_a_gpu(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 def _process(listed: Any, uuid: str, proc: Path) -> GpuProcess:
-    verified = holds_a_gpu(listed.pid, proc)
+    seen_here = holds_a_gpu(listed.pid, proc)
     used = listed.usedGpuMemory
     memory = None if used is None or used in _NOT_TOLD else int(used)
     return GpuProcess(
-        gpu=uuid, pid=listed.pid, memory_bytes=memory, verified=verified, name=_name(listed.pid, proc) if verified else ""
+        gpu=uuid, pid=listed.pid, memory_bytes=memory, seen_here=seen_here, name=_name(listed.pid, proc) if seen_here else ""
     )
 
 
