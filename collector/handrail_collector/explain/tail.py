@@ -31,6 +31,10 @@ LEAST_SHARE: Final = 0.05
 LEAST_NAMED: Final = 8
 """Requests with one cause: one burst, or a few of the longest prompts at one host, make as many as six alike in healthy runs."""
 
+MORE_THAN_ORDINARY: Final = 0.5
+"""Where the slow concentrate at a host, a cause there counts from this part of such growths on that is more than ordinary: the
+longest prompts may all go to one host, and a queue that is as frequent everywhere is no cause of theirs."""
+
 EXAMPLES: Final = 3
 
 _ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.UNATTRIBUTED)]
@@ -135,7 +139,7 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     requests = requests_in(slow)
     found = causes(requests, typical)
     place, concentrated = _concentrated(slow, found, places)
-    out_of_ordinary = (found.standing | concentrated) & (found.leading >= 0)
+    out_of_ordinary = (found.standing | concentrated & (found.surplus >= MORE_THAN_ORDINARY)) & (found.leading >= 0)
     standing = out_of_ordinary & found.clear
     groups: dict[tuple[int, str], list[int]] = {}
     for at in np.flatnonzero(standing).tolist():

@@ -132,7 +132,7 @@ def test_F05_without_a_library_it_says_what_would_bring_one(double: Double) -> N
 def test_F07_a_pid_of_the_host_is_nobody_here(double: Double, tmp_path: Path, bytes_: str, known: int | None) -> None:
     scenario = Scenario(f"gpu 0 process 28290 {bytes_}")
     (process,) = double.call("nvml.runs:processes", scenario, str(tmp_path))
-    assert process == {"gpu": "GPU-fake-0", "pid": 28290, "memory_bytes": known, "verified": False, "name": ""}
+    assert process == {"gpu": "GPU-fake-0", "pid": 28290, "memory_bytes": known, "seen_here": False, "name": ""}
 
 
 def test_F07_a_pid_that_holds_no_gpu_is_not_taken_for_the_process(double: Double, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_F07_a_pid_that_holds_no_gpu_is_not_taken_for_the_process(double: Double
         (folder / "3").symlink_to(device)
         (folder.parent / "comm").write_text("VLLM::Worker_TP\n")
     found = double.call("nvml.runs:processes", Scenario("gpu 0 process 28290 1", "gpu 0 process 28291 1"), str(tmp_path))
-    assert [(each["verified"], each["name"]) for each in found] == [(False, ""), (True, "VLLM::Worker_TP")]
+    assert [(each["seen_here"], each["name"]) for each in found] == [(False, ""), (True, "VLLM::Worker_TP")]
 
 
 def test_F07_no_list_at_all(double: Double, tmp_path: Path) -> None:
