@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from handrail.gpu import lane as lane_module
+from handrail.gpu import view as view_module
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Unavailable, list_gpus, open_nvml
 from handrail.gpu.processes import processes_of
@@ -245,6 +246,25 @@ def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
     }
     sampler.stop()
     return after
+
+
+def goes_stale() -> dict[str, Any]:
+    """A value that was read is not shown any more when its call hangs; what is still read is."""
+    view_module._STALE_NS = 100_000_000  # type: ignore[misc]
+    running = Running(period_ns=50_000_000)
+    names: set[str] = set()
+
+    def shown() -> set[str]:
+        return {value.name for device, value in fresh_values(running.sampler) if device.index == 1}
+
+    running.until(lambda: "utilization_ratio" in shown())
+    running.until(lambda: bool(running.sampler.stats.given_up))
+    running.until(lambda: "utilization_ratio" not in shown() and "power_watts" in shown())
+    names |= shown()
+    control().release()
+    running.until(lambda: "utilization_ratio" in shown())
+    running.sampler.stop()
+    return {"others": "pcie_bytes" in names}
 
 
 def everything_of_one_gpu_hangs() -> dict[str, Any]:

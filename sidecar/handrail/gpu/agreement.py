@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from handrail import conventions as names
+from handrail.gpu.counters import NVLINK_RATE, PCIE_RATE
 from handrail.gpu.failures import STANDS_STILL
 from handrail.gpu.slots import Slot
 
-_PAIRS: Final = {"pcie_bytes_per_second": "pcie_bytes", "nvlink_bytes_per_second": "nvlink_bytes"}
+_PAIRS: Final = {PCIE_RATE: names.GPU_PCIE_BYTES, NVLINK_RATE: names.GPU_NVLINK_BYTES}
 _SPAN_S: Final = 1.0
 _MOVED_BYTES: Final = 64 << 20  # within a span: less may be what one of them does not see
 _SPANS: Final = 3

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from handrail import conventions as names
 from handrail.families.schema import Kind
 from handrail.hardware import Counter
 
 ALL_LINKS: Final = 0xFFFFFFFF  # as a field's scope: the sum over the device's NVLinks
 EACH_LINK: Final = -1  # ours: one entry a link, summed here
 MOST_LINKS: Final = 18  # NVML_NVLINK_MAX_LINKS
+PCIE_RATE: Final = "pcie_bytes_per_second"
+NVLINK_RATE: Final = "nvlink_bytes_per_second"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ _GPM_ABSENT: Final = (
     "before Hopper and in most vGPUs; DCGM's profiling gives the like from Volta on; pcie_bytes and nvlink_bytes count traffic"
 )
 _OLD: Final = "where the driver or the product lacks it"
-_RX_TX: Final = ("receive", "transmit")
+_RX_TX: Final = (names.RECEIVE, names.TRANSMIT)
 
 REASONS: Final = {
     "power_cap": 0x4,
@@ -175,7 +178,7 @@ def _reason(bit: int) -> tuple[Call, ...]:
 COUNTERS: Final = (
     # --- what the GPU does
     _row(
-        "utilization_ratio",
+        names.GPU_BUSY,
         _G,
         "1",
         "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran: not how busy it was",
@@ -195,7 +198,7 @@ COUNTERS: Final = (
         most=1.0,
     ),
     _row(
-        "sm_active_ratio",
+        names.GPU_SM_ACTIVE,
         _G,
         "1",
         "Share of the streaming multiprocessors that were busy, over the window",
@@ -217,7 +220,7 @@ COUNTERS: Final = (
         on_mig=True,
     ),
     _row(
-        "tensor_active_ratio",
+        names.GPU_TENSOR_ACTIVE,
         _G,
         "1",
         "Share of the window in which tensor pipes were busy",
@@ -228,7 +231,7 @@ COUNTERS: Final = (
         on_mig=True,
     ),
     _row(
-        "dram_active_ratio",
+        names.GPU_DRAM_ACTIVE,
         _G,
         "1",
         "Bandwidth of device memory in use, of the most possible, over the window",
@@ -239,7 +242,7 @@ COUNTERS: Final = (
         on_mig=True,
     ),
     _row(
-        "pcie_bytes_per_second",
+        PCIE_RATE,
         _G,
         "By/s",
         "PCIe traffic over the window, as performance monitoring counts it",
@@ -249,7 +252,7 @@ COUNTERS: Final = (
         pace=Pace.WINDOW,
     ),
     _row(
-        "nvlink_bytes_per_second",
+        NVLINK_RATE,
         _G,
         "By/s",
         "NVLink traffic of all links over the window, as performance monitoring counts it",
@@ -353,7 +356,7 @@ COUNTERS: Final = (
         most=200,
     ),
     _row(
-        "clock_hertz",
+        names.GPU_CLOCK,
         _G,
         "Hz",
         "Clock of the streaming multiprocessors and of the memory",
@@ -374,10 +377,10 @@ COUNTERS: Final = (
         most=1e11,
     ),
     _row(
-        "throttled",
+        names.GPU_THROTTLED,
         _G,
         "1",
-        "1 while this reason holds the clocks down",
+        "1 while this reason holds the clocks down: told at every tick then and when it ends, once a second else",
         "on Jetson; reasons that the product does not know",
         values=tuple(Value(_reason(bit), reason) for reason, bit in REASONS.items()),
         label="reason",
@@ -398,7 +401,7 @@ COUNTERS: Final = (
     ),
     # --- links
     _row(
-        "pcie_bytes",
+        names.GPU_PCIE_BYTES,
         _C,
         "By",
         "Bytes over PCIe as the GPU sees it, packet headers among them; from when this sidecar first looked, wraps undone",
@@ -421,7 +424,7 @@ COUNTERS: Final = (
         ),
         label="direction",
         pace=Pace.SNAPSHOT,
-        only_without="pcie_bytes",
+        only_without=names.GPU_PCIE_BYTES,
     ),
     _row(
         "pcie_replays",
@@ -433,7 +436,7 @@ COUNTERS: Final = (
         pace=Pace.RARE,
     ),
     _row(
-        "nvlink_bytes",
+        names.GPU_NVLINK_BYTES,
         _C,
         "By",
         "Data over all NVLinks without protocol overhead; from when this sidecar first looked, wraps undone",

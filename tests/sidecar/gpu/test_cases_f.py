@@ -102,6 +102,10 @@ def test_F04_a_field_that_hangs_takes_only_itself_out_of_its_batch(double: Doubl
     assert "field 186" not in found["steps"]  # one batch again
 
 
+def test_F04_what_was_read_before_a_call_hung_is_not_shown_as_if_it_were_now(double: Double) -> None:
+    assert double.call("nvml.runs:goes_stale", h100(2).add("at 2 gpu 1 hang UtilizationRates released"))["others"]
+
+
 def test_F04_stopping_waits_for_no_call_and_threads_are_bounded(double: Double) -> None:
     found = double.call("nvml.runs:everything_of_one_gpu_hangs", h100(2).add("at 0.5 gpu 1 hang * released"))
     assert found["threads"] <= 10
