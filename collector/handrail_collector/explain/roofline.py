@@ -54,7 +54,8 @@ class How(str, Enum):
 class Pool:
     """The GPUs of one role. ``intensity`` and ``ridge``: operations a byte, of an estimate; ``why``: of what is not known.
 
-    ``busy``: share of the rated samples in which the GPUs did anything.
+    ``busy``: share of the rated samples in which the GPUs did anything. ``shared``: GPUs that may be another
+    role's: they are in no pool.
     """
 
     role: str
@@ -70,36 +71,43 @@ class Pool:
     intensity: float | None = None
     ridge: float | None = None
     why: str = ""
+    shared: int = 0
 
 
 def pools(gpus: Iterable[GpuUse], steps: Mapping[str, StepUse], bytes_a_parameter: float = BYTES_A_PARAMETER) -> list[Pool]:
-    """One for each role that has GPUs or steps."""
-    used = _each_once(gpus)
-    of_roles: dict[str, list[GpuUse]] = {role: [] for role in steps}
+    """One for each role that has GPUs or steps, or whose sidecars sample GPUs that may be another role's."""
+    used, shared = _each_once(gpus)
+    of_roles: dict[str, list[GpuUse]] = {role: [] for role in (*steps, *shared)}
     for gpu in used:
         of_roles.setdefault(gpu.role, []).append(gpu)
     order = {"prefill": 0, "decode": 1, "collocated": 2}
     return [
-        _pool(role, of_roles[role], steps.get(role), bytes_a_parameter)
+        _pool(role, of_roles[role], steps.get(role), bytes_a_parameter, shared.get(role, 0))
         for role in sorted(of_roles, key=lambda role: (order.get(role, 3), role))
     ]
 
 
-def _each_once(gpus: Iterable[GpuUse]) -> list[GpuUse]:
-    """Without what another engine's sidecar says of a GPU, and without GPUs of which nobody says which of two roles uses them."""
+def _each_once(gpus: Iterable[GpuUse]) -> tuple[list[GpuUse], dict[str, int]]:
+    """Without what another engine's sidecar says of a GPU, and without GPUs of which nobody says which of two roles uses them:
+    of these how many each role samples.
+    """
     by_device: dict[tuple[str, str], list[GpuUse]] = {}
     for gpu in gpus:
         if gpu.engine in ("", gpu.instance):
             by_device.setdefault((gpu.host, gpu.device), []).append(gpu)
-    found = []
+    found: list[GpuUse] = []
+    shared: dict[str, int] = {}
     for told in by_device.values():
         named = [gpu for gpu in told if gpu.engine]
-        if named or len({gpu.role for gpu in told}) == 1:
+        roles = {gpu.role for gpu in told}
+        if named or len(roles) == 1:
             found.append(max(named or told, key=lambda gpu: gpu.samples))
-    return found
+        else:
+            shared |= {role: shared.get(role, 0) + 1 for role in roles}
+    return found, shared
 
 
-def _pool(role: str, gpus: Sequence[GpuUse], steps: StepUse | None, bytes_a_parameter: float) -> Pool:
+def _pool(role: str, gpus: Sequence[GpuUse], steps: StepUse | None, bytes_a_parameter: float, shared: int) -> Pool:
     products = tuple(sorted({gpu.product for gpu in gpus if gpu.product}))
     hosts = len({gpu.host for gpu in gpus})
     tokens = steps.tokens / steps.steps if steps is not None and steps.steps else None
@@ -112,7 +120,7 @@ def _pool(role: str, gpus: Sequence[GpuUse], steps: StepUse | None, bytes_a_para
         bound = _compared(tensor, dram, BALANCED)
         return Pool(
             role=role, hosts=hosts, gpus=len(gpus), products=products, bound=bound, how=How.MEASURED, tensor=tensor, dram=dram,
-            busy=busy / of_all if of_all else None, tokens_a_step=tokens,
+            busy=busy / of_all if of_all else None, tokens_a_step=tokens, shared=shared,
         )  # fmt: skip
     peaks = [peak_of(product) for product in products]
     known = [peak for peak in peaks if peak is not None]
@@ -125,9 +133,11 @@ def _pool(role: str, gpus: Sequence[GpuUse], steps: StepUse | None, bytes_a_para
             bound, ridge = _compared(intensity, highest, SURE), highest
         return Pool(
             role=role, hosts=hosts, gpus=len(gpus), products=products, bound=bound, how=How.ESTIMATED, tokens_a_step=tokens,
-            intensity=intensity, ridge=ridge,
+            intensity=intensity, ridge=ridge, shared=shared,
         )  # fmt: skip
-    why = _why(gpus, busy, of_all, steps, [product for product, peak in zip(products, peaks, strict=True) if peak is None])
+    why = _why(
+        gpus, shared, busy, of_all, steps, [product for product, peak in zip(products, peaks, strict=True) if peak is None]
+    )
     return Pool(
         role=role,
         hosts=hosts,
@@ -137,6 +147,7 @@ def _pool(role: str, gpus: Sequence[GpuUse], steps: StepUse | None, bytes_a_para
         how=How.NONE,
         tokens_a_step=tokens,
         why=why,
+        shared=shared,
     )
 
 
@@ -146,7 +157,13 @@ def _compared(compute: float, memory: float, factor: float) -> Bound:
     return Bound.MEMORY if compute * factor < memory else Bound.BALANCED
 
 
-def _why(gpus: Sequence[GpuUse], busy: int, rated: int, steps: StepUse | None, strange: Sequence[str]) -> str:
+def _why(gpus: Sequence[GpuUse], shared: int, busy: int, rated: int, steps: StepUse | None, strange: Sequence[str]) -> str:
+    if not gpus and shared:
+        are = "GPUs are" if shared > 1 else "GPU is"
+        return (
+            f"{shared} {are} sampled beside engines of more than one role, and nothing says which of these uses what "
+            "(gpu.devices of each sidecar, or CUDA_VISIBLE_DEVICES in its environment, would)"
+        )
     if not gpus:
         return "no samples of its GPUs"
     if rated:

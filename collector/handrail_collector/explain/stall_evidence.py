@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from handrail_collector.stitch.activity import LEAST_TOKENS, READING_NS, Doings, Gpu
+from handrail_collector.stitch.activity import LEAST_TOKENS, READING_NS, Doings, Gpu, Step
 
 LATE_NS: Final = 10_000_000
 """A token is seen so much after the end of its step, at most; and a landing may lie so much before what it delays."""
@@ -162,22 +162,35 @@ def _steps(found: Shares, doings: Doings, of: Suspect, taken: Sequence[Interval]
     begin, end = of.begin - LATE_NS, of.end
     steps = sorted(doings.steps.during(begin, end), key=lambda step: step.begin_unix_ns - step.end_unix_ns)
     a_token_ns = doings.a_token_ns() if steps else None
-    for step in steps:
-        tokens, took_ns = step.prefill_tokens + step.resumed_tokens, step.end_unix_ns - step.begin_unix_ns
-        if tokens < LEAST_TOKENS or took_ns <= 0:
-            continue
+    heavy = [step for step in steps if step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS and _took_ns(step) > 0]
+    causes = (
+        (Cause.PREEMPTION, [step.resumed_tokens for step in heavy], "tokens again after a preemption"),
+        (Cause.PREFILL_COSCHEDULED, [step.prefill_tokens for step in heavy], "prompt tokens"),
+    )
+    words = {cause: _computed(heavy, tokens, what) for cause, tokens, what in causes}
+    for number, step in enumerate(heavy):
+        tokens, took_ns = step.prefill_tokens + step.resumed_tokens, _took_ns(step)
         here = _clipped([(step.begin_unix_ns, step.end_unix_ns)], begin, end)
         free_ns = _length(_union([*here, *taken])) - _length(taken)
         more_ns = max(0.0, free_ns * (1 - step.usual_ns / took_ns) - slowed_ns)
         slowed_ns = max(0.0, slowed_ns - free_ns)
         if a_token_ns is not None:
             more_ns = min(more_ns, PLAUSIBLE * a_token_ns * tokens)
-        for cause, part, what in (
-            (Cause.PREEMPTION, step.resumed_tokens, "tokens again after a preemption"),
-            (Cause.PREFILL_COSCHEDULED, step.prefill_tokens, "prompt tokens"),
-        ):
-            words = f"a step of {ms(took_ns)}, usual are {ms(step.usual_ns)}, computed {part:,} {what}"
-            found.give(cause, more_ns * part / tokens, words)
+        for cause, parts, _ in causes:
+            found.give(cause, more_ns * parts[number] / tokens, words[cause])
+
+
+def _took_ns(step: Step) -> int:
+    return step.end_unix_ns - step.begin_unix_ns
+
+
+def _computed(steps: Sequence[Step], tokens: Sequence[int], what: str) -> str:
+    """Of those that computed any, in words; ``steps``: the longest first."""
+    those = [step for step, part in zip(steps, tokens, strict=True) if part]
+    if not those:
+        return ""
+    steps_of = f"{len(those)} steps of up to" if len(those) > 1 else "a step of"
+    return f"{steps_of} {ms(_took_ns(those[0]))}, usual are {ms(those[0].usual_ns)}, computed {sum(tokens):,} {what}"
 
 
 def _clipped(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]:

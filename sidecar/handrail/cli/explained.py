@@ -330,7 +330,8 @@ def _percent(share: float) -> str:
     per_cent = 100 * share
     if 0 < per_cent < 0.1:
         return "<0.1 %"
-    return f"{per_cent:.0f} %" if abs(per_cent) >= 9.95 or not per_cent else f"{per_cent:.1f} %"
+    told = f"{per_cent:.0f} %" if abs(per_cent) >= 9.95 or not per_cent else f"{per_cent:.1f} %"
+    return told.replace("-", "−")  # as of the durations beside it
 
 
 def _indented(what: RenderableType) -> RenderableType:

@@ -33,7 +33,7 @@ from handrail.gpu.view import Absent, absences
 from handrail.gpu.visible import Visible, visible
 from handrail.hardware import Device, DeviceSample, DeviceValue
 from handrail.records import Process, Role
-from handrail.times import TimeError, parse_duration_ns
+from handrail.times import TimeError, format_duration, parse_duration_ns
 
 OPEN_WITHIN_S: Final = 15.0
 """How long NVML may take to open: a driver may have to wake GPUs."""
@@ -46,7 +46,9 @@ _LEAST_INTERVAL_NS: Final = 10_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``handrail gpus``."""
     parser.add_argument("--counters", action="store_true", help="list every counter instead; needs no GPU")
-    parser.add_argument("--for", dest="span", metavar="DURATION", default="1.2s", help="how long to look (default: 1.2s)")
+    parser.add_argument(
+        "--for", dest="span", metavar="DURATION", default="1.2s", help="how long to look, two intervals at least (default: 1.2s)"
+    )
     parser.add_argument("--interval", metavar="DURATION", default="100ms", help="how often, 10ms at least (default: 100ms)")
     parser.add_argument("--record", metavar="FILE", type=Path, help="write every sample to FILE, one JSON object a line")
     parser.add_argument("--json", action="store_true", help="one object: GPUs with their values, what is absent, processes")
@@ -108,6 +110,14 @@ def run(arguments: argparse.Namespace) -> int:
     if interval_ns < _LEAST_INTERVAL_NS:
         raise CliError(
             what="is shorter than 10ms", where=f"--interval {arguments.interval}", valid="--interval 10ms", exit_code=EXIT_USAGE
+        )
+    if span_ns < 2 * interval_ns:  # rates take two looks
+        least = format_duration(2 * interval_ns)
+        raise CliError(
+            what=f"is shorter than two intervals ({least})",
+            where=f"--for {arguments.span}",
+            valid=f"--for {least} or more, or a shorter --interval",
+            exit_code=EXIT_USAGE,
         )
     logging.getLogger("handrail.gpu").addHandler(logging.NullHandler())  # what the sampler says is in the answer
     with waiting("reading NVML ..."):

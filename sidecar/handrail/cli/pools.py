@@ -19,7 +19,7 @@ _UNDER: Final = " " * 14
 
 def pool_lines(pools: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
     """Nothing where no pool has GPUs that anybody samples: there a line would say the same every time."""
-    if not any(pool["gpus"] for pool in pools):
+    if not any(pool["gpus"] or pool["shared"] for pool in pools):
         return
     yield Text("Pools of GPUs", style="bold")
     for pool in pools:

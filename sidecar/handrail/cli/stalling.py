@@ -26,7 +26,7 @@ MARKS: Final = {
 
 _STYLES: Final = {"unknown": "magenta", "client_backpressure": "yellow"}
 _LINE: Final = "─"
-_MEANT: Final = 11  # columns before a stall's words
+_MEANT: Final = 12  # columns before a stall's words
 
 
 def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iterator[Text]:
@@ -41,9 +41,7 @@ def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iter
         line = Text("  ")
         line.append(f"{MARKS.get(cause, '?')} {cause}", style=_style(cause))
         line.append(f"  {len(of)} of {len(stalls)}, {format_duration(sum(stall.gap_ns for stall in of))}: ")
-        line.append(words.plain(cause, words.STALL))
-        line.truncate(width, overflow="ellipsis")
-        yield line
+        yield from _followed(line, words.plain(cause, words.STALL), "", width, under=4)
     shown = sorted(sorted(stalls, key=lambda stall: -stall.gap_ns)[:SHOWN], key=lambda stall: stall.offset_ns)
     for stall in shown:
         yield from _stall(stall, width)
@@ -75,15 +73,27 @@ def _stall(stall: StallRow, width: int) -> Iterator[Text]:
     head = Text("  ")
     head.append(f"+{format_duration(stall.offset_ns):<9}", style="dim")
     head.append(f"{format_duration(stall.gap_ns):>7}", style="bold")
-    head.append(f" (gaps around it {format_duration(stall.median_ns)})  ")
-    head.append(stall.cause, style=_style(stall.cause))
+    head.append(f" (gaps around it {format_duration(stall.median_ns)})")
+    if head.cell_len + 2 + len(stall.cause) > width:
+        yield head
+        head = Text(" " * (_MEANT - 2))
+    head.append("  ").append(stall.cause, style=_style(stall.cause))
     sure = _sure(stall)
-    head.append(f"  {sure}" if sure else "", style="dim")
-    head.truncate(width, overflow="ellipsis")
-    yield head
+    yield from _followed(head.append("  ") if sure else head, sure, "dim", width, under=_MEANT)
     for said in stall.evidence:
-        for line in textwrap.wrap(said, width - _MEANT - 1, break_on_hyphens=False):
-            yield Text(" " * (_MEANT + 1) + line, style="dim")
+        for line in textwrap.wrap(said, width - _MEANT, break_on_hyphens=False):
+            yield Text(" " * _MEANT + line, style="dim")
+
+
+def _followed(head: Text, said: str, style: str, width: int, *, under: int) -> Iterator[Text]:
+    """``said`` behind ``head`` where it fits; else from the line below on, ``under`` columns in: no figure is cut."""
+    if head.cell_len + len(said) <= width:
+        yield head.append(said, style=style)
+        return
+    head.rstrip()
+    yield head
+    for line in textwrap.wrap(said, width - under, break_on_hyphens=False):
+        yield Text(" " * under + line, style=style)
 
 
 def _sure(stall: StallRow) -> str:

@@ -5,6 +5,7 @@ Drawn from the answer's ``hardware`` (docs/http-api.md). Unlike ``strips.py``, w
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -60,24 +61,25 @@ _LINKS: Final = (
 )
 
 
-def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str) -> Iterator[Text]:
-    """The section; ``scale``: the axis as the waterfall writes it."""
+def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int) -> Iterator[Text]:
+    """The section; ``scale``: the axis as the waterfall writes it; ``width``: what sentences are wrapped to."""
     places = hardware["places"]
     silent = [place for place in places if not place["devices"]]
     if len(silent) == len(places):
         if places:
             where = " and ".join(dict.fromkeys(place["host"] for place in places))
-            yield Text(f"GPUs and links: no samples of {where} in this time; no sidecar there reads them.", style="dim")
+            yield from _wrapped(f"GPUs and links: no samples of {where} in this time; no sidecar there reads them.", "dim", width)
         return
     yield Text("GPUs and links meanwhile", style="bold")
     yield Text(f"{'':<{axis.name_width}} {'mean':>8} {'peak':>6}  {scale}".rstrip(), style="dim")
     for place in places:
-        yield Text(_heading(place), style="dim")
+        yield from _wrapped(_heading(place), "dim", width)
         for shown in _shown(place):
             yield from _line(shown, axis, _STYLES.get(place["place"], ""))
         for note, style in _notes(place, axis):
-            yield Text(f"  {note}", style=style)
-    yield Text(f"Height: share of all, of a link its line rate, else its own peak; {ZERO} is zero, blank no sample.", style="dim")
+            yield from _wrapped(f"  {note}", style, width)
+    height = f"Height: share of all, of a link its line rate, else its own peak; {ZERO} is zero, blank no sample."
+    yield from _wrapped(height, "dim", width)
 
 
 def format_rate(bytes_a_second: float) -> str:
@@ -87,6 +89,12 @@ def format_rate(bytes_a_second: float) -> str:
             value = bytes_a_second / size
             return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
     return f"{bytes_a_second:.0f} B/s"
+
+
+def _wrapped(text: str, style: str, width: int) -> Iterator[Text]:
+    """Further lines are indented below the first."""
+    for line in textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False):
+        yield Text(line, style=style)
 
 
 def _heading(place: Mapping[str, Any]) -> str:

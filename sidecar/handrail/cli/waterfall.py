@@ -307,7 +307,7 @@ def _tracks(row: RequestRow, hardware: Mapping[str, Any] | None, width: int) -> 
     """On the axis of the phases; of a request without any on one of its whole duration."""
     axis, _ = _geometry(row, in_path_order(row.phases), width)
     if hardware is not None and axis.whole_ns > 0:
-        yield from track_lines(hardware, axis, _axis(axis.whole_ns, axis.bar_width))
+        yield from track_lines(hardware, axis, _axis(axis.whole_ns, axis.bar_width), width)
 
 
 def _look(phase: PhaseRow) -> Look:

@@ -109,7 +109,10 @@ def test_what_is_not_known_is_said_with_the_reason(gpus: tuple[GpuUse, ...], ste
 def test_a_gpu_that_two_sidecars_sample_is_its_engines_or_nobodys() -> None:
     at_p = [replace(ONE, device=f"GPU-{n}") for n in range(2)]
     at_d = [replace(gpu, role="decode", instance="p0:9000", tensor=0.05, dram=0.6) for gpu in at_p]
-    assert pools([*at_p, *at_d], {}) == []  # nobody says whose they are
+    for unnamed in pools([*at_p, *at_d], {}):  # nobody says whose they are, and that is said
+        assert (unnamed.gpus, unnamed.shared, unnamed.bound, unnamed.how) == (0, 2, Bound.UNKNOWN, How.NONE)
+        assert "2 GPUs are sampled beside engines of more than one role" in unnamed.why
+    assert [each.role for each in pools([*at_p, *at_d], {})] == ["prefill", "decode"]
     named = [replace(gpu, engine="p0:9000" if gpu.device == "GPU-1" else "p0:8000") for gpu in (*at_p, *at_d)]
     found = pools(named, {})
     assert [(each.role, each.gpus, each.bound) for each in found] == [

@@ -92,6 +92,17 @@ def test_one_stall_in_a_long_quiet_time_is_named_at_once_and_one_in_a_short_is_n
     )
 
 
+def test_several_steps_that_computed_prompts_are_told_together() -> None:
+    quiet = stream(Role.DECODE, 0, 20, [10] * 3000 + [360] + [10] * 3000, rid="req-a")
+    prompts = [
+        step(30_020 + at, took, prefill_tokens=tokens)
+        for at, took, tokens in ((0, 120, 2048), (120, 130, 2200), (250, 110, 1900))
+    ]
+    (stall,) = stalls_of([quiet, *seconds(0, 61_000), *prompts])
+    assert stall.cause == "prefill_coscheduled"
+    assert stall.evidence[0].startswith("3 steps of up to 130 ms, usual are 10 ms, computed 6,148 prompt tokens")
+
+
 def test_a_step_that_computed_little_is_no_prefill() -> None:
     records, begins = at_d()
     records += [step(at, 130, prefill_tokens=1, prefill_requests=1) for at in begins]

@@ -45,3 +45,13 @@ def test_what_is_not_known_says_why_and_without_gpus_there_is_no_section() -> No
     assert all(len(line) <= 80 for line in told(P, width=80))
     assert told(prefill=StepUse(steps=100, tokens=100)) == []
     assert told() == []
+
+
+def test_gpus_that_may_be_either_roles_are_told_with_what_would_tell_them_apart() -> None:
+    shared = [replace(P, role=role, instance=f"p0:{port}") for role, port in (("prefill", 8000), ("decode", 9000))]
+    text = " ".join(line.strip() for line in told(*shared))
+    assert text.count("1 GPU is sampled beside engines of more than one role") == 2
+    assert "gpu.devices" in text
+    assert "2 GPUs are sampled" in " ".join(
+        line.strip() for line in told(*shared, *(replace(one, device="GPU-1") for one in shared))
+    )

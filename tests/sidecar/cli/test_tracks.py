@@ -134,7 +134,9 @@ def test_any_answer_fits_the_width(data: st.DataObject) -> None:
     )
     places = data.draw(st.lists(place, max_size=2))
     axis = Axis(data.draw(st.integers(1, 10**12)), 16, data.draw(st.integers(12, 80)))
-    for line in track_lines({"places": places}, axis, "0"):
+    width = axis.name_width + 18 + axis.bar_width
+    for line in track_lines({"places": places}, axis, "0", width):
+        assert len(line.plain) <= width
         if line.plain[:1] == " ":
             strip = line.plain[axis.name_width + 18 :]
             assert len(strip) <= max(axis.bar_width, MIN_WIDTH)

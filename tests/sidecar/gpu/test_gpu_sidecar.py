@@ -132,6 +132,8 @@ def test_a_recording_holds_every_sample(double: Double, tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (("--interval", "1ms"), "is shorter than 10ms"),
+        (("--for", "0s"), "is shorter than two intervals (200 ms)"),
+        (("--interval", "5s"), "is shorter than two intervals (10.0 s)"),
         (("--for", "soon"), "is not a duration"),
         (("--record", "/nowhere/x"), "cannot be written"),
     ],
