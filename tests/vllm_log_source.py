@@ -76,10 +76,13 @@ def _all(root: Path) -> Iterator[Call]:
                     and node.func.value.id == "logger"
                 ):
                     template = _template(node.args[0])
-                    arguments = tuple(
-                        ast.unparse(argument)[:60].replace("\n", " ").replace(";", ",") for argument in node.args[1:]
-                    )
+                    arguments = tuple(_words(argument)[:60].replace("\n", " ").replace(";", ",") for argument in node.args[1:])
                     yield Call(str(file.relative_to(root)), node.func.attr, template, arguments)
+
+
+def _words(node: ast.expr) -> str:
+    """The expression's source; Python 3.10 writes the brackets of a loop's tuple, later versions do not."""
+    return re.sub(r"\bfor \(([^()]*)\) in ", r"for \1 in ", ast.unparse(node))
 
 
 def _template(node: ast.expr) -> str:
@@ -89,4 +92,4 @@ def _template(node: ast.expr) -> str:
         return "".join(_template(part) if isinstance(part, ast.Constant) else "{}" for part in node.values)
     if isinstance(node, ast.BinOp):
         return _template(node.left) + _template(node.right)
-    return f"<{ast.unparse(node)}>"
+    return f"<{_words(node)}>"

@@ -120,7 +120,7 @@ KV_FIELDS: Final = (
     "bootstrap_room",
 )
 
-# Records of the plugin: the prefix, then the field of the dataclass in records.py (``handrail.kv.fetch.bytes_moved``).
+# Records of the plugin: the prefix, then the field of the dataclass in records/ (``handrail.kv.fetch.bytes_moved``).
 ENGINE_TIMES_PREFIX: Final = "handrail.engine."
 KV_FETCH_PREFIX: Final = "handrail.kv.fetch."
 KV_PUBLISH_PREFIX: Final = "handrail.kv.publish."

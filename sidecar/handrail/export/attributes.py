@@ -1,7 +1,7 @@
 """Attributes of OTLP spans and log records: one writer and one reader a type, and a whole record by its dataclass.
 
 A record's attribute is named by its table's prefix and the field (``handrail.kv.fetch.`` + ``bytes_moved``), so that a field
-stands once, in ``records.py``. ``read(write(x)) == x`` where numbers are sane; what is absurd reads as not seen, it raises
+stands once, in ``records/``. ``read(write(x)) == x`` where numbers are sane; what is absurd reads as not seen, it raises
 nothing.
 """
 

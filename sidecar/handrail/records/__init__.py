@@ -1,0 +1,97 @@
+"""What the sources say, as plain facts. Nothing downstream knows where a record came from except by its ``source`` field.
+
+All ids are lower-case hex strings; ``*_unix_ns`` is wall clock; every other ``*_ns`` is a duration or an offset from the record's
+own arrival on the observing process's monotonic clock. ``None`` always means "not seen here", never zero.
+"""
+
+from handrail.records.engine import (
+    EngineFacts,
+    EngineTimes,
+    Iteration,
+    Observation,
+    PluginEvent,
+    PluginSpan,
+    ProcessEvent,
+    ProcessEventKind,
+)
+from handrail.records.exchange import (
+    EngineRequest,
+    Exchange,
+    Gaps,
+    Hint,
+    KvParams,
+    Outcome,
+    Record,
+    RouterCall,
+)
+from handrail.records.handoff import (
+    ENGINE_GONE,
+    ENGINE_LOST,
+    ENGINE_STOPPED,
+    Direction,
+    FetchEffect,
+    KvFetch,
+    KvPublish,
+)
+from handrail.records.process import (
+    Finding,
+    Process,
+    Role,
+    Source,
+    SpanIds,
+)
+from handrail.records.said import (
+    FAILED_FETCH_KINDS,
+    LineClock,
+    LogFact,
+    LogKind,
+)
+from handrail.records.samples import (
+    EngineHistogram,
+    EngineSample,
+    EngineValue,
+    SchemaNote,
+    SchemaReport,
+    SchemaState,
+)
+
+__all__ = [
+    "ENGINE_GONE",
+    "ENGINE_LOST",
+    "ENGINE_STOPPED",
+    "FAILED_FETCH_KINDS",
+    "Direction",
+    "EngineFacts",
+    "EngineHistogram",
+    "EngineRequest",
+    "EngineSample",
+    "EngineTimes",
+    "EngineValue",
+    "Exchange",
+    "FetchEffect",
+    "Finding",
+    "Gaps",
+    "Hint",
+    "Iteration",
+    "KvFetch",
+    "KvParams",
+    "KvPublish",
+    "LineClock",
+    "LogFact",
+    "LogKind",
+    "Observation",
+    "Outcome",
+    "PluginEvent",
+    "PluginSpan",
+    "Process",
+    "ProcessEvent",
+    "ProcessEventKind",
+    "Record",
+    "Role",
+    "RouterCall",
+    "SchemaNote",
+    "SchemaReport",
+    "SchemaState",
+    "Source",
+    "SpanIds",
+]

@@ -1,0 +1,63 @@
+"""Who was observed, by which source, and where a record stands in its trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Role(str, Enum):
+    """Which process of the serving stack was observed."""
+
+    EDGE = "edge"
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLLOCATED = "collocated"
+    UNKNOWN = "unknown"
+
+
+class Source(str, Enum):
+    """Which source a fact came from."""
+
+    PROXY = "proxy"
+    PLUGIN = "plugin"
+    MIDDLEWARE = "middleware"
+    OTLP = "otlp"
+    METRICS = "metrics"
+    LOG = "log"
+    NVML = "nvml"
+    DCGM = "dcgm"
+    RDMA = "rdma"
+    NIC = "nic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanIds:
+    """Where a record stands in its trace. ``parent_span_id`` is '' for a root; ``flags`` are the W3C trace flags."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str = ""
+    flags: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The observed process and its host, from the resource."""
+
+    role: Role
+    instance: str  # host:port of the engine or router; '' when unknown
+    host: str  # host.id, else host.name, else ''; equal strings share one wall clock
+    service: str = ""
+    sender: str = ""  # handrail.sender.id of the sidecar that told us
+    host_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong or odd about one request, in closed words plus the ids that show it."""
+
+    kind: str
+    detail: str = ""
+    evidence: tuple[str, ...] = field(default=())
