@@ -38,12 +38,10 @@ def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iter
     for stall in stalls:
         by_cause.setdefault(stall.cause, []).append(stall)
     for cause, of in sorted(by_cause.items(), key=lambda each: -sum(stall.gap_ns for stall in each[1])):
-        line = Text("  ")
-        line.append(f"{MARKS.get(cause, '?')} {cause}", style=_style(cause))
-        line.append(f"  {len(of)} of {len(stalls)}, {format_duration(sum(stall.gap_ns for stall in of))}: ")
-        line.append(words.plain(cause, words.STALL))
-        line.truncate(width, overflow="ellipsis")
-        yield line
+        said = (
+            f"{len(of)} of {len(stalls)}, {format_duration(sum(stall.gap_ns for stall in of))}: {words.plain(cause, words.STALL)}"
+        )
+        yield from _headed(Text(f"{MARKS.get(cause, '?')} {cause}", style=_style(cause)), said, width)
     shown = sorted(sorted(stalls, key=lambda stall: -stall.gap_ns)[:SHOWN], key=lambda stall: stall.offset_ns)
     for stall in shown:
         yield from _stall(stall, width)
@@ -77,13 +75,24 @@ def _stall(stall: StallRow, width: int) -> Iterator[Text]:
     head.append(f"{format_duration(stall.gap_ns):>7}", style="bold")
     head.append(f" (gaps around it {format_duration(stall.median_ns)})  ")
     head.append(stall.cause, style=_style(stall.cause))
-    sure = _sure(stall)
-    head.append(f"  {sure}" if sure else "", style="dim")
+    said, sure = stall.evidence, _sure(stall)
+    if sure and head.cell_len + 2 + len(sure) <= width:
+        head.append(f"  {sure}", style="dim")
+    elif sure:
+        said = (sure, *said)
     head.truncate(width, overflow="ellipsis")
     yield head
-    for said in stall.evidence:
-        for line in textwrap.wrap(said, width - _MEANT - 1, break_on_hyphens=False):
+    for each in said:
+        for line in textwrap.wrap(each, width - _MEANT - 1, break_on_hyphens=False):
             yield Text(" " * (_MEANT + 1) + line, style="dim")
+
+
+def _headed(head: Text, said: str, width: int) -> Iterator[Text]:
+    """The head and what is said of it, in as many lines as that takes."""
+    first, *more = textwrap.wrap(said, max(20, width - head.cell_len - 4), break_on_hyphens=False)
+    yield Text("  ").append_text(head).append(f"  {first}")
+    for line in more:
+        yield Text(" " * (head.cell_len + 4) + line)
 
 
 def _sure(stall: StallRow) -> str:
