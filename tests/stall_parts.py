@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from builders import EPOCH, MS, exchange, process
@@ -16,6 +18,8 @@ from handrail_collector.rows import StallRow
 from handrail_collector.stitch.activity import Activities
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
+
+DATA = Path(__file__).parent / "data"
 
 
 def stream(
@@ -114,6 +118,23 @@ def clock(at_ms: float, hertz: float, *reasons: str) -> DeviceRun:
         took_ns=[0],
         series=[Series("clock_hertz", "sm", 0, [hertz]), *(Series("throttled", reason, 0, [1.0]) for reason in reasons)],
     )
+
+
+def gc_of_case_B12() -> tuple[dict[str, int], list[Any]]:
+    """What is expected of the case; and its streams, the pauses, and what the engine did, in the order in which it is known."""
+    case = json.loads((DATA / "replay/join/B12_gc_stalls.json").read_text())
+    itl, gap_ms = case["itl_ms"], case["gap_ms"]
+    ends = [second * 1000 for second in case["stalls_at"]]
+    made: list[Any] = [*seconds(0, 8000), *(clock(at, 2e9) for at in range(0, 8000, 100))]
+    made += [pause(end, gap_ms - itl, "gc", "api") for end in ends]
+    for number in range(case["streams"]):
+        gaps: list[float] = []
+        at = first = 100.0 + number
+        while at < 6000:
+            gaps.append(gap_ms if any(at < end <= at + itl for end in ends) else itl)
+            at += gaps[-1]
+        made.append(stream(Role.DECODE, 0, first, gaps, rid=f"req-{number}", trace=f"t{number}"))
+    return case["expected"], made
 
 
 def stalls_of(records: Iterable[Item | Activities]) -> list[StallRow]:

@@ -40,7 +40,7 @@ from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
 from handrail.sources.nvml import NvmlSource
 from handrail.sources.otlp import OtlpTap, TapSettings
-from handrail.sources.ownpauses import OwnPauses
+from handrail.sources.ownpauses import OwnPauses, pause_rows
 from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
 
@@ -101,7 +101,7 @@ async def _main(config: SidecarConfig) -> int:
         [
             *_rows(exporter, proxy, tap, watch),
             *device_rows(devices),
-            *(_pause_rows(own) if own is not None else ()),
+            *(pause_rows(own) if own is not None else ()),
             *(plugin_rows(plugin) if plugin is not None else ()),
             *(log_rows(logs) if logs is not None else ()),
             *(engine_rows(scraper, events) if scraper is not None else ()),
@@ -307,14 +307,6 @@ def _rows(exporter: Exporter, proxy: ProxySource | None, tap: OtlpTap | None, wa
     if proxy is not None:
         rows += _proxy_rows(f"{prefix}_proxy", proxy)
     return rows
-
-
-def _pause_rows(own: OwnPauses) -> list[Row]:
-    prefix, what = f"{names.METRIC_SIDECAR}_pause", "this process's event loop stood still for 20 ms or more"
-    return [
-        Row(f"{prefix}s", "counter", f"Times that {what}: stamps are late then", lambda: own.count),
-        Row(f"{prefix}_seconds", "counter", f"How long, in all, {what}", lambda: own.stood_ns / 1e9),
-    ]
 
 
 def _proxy_rows(prefix: str, proxy: ProxySource) -> list[Row]:

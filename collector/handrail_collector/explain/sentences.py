@@ -164,8 +164,14 @@ def _stalls(scope: ScopeAnswer) -> list[str]:
 
 
 def _at(each: CauseShare) -> str:
-    """Where most of them are, if most are."""
-    return f" (most at {each.host})" if each.host and each.host_share > _MOST else ""
+    """In how many events, where one stalls several streams, and where most of them are, if most are."""
+    parts = []
+    if each.events < each.stalls:
+        every = f", one every {format_duration(each.every_ns)}" if each.every_ns is not None else ""
+        parts.append(f"{each.events:,} event{'s' if each.events > 1 else ''}{every}")
+    if each.host and each.host_share > _MOST:
+        parts.append(f"most at {each.host}")
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _failed(scope: ScopeAnswer) -> list[str]:

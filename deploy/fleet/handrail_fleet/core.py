@@ -148,6 +148,7 @@ class _Running:
     load: bool
     blocks: tuple[int, ...] = ()
     computed: int = 0  # of ``target``: those whose KV is here
+    lost: int = 0  # those whose KV was here before a preemption
     generated: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -362,6 +363,7 @@ class EngineCore:
         self._pool.give_back(request.blocks)
         self._preemptions += 1
         request.blocks = ()
+        request.lost = max(request.lost, request.job.prompt_tokens if request.load else request.computed)
         request.computed = 0
         request.target = request.job.prompt_tokens + request.generated
         request.load = False
@@ -392,10 +394,9 @@ class EngineCore:
             chunk = min(rest, budget) if chunked else rest
             if chunk > 0 and (chunked or chunk <= budget or prefill == 0):
                 prefill += chunk
-                if request.generated:
-                    resumed += chunk
-                else:
-                    fresh += 1
+                again = chunk if request.generated else min(chunk, max(0, request.lost - request.computed))
+                resumed += again
+                fresh += request.generated == 0
                 pairs += chunk * request.computed + chunk * chunk // 2
                 advances.append((request, chunk))
         batch = Batch(

@@ -26,7 +26,7 @@ MARKS: Final = {
 
 _STYLES: Final = {"unknown": "magenta", "client_backpressure": "yellow"}
 _LINE: Final = "─"
-_MEANT: Final = 12  # columns before a stall's words
+_MEANT: Final = 11  # columns before a stall's words
 
 
 def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iterator[Text]:
@@ -38,10 +38,10 @@ def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iter
     for stall in stalls:
         by_cause.setdefault(stall.cause, []).append(stall)
     for cause, of in sorted(by_cause.items(), key=lambda each: -sum(stall.gap_ns for stall in each[1])):
-        line = Text("  ")
-        line.append(f"{MARKS.get(cause, '?')} {cause}", style=_style(cause))
-        line.append(f"  {len(of)} of {len(stalls)}, {format_duration(sum(stall.gap_ns for stall in of))}: ")
-        yield from _followed(line, words.plain(cause, words.STALL), "", width, under=4)
+        said = (
+            f"{len(of)} of {len(stalls)}, {format_duration(sum(stall.gap_ns for stall in of))}: {words.plain(cause, words.STALL)}"
+        )
+        yield from _headed(Text(f"{MARKS.get(cause, '?')} {cause}", style=_style(cause)), said, width)
     shown = sorted(sorted(stalls, key=lambda stall: -stall.gap_ns)[:SHOWN], key=lambda stall: stall.offset_ns)
     for stall in shown:
         yield from _stall(stall, width)
@@ -73,27 +73,26 @@ def _stall(stall: StallRow, width: int) -> Iterator[Text]:
     head = Text("  ")
     head.append(f"+{format_duration(stall.offset_ns):<9}", style="dim")
     head.append(f"{format_duration(stall.gap_ns):>7}", style="bold")
-    head.append(f" (gaps around it {format_duration(stall.median_ns)})")
-    if head.cell_len + 2 + len(stall.cause) > width:
-        yield head
-        head = Text(" " * (_MEANT - 2))
-    head.append("  ").append(stall.cause, style=_style(stall.cause))
-    sure = _sure(stall)
-    yield from _followed(head.append("  ") if sure else head, sure, "dim", width, under=_MEANT)
-    for said in stall.evidence:
-        for line in textwrap.wrap(said, width - _MEANT, break_on_hyphens=False):
-            yield Text(" " * _MEANT + line, style="dim")
-
-
-def _followed(head: Text, said: str, style: str, width: int, *, under: int) -> Iterator[Text]:
-    """``said`` behind ``head`` where it fits; else from the line below on, ``under`` columns in: no figure is cut."""
-    if head.cell_len + len(said) <= width:
-        yield head.append(said, style=style)
-        return
-    head.rstrip()
+    head.append(f" (gaps around it {format_duration(stall.median_ns)})  ")
+    head.append(stall.cause, style=_style(stall.cause))
+    said, sure = stall.evidence, _sure(stall)
+    if sure and head.cell_len + 2 + len(sure) <= width:
+        head.append(f"  {sure}", style="dim")
+    elif sure:
+        said = (sure, *said)
+    head.truncate(width, overflow="ellipsis")
     yield head
-    for line in textwrap.wrap(said, width - under, break_on_hyphens=False):
-        yield Text(" " * under + line, style=style)
+    for each in said:
+        for line in textwrap.wrap(each, width - _MEANT - 1, break_on_hyphens=False):
+            yield Text(" " * (_MEANT + 1) + line, style="dim")
+
+
+def _headed(head: Text, said: str, width: int) -> Iterator[Text]:
+    """The head and what is said of it, in as many lines as that takes."""
+    first, *more = textwrap.wrap(said, max(20, width - head.cell_len - 4), break_on_hyphens=False)
+    yield Text("  ").append_text(head).append(f"  {first}")
+    for line in more:
+        yield Text(" " * (head.cell_len + 4) + line)
 
 
 def _sure(stall: StallRow) -> str:

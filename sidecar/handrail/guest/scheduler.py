@@ -24,7 +24,8 @@ class SchedulerWatch:
     def __init__(self, scheduler: Any, guard: Guard) -> None:
         self._scheduler = scheduler
         self._record = guard.recorder.record
-        self._first_due: set[str] = set()  # scheduled, no token yet
+        self._first_due: dict[str, int] = {}  # scheduled, no token yet: of how many of its tokens the KV is here
+        self._lost: dict[str, int] = {}  # of those that were preempted: of how many it was here before
         self._preempted: set[str] = set()
         self._resumed: set[str] = set()  # preempted before, and computing again what was lost
         self._clean_ups: set[str] = set()
@@ -58,11 +59,14 @@ class SchedulerWatch:
         self.last_step_ns = now
         counts = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
-            self._first_due.add(new.req_id)
+            self._first_due[new.req_id] = getattr(new, "num_computed_tokens", 0)
             self._say_scheduled(now, new.req_id)
         preempted = output.preempted_req_ids or ()
         for request_id in preempted:
             self._preempted.add(request_id)
+            if request_id in self._first_due:
+                self._lost[request_id] = max(self._first_due[request_id], self._lost.get(request_id, 0))
+                self._first_due[request_id] = 0
             self._record((PREEMPTED, now, request_id))
         if self._preempted:
             for request_id in [r for r in self._preempted if r in counts and r not in preempted]:
@@ -74,15 +78,18 @@ class SchedulerWatch:
                 self._end(request_id)
                 self._record((FINISHED, now, request_id, None, None))
         prefills = tokens = 0
-        for request_id in self._first_due:
+        again = self._computed_again(counts) if self._resumed else 0
+        for request_id, here in self._first_due.items():
             if (count := counts.get(request_id)) is not None:
                 prefills += 1
-                tokens += count
-        again = self._computed_again(counts) if self._resumed else 0
+                lost = min(count, max(0, self._lost.get(request_id, 0) - here)) if self._lost else 0
+                tokens += count - lost
+                again += lost
+                self._first_due[request_id] = here + count
         self._steps.append((output, begin_ns, prefills, tokens, again, len(preempted)))
 
     def _computed_again(self, counts: Any) -> int:
-        """Tokens of this step that are no new ones: of requests that were preempted, until they are where they were."""
+        """Tokens of this step that are no new ones: of streams that were preempted, until they are where they were."""
         tokens = 0
         for request_id in tuple(self._resumed):
             count = counts.get(request_id, 0)
@@ -99,7 +106,8 @@ class SchedulerWatch:
         requests = self._scheduler.requests
         if self._first_due:
             for request_id in [r for r in self._first_due if self._has_token(requests.get(r))]:
-                self._first_due.discard(request_id)
+                del self._first_due[request_id]
+                self._lost.pop(request_id, None)
                 self._record((FIRST_TOKEN, now, request_id))
         while self._steps:
             found, begin_ns, prefills, prefill_tokens, again, preemptions = self._steps.popleft()
@@ -135,7 +143,8 @@ class SchedulerWatch:
         self._record((SCHEDULED, now, request_id, cached, external))
 
     def _end(self, request_id: str) -> None:
-        self._first_due.discard(request_id)
+        self._first_due.pop(request_id, None)
+        self._lost.pop(request_id, None)
         self._preempted.discard(request_id)
         self._resumed.discard(request_id)
 

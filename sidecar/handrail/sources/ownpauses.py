@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from handrail import conventions as names
 from handrail.guest.events import PAUSED
 from handrail.guest.pauses import SLEEP_S, PauseWatch
 from handrail.records import Process, ProcessEvent, ProcessEventKind, Source
+from handrail.selfmetrics import Row
 from handrail.sources.base import Sink
 
 SIDECAR = "sidecar"
@@ -80,3 +82,12 @@ class OwnPauses:
                 duration_ns=lasted_ns,
             )
         )
+
+
+def pause_rows(own: OwnPauses) -> list[Row]:
+    """Rows of /metrics."""
+    prefix, what = f"{names.METRIC_SIDECAR}_pause", "this process's event loop stood still for 20 ms or more"
+    return [
+        Row(f"{prefix}s", "counter", f"Times that {what}: stamps are late then", lambda: own.count),
+        Row(f"{prefix}_seconds", "counter", f"How long, in all, {what}", lambda: own.stood_ns / 1e9),
+    ]

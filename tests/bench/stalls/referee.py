@@ -84,7 +84,7 @@ def judge(scene: Scene, requests: int, seed: int) -> Score:
     flown = fly(scene.setting, requests, seed)
     score = Score(scene.name)
     for judged in judged_of(scene, flown, requests, seed):
-        _count(score, judged)
+        count(score, judged)
     for row in told(scene.setting, flown, seed, Random(seed)):
         score.shuffled += 1
         score.shuffled_named += row.cause not in (Cause.UNKNOWN.value, Cause.CLIENT_BACKPRESSURE.value)
@@ -124,7 +124,8 @@ def _gone(row: StallRow, twin: Flight) -> bool:
     return 2 * (max(near) - usual) < row.gap_ns - row.median_ns
 
 
-def _count(score: Score, judged: Judged) -> None:
+def count(score: Score, judged: Judged) -> None:
+    """Add one stall to a score."""
     row, truly = judged.row, judged.truly
     score.told += 1
     score.by_cause[row.cause] = score.by_cause.get(row.cause, 0) + 1

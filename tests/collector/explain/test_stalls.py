@@ -15,7 +15,7 @@ from handrail.records import Role
 from handrail_collector.explain.stall_cause import DOUBT
 from handrail_collector.rows import NO_STALLS
 from plugin_parts import times
-from stall_parts import by_cause, clock, landing, pause, seconds, stalls_of, step, stream
+from stall_parts import by_cause, clock, gc_of_case_B12, landing, pause, seconds, stalls_of, step, stream
 
 DATA = Path(__file__).parents[2] / "data"
 STALL_EVERY = 4  # seconds
@@ -142,26 +142,14 @@ def test_B21_what_the_client_did_not_take_is_the_clients() -> None:
 
 
 def test_B12_a_collection_of_garbage_stalls_every_stream_at_once_and_is_three_events() -> None:
-    case = json.loads((DATA / "replay/join/B12_gc_stalls.json").read_text())
-    itl, gap_ms = case["itl_ms"], case["gap_ms"]
-    ends = [second * 1000 for second in case["stalls_at"]]
-    made: list[Any] = [*seconds(0, 8000), *(clock(at, 2e9) for at in range(0, 8000, 100))]
-    for number in range(case["streams"]):
-        gaps: list[float] = []
-        at = first = 100.0 + number
-        while at < 6000:
-            stalled = any(at < end <= at + itl for end in ends)
-            gaps.append(gap_ms if stalled else itl)
-            at += gaps[-1]
-        made.append(stream(Role.DECODE, 0, first, gaps, rid=f"req-{number}", trace=f"t{number}"))
-    made += [pause(end, gap_ms - itl, "gc", "api") for end in ends]
+    expected, made = gc_of_case_B12()
     stalls = stalls_of(made)
-    assert len(stalls) == case["expected"]["not_outliers"]
+    assert len(stalls) == expected["not_outliers"]
     assert by_cause(stalls[5:]) == {"host_pause": 55}  # the first streams of a process have little to be compared with
     assert {stall.evidence[0].split(" stood")[0] for stall in stalls} == {"process api 7"}
     begins = [stall.started_unix_ns for stall in stalls]
     groups = 1 + sum(two - one > 500 * MS for one, two in zip(begins, begins[1:], strict=False))  # noqa: RUF007
-    assert groups == case["expected"]["stall_events"]
+    assert groups == expected["stall_events"]
 
 
 def test_B16_the_hand_off_in_the_first_gap_is_no_stall_of_the_stream() -> None:

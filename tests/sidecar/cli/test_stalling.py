@@ -1,50 +1,166 @@
-"""Stalls under a waterfall: every word and figure is there at any width."""
+"""Stalls under the waterfall: whole renderings by golden file, what must hold for any, and the table of ``explain``."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timezone
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
-from handrail.cli.stalling import stall_lines
-from handrail.cli.waterfall import MIN_WIDTH
+from handrail.cli.explained import render
+from handrail.cli.main import main
+from handrail.cli.stalling import MARKS, SHOWN, stall_lines
+from handrail.cli.waterfall import render_waterfall
+from handrail.cli.words import STALL
+from handrail_collector.api.json import stall_from_json
+from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.offline import publish
 from handrail_collector.rows import StallRow
-from made_rows import MS, STARTED, TRACE, phase, request_row
+from made_rows import EDGE as EDGE_INSTANCE
+from made_rows import MS, ROWS, STARTED, D
 
-ROW = request_row((phase("prefill_compute", 100, "prefill"),))
-SAID = "a step of 1,192 ms, usual are 10 ms, computed 3,717 prompt tokens"
+ROW = ROWS["ordinary"]
+BEGIN_NS = ROW.ttft_token_ns or 0
 
 
-def stall(number: int, cause: str, **changes: object) -> StallRow:
-    row = StallRow(
-        started_unix_ns=STARTED + 400 * MS,
-        trace_id=TRACE,
-        request_id=ROW.request_id,
-        version=1,
-        number=number,
-        offset_ns=(400 + number) * MS,
-        gap_ns=491 * MS,
-        median_ns=10_200_000,
-        cause=cause,
-        lift=40.1,
-        doubt=0.012,
-        evidence=(SAID,),
+def stall(at_ms: float, gap_ms: float, cause: str = "unknown", number: int = 0, **more: Any) -> StallRow:
+    """``at_ms`` after the first token."""
+    offset_ns = BEGIN_NS + round(at_ms * MS)
+    return StallRow(
+        **{
+            "started_unix_ns": STARTED + offset_ns,
+            "trace_id": ROW.trace_id,
+            "request_id": ROW.request_id,
+            "version": ROW.version,
+            "number": number,
+            "client_request_id": ROW.client_request_id,
+            "scope": "edge",
+            "model": ROW.model,
+            "witness": EDGE_INSTANCE,
+            "at": "decode",
+            "instance": D,
+            "host": "host-d",
+            "offset_ns": offset_ns,
+            "gap_ns": round(gap_ms * MS),
+            "median_ns": 11_200_000,
+            "index": 40,
+            "cause": cause,
+            **more,
+        }
     )
-    return StallRow(**{**{name: getattr(row, name) for name in StallRow.__slots__}, **changes})
 
 
-@pytest.mark.parametrize("width", [MIN_WIDTH, 80, 100, 160])
-@pytest.mark.parametrize("cause", ["prefill_coscheduled", "client_backpressure", "unknown"])
-def test_nothing_is_cut_at_any_width(cause: str, width: int) -> None:
-    stalls = [stall(0, cause), stall(1, "kv_landing", lift=None)]
-    lines = [line.plain for line in stall_lines(ROW, stalls, width)]
-    assert max(map(len, lines)) <= width
-    assert "…" not in "".join(lines)
-    whole = " ".join(" ".join(lines).split())
-    assert "40.1 times as often as without a stall, by chance in 1 %" in whole
-    assert "measured, no inference" in whole
-    assert whole.count(SAID) == 2
-    assert "D was busy with the KV load of another request" in whole
-    assert not any(line != line.rstrip() for line in lines)
+STALLS = (
+    stall(
+        300,
+        212,
+        "prefill_coscheduled",
+        0,
+        accounted_ns=198 * MS,
+        lift=41.3,
+        doubt=0.004,
+        evidence=("a step of 204 ms (usual 11.2 ms) ran 8,192 prompt tokens beside 24 of streams",),
+    ),
+    stall(
+        700, 140, "prefill_coscheduled", 1, accounted_ns=120 * MS, lift=41.3, doubt=0.0002, evidence=("a step ran 4,096 more",)
+    ),
+    stall(1900, 1500, "client_backpressure", 2, accounted_ns=1490 * MS, doubt=0.0, evidence=("nothing was read for 1.49 s",)),
+    stall(3450, 60, "unknown", 3, evidence=("the engine's steps were no longer than usual",)),
+)
 
 
-def test_a_stream_that_never_stood_still_has_no_section() -> None:
-    assert list(stall_lines(ROW, [], 80)) == []
+def shown(stalls: tuple[StallRow, ...], width: int) -> str:
+    out = StringIO()
+    Console(file=out, width=width, highlight=False).print(render_waterfall(ROW, (), width, zone=timezone.utc, stalls=stalls))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_stalls_of_a_stream_are_drawn_as_before(width: int, golden: Callable[[str, str], None]) -> None:
+    text = shown(STALLS, width)
+    section = text[text.index("Stalls\n") : text.index("\nHow the evidence")]
+    golden(f"cli/trace_stalls_{width}.txt", section)
+
+
+def test_a_stream_without_stalls_has_no_such_section() -> None:
+    assert "Stalls" not in shown((), 100)
+
+
+def test_every_cause_has_its_letter_and_its_words() -> None:
+    causes = {cause.value for cause in Cause}
+    assert set(MARKS) == set(STALL) == causes
+    assert len(set(MARKS.values())) == len(causes)
+
+
+def test_the_longest_are_shown_in_order_and_the_others_counted() -> None:
+    many = tuple(stall(100 * number, 30 + number, number=number) for number in range(SHOWN + 5))
+    text = shown(many, 100)
+    assert f"the {SHOWN} longest of {SHOWN + 5}; --json has all" in text
+    assert "30.0 ms" not in text
+    assert text.index(" 36.0 ms") < text.index(" 40.0 ms")
+
+
+_MADE = st.builds(
+    stall,
+    st.floats(-10_000, 1e6, allow_nan=False),
+    st.floats(0, 1e6, allow_nan=False),
+    st.sampled_from([cause.value for cause in Cause] + ["a_cause_of_a_later_version"]),
+    lift=st.none() | st.floats(0, 1e9),
+    doubt=st.none() | st.floats(0, 1),
+    evidence=st.lists(st.text("ab \n\x1b", max_size=300), max_size=3).map(tuple),
+)
+
+
+@given(st.lists(_MADE, max_size=20), st.integers(60, 200), st.integers(0, 10**12))
+def test_any_stalls_fit_any_width(stalls: list[StallRow], width: int, duration_ns: int) -> None:
+    for line in stall_lines(replace(ROW, duration_ns=duration_ns), stalls, width):
+        assert line.cell_len <= width
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    publish(tmp_path, [ROW], stalls=list(STALLS))
+    return tmp_path
+
+
+def test_a_trace_of_a_store_has_them_in_words_and_whole_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "user-42-7", "--data", str(data)]) == 0
+    assert "client_backpressure" in capsys.readouterr().out
+    assert main(["trace", "user-42-7", "--data", str(data), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["stalls"]
+    assert [stall_from_json(each) for each in told] == list(STALLS)
+
+
+def test_explain_has_them_by_cause(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    period = ["--since", "2026-11-01", "--until", "2027-11-02"]
+    assert main(["explain", "--data", str(data), *period]) == 0
+    text = capsys.readouterr().out
+    assert "Streams stood still 4 times" in text
+    assert "Why streams stood still" in text
+    assert main(["explain", "--data", str(data), "--json", *period]) == 0
+    (scope,) = json.loads(capsys.readouterr().out)["scopes"]
+    assert {each["cause"]: each["stalls"] for each in scope["stalls"]["causes"]} == {
+        "prefill_coscheduled": 2,
+        "client_backpressure": 1,
+        "unknown": 1,
+    }
+
+
+def test_the_table_of_causes_at_any_width(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--data", str(data), "--json", "--since", "2026-11-01", "--until", "2027-11-02"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    for width in (60, 80, 100, 140):
+        console = Console(width=width, highlight=False, markup=False, color_system=None)
+        with console.capture() as capture:
+            console.print(render(plain, width, STARTED, timezone.utc))
+        lines = capture.get().splitlines()
+        assert all(len(line) <= width for line in lines)
+        assert any(line.split()[:2] == ["client_backpressure", "1"] for line in lines)

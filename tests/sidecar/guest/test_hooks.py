@@ -343,12 +343,25 @@ def test_what_a_preempted_request_computes_again_is_counted_apart(plugin: Plugin
     ]
 
 
-def test_a_request_preempted_before_its_first_token_computes_its_prompt(plugin: Plugin, scheduler: Scheduler) -> None:
+def test_what_was_computed_of_a_prompt_before_a_preemption_is_counted_apart(plugin: Plugin, scheduler: Scheduler) -> None:
     scheduler.add_request(Request("a"))
     run(scheduler, output(new=("a",), a=64), model_output())
     run(scheduler, output(preempted=("a",)), model_output())
+    run(scheduler, output(a=48), model_output())
+    run(scheduler, output(preempted=("a",)), model_output())  # once more, before it is where it was
+    run(scheduler, output(a=80), model_output())
+    run(scheduler, output(a=16), model_output(tokens=("a",)))
+    assert [(e["prefill_tokens"], e["resumed_tokens"]) for e in said(plugin, words.STEP)] == [(64, 0), (0, 48), (16, 64), (16, 0)]
+
+
+def test_a_prompt_whose_kv_was_loaded_and_lost_is_computed_once_more(plugin: Plugin, scheduler: Scheduler) -> None:
+    scheduler.add_request(Request("a"))
+    loaded = output(new=("a",), a=1)
+    loaded.scheduled_new_reqs[0].num_computed_tokens = 95
+    run(scheduler, loaded, model_output())
+    run(scheduler, output(preempted=("a",)), model_output())
     run(scheduler, output(a=96), model_output(tokens=("a",)))
-    assert [(e["prefill_tokens"], e["resumed_tokens"]) for e in said(plugin, words.STEP)] == [(64, 0), (96, 0)]
+    assert [(e["prefill_tokens"], e["resumed_tokens"]) for e in said(plugin, words.STEP)] == [(1, 0), (0, 96)]
 
 
 def test_steps_that_run_nothing_are_no_events(plugin: Plugin, scheduler: Scheduler) -> None:
