@@ -7,12 +7,13 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import generate_latest
 
 from builders import EPOCH, MS, process
 from handrail.guest.pauses import GC, HELD, LATE_NS, QUEUED, SLEEP_S
-from handrail.records import ProcessEvent, ProcessEventKind, Role, Source
+from handrail.records import ProcessEventKind, Role, Source
 from handrail.selfmetrics import SelfMetrics
 from handrail.sources.ownpauses import OwnPauses, pause_rows
 
@@ -24,7 +25,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.now_ns = 5_000 * MS
-        self.told: list[ProcessEvent] = []
+        self.told: list[Any] = []
         self.waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self.own = OwnPauses(process(Role.DECODE), self.told.append, clock=lambda: self.now_ns, wall=lambda: EPOCH + self.now_ns)
 
@@ -88,10 +89,10 @@ async def test_nothing_is_told_after_the_end_and_the_end_may_come_twice() -> Non
 
 
 async def test_a_real_loop_that_stands_is_noticed() -> None:
-    told: list[ProcessEvent] = []
+    told: list[Any] = []
     noticed = asyncio.Event()
 
-    def take(event: ProcessEvent) -> None:
+    def take(event: Any) -> None:
         told.append(event)
         if event.detail != GC and event.duration_ns >= 200 * MS:
             noticed.set()
