@@ -189,7 +189,7 @@ class Traffic:
     gap_p99_ns: int | None = None
     fetches: int = 0
     fetch_bytes_per_s: float | None = None  # median over hand-offs that went well
-    split: bool = False  # hand-offs were seen, so these requests were served split
+    split: bool = False  # by hand-offs, or by requests with another engine for P than for D
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ _SMALL: Final = 1 << 20
 
 
 async def ask_collector(api: str, timeout_s: float) -> tuple[tuple[ClockPair, ...], Traffic | None, str]:
-    """(clock pairs, traffic, why there is nothing). ``api``: the collector's HTTP API."""
+    """(clock pairs, traffic, why there are no pairs or nothing at all). ``api``: the collector's HTTP API."""
     base = api.rstrip("/")
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
@@ -39,7 +39,9 @@ async def ask_collector(api: str, timeout_s: float) -> tuple[tuple[ClockPair, ..
         return (), None, f"no collector answers at {base}: {reason(error)}"
     if not isinstance(status, Mapping):
         return (), None, f"{base} answers, but is no collector"
-    return clock_pairs(status, base), traffic(_rows(requests, "requests"), _rows(fetches, "fetches"), base), ""
+    pairs = clock_pairs(status, base)
+    why = "" if pairs else f"the collector at {base} relates no two hosts' clocks: it saw one host alone, or too few requests"
+    return pairs, traffic(_rows(requests, "requests"), _rows(fetches, "fetches"), base), why
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> Any:
@@ -90,8 +92,14 @@ def traffic(requests: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str
         gap_p99_ns=_median(_whole(row, "gap_p99_ns") for row in requests),
         fetches=len(rates),
         fetch_bytes_per_s=statistics.median(rates) if len(rates) >= _FEW else None,
-        split=bool(fetches),
+        split=bool(fetches) or any(_split(row) for row in requests),
     )
+
+
+def _split(row: Mapping[str, Any]) -> bool:
+    """P and D are two engines: told without the plugin too, which hand-offs are not."""
+    prefill, decode = row.get("prefill_instance"), row.get("decode_instance")
+    return bool(prefill and decode) and prefill != decode
 
 
 def _rates(starts: list[int]) -> tuple[float | None, float | None]:

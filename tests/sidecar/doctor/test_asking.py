@@ -237,6 +237,22 @@ def test_a_burst_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prefill", "decode", "split"),
+    [("p0:8000", "d0:8000", True), ("e0:8000", "e0:8000", False), ("p0:8000", None, False), (None, "d0:8000", False)],
+)
+def test_without_the_plugin_rows_tell_who_was_served_split(prefill: str | None, decode: str | None, split: bool) -> None:
+    assert traffic(rows(30, prefill_instance=prefill, decode_instance=decode), [], "c").split is split
+
+
+async def test_a_collector_that_relates_no_clocks_was_asked_all_the_same() -> None:
+    answers = {"/api/v1/status": b"{}", "/api/v1/requests": b"{}", "/api/v1/fetches": b"{}"}
+    async with serving(answers) as url:
+        clocks, _, why = await ask_collector(url, 5.0)
+    assert clocks == ()
+    assert why.startswith(f"the collector at {url} relates no two hosts' clocks")
+
+
+@pytest.mark.parametrize(
     ("requests", "hand_offs"),
     [
         ([], []),
