@@ -22,6 +22,8 @@ _COLD: Final = "the first hand-off of a pair waits for UCX to try them: 38 s wer
 def check_rdma(facts: Facts) -> Finding:
     """An RDMA port that is up, where the engines stand on different hosts."""
     check, title = "wire.rdma", "RDMA"
+    if not facts.host.here:
+        return skipped(check, title, "neither engine is known to run here", "doctor on the engines' hosts (--on says which runs here)")
     ports = facts.host.rdma
     if ports is None:
         return skipped(
@@ -245,10 +247,11 @@ def check_nic(facts: Facts) -> Finding | None:
 def checks(facts: Facts) -> Iterator[Finding | None]:
     """All of them, in the order in which they are shown."""
     yield check_rdma(facts)
-    yield check_rate(facts)
-    yield check_mtu(facts)
-    yield check_gid(facts)
-    yield check_nic(facts)
+    if facts.host.here:  # else what is here says nothing of their way
+        yield check_rate(facts)
+        yield check_mtu(facts)
+        yield check_gid(facts)
+        yield check_nic(facts)
     yield check_ucx_devices(facts)
     yield check_ucx_tls(facts)
     yield check_nixl(facts)

@@ -52,13 +52,15 @@ class Rate:
 
 
 def predicted(facts: Facts) -> Rate | None:
-    """None where nothing is known of the way. A measured rate wins over a given one, and that over hardware."""
+    """None where nothing is known of the way, or where no engine runs here. A measured rate wins over a given one, and that over hardware."""
     traffic = facts.traffic
     if traffic is not None and traffic.fetch_bytes_per_s:
         why = f"median of {traffic.fetches} hand-offs that {traffic.by} saw"
         return Rate(bytes_per_s=traffic.fetch_bytes_per_s, source=RateSource.MEASURED, why=why)
     if facts.asked.link_bits_per_s:
         return Rate(bytes_per_s=facts.asked.link_bits_per_s / 8, source=RateSource.CONFIGURED, why="--link-gbps")
+    if not facts.host.here:  # this host's hardware is not the engines'
+        return None
     rdma = _rdma(facts)
     if facts.placement is Placement.SAME_HOST:
         return _between_gpus(facts) or rdma

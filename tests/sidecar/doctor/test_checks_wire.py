@@ -12,6 +12,7 @@ from doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host
 from handrail.doctor.facts import Facts
 from handrail.doctor.hostfacts import Gid, Nic, RdmaPort
 from handrail.doctor.pair import Side
+from handrail.doctor.predict import predicted
 from handrail.doctor.ucx import devices, transports
 from handrail.doctor.verdict import Verdict
 
@@ -36,6 +37,19 @@ def test_across_hosts_rdma_is_needed() -> None:
     assert verdict(on_ports(), "wire.rdma") is Verdict.FAIL
     assert verdict(on_ports(down("mlx5_0")), "wire.rdma") is Verdict.FAIL
     assert verdict(on_ports(port(state="")), "wire.rdma") is Verdict.FAIL  # a state that cannot be read is not up
+
+
+def test_a_host_without_an_engine_says_nothing_of_the_engines_wire() -> None:
+    """CI, or a laptop: its lack of adapters and its slow interface are not theirs."""
+    elsewhere = facts(host=host(here=frozenset(), nics=(Nic(name="eth0", up=True, physical=True, bits_per_s=1e9, mtu=1500),)))
+    assert verdict(elsewhere, "wire.rdma") is Verdict.SKIP
+    assert "neither engine is known to run here" in str(found(elsewhere, "wire.rdma"))
+    assert found(elsewhere, "wire.nic") is None
+    assert predicted(elsewhere) is None
+    adapters = facts(host=host(here=frozenset(), rdma=(port("a"), port("b", bits_per_s=100e9))))
+    assert verdict(adapters, "wire.rdma") is Verdict.SKIP
+    assert found(adapters, "wire.rate") is None
+    assert predicted(adapters) is None
 
 
 def test_within_a_host_it_is_not() -> None:
