@@ -1,7 +1,7 @@
 """How engines are started, read from what starts them: Kubernetes manifests and Compose files, whatever their kind.
 
 Every mapping that holds a command or arguments with ``vllm serve`` (or the module that it runs) is an engine; its environment
-stands beside it. Its side is told from ``kv_role``, else from its name. A value that another tool fills in later (``$VAR``, ``{{
+stands beside it. Its side is told from its name, else from ``kv_role``. A value that another tool fills in later (``$VAR``, ``{{
 }}``) is not known."""
 
 from __future__ import annotations
@@ -185,10 +185,8 @@ def _started(node: Mapping[Any, Any], words: list[str], name: str, file: str) ->
     by = f"{file}: {name}" if name else file
     setup = arguments_setup(words, env, elsewhere, by=by, version=tag[1] if tag else None)
     flags, _ = _flags(words)
-    side = _ROLES.get(setup.kv_role or "")
-    if side is None:
-        named = [each for each in Side if each.value in name.lower()]
-        side = named[0] if len(named) == 1 else None
+    named = [each for each in Side if each.value in name.lower()]  # before the role, which may be the mistake
+    side = named[0] if len(named) == 1 else _ROLES.get(setup.kv_role or "")
     return Started(name, side, setup, whole(flags.get("port")))
 
 

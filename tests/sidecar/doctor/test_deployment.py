@@ -173,3 +173,20 @@ def test_documents_that_nest_by_aliases_are_walked_once() -> None:
 def test_two_services_may_be_one_by_an_alias() -> None:
     text = "services:\n  decode-0: &one {command: vllm serve x}\n  decode-1: *one\n"
     assert [engine.name for engine in read(text)] == ["decode-0", "decode-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "side"),
+    [
+        ("decode", "kv_producer", Side.DECODE),  # copied from prefill: the check of roles is to see it
+        ("vllm-prefill-0", "kv_consumer", Side.PREFILL),
+        ("engine", "kv_consumer", Side.DECODE),
+        ("decode-of-prefill", "kv_producer", Side.PREFILL),
+        ("decode", "kv_both", Side.DECODE),
+        ("engine", "kv_both", None),
+    ],
+)
+def test_a_name_that_says_one_side_counts_before_the_role(name: str, role: str, side: Side | None) -> None:
+    transfer = f'{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'
+    (engine,) = read(f"services:\n  {name}:\n    command: [vllm, serve, x, --kv-transfer-config, '{transfer}']\n")
+    assert engine.side is side
