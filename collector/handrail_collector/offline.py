@@ -16,8 +16,9 @@ from handrail.records import Iteration, ProcessEvent
 from handrail_collector.explain.request import Fleet, explain_all
 from handrail_collector.explain.stalls import StallDesk, no_stalls
 from handrail_collector.pipeline import numbered, withdrawn, withdrawn_fetches
-from handrail_collector.rows import MERGED, FetchRow, LinkFactRow, RequestRow, StallRow
+from handrail_collector.rows import MERGED, ClockPairRow, FetchRow, LinkFactRow, RequestRow, StallRow
 from handrail_collector.stitch.activity import Activities
+from handrail_collector.stitch.events import MINUTE_NS, clock_rows
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.group import Group
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
@@ -37,11 +38,13 @@ def rows_of(
     settings: StitchSettings | None = None,
     fetches: list[FetchRow] | None = None,
     stalls: list[StallRow] | None = None,
+    clocks: list[ClockPairRow] | None = None,
 ) -> Iterator[RequestRow]:
     """Rows in the order in which they are decided, later versions and withdrawals included.
 
     ``records``: each with the wall time at which it was received, in that order. A record's place among them is its offset.
-    ``fetches``: gets the hand-offs of a request when its row is decided; ``stalls``: those of its stream.
+    ``fetches``: gets the hand-offs of a request when its row is decided; ``stalls``: those of its stream;
+    ``clocks``: how the hosts' clocks are related, once a minute.
     """
     decided = _Decided(Stitcher(settings), StallDesk(), fetches, stalls)
     stitcher = decided.stitcher
@@ -50,12 +53,16 @@ def rows_of(
         for second in range(swept + SECOND, received_unix_ns + 1, SECOND) if swept else ():
             yield from decided.rows(stitcher.sweep(second), second)
             swept = second
+            if clocks is not None and second // MINUTE_NS != (second - SECOND) // MINUTE_NS:
+                clocks.extend(clock_rows(stitcher.clocks.intervals(), second, offset))
         swept = swept or received_unix_ns
         yield from decided.rows(stitcher.advance(received_unix_ns), received_unix_ns)
         if isinstance(record, Activities):
             decided.desk.activity.take(record)
         if not isinstance(record, Iteration | ProcessEvent | DeviceRun):
             stitcher.add(record, offset, received_unix_ns)
+    if clocks is not None and swept:
+        clocks.extend(clock_rows(stitcher.clocks.intervals(), swept + MINUTE_NS, offset))
     # what is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain
     of = stitcher.settings
     soon = swept + of.engine_wait_ns + of.settle_ns + 2 * SECOND
@@ -116,10 +123,11 @@ def publish(
     rows: Iterable[RequestRow],
     fetches: list[FetchRow] | None = None,
     stalls: list[StallRow] | None = None,
+    clocks: list[ClockPairRow] | None = None,
 ) -> int:
     """Store them as the collector of the data folder ``folder`` would; the number of rows, versions included.
 
-    ``fetches``, ``stalls``: the lists that ``rows`` fills as it goes; they are emptied.
+    ``fetches``, ``stalls``, ``clocks``: the lists that ``rows`` fills as it goes; they are emptied.
 
     The store is a new one, or one of which nothing is replayed any more. Raises what ``Publisher`` raises.
     """
@@ -129,7 +137,7 @@ def publish(
     try:
         for batch in _batches(rows):
             end = at + len(batch)
-            found = {Table.KV_FETCHES: fetches, Table.STALLS: stalls}
+            found = {Table.KV_FETCHES: fetches, Table.STALLS: stalls, Table.CLOCK_PAIRS: clocks}
             flat: FlatRows = {table: list(told) for table, told in found.items() if told}
             publisher.publish(at, end, end, (), batch, flat=flat)
             for told in found.values():

@@ -83,7 +83,10 @@ def _prediction(facts: Facts, rate: Rate | None) -> list[str]:
         f"{tokens:,} tokens hand over {format_bytes(request.bytes)}"
     ]
     if rate is None:
-        return [*lines, "How fast the link is, is not known: --link-gbps, or doctor with --on and --placement on an engine's host."]
+        return [
+            *lines,
+            "How fast the link is, is not known: --link-gbps, or doctor with --on and --placement on an engine's host.",
+        ]
     took = request.transfer_ns(rate.bytes_per_s)
     lines.append(
         f"at {rate.bytes_per_s / 1e9:.3g} GB/s ({rate.source.value}): "

@@ -26,7 +26,7 @@ from handrail.cli.waterfall import main_id
 from handrail.process import spare_the_heap
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
 from handrail_collector.offline import STORE, publish, publish_samples, rows_of
-from handrail_collector.rows import FetchRow, RequestRow, StallRow
+from handrail_collector.rows import ClockPairRow, FetchRow, RequestRow, StallRow
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import StoreLockedError
 from handrail_fleet import faults, scenario, virtual
@@ -200,9 +200,16 @@ def _store(
     progress.update(task, description="stitching and explaining", total=len(made), completed=0)
     seen = _Seen()
     stalls: list[StallRow] = []
+    clocks: list[ClockPairRow] = []
     try:
         fetches: list[FetchRow] | None = [] if plugin else None
-        rows = publish(folder, seen.watch(rows_of(_taken(made, progress), fetches=fetches, stalls=stalls)), fetches, stalls)
+        rows = publish(
+            folder,
+            seen.watch(rows_of(_taken(made, progress), fetches=fetches, stalls=stalls, clocks=clocks)),
+            fetches,
+            stalls,
+            clocks,
+        )
         if plugin:
             links, facts = link_evidence(settings.scenario, flights, settings.faults, settings.seed, started)
             gpus = gpu_evidence(settings.scenario, ran, settings.faults, started, virtual_ns)

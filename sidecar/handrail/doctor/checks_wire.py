@@ -23,7 +23,9 @@ def check_rdma(facts: Facts) -> Finding:
     """An RDMA port that is up, where the engines stand on different hosts."""
     check, title = "wire.rdma", "RDMA"
     if not facts.host.here:
-        return skipped(check, title, "neither engine is known to run here", "doctor on the engines' hosts (--on says which runs here)")
+        return skipped(
+            check, title, "neither engine is known to run here", "doctor on the engines' hosts (--on says which runs here)"
+        )
     ports = facts.host.rdma
     if ports is None:
         return skipped(

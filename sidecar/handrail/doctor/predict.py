@@ -52,7 +52,9 @@ class Rate:
 
 
 def predicted(facts: Facts) -> Rate | None:
-    """None where nothing is known of the way, or where no engine runs here. A measured rate wins over a given one, and that over hardware."""
+    """None where nothing is known of the way. A measured rate wins over a given one, and that over hardware: the engines' own,
+    so of a host where none of them runs nothing is taken.
+    """
     traffic = facts.traffic
     if traffic is not None and traffic.fetch_bytes_per_s:
         why = f"median of {traffic.fetches} hand-offs that {traffic.by} saw"
