@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from handrail.cli.gpus import Found
 
 _GAP: Final = 2
+_TABLE_WIDTH: Final = 140  # of the table of counters, from which on no word is broken
 _NONE: Final = Text("–", style="dim")
 
 
@@ -51,14 +53,24 @@ def show_gpus(console: Console, found: Found) -> None:
 
 
 def show_counters(console: Console) -> None:
-    """Every counter that can be read."""
+    """Every counter that can be read; where a table would break words, one below the other."""
+    if console.width < _TABLE_WIDTH:
+        for each in ALL:
+            by = f" by {each.label}" if each.label else ""
+            console.print(Text.assemble((each.name, "bold"), f"  {_unit(each.unit)}{by}"))
+            for line in textwrap.wrap(f"{each.help}. Absent {each.absent}", console.width - 4, break_on_hyphens=False):
+                console.print(Text(f"    {line}"))
+        return
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for title in ("counter", "unit", "label", "what it is", "absent"):
         table.add_column(title, no_wrap=title in ("counter", "unit", "label"), overflow="fold")
     for each in ALL:
-        unit = {"1": "ratio", "By": "bytes", "By/s": "bytes/s", "Cel": "°C"}.get(each.unit, each.unit.strip("{}"))
-        table.add_row(each.name, unit, each.label, each.help, each.absent)
+        table.add_row(each.name, _unit(each.unit), each.label, each.help, each.absent)
     console.print(table)
+
+
+def _unit(unit: str) -> str:
+    return {"1": "ratio", "By": "bytes", "By/s": "bytes/s", "Cel": "°C"}.get(unit, unit.strip("{}"))
 
 
 def _table(found: Found, width: int) -> Table:
