@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.truth.judge import found_share
+from bench.truth.judge import found_in
 from handrail.sketch import GapSketch
 from handrail_collector.explain.answer import answered
 from handrail_collector.explain.period import ScopeAnswer, Tail, Verdict, explain
@@ -85,7 +85,7 @@ def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: 
     scope = scope_of(tmp_path, made)
     assert told(scope.gap).verdict is verdict
     assert any("longest stream gaps" in sentence for sentence in summary(scope)) == (verdict is Verdict.STANDS_OUT)
-    assert (found_share(made) > 0) == (verdict is Verdict.STANDS_OUT), "the referee counts what a contrast covers"
+    assert (found_in(made) > 0) == (verdict is Verdict.STANDS_OUT), "the referee counts what a contrast covers"
 
 
 @pytest.mark.parametrize(("requests", "named"), [(4, []), (14, [("unattributed", "p1>d1")])])
