@@ -24,9 +24,9 @@ class Verdict(str, Enum):
 class Against:
     """One request against the ``compared`` ones of its scope and model that began in that time.
 
-    ``usual_ttft_ns``: typical of prompts with as many tokens to compute. ``phase``: what grew most and so much more than any
-    other that it is the answer, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""); None: none did, or those
-    in ``alike`` grew about as much. ``standing``: such growths are much more frequent there and then than elsewhere.
+    ``usual_ttft_ns``: typical of prompts with as many tokens to compute. ``phase``: what grew most, likely enough to be
+    the answer, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""); None: none did, or those
+    in ``alike`` may have grown most. ``standing``: such growths are much more frequent there and then than elsewhere.
     """
 
     verdict: Verdict

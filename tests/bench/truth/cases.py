@@ -19,8 +19,7 @@ TRACES = Path(__file__).parents[2] / "data" / "request_traces"
 class Case:
     """``fault`` holds from ``BEGINS`` to ``ENDS`` of the run; ``clocks``, faults of them, for all of it.
 
-    ``revealed``: proxies and vLLM's spans show the phase; else it hides in what vLLM calls queue time at D. ``trace`` begins the
-    name of a file of published arrivals.
+    ``trace`` begins the name of a file of published arrivals.
     """
 
     name: str
@@ -28,7 +27,6 @@ class Case:
     scenario: str = "split"
     trace: str = ""
     rate: float = 1.0
-    revealed: bool = True
     clocks: tuple[str, ...] = ()
 
     def settings(self, requests: int, seed: int, traces: Path = TRACES) -> Settings:
@@ -57,25 +55,25 @@ CASES = (
     Case(name="stale_read", fault="stale_read:p0:0.003"),
     Case(name="prefill_failed", fault="prefill_failed:p0:0.9"),
     Case(name="bad_host_p", fault="bad_host:p1:3"),
-    Case(name="slow_link", fault="slow_link:p0>d1:30", revealed=False),
-    Case(name="no_p2p", fault="no_p2p:p0>d1:350000000", revealed=False),
-    Case(name="handshake_cold", fault="handshake_cold:p0>d1:1", revealed=False),
-    Case(name="kv_pressure", fault="kv_pressure:d0:0.98", revealed=False),
-    Case(name="kv_pressure_mild", fault="kv_pressure:d0:0.97", revealed=False),
-    Case(name="kv_pressure_hung", fault="kv_pressure:d0:0.99", revealed=False),
-    Case(name="decode_queue", fault="decode_queue:d0:1", revealed=False),
-    Case(name="preemption_storm", fault="preemption_storm:d1:20", revealed=False),
-    Case(name="bad_host_d", fault="bad_host:d1:30", revealed=False),
+    Case(name="slow_link", fault="slow_link:p0>d1:30"),
+    Case(name="no_p2p", fault="no_p2p:p0>d1:350000000"),
+    Case(name="handshake_cold", fault="handshake_cold:p0>d1:1"),
+    Case(name="kv_pressure", fault="kv_pressure:d0:0.98"),
+    Case(name="kv_pressure_mild", fault="kv_pressure:d0:0.97"),
+    Case(name="kv_pressure_hung", fault="kv_pressure:d0:0.99"),
+    Case(name="decode_queue", fault="decode_queue:d0:1"),
+    Case(name="preemption_storm", fault="preemption_storm:d1:20"),
+    Case(name="bad_host_d", fault="bad_host:d1:30"),
     Case(name="collocated_bad_host", fault="bad_host:e1:3", scenario="collocated"),
     Case(name="collocated_slow_prefill", fault="slow_prefill:e1:3", scenario="collocated"),
     Case(name="prefixes_slow_prefill", fault="slow_prefill:p0:3", scenario="prefixes"),
-    Case(name="turns_slow_link", fault="slow_link:p1>d0:60", scenario="turns", revealed=False),
+    Case(name="turns_slow_link", fault="slow_link:p1>d0:60", scenario="turns"),
     Case(name="azure_slow_prefill", fault="slow_prefill:p0:4", trace="AzureLLMInferenceTrace_conv"),
-    Case(name="azure_slow_link", fault="slow_link:p0>d1:60", trace="AzureLLMInferenceTrace_conv", revealed=False),
+    Case(name="azure_slow_link", fault="slow_link:p0>d1:60", trace="AzureLLMInferenceTrace_conv"),
     Case(name="mooncake_bad_host_p", fault="bad_host:p0:4", trace="mooncake_conversation", rate=0.1),
     Case(name="mooncake_bad_host_p_mild", fault="bad_host:p0:2", trace="mooncake_conversation", rate=0.2),
     Case(name="clock_offset_slow_prefill", fault="slow_prefill:p0:3", clocks=_WRONG_CLOCKS),
-    Case(name="clock_offset_slow_link", fault="slow_link:p0>d1:30", clocks=_WRONG_CLOCKS, revealed=False),
+    Case(name="clock_offset_slow_link", fault="slow_link:p0>d1:30", clocks=_WRONG_CLOCKS),
     Case(name="clock_offset_router_slow", fault="router_slow:router:0.4", clocks=_WRONG_CLOCKS),
     Case(name="clock_drift_slow_prefill", fault="slow_prefill:p0:3", clocks=("clock_drift:p0:200", "clock_drift:d1:-200")),
     *(Case(name=f"healthy_{name.replace('-', '_')}", scenario=name) for name in ("split", "collocated", "prefixes", "turns")),

@@ -46,7 +46,7 @@ def test_what_is_said(golden: Callable[[str, str], None]) -> None:
     lines = []
     for name, change in CASES.items():
         rows, touched = period(change)
-        lines.append(f"{name}: {slowness(told(rows[touched[4]], rows))}")
+        lines.append(f"{name}: {slowness(told(rows[touched[5]], rows))}")
     rows, _ = period()
     lucky, touched = period(lambda row: {"prefill_compute": 200} if row.prefill_host == "p1" else {})
     lucky = [row if number in touched else slower(row, router_and_hops=300) for number, row in enumerate(lucky)]
