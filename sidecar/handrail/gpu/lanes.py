@@ -173,17 +173,18 @@ class Lanes:
             each.thread.start()
 
     def _shared_out(self, lane: Lane, step: Step) -> list[Lane]:
-        """New lanes for what ``lane`` was to read but ``step``: one for that GPU, going on in its round, one for the rest."""
-        round_, jobs = lane.round, lane.jobs
-        assert round_ is not None
-        job, index = round_.job, round_.job.reader.gpu.device.index
+        """New lanes for what ``lane`` was to read but ``step``: that GPU's and the rest, each with its part of the wave."""
+        wave, jobs = lane.wave, lane.jobs
+        assert wave is not None
+        round_ = wave.rounds[wave.place]
+        job, index = round_.job, round_.index
         job.remove(step)
         round_.next_step = max(0, round_.next_step - 1)
-        lane.alone, lane.jobs, lane.round = True, [job.alone(step)], None
+        lane.alone, lane.jobs, lane.wave = True, [job.alone(step)], None
         same = [each for each in jobs if each.reader.gpu.device.index == index]
         others = [each for each in jobs if each.reader.gpu.device.index != index]
-        lanes = [Lane(self, f"device {index}", same, lane.limit_ns, round_)] if same else []
-        return lanes + ([Lane(self, lane.name, others, lane.limit_ns)] if others else [])
+        lanes = [Lane(self, f"device {index}", same, lane.limit_ns, wave.of(index))] if same else []
+        return lanes + ([Lane(self, lane.name, others, lane.limit_ns, wave.of(index, not_it=True))] if others else [])
 
     def _split(self, lane: Lane, step: Step) -> None:
         """A batch that stays away: its fields one by one, in its GPU's lane. One of them is the one that hangs."""

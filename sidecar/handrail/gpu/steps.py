@@ -62,9 +62,22 @@ class Step:
         self.spent_ns = 0
         self.longest_ns = 0
 
-    def read(self, guard: Guard) -> list[DeviceValue]:
-        """The values that came; not to be changed. Raises ``GivenUp``, and ``NvmlFailed`` for what may pass or is lost."""
+    def ask(self, guard: Guard) -> None:
+        """Make the call and keep what it answers. Raises what the call does, and ``GivenUp``."""
         raise NotImplementedError
+
+    def told(self) -> list[DeviceValue]:
+        """The values of what was answered last; not to be changed. Raises ``NvmlFailed`` where the answer itself says so."""
+        raise NotImplementedError
+
+    def read(self, guard: Guard) -> list[DeviceValue]:
+        """Both. Raises ``GivenUp``, and ``NvmlFailed`` for what may pass or is lost."""
+        try:
+            self.ask(guard)
+            return self.told()
+        except Exception as error:
+            self.failed(error)
+            return []
 
     def due_within_ns(self) -> int | None:
         """How soon a counter of bytes here must be read again so that it cannot wrap twice unseen; None: no matter."""
@@ -73,7 +86,7 @@ class Step:
     def close(self) -> None:
         """Give back what NVML lent; not while a call may still be using it."""
 
-    def failed(self, error: Exception) -> list[DeviceValue]:
+    def failed(self, error: Exception) -> None:
         """After a call that raised: its slots move on, or what it means is raised."""
         if isinstance(error, GivenUp):
             raise error
@@ -82,7 +95,6 @@ class Step:
             raise NvmlFailed(code) from None
         self.gone += [(slot, code) for slot in self.slots]
         self.slots.clear()
-        return []
 
 
 class CallStep(Step):
@@ -95,17 +107,18 @@ class CallStep(Step):
         self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
         self._attributes: Callable[[Any], Any] | None = None
         self._of = 0  # slots that the rest is made for
-        self._answer: Any = None
+        self._came: Any = None
+        self._answer: Any = None  # that the values are of
         self._values: list[DeviceValue] = []
         self._seldom = False
         self._whole_ns = -_WHOLE_NS  # when all were told last
         self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
 
-    def read(self, guard: Guard) -> list[DeviceValue]:
-        try:
-            answer = guard(self._ask)
-        except Exception as error:
-            return self.failed(error)
+    def ask(self, guard: Guard) -> None:
+        self._came = guard(self._ask)
+
+    def told(self) -> list[DeviceValue]:
+        answer = self._came
         if self._of != len(self.slots):
             self._lay_out()
         if self._attributes is not None:
@@ -196,19 +209,22 @@ class FieldStep(Step):
         self._growing: list[Slot] = []
         self._layout = struct.Struct("=")
         self._ask: Callable[[], Any] = list
+        self._came: Any = None
+        self._began_ns = self._ended_ns = self._at_unix_ns = 0
 
-    def read(self, guard: Guard) -> list[DeviceValue]:
+    def ask(self, guard: Guard) -> None:
         if self._of != self.slots:
             self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
+        if self._entries:
+            self._began_ns, self._at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
+            self._came = guard(self._ask)
+            self._ended_ns = self._clock.mono_ns()
+
+    def told(self) -> list[DeviceValue]:
         if not self._entries:
             return []
-        began_ns, at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
-        try:
-            answer = guard(self._ask)
-        except Exception as error:
-            return self.failed(error)
-        ended_ns = self._clock.mono_ns()
-        flat = iter(self._layout.unpack_from(answer))
+        began_ns, ended_ns, at_unix_ns = self._began_ns, self._ended_ns, self._at_unix_ns
+        flat = iter(self._layout.unpack_from(self._came))
         found: list[DeviceValue] = []
         refused: list[tuple[_Entry, int]] = []
         for entry, kind, code, bits in zip(self._entries, flat, flat, flat, strict=True):

@@ -40,35 +40,28 @@ class GpmStep(Step):
         self.fresh_s = 0.0  # of the window that ended with the last read; 0: none did
         self._of: list[Slot] = []
 
-    def read(self, guard: Guard) -> list[DeviceValue]:
-        try:
-            if not self._samples:
-                self._prepare(guard)
-            return self._look(guard)
-        except Exception as error:
-            self._before_ns = None
-            return self.failed(error)
+    def ask(self, guard: Guard) -> None:
+        self.fresh_s = 0.0
+        if not self._samples:
+            self._prepare(guard)
+        now, before = self._clock.mono_ns(), self._before_ns
+        if before is not None and now - before < APART_NS:
+            return  # the window goes on
+        self._before_ns = None  # until this look has worked
+        earlier, later = self._samples
+        guard(partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later))
+        if before is not None:
+            if self._of != self.slots:
+                self._ask_for_slots()
+            self._request.sample1, self._request.sample2 = earlier, later
+            guard(partial(self._nvml.nvmlGpmMetricsGet, self._request))
+            self.fresh_s = (now - before) / 1e9
+        self._samples, self._before_ns = [later, earlier], now
 
     def _prepare(self, guard: Guard) -> None:
         if not guard(partial(self._nvml.nvmlGpmQueryDeviceSupport, self._gpu.handle)).isSupportedDevice:
             raise NvmlFailed(_NOT_SUPPORTED)
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
-
-    def _look(self, guard: Guard) -> list[DeviceValue]:
-        self.fresh_s = 0.0
-        now, before = self._clock.mono_ns(), self._before_ns
-        if before is not None and now - before < APART_NS:
-            return []
-        earlier, later = self._samples
-        guard(partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later))
-        self._samples, self._before_ns = [later, earlier], now
-        if before is None:
-            return []
-        if self._of != self.slots:
-            self._ask_for_slots()
-        self._request.sample1, self._request.sample2 = earlier, later
-        guard(partial(self._nvml.nvmlGpmMetricsGet, self._request))
-        return self._values((now - before) / 1e9)
 
     def _ask_for_slots(self) -> None:
         request = self._nvml.c_nvmlGpmMetricsGet_t()
@@ -80,7 +73,9 @@ class GpmStep(Step):
         self._request, self._of = request, list(self.slots)
         self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
 
-    def _values(self, window_s: float) -> list[DeviceValue]:
+    def told(self) -> list[DeviceValue]:
+        if not self.fresh_s:
+            return []
         found = []
         flat = iter(self._layout.unpack_from(self._request))
         for slot, code, raw in zip(self._of, flat, flat, strict=True):
@@ -94,8 +89,7 @@ class GpmStep(Step):
         if self.gone:
             left = {id(slot) for slot, _ in self.gone}
             self.slots[:] = [slot for slot in self.slots if id(slot) not in left]
-        self.fresh_s = window_s
-        self.window = DeviceValue(name=WINDOW.name, value=window_s)
+        self.window = DeviceValue(name=WINDOW.name, value=self.fresh_s)
         return [*found, self.window] if found else []
 
     def close(self) -> None:
