@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timezone
 from io import StringIO
@@ -126,7 +126,7 @@ def test_any_stalls_fit_any_width(stalls: list[StallRow], width: int, duration_n
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
+def data(tmp_path: Path) -> Path:
     publish(tmp_path, [ROW], stalls=list(STALLS))
     return tmp_path
 

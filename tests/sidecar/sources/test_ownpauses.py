@@ -26,7 +26,11 @@ class Loop:
         self.now_ns = 5_000 * MS
         self.told: list[ProcessEvent] = []
         self.waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self.own = OwnPauses(process(Role.DECODE), self.told.append, clock=lambda: self.now_ns, wall=lambda: EPOCH + self.now_ns)
+        self.own = OwnPauses(process(Role.DECODE), self._take, clock=lambda: self.now_ns, wall=lambda: EPOCH + self.now_ns)
+
+    def _take(self, event: object) -> None:
+        assert isinstance(event, ProcessEvent)
+        self.told.append(event)
 
     def wake(self, late_ns: int = 0) -> None:
         self.now_ns += DUE_NS + late_ns
@@ -91,7 +95,8 @@ async def test_a_real_loop_that_stands_is_noticed() -> None:
     told: list[ProcessEvent] = []
     noticed = asyncio.Event()
 
-    def take(event: ProcessEvent) -> None:
+    def take(event: object) -> None:
+        assert isinstance(event, ProcessEvent)
         told.append(event)
         if event.detail != GC and event.duration_ns >= 200 * MS:
             noticed.set()
