@@ -53,8 +53,8 @@ def stall(at_ms: float, gap_ms: float = 100, *, request: str = "r0", number: int
 def counted(tmp_path: Path, stalls: Sequence[StallRow], of: Scoped = WHOLE, cuts: dict[str, int] | None = None) -> list[Any]:
     publish(tmp_path, request_rows(1), stalls=list(stalls))
     with closing(StoreReader(tmp_path / "store", threads=1)) as reader:
-        counts: list[Any] = stall_counts(reader, of, cuts or {}).to_pylist()
-        return counts
+        rows: list[Any] = stall_counts(reader, of, cuts or {}).to_pylist()
+    return rows
 
 
 def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import gc
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from prometheus_client import generate_latest
 
 from builders import EPOCH, MS, process
 from handrail.guest.pauses import GC, HELD, LATE_NS, QUEUED, SLEEP_S
-from handrail.records import ProcessEventKind, Role, Source
+from handrail.records import ProcessEvent, ProcessEventKind, Role, Source
 from handrail.selfmetrics import SelfMetrics
 from handrail.sources.ownpauses import OwnPauses, pause_rows
 
@@ -25,9 +24,13 @@ class Loop:
 
     def __init__(self) -> None:
         self.now_ns = 5_000 * MS
-        self.told: list[Any] = []
+        self.told: list[ProcessEvent] = []
         self.waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self.own = OwnPauses(process(Role.DECODE), self.told.append, clock=lambda: self.now_ns, wall=lambda: EPOCH + self.now_ns)
+        self.own = OwnPauses(process(Role.DECODE), self._take, clock=lambda: self.now_ns, wall=lambda: EPOCH + self.now_ns)
+
+    def _take(self, event: object) -> None:
+        assert isinstance(event, ProcessEvent)
+        self.told.append(event)
 
     def wake(self, late_ns: int = 0) -> None:
         self.now_ns += DUE_NS + late_ns
@@ -89,10 +92,11 @@ async def test_nothing_is_told_after_the_end_and_the_end_may_come_twice() -> Non
 
 
 async def test_a_real_loop_that_stands_is_noticed() -> None:
-    told: list[Any] = []
+    told: list[ProcessEvent] = []
     noticed = asyncio.Event()
 
-    def take(event: Any) -> None:
+    def take(event: object) -> None:
+        assert isinstance(event, ProcessEvent)
         told.append(event)
         if event.detail != GC and event.duration_ns >= 200 * MS:
             noticed.set()
