@@ -19,7 +19,7 @@ from handrail.export.exporter import Exporter, ExportSettings
 from handrail.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail.families.progress import ProgressSettings
 from handrail.gpu.counters import ALL as GPU_COUNTERS
-from handrail.gpu.sampler import SamplerSettings
+from handrail.gpu.state import SamplerSettings
 from handrail.gpumetrics import dcgm_rows, gpu_rows
 from handrail.linkmetrics import link_rows
 from handrail.links.counters import COUNTERS as LINK_COUNTERS

@@ -19,7 +19,8 @@ from typing import IO, Any, Final
 from handrail.cli.gpus import sample_json
 from handrail.gpu.counters import WINDOW
 from handrail.gpu.devices import Unavailable, open_nvml
-from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.sampler import Sampler
+from handrail.gpu.state import SamplerSettings
 from handrail.gpu.view import absences, all_steps, supported
 from handrail.hardware import DeviceSample
 from handrail.records import Process, Role

@@ -11,7 +11,8 @@ from typing import Any, Final
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import list_gpus, open_nvml
 from handrail.gpu.reader import DeviceReader, read_round
-from handrail.gpu.sampler import Sampler, SamplerSettings, SystemClock
+from handrail.gpu.sampler import Sampler
+from handrail.gpu.state import SamplerSettings, SystemClock
 from handrail.gpu.steps import unguarded
 from handrail.gpu.view import all_steps
 from handrail.hardware import DeviceSample

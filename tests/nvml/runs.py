@@ -17,7 +17,8 @@ from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Unavailable, list_gpus, open_nvml
 from handrail.gpu.processes import processes_of
 from handrail.gpu.reader import DeviceReader, Job, read_round
-from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.sampler import Sampler
+from handrail.gpu.state import SamplerSettings
 from handrail.gpu.steps import unguarded
 from handrail.gpu.view import absences, fresh_values
 from handrail.hardware import DeviceSample
@@ -337,18 +338,19 @@ def driver_restart() -> dict[str, Any]:
     return {"kinds": running.kinds(), "sessions": running.sampler.state.sessions, "starts": len(starts)}
 
 
-def xids() -> dict[str, Any]:
+def xids(expected: int) -> dict[str, Any]:
     running = Running(period_ns=20_000_000)
-    running.until(lambda: running.kinds().count("gpu_xid") >= 3)
+    running.until(lambda: sum(running.sampler.xids.values()) >= expected)
     counts = {f"{uuid} {code}": count for (uuid, code), count in running.sampler.xids.items()}
     page = {
         f"{device.index} {value.label}": value.value
         for device, value in fresh_values(running.sampler)
         if value.name == "xid_errors" and (value.value or value.label == "79")
     }
-    samples = [sample for sample in running.samples if any(each.name == "xid_errors" for each in sample.values)]
+    running.until(lambda: running.count("xid_errors", 1) > 0)
+    running.until(lambda: len(running.events) >= len(running.sampler.xids))  # each code of each GPU is said
     running.sampler.stop()
-    return {"counts": counts, "page": page, "sampled": len(samples) > 0, "details": [event.detail for event in running.events]}
+    return {"counts": counts, "page": page, "details": [event.detail for event in running.events]}
 
 
 def unknown_then_refused() -> dict[str, Any]:

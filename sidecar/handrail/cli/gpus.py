@@ -28,7 +28,8 @@ from handrail.cli.terminal import answer_console, waiting
 from handrail.gpu.counters import ALL
 from handrail.gpu.failures import NvmlFailed, failure
 from handrail.gpu.processes import GpuProcess, processes_of
-from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.sampler import Sampler
+from handrail.gpu.state import SamplerSettings
 from handrail.gpu.view import Absent, absences
 from handrail.gpu.visible import Visible, visible
 from handrail.hardware import Device, DeviceSample, DeviceValue

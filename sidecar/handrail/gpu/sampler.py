@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -24,69 +23,26 @@ from handrail.gpu.failures import Meaning, NvmlFailed, code_of, failure
 from handrail.gpu.halt import Halt
 from handrail.gpu.lane import Deliver, LaneStats
 from handrail.gpu.lanes import MOST_GIVEN_UP, Lanes
+from handrail.gpu.news import News, Tell
 from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.state import SamplerSettings, State, SystemClock
 from handrail.gpu.steps import Clock
-from handrail.gpu.visible import Visible, visible
+from handrail.gpu.visible import visible
 from handrail.gpu.xids import XidWatch
 from handrail.hardware import DeviceSample, DeviceValue
-from handrail.records import Process, ProcessEvent, ProcessEventKind, Source
+from handrail.records import Process, ProcessEventKind, Source
 
 log = logging.getLogger(__name__)
 
 STUCK_NS: Final = 5_000_000_000
 """A call that has not returned for so long is told: the GPU is stuck."""
 
-_S: Final = 1_000_000_000
-_FIRST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _ROLL_CALL_S: Final = 10.0
 _REOPEN_FOR_LOST_S: Final = 300.0
-_SNAPSHOT_LIMIT_NS: Final = _S
-_LEAST_LIMIT_NS: Final = 20_000_000
-_MOST_LIMIT_NS: Final = _S
-
-Tell = Callable[[ProcessEvent], None]
-"""Takes an event, in a thread of the sampler. Never blocks, never raises."""
-
-
-class SystemClock:
-    """The machine's."""
-
-    mono_ns = staticmethod(time.monotonic_ns)
-    unix_ns = staticmethod(time.time_ns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerSettings:
-    """``period_ns``: 100 ms is 10 Hz. ``devices``: indices or UUIDs, () for those that the environment names, else all.
-
-    ``without``: names of counters that are not read.
-    """
-
-    period_ns: int = 100_000_000
-    devices: tuple[str, ...] = ()
-    without: frozenset[str] = frozenset()
-    first_retry_s: float = _FIRST_RETRY_S
-    answer_within_s: float = 10.0  # of a GPU that is looked for: a driver may have to wake it
-
-    @property
-    def limit_ns(self) -> int:
-        """How long one call may take before the others go on without it."""
-        return min(max(self.period_ns // 2, _LEAST_LIMIT_NS), _MOST_LIMIT_NS)
-
-
-@dataclass(slots=True)
-class State:
-    """What is known now. ``problem``: why there is no session, None while there is one."""
-
-    problem: Unavailable | None = None
-    driver: str = ""
-    nvml: str = ""
-    sessions: int = 0
-    lost: dict[int, int] = field(default_factory=dict)  # code by index, of GPUs that do not answer
-    visible: Visible = field(default_factory=lambda: Visible(keys=None))
-    opening_since_ns: int = 0  # while NVML is being opened
-    stuck: frozenset[tuple[str, str]] = frozenset()  # (UUID, call) that hang for STUCK_NS and more
+_LONGEST_REOPEN_S: Final = 86_400.0
+_SNAPSHOT_LIMIT_NS: Final = 1_000_000_000
+_SAY_NS: Final = 500_000_000
 
 
 class Sampler:
@@ -111,8 +67,8 @@ class Sampler:
         self.readers: dict[str, DeviceReader] = {}
         self._process = process
         self._deliver = deliver
-        self._tell_event = tell
         self._clock = clock
+        self._news = News(process, self.state, clock, tell)
         self._environment = environment
         self._open = open_session
         self._began_unix_ns = clock.unix_ns()
@@ -121,6 +77,7 @@ class Sampler:
         self._wake = threading.Event()  # the keeper has something to do
         self._lanes: Lanes | None = None
         self._old: list[Lanes] = []  # of earlier sessions, with calls that have not returned
+        self._reopen_s = _REOPEN_FOR_LOST_S
         self._session_lost: int | None = None
         self._newly_lost: list[tuple[DeviceReader, int]] = []
         self._threads = [
@@ -179,31 +136,21 @@ class Sampler:
             nvml = self._open()
             gpus, failed = list_gpus(nvml, self._ask)
         except Unavailable as problem:
-            self._unavailable(problem)
+            self._news.unavailable(problem)
             return None
         except NvmlFailed as problem:
             told = failure(problem.code)
-            self._unavailable(Unavailable(told.code, told.words, told.remedy))
+            self._news.unavailable(Unavailable(told.code, told.words, told.remedy))
             return None
         finally:
             self.state.opening_since_ns = 0
         if not gpus and not failed:
-            self._unavailable(
+            self._news.unavailable(
                 Unavailable(28, "NVML answers and shows no GPU", "give this container the GPU (--gpus, nvidia.com/gpu)")
             )
             return None
         self._begin(nvml, gpus, failed)
         return nvml
-
-    def _unavailable(self, problem: Unavailable) -> None:
-        """Said once for each reason; asked again with growing pauses."""
-        before, self.state.problem = self.state.problem, problem
-        if before is None or before.code != problem.code:
-            log.warning(
-                "no GPU metrics: %s (NVML code %d); looking again. To mend it: %s", problem.words, problem.code, problem.remedy
-            )
-            if self.state.sessions and before is None:
-                self._tell(ProcessEventKind.GPU_LOST, f"no session with NVML: {problem.words}")
 
     def _begin(self, nvml: Nvml, gpus: Sequence[Gpu], failed: Mapping[int, int]) -> None:
         state = self.state
@@ -220,13 +167,7 @@ class Sampler:
         self.xid_watch = XidWatch(nvml, wanted, self.xids, self._on_xid, self._lanes.stopping)
         self.xid_watch.start()
         self._start_lane(nvml, wanted)
-        for note in state.visible.notes:
-            log.warning("GPUs: %s", note)
-        log.info("GPUs: driver %s, %s", state.driver or "not told", _named(wanted) or "none of those asked for")
-        for index, code in failed.items():
-            self._say_lost(f"GPU {index}", code)
-        if again:
-            self._tell(ProcessEventKind.GPU_BACK, f"NVML answers again: driver {state.driver}")
+        self._news.opened(wanted, failed, again=again)
 
     def _start_lane(self, nvml: Nvml, gpus: Sequence[Gpu]) -> None:
         assert self._lanes is not None
@@ -241,7 +182,7 @@ class Sampler:
 
     def _in_session(self, nvml: Nvml) -> None:
         """Until the session is lost or the sampler stops: look after what was lost, and for MIG devices that come and go."""
-        pause, since_lost, retry_ns = self.settings.first_retry_s, 0.0, 0
+        pause, retry_ns = self.settings.first_retry_s, 0
         looked_ns = opened_ns = self._clock.mono_ns()
         snapshots: set[str] = set()
         while not self._stop.is_set() and self._session_lost is None:
@@ -253,11 +194,11 @@ class Sampler:
             if self.state.lost and now >= retry_ns:
                 self._look_for_lost(nvml)
                 retry_ns, pause = now + int(pause * 1e9), min(pause * 2, _LONGEST_RETRY_S)
-                since_lost = (now - opened_ns) / 1e9
-                if self.state.lost and (not self.readers or since_lost > _REOPEN_FOR_LOST_S):
+                if self.state.lost and (not self.readers or now - opened_ns > self._reopen_s * 1e9):
+                    self._reopen_s = min(self._reopen_s * 2, _LONGEST_REOPEN_S)  # it costs the others a second
                     return
             if not self.state.lost:
-                pause = self.settings.first_retry_s
+                pause, self._reopen_s = self.settings.first_retry_s, _REOPEN_FOR_LOST_S
             if now - looked_ns > _ROLL_CALL_S * 1e9:
                 looked_ns = now
                 if self._mig_changed(nvml):
@@ -299,14 +240,14 @@ class Sampler:
             device = reader.gpu.device
             if failure(code).meaning is Meaning.SESSION_LOST:
                 self._session_lost = code
-                self._unavailable(Unavailable(code, failure(code).words, failure(code).remedy))
+                self._news.unavailable(Unavailable(code, failure(code).words, failure(code).remedy))
                 return
             index = device.index or 0
             for key in [key for key, each in self.readers.items() if each.gpu.device.index == index]:
                 del self.readers[key]
             if index not in self.state.lost:
                 self.state.lost[index] = code
-                self._say_lost(f"GPU {index} ({device.key})", code)
+                self._news.lost(f"GPU {index} ({device.key})", code)
 
     def _look_for_lost(self, nvml: Nvml) -> None:
         for index in list(self.state.lost):
@@ -318,7 +259,7 @@ class Sampler:
             wanted = [self._owned(each) for each in gpus if self._wanted(each)]
             if wanted:
                 self._start_lane(nvml, wanted)
-            self._tell(ProcessEventKind.GPU_BACK, f"GPU {index} answers again")
+            self._news.event(ProcessEventKind.GPU_BACK, f"GPU {index} answers again")
 
     def _mig_changed(self, nvml: Nvml) -> bool:
         parents = [reader for reader in list(self.readers.values()) if reader.gpu.mig_mode is not None]
@@ -356,46 +297,26 @@ class Sampler:
             try:
                 wait_ns = lanes.look()
                 now = self._clock.mono_ns()
-                if now - told_ns > _S // 2:
+                if now - told_ns > _SAY_NS:
                     told_ns = now
-                    self._tell_stuck(lanes)
+                    hanging = lanes.hanging(now, STUCK_NS)
+                    self._news.stuck({(reader.gpu.device.key, call): (reader, ns) for reader, call, ns in hanging})
             except Exception:  # nor the watch over it
                 self._fault("GPUs: the watch over hanging calls failed and goes on")
-
-    def _tell_stuck(self, lanes: Lanes) -> None:
-        hanging = {(r.gpu.device.key, call): (r, ns) for r, call, ns in lanes.hanging(self._clock.mono_ns(), STUCK_NS)}
-        before, self.state.stuck = self.state.stuck, frozenset(hanging)
-        for key, call in self.state.stuck - before:
-            reader, ns = hanging[key, call]
-            device = reader.gpu.device
-            log.warning(
-                "GPU %s (%s): %s has not returned for %.0f s; its other counters and the other GPUs are read on",
-                device.index,
-                device.key,
-                call,
-                ns / 1e9,
-            )
-            self._tell(ProcessEventKind.GPU_STUCK, f"GPU {device.index} ({device.key}): {call} does not return")
-        for key, call in before - self.state.stuck:
-            log.info("GPU %s: %s has returned", key, call)
 
     def _fault(self, words: str) -> None:
         self.stats.faults += 1
         if self.stats.faults == 1:
             log.exception(words)
 
-    # --- words ---------------------------------------------------------------------------------------------------------------
-
     def _on_xid(self, gpu: Gpu, code: int) -> None:
-        device = gpu.device
-        log.warning("GPU %s (%s): Xid %d", device.index, device.key, code)
-        self._tell(ProcessEventKind.GPU_XID, f"GPU {device.index} ({device.key}): Xid {code}")
-        values = self._xid_values(device.key)
-        self._deliver(
-            DeviceSample(
-                process=self._process, source=Source.NVML, device=device, at_unix_ns=self._clock.unix_ns(), values=tuple(values)
+        """In the events' thread."""
+        if self._news.xid(gpu.device, code):
+            values = tuple(self._xid_values(gpu.device.key))
+            at = self._clock.unix_ns()
+            self._deliver(
+                DeviceSample(process=self._process, source=Source.NVML, device=gpu.device, at_unix_ns=at, values=values)
             )
-        )
 
     def _xid_values(self, key: str) -> list[DeviceValue]:
         return [
@@ -403,16 +324,6 @@ class Sampler:
             for (uuid, code), count in list(self.xids.items())
             if uuid == key
         ]
-
-    def _say_lost(self, who: str, code: int) -> None:
-        told = failure(code)
-        log.warning("%s: %s (NVML code %d); looking again. To mend it: %s", who, told.words, code, told.remedy or "not known")
-        self._tell(ProcessEventKind.GPU_LOST, f"{who}: {told.words}")
-
-    def _tell(self, kind: ProcessEventKind, detail: str) -> None:
-        self._tell_event(
-            ProcessEvent(process=self._process, source=Source.NVML, at_unix_ns=self._clock.unix_ns(), kind=kind, detail=detail)
-        )
 
     def _wanted(self, gpu: Gpu) -> bool:
         keys = self.state.visible.keys
@@ -435,8 +346,3 @@ def _found_again(nvml: Nvml, index: int) -> list[Gpu]:
         if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST):
             raise NvmlFailed(code) from None
     return gpus
-
-
-def _named(gpus: Sequence[Gpu]) -> str:
-    counts = Counter(each.device.product for each in gpus)
-    return ", ".join(f"{count} × {product}" for product, count in counts.items())

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from handrail.gpu.lane import Deliver
-from handrail.gpu.sampler import Sampler, SamplerSettings
+from handrail.gpu.sampler import Sampler
+from handrail.gpu.state import SamplerSettings
 from handrail.gpu.view import Absent, absences
 from handrail.hardware import DeviceSample
 from handrail.records import Process, ProcessEvent

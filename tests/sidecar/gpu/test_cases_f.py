@@ -214,14 +214,19 @@ def test_F11_an_idle_link_is_a_true_zero(double: Double) -> None:
 
 def test_F13_an_xid_is_counted_when_it_comes_and_does_not_stay(double: Double) -> None:
     scenario = h100(2).add("at 0.3 gpu 1 xid 31", "at 0.4 gpu 1 xid 31", "at 0.5 gpu 0 xid 62")
-    found = double.call("nvml.runs:xids", scenario)
+    found = double.call("nvml.runs:xids", scenario, 3)
     assert found["counts"] == {"GPU-fake-1 31": 2, "GPU-fake-0 62": 1}
     assert found["page"]["1 31"] == 2
     assert found["page"]["0 62"] == 1
     assert found["page"]["0 79"] == 0
     assert found["page"]["1 79"] == 0
-    assert found["sampled"]
-    assert "GPU 1 (GPU-fake-1): Xid 31" in found["details"]
+    assert sorted(found["details"]) == ["GPU 0 (GPU-fake-0): Xid 62", "GPU 1 (GPU-fake-1): Xid 31"]
+
+
+def test_F13_a_storm_of_one_error_is_counted_and_said_once(double: Double) -> None:
+    found = double.call("nvml.runs:xids", h100(2).add(*["at 0.3 gpu 1 xid 94"] * 50), 50)
+    assert found["counts"] == {"GPU-fake-1 94": 50}
+    assert found["details"] == ["GPU 1 (GPU-fake-1): Xid 94"]
 
 
 def test_F13_where_events_are_refused_the_series_is_absent(double: Double) -> None:

@@ -14,10 +14,10 @@ from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Gpu
 from handrail.gpu.failures import HANGS, NvmlFailed
 from handrail.gpu.halt import Halt
-from handrail.gpu.lane import Guard
 from handrail.gpu.reader import DeviceReader
-from handrail.gpu.sampler import SystemClock
+from handrail.gpu.state import SystemClock
 from handrail.gpu.steps import GivenUp
+from handrail.gpu.wave import Guard
 from handrail.hardware import Device, DeviceKind
 from handrail.records import Process, Role
 
