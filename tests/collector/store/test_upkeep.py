@@ -385,8 +385,8 @@ def test_what_a_full_disk_stopped_is_done_at_the_next_pass_and_leaves_nothing_be
 def test_readers_see_every_row_once_while_hours_are_folded_again_and_again(store: Kept) -> None:
     """Publishing, folding and removing go on, with a new version of every row each round, while two readers ask.
 
-    Time goes on when every reader has answered since it last did, so a file is removed only once each reader has begun anew since it
-    was retired.
+    Time goes on when every reader has answered since it last did, so a file is removed only once each has begun anew since it was
+    retired.
     """
     store.publisher.publish(0, 1, 0, SPANS, ROWS)
     expected = [row.request_id for row in ROWS]
