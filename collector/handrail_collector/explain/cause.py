@@ -36,9 +36,9 @@ from handrail_collector.rows import RequestRow
 SURE: Final = 0.55
 """The chance from which on a phase is named as the one that grew most; below it stays open between that and the next."""
 
-ALIKE: Final = 0.98
+ALIKE: Final = 0.02
 ALIKE_CHANCE: Final = 0.1
-"""A second phase that grew by this share of the first or more, and that likely, leaves it open too: they are as good as equal."""
+"""A second phase, at least that likely, whose growth differs by no more than this share leaves it open too: they are equal."""
 
 LEAST_CHANCE: Final = 0.5
 """The chance that any phase grew beyond what is ordinary there and then, below which none did."""
@@ -103,7 +103,8 @@ def causes(requests: Requests, typical: Typical) -> Causes:
     late = requests.ttft_ns - typical_ns
     outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # though it was not late: lucky in another phase
     grew = (any_grew >= LEAST_CHANCE) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
-    alike = (growth[every, second] >= ALIKE * growth[every, first]) & (chance[:, 1] >= ALIKE_CHANCE)
+    apart = np.abs(growth[every, first] - growth[every, second])
+    alike = (apart <= ALIKE * growth[every, first]) & (chance[:, 1] >= ALIKE_CHANCE)
     clear = grew & (chance[:, 0] >= SURE) & ~alike
     slow = late >= np.maximum(SLOW_NS, SLOW_SHARE * typical_ns)  # false where there is no first token
     return Causes(

@@ -46,7 +46,7 @@ def noise_of(differences: Floats, reach: float = 0.3) -> Floats:
 
 def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats, Floats]:
     """Requests x phases, ``noise_ns`` x 2 (``noise_of``). The phases that may be the largest and each one's chance, requests x
-    candidates, likeliest first: they sum to 1, if anything grew, or are 0 where nothing did. And the chance that anything grew."""
+    candidates, likeliest first: they sum to 1, or are 0 where nothing grew. Last the chance that anything grew at all."""
     phases = np.argsort(-np.maximum(growth_ns, 0.0) * touched, axis=1, kind="stable")[:, :CANDIDATES]
     growth, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, touched))
     noise = np.take_along_axis(noise_ns, phases[:, :, None], axis=1)
