@@ -36,6 +36,13 @@ from handrail_collector.rows import RequestRow
 SURE: Final = 0.55
 """The chance from which on a phase is named as the one that grew most; below it stays open between that and the next."""
 
+ALIKE: Final = 0.02
+ALIKE_CHANCE: Final = 0.1
+"""A second phase, at least that likely, whose growth differs by no more than this share leaves it open too: they are equal."""
+
+LEAST_CHANCE: Final = 0.5
+"""The chance that any phase grew beyond what is ordinary there and then, below which none did."""
+
 SLOW_NS: Final = 50_000_000
 SLOW_SHARE: Final = 0.2
 """A request is slow when its first token comes later than is typical by both: this long, and this share of it."""
@@ -90,13 +97,15 @@ def causes(requests: Requests, typical: Typical) -> Causes:
     growth = requests.phases_ns - typical.expected_ns(requests)
     where = located(requests, growth, every)
     surplus, standing = typical.at_hosts.surplus(where)
-    likely, chance = largest(growth, typical.noise_ns(requests), typical.touched(requests, surplus))
+    likely, chance, any_grew = largest(growth, typical.noise_ns(requests), typical.touched(requests, surplus))
     first, second = likely[:, 0], likely[:, 1]
     typical_ns = typical.by_size_ns(requests.uncached_tokens).sum(axis=1)
     late = requests.ttft_ns - typical_ns
     outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # though it was not late: lucky in another phase
-    grew = (chance[:, 0] > 0) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
-    clear = grew & (chance[:, 0] >= SURE)
+    grew = (any_grew >= LEAST_CHANCE) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
+    apart = np.abs(growth[every, first] - growth[every, second])
+    alike = (apart <= ALIKE * growth[every, first]) & (chance[:, 1] >= ALIKE_CHANCE)
+    clear = grew & (chance[:, 0] >= SURE) & ~alike
     slow = late >= np.maximum(SLOW_NS, SLOW_SHARE * typical_ns)  # false where there is no first token
     return Causes(
         leading=np.where(grew, first, -1),

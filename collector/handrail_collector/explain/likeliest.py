@@ -44,9 +44,9 @@ def noise_of(differences: Floats, reach: float = 0.3) -> Floats:
     return found
 
 
-def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats]:
+def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats, Floats]:
     """Requests x phases, ``noise_ns`` x 2 (``noise_of``). The phases that may be the largest and each one's chance, requests x
-    candidates, likeliest first. Chances sum to 1, or are 0 where nothing grew."""
+    candidates, likeliest first: they sum to 1, or are 0 where nothing grew. Last the chance that anything grew at all."""
     phases = np.argsort(-np.maximum(growth_ns, 0.0) * touched, axis=1, kind="stable")[:, :CANDIDATES]
     growth, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, touched))
     noise = np.take_along_axis(noise_ns, phases[:, :, None], axis=1)
@@ -63,4 +63,4 @@ def largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints,
     whole = chance.sum(axis=1, keepdims=True)
     chance = np.divide(chance, whole, out=np.zeros_like(chance), where=whole > 0)
     order = np.argsort(-chance, axis=1, kind="stable")
-    return np.take_along_axis(phases, order, axis=1), np.take_along_axis(chance, order, axis=1)
+    return np.take_along_axis(phases, order, axis=1), np.take_along_axis(chance, order, axis=1), whole[:, 0]

@@ -15,7 +15,7 @@ MS = 1e6
 def chances(growths: list[float], noises: list[float], touched: list[float]) -> list[float]:
     """By phase, of one request; in ms, with noise alike on both sides."""
     noise = np.array(noises) * MS
-    phases, chance = largest(np.array([growths]) * MS, np.stack([noise, noise], axis=-1)[None], np.array([touched]))
+    phases, chance, _ = largest(np.array([growths]) * MS, np.stack([noise, noise], axis=-1)[None], np.array([touched]))
     found = np.zeros(len(growths))
     found[phases[0]] = chance[0]
     return [float(each) for each in found]
