@@ -19,8 +19,7 @@ from typing import Any, Final
 from handrail.guest.events import ALIVE, FACTS, LOG, STOPPING, UNKNOWN, Event, datagrams
 from handrail.guest.pauses import SLEEP_S, PauseWatch
 
-SLEEPS_A_TICK: Final = 2  # so a tick is 0.1 s
-ALIVE_EVERY_TICKS: Final = 10
+ALIVE_EVERY_TICKS: Final = 10  # a tick: pauses.SLEEP_S
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
 MAX_EVENTS: Final = 16_384
@@ -174,14 +173,12 @@ class Recorder:
 
     def _tick_until_stopped(self, pauses: PauseWatch) -> None:
         stop, clock, sleep_ns = self._stop, self._clock, round(SLEEP_S * 1e9)
-        sleeps = tick = absent = 0
+        tick = absent = 0
         due_ns = clock() + sleep_ns
         while not stop.wait(SLEEP_S):
             pauses.woke(due_ns)
-            sleeps += 1
-            if sleeps % SLEEPS_A_TICK == 0:
-                tick += 1
-                absent = self._tick(tick, absent)
+            tick += 1
+            absent = self._tick(tick, absent)
             due_ns = clock() + sleep_ns
 
     def _tick(self, tick: int, absent: int) -> int:

@@ -109,6 +109,11 @@ class RequestInspector:
         if data:
             self._keep_tail(data)
 
+    def skip(self, size: int) -> None:
+        """A piece went by that nobody has: what was fed before is the beginning, and what comes is not its continuation."""
+        self._seen += size
+        self._cap = len(self._head)
+
     def _keep_tail(self, data: bytes) -> None:
         if len(data) >= TAIL_BYTES:
             self._tail, self._tail_bytes = [data[-TAIL_BYTES:]], TAIL_BYTES

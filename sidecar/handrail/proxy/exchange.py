@@ -189,6 +189,11 @@ class Observation:
                 self._stats.observer_errors += 1
                 self._inspector = None
 
+    def request_body_missing(self, size: int) -> None:
+        """The next ``size`` bytes of the request's body went by unseen."""
+        if self._inspector is not None:
+            self._inspector.skip(size)
+
     def response_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> Body | None:
         """The final head of the response, header names in lower case. Returns what takes its body."""
         self.status = status

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from handrail.guest.events import FIELDS, LONG, MAX_DATAGRAM_BYTES, MAX_LINE_CHARS, MAX_PART_CHARS, MAX_TEXT_CHARS, VERSION
@@ -60,28 +61,41 @@ def read_packet(data: bytes) -> Packet:
 
 
 def _read_event(event: object) -> Heard | None:
+    """Called for each event: 2 us besides the JSON (1.6), 3.4 with a generator over ``FIELDS`` (of a stream's, median)."""
     if not isinstance(event, list) or len(event) < 2 or not isinstance(event[0], str):
         return None
-    name, at_ns, *values = event
-    wanted = FIELDS.get(name)
-    if wanted is None or not _is_count(at_ns):
+    wanted = _FITS.get(event[0])
+    if wanted is None or not _is_count(event[1]):
         return None
-    values += [None] * (len(wanted) - len(values))
-    fields = dict(zip(wanted, values, strict=False))  # a later version may add fields at the end
-    if not all(_fits(fields[field], kind, _LONGEST if field in LONG else MAX_TEXT_CHARS) for field, kind in wanted.items()):
-        return None
-    return Heard(name, at_ns, fields)
+    fields: dict[str, Any] = {}
+    given = len(event)
+    for at, (field, fits) in enumerate(wanted, 2):
+        value = event[at] if at < given else None  # a later version may add fields at the end
+        if not fits(value):
+            return None
+        fields[field] = value
+    return Heard(event[0], event[1], fields)
 
 
-def _fits(value: object, kind: str, limit: int) -> bool:
-    if value is None:
-        return kind.endswith("?")
+def _checked(kind: str, limit: int) -> Callable[[object], bool]:
+    """Whether a value fits this type of ``FIELDS``."""
+    fits: Callable[[object], bool]
     if kind[0] == "i":
-        return _is_count(value)
-    if kind[0] == "s":
-        return _is_text(value, limit)
-    if kind[0] == "b":
-        return isinstance(value, bool)
+        fits = _is_count
+    elif kind[0] == "s":
+        fits = partial(_is_text, limit=limit)
+    elif kind[0] == "b":
+        fits = _is_flag
+    else:
+        fits = _is_mapping
+    return (lambda value: value is None or fits(value)) if kind.endswith("?") else fits
+
+
+def _is_flag(value: object) -> bool:
+    return value is True or value is False
+
+
+def _is_mapping(value: object) -> bool:
     return isinstance(value, dict) and len(value) <= _MOST_ITEMS and all(_is_plain(item) for item in value.values())
 
 
@@ -96,8 +110,14 @@ def _is_number(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_NS
+    return type(value) is int and 0 <= value < _MOST_NS
 
 
 def _is_text(value: object, limit: int = MAX_TEXT_CHARS) -> bool:
     return isinstance(value, str) and len(value) <= limit
+
+
+_FITS: Final = {
+    name: tuple((field, _checked(kind, _LONGEST if field in LONG else MAX_TEXT_CHARS)) for field, kind in fields.items())
+    for name, fields in FIELDS.items()
+}

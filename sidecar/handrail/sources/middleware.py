@@ -20,7 +20,6 @@ from handrail.records import Exchange, Hint, Process, Source
 from handrail.sources.merging.bounds import Bounded
 
 MAX_OPEN: Final = 10_000
-_FILLER_BYTES: Final = 1 << 20
 _ENDINGS: Final = {"clean": Ending.CLEAN, "client_gone": Ending.CLIENT_GONE, "failed": Ending.UPSTREAM_GONE}
 
 
@@ -124,8 +123,8 @@ class MiddlewareExchanges:
         head, tail = b"".join(found.head), b"".join(found.tail)
         found.observation.request_body(head)
         missing = found.body_bytes - len(head) - len(tail)
-        if missing > 0:  # more than the reader holds of a beginning: it must not take the end for what follows it
-            found.observation.request_body(bytes(_FILLER_BYTES))
+        if missing > 0:
+            found.observation.request_body_missing(missing)
         found.observation.request_body(tail)
         found.observation.request_done_ns = found.observation.arrival_ns
 
