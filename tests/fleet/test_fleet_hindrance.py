@@ -148,3 +148,11 @@ def test_then_nothing_is_read_until_the_client_reads_again() -> None:
     assert seen.reads_ns[-1] == 8 * S  # by then it has caught up
     assert all(read >= at * 10 * MS for at, read in enumerate(seen.reads_ns))
     assert sum(seen.gaps_ns) == sum(gaps)
+
+
+def test_a_hung_engine_stands_once_from_the_faults_beginning_on() -> None:
+    (once,) = hindrances("d0", Active([parse("engine_hung:d0:30@10-", SPLIT.hosts())]))["engine_hung"]
+    second = 1_000_000_000
+    assert hindered_ns(9 * second, MS, [once]) == MS
+    assert hindered_ns(11 * second, MS, [once]) == 29 * second + MS
+    assert hindered_ns(41 * second, MS, [once]) == MS

@@ -62,6 +62,7 @@ EVERY_FAULT = [
     "bad_host:p1:2",
     "gpu_throttled:d0:4",
     "host_pause:d0:0.2",
+    "engine_hung:d0:2@1-",
     "client_slow:edge:3",
     "clock_offset:d0:2",
     "clock_drift:p1:200",

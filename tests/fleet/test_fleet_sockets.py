@@ -105,6 +105,14 @@ async def test_a_host_that_stands_now_and_then_stalls_its_streams(tmp_path: Path
     assert all(max(truth.gaps_ns) >= 2900 * MS for truth in truths)
 
 
+async def test_an_engine_that_hangs_stalls_its_streams_once(tmp_path: Path) -> None:
+    """From 0.5 s after the start for two seconds, in the middle of streams of more than a second."""
+    truths, sent = await run(tmp_path, "engine_hung:d0:2@0.5-", requests=2, concurrency=2, answer_tokens=(750, 750))
+    assert {each.error for each in sent} == {None}
+    for truth in truths:
+        assert [gap for gap in truth.gaps_ns if gap >= 1900 * MS] == [max(truth.gaps_ns)]
+
+
 async def test_a_throttled_gpu_makes_single_steps_long(tmp_path: Path) -> None:
     """From 3.6 s after the start for 0.4 s: the streams begin before that and end after it."""
     truths, sent = await run(tmp_path, "gpu_throttled:d0:20", requests=2, concurrency=2, answer_tokens=(1500, 1500))

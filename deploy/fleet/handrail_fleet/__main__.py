@@ -14,6 +14,7 @@ from pathlib import Path
 from handrail_fleet import faults, load, ready, router, scenario, virtual, witness, workload
 from handrail_fleet.profile import ProfileError, bundled
 from handrail_fleet.profile import load as load_profile
+from handrail_fleet.voice import voice_path
 
 _OURS = (
     ProfileError,
@@ -178,6 +179,7 @@ def _engine(args: argparse.Namespace) -> None:
         max_model_len=args.max_model_len,
         lease_s=args.kv_lease_duration,
         recompute=args.kv_load_failure_policy == "recompute",
+        plugin_socket=voice_path(),
     )
     asyncio.run(http_api.run(settings))
 

@@ -305,6 +305,15 @@ class EngineCore:
         waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
         return Load(len(self._running), waiting, len(self._loading), len(self._loaded), to_load)
 
+    def scheduled_ns(self, request_id: str) -> int | None:
+        """When this request, which is still here, was first scheduled."""
+        return next((each.scheduled_ns for each in self._all() if each.job.id == request_id), None)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are here."""
+        return len(self._ids)
+
     # --- inside ---------------------------------------------------------------------------------------------------------
 
     def _all(self) -> list[_Running]:

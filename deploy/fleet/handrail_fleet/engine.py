@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail_fleet.channel import ChannelServer
-from handrail_fleet.core import Effect, Ended, Job, LeaseExpired, LoadStarts, Preempted, Reason, StepEnded, TokenMade
+from handrail_fleet.core import Effect, Ended, Job, LeaseExpired, LoadStarts, Preempted, Reason, Resumed, StepEnded, TokenMade
 from handrail_fleet.costs import Costs, StepCosts
 from handrail_fleet.faults import Fault
 from handrail_fleet.fetching import Fetcher, Pull
@@ -28,6 +28,7 @@ from handrail_fleet.publishing import Publisher
 from handrail_fleet.runclock import RunClock
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.spans import RequestSpans, exporter
+from handrail_fleet.spoken import Spoken
 from handrail_fleet.text import Plan, TokenStream, plan, seed_of
 from handrail_fleet.witness import TruthFile
 
@@ -60,6 +61,7 @@ class Settings:
     lease_s: float = 30.0  # vLLM's kv_lease_duration
     recompute: bool = False  # vLLM's kv_load_failure_policy, for failures that no fault ordered
     handshake_timeout_s: float = 5.0
+    plugin_socket: Path | None = None  # where a sidecar listens for what the plugin says; None: without the plugin
 
 
 class Engine:
@@ -82,11 +84,20 @@ class Engine:
         if settings.otlp_endpoint is not None:
             self._spans = RequestSpans(exporter(settings.otlp_endpoint, settings.otlp_protocol), f"vllm-{settings.role}")
         self._truth = TruthFile(settings.truth) if settings.truth is not None else None
-        self._publisher = Publisher(self.id, self._host, self.metrics, self)
+        self._spoken = Spoken(
+            settings.plugin_socket,
+            engine_id=self.id,
+            model=settings.model,
+            scenario=self._scenario,
+            lease_ns=lease_ns,
+            policy="recompute" if settings.recompute else "fail",
+            core=self._core,
+        )
+        self._publisher = Publisher(self.id, self._host, self.metrics, self, self._spoken)
         self._channel = ChannelServer(self._publisher.answer)
         self._channel_port = 0
         self._fetcher = Fetcher(
-            *(settings.host, self.id, self._scenario, self._faults, self.metrics),
+            *(settings.host, self.id, self._scenario, self._faults, self.metrics, self._spoken),
             handshake_timeout_s=settings.handshake_timeout_s,
             recompute=settings.recompute,
         )
@@ -106,6 +117,7 @@ class Engine:
     async def start(self) -> None:
         self._channel_port = await self._channel.start(self.settings.listen[0])
         self._heart = asyncio.create_task(self._heartbeats())
+        self._spoken.start()
         self._apply_faults()
         now_ns = self.now_ns()
         for time_ns in self._faults.edges():
@@ -124,6 +136,7 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._fetcher.close()
         await self._channel.close()
+        await self._spoken.close()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
         if self._truth is not None:
@@ -182,6 +195,8 @@ class Engine:
             gaps_ns=[] if self._truth is not None else None,
         )
         self._calls[job.id] = call
+        traced = generation.arrived.headers.get("traceparent") if self._spans is not None else None
+        self._spoken.queued(job, now_ns, now_unix_ns, kv, traced)
         generation.calls.append(call)
         generation.texts.append(TokenStream(seed))
         generation.made.append(0)
@@ -197,7 +212,9 @@ class Engine:
                 if fetch is not None:
                     fetch.cancel()
                 for effect in self._core.abort(call.job.id):
-                    call.ended = effect if isinstance(effect, Ended) else None
+                    if isinstance(effect, Ended):
+                        call.ended = effect
+                        self._spoken.ended(effect)
         self._kick()
         if self._truth is not None:
             for call in generation.calls:
@@ -273,13 +290,17 @@ class Engine:
                 self._fetches[effect.id] = asyncio.create_task(self._fetch(effect))
             elif isinstance(effect, StepEnded):
                 self.metrics.step(effect.tokens)
+                self._spoken.step(effect)
             elif isinstance(effect, LeaseExpired):
                 self._publisher.expired(effect.publication)
             elif isinstance(effect, Preempted):
                 self.metrics.preempted()
+                self._spoken.preempted(effect.id)
                 call = self._calls.get(effect.id)
                 if call is not None:
                     call.preemptions += 1
+            elif isinstance(effect, Resumed):
+                self._spoken.resumed(effect.id)
 
     def _on_token(self, token: TokenMade) -> None:
         call = self._calls.get(token.id)
@@ -288,6 +309,7 @@ class Engine:
         self.metrics.tokens(1)
         if token.gap_ns is None:
             call.first_ns = time.monotonic_ns()
+            self._spoken.first_token(token.id, token.at_ns)
             ttft_s = (call.first_ns - call.queued_ns) / 1e9
             loaded = call.pull is not None and call.pull.ok
             self.metrics.first_token(ttft_s, call.job.prompt_tokens, loaded, call.job.cached_tokens)
@@ -303,6 +325,7 @@ class Engine:
         if call is None:
             return
         call.ended = ended
+        self._spoken.ended(ended)
         if ended.published is not None:
             self._kept[ended.id] = ended.published
             self._publisher.hold(ended.id)
@@ -336,12 +359,14 @@ class Engine:
             started_ns=time.monotonic_ns(),
         )
         self._host.costs.post(tokens)
+        self._spoken.load(load, pull.kv_bytes, tokens)
         try:
             await self._fetcher.fetch(pull)
         finally:
             self._fetches.pop(load.id, None)
         now_ns = time.monotonic_ns()
         pull.seen_ns = max(now_ns, self._core.step_ends_ns or now_ns)
+        self._spoken.loaded(load.id, ok=pull.ok, noticed_ns=pull.seen_ns)
         self._carry_out(self._core.load_done(load.id, pull.ok, recompute=pull.recompute))
         self._kick()
 

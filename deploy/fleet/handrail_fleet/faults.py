@@ -71,6 +71,9 @@ FAULTS: dict[str, Kind] = {
         1.0,
     ),
     "host_pause": Kind(Place.ENGINE, "seconds", "once in every 4 s its engine's process stands still for so long", 0.0, 3.0),
+    "engine_hung": Kind(
+        Place.ENGINE, "seconds", "its engine steps no more for so long, once, and its API answers as before", 0.001, 3600.0
+    ),
     "client_slow": Kind(Place.EDGE, "seconds", "one client in five reads nothing for so long, a quarter into its answer"),
     "clock_offset": Kind(Place.HOST, "seconds", "its wall clock is this much ahead", -math.inf),
     "clock_drift": Kind(Place.HOST, "ppm", "its clocks run this much too fast", -1e5, 1e5),

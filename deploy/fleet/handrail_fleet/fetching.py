@@ -16,6 +16,7 @@ from handrail_fleet.channel import Address, Peer, Peers, TransferError
 from handrail_fleet.faults import Active
 from handrail_fleet.metrics import EngineMetrics
 from handrail_fleet.scenario import Scenario
+from handrail_fleet.spoken import Spoken
 from handrail_fleet.truth import Fetch
 from handrail_fleet.wire import FAILS_AFTER_NS, Wire
 
@@ -59,9 +60,10 @@ class Pull:
 class Traffic:
     """What moves over one wire in real time; a new connection to the other end is a new first contact."""
 
-    def __init__(self, wire: Wire, peer: Peer) -> None:
+    def __init__(self, wire: Wire, peer: Peer, engine_id: str) -> None:
         self.wire = wire
         self.peer = peer
+        self.engine_id = engine_id  # the peer's
         wire.apply_faults(time.monotonic_ns())
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -108,6 +110,7 @@ class Fetcher:
         scenario: Scenario,
         faults: Active,
         metrics: EngineMetrics,
+        spoken: Spoken,
         *,
         handshake_timeout_s: float,
         recompute: bool,
@@ -117,6 +120,7 @@ class Fetcher:
         self._scenario = scenario
         self._faults = faults
         self._metrics = metrics
+        self._spoken = spoken
         self._recompute = recompute
         self._peers = Peers(handshake_timeout_s)
         self._traffic: dict[Address, Traffic] = {}
@@ -139,7 +143,8 @@ class Fetcher:
         address = _address(pull.kv)
         peer: Peer | None = None
         try:
-            peer = await self._peers.get(address)
+            with self._spoken.contact(address.engine_id):
+                peer = await self._peers.get(address)
             await self._read(pull, peer, self._over(address, peer))
         except (TransferError, OSError) as error:
             if peer is not None and isinstance(error, OSError):
@@ -162,7 +167,7 @@ class Fetcher:
         if traffic is None or traffic.peer is not peer:
             if len(self._traffic) >= _MAX_TRAFFIC:
                 self._traffic.pop(next(iter(self._traffic)))  # who still waits for it holds it
-            traffic = Traffic(Wire(peer.host, self._host, self._scenario, self._faults), peer)
+            traffic = Traffic(Wire(peer.host, self._host, self._scenario, self._faults), peer, address.engine_id)
             self._traffic[address] = traffic
         return traffic
 
@@ -170,8 +175,10 @@ class Fetcher:
         """Raises ``TransferError``, ``OSError``."""
         wire, remote = traffic.wire, str(pull.kv["remote_request_id"])
         pull.peer = peer.host
-        await _until(wire.contact_ns(time.monotonic_ns()))
+        with self._spoken.contact(traffic.engine_id):
+            await _until(wire.contact_ns(time.monotonic_ns()))
         posted_ns = pull.contact_ns = time.monotonic_ns()
+        self._spoken.posted(pull.request_id, posted_ns)
         failure = wire.failure(pull.drawn, posted_ns)
         if failure is None:
             answer = await peer.ask({"op": "read", "request_id": remote, "blocks": pull.kv.get("remote_block_ids")})
@@ -185,6 +192,7 @@ class Fetcher:
                 raise TransferError("transfer_failed", "NIXL_ERR_REMOTE_DISCONNECT")
         post_s = (time.monotonic_ns() - posted_ns) / 1e9
         await traffic.move(pull.request_id, pull.link_bytes)
+        self._spoken.done(pull.request_id, pull.kv_bytes, pull.blocks)
         self._metrics.transferred((time.monotonic_ns() - posted_ns) / 1e9, post_s, pull.kv_bytes)
         if pull.fetch is Fetch.NONE:
             pull.fetch = Fetch.OK
@@ -197,6 +205,7 @@ class Fetcher:
         if pull.fetch in (Fetch.NONE, Fetch.STALE_READ):
             pull.fetch = Fetch.RECOMPUTED if self._recompute else Fetch.FAILED
         self._metrics.transfer_failed()
+        self._spoken.failed(pull.request_id, failure.kind, address.engine_id)
         log.error(
             "NIXL transfer failure: %s | Context: {'failure_type': '%s', 'request_id': '%s', 'engine_id': '%s', "
             "'remote_engine_id': '%s', 'remote_request_id': '%s', 'remote_host': '%s', 'remote_port': %s, "

@@ -49,6 +49,10 @@ def hindrances(host: str, faults: Active) -> dict[str, list[Hindrance]]:
                 share = 0.0 if stands else 1 / fault.size
                 seed = crc32(f"{name} {host}".encode())
                 found.setdefault(name, []).append(Hindrance(seed, share, every_ns, lasts_ns, fault.from_ns, fault.to_ns))
+    for fault in faults.named("engine_hung"):
+        if fault.place in ("*", host):  # once, from its beginning on
+            lasts_ns = round(fault.size * 1e9)
+            found.setdefault(fault.name, []).append(Hindrance(0, 0.0, lasts_ns, lasts_ns, fault.from_ns, fault.from_ns + 1))
     return found
 
 

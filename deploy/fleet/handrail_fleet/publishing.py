@@ -9,6 +9,7 @@ from typing import Any
 from handrail_fleet.host import Driver, Host
 from handrail_fleet.kv import Publication
 from handrail_fleet.metrics import EngineMetrics
+from handrail_fleet.spoken import Spoken
 
 log = logging.getLogger(__name__)
 
@@ -16,11 +17,12 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Answers the engines that read from this one."""
 
-    def __init__(self, engine_id: str, host: Host, metrics: EngineMetrics, driver: Driver) -> None:
+    def __init__(self, engine_id: str, host: Host, metrics: EngineMetrics, driver: Driver, spoken: Spoken) -> None:
         self._engine_id = engine_id
         self._host = host
         self._metrics = metrics
         self._driver = driver
+        self._spoken = spoken
         self._reading: set[str] = set()  # what D has begun to read
 
     def hold(self, request_id: str) -> None:
@@ -32,6 +34,7 @@ class Publisher:
     def expired(self, publication: Publication) -> None:
         self._reading.discard(publication.request_id)
         self._metrics.lease_expired()
+        self._spoken.expired(publication.request_id)
         log.warning(
             "Releasing expired KV blocks for request %s which were retrieved by 0 remote worker(s) before lease expired.",
             publication.request_id,
@@ -43,7 +46,10 @@ class Publisher:
         if operation == "hello":
             return {"ok": True, "engine_id": self._engine_id, "host": self._host.name}
         if operation == "heartbeat":
-            return {"ok": self._host.core.renew_lease(request_id, self._driver.now_ns())}
+            renewed = self._host.core.renew_lease(request_id, self._driver.now_ns())
+            if renewed:
+                self._spoken.renewed(request_id)
+            return {"ok": renewed}
         if operation == "read":
             return self._read(request_id, message.get("blocks"))
         if operation == "done":
@@ -62,6 +68,7 @@ class Publisher:
     def _done(self, request_id: str) -> bool:
         self._reading.discard(request_id)
         held = self._host.core.release(request_id)
+        self._spoken.read(request_id, late=not held)
         if held:
             self._driver.kick(self._host)  # the freed blocks may let a waiting request in
         else:

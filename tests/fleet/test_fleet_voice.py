@@ -1,0 +1,185 @@
+"""What an emulated engine says on the plugin's socket: in the plugin's form, and as true as what the referee wrote down."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exchanges import PROCESS
+from fleet.running import MODEL, SMALL, engine, routed, until
+from handrail.guest import events as words
+from handrail.records import EngineFacts, EngineTimes, FetchEffect, Iteration, KvFetch, KvPublish, Observation
+from handrail.sources.datagram import read_packet
+from handrail.sources.plugin import PluginSource
+from handrail_fleet import load
+from handrail_fleet.core import Ended, EngineCore, Job, LoadStarts, Reason, StepEnded, Times
+from handrail_fleet.faults import parse
+from handrail_fleet.kv import Publication
+from handrail_fleet.model import Batch
+from handrail_fleet.spoken import Spoken
+from handrail_fleet.voice import SaidLines, Voice
+
+LOAD = load.Settings(url="", requests=4, concurrency=2, model=MODEL, streaming_share=1.0, answer_tokens=(6, 12))
+
+
+@dataclass
+class Heard:
+    """A P and a D with a sidecar's socket beside each."""
+
+    url: str
+    p: list[Observation]
+    d: list[Observation]
+    sources: tuple[PluginSource, PluginSource]
+    lines: list[str]
+
+    def of(self, side: list[Observation], kind: type[Any]) -> list[Any]:
+        return [each for each in side if isinstance(each, kind) and not getattr(each, "provisional", False)]
+
+
+@asynccontextmanager
+async def heard(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Heard]:
+    p: list[Observation] = []
+    d: list[Observation] = []
+    lines: list[str] = []
+    sources = (
+        PluginSource(folder / "p.sock", PROCESS, p.append),
+        PluginSource(folder / "d.sock", PROCESS, d.append, line=lambda at, level, text: lines.append(text)),
+    )
+    for source in sources:
+        await source.start()
+    shared = {"faults": tuple(parse(each, SMALL.hosts()) for each in faults), "profile": None, **changes}
+    async with (
+        engine("prefill", plugin_socket=folder / "p.sock", **shared) as (_, prefill),
+        engine("decode", plugin_socket=folder / "d.sock", **shared) as (_, decode),
+        routed(prefill, decode) as url,
+    ):
+        yield Heard(url, p, d, sources, lines)
+    for source in sources:
+        await source.shutdown(1.0)
+        assert source.merge.stats.unread_events == 0
+        assert source.stats.bad_datagrams == 0
+
+
+async def test_requests_fetches_and_kept_blocks_of_a_healthy_pair(tmp_path: Path) -> None:
+    async with heard(tmp_path) as pair:
+        await load.run(replace(LOAD, url=pair.url), lambda _: None)
+        await until(lambda: len(pair.of(pair.d, KvFetch)) == len(pair.of(pair.p, KvPublish)) == 4)
+        fetches, kept = pair.of(pair.d, KvFetch), pair.of(pair.p, KvPublish)
+        for fetch in fetches:
+            assert (fetch.failure, fetch.effect, fetch.bytes_moved) == (None, None, fetch.bytes_expected)
+            assert 0 <= fetch.load_started_ns <= fetch.posted_ns <= fetch.done_ns <= fetch.noticed_ns
+        assert {fetch.peer_request_id for fetch in fetches} == {each.request_id for each in kept}
+        assert all(each.read_ns is not None and each.expired_ns is None for each in kept)
+        await until(lambda: len(pair.of(pair.d, EngineTimes)) == len(pair.of(pair.p, EngineTimes)) == 4)
+        for times in (*pair.of(pair.d, EngineTimes), *pair.of(pair.p, EngineTimes)):
+            assert 0 <= times.scheduled_ns <= times.first_token_ns <= times.finished_ns
+            assert times.status in ("length_capped", "stopped")
+        await until(lambda: bool(pair.of(pair.d, Iteration) and pair.of(pair.d, EngineFacts)))
+        facts = pair.of(pair.d, EngineFacts)[0]
+        assert (facts.model, facts.block_size, facts.kv_blocks) == (MODEL, 16, SMALL.kv_blocks)
+
+
+@pytest.mark.parametrize(
+    ("fault", "effect"),
+    [("fetch_failed:p0>d0:1", FetchEffect.FAILED), ("fetch_recomputed:p0>d0:1", FetchEffect.RECOMPUTED)],
+)
+async def test_a_fetch_that_fails_is_told_with_the_engines_word_and_its_line(
+    tmp_path: Path, fault: str, effect: FetchEffect
+) -> None:
+    async with heard(tmp_path, fault, recompute=effect is FetchEffect.RECOMPUTED) as pair:
+        await load.run(replace(LOAD, url=pair.url), lambda _: None)
+        await until(lambda: len(pair.of(pair.d, KvFetch)) == 4)
+        assert {(each.failure, each.effect) for each in pair.of(pair.d, KvFetch)} == {("transfer_failed", effect)}
+        await until(lambda: any("NIXL transfer failure" in line for line in pair.lines))
+
+
+async def test_a_lease_that_ends_and_a_read_that_comes_after_it(tmp_path: Path) -> None:
+    async with heard(tmp_path, "stale_read:p0:0.001", "handshake_cold:p0>d0:0.3") as pair:
+        await load.run(replace(LOAD, url=pair.url, requests=1), lambda _: None)
+        await until(lambda: any(each.late_read_ns is not None for each in pair.of(pair.p, KvPublish)))
+        assert pair.of(pair.p, KvPublish)[0].expired_ns is not None
+
+
+async def test_an_engine_without_the_variable_says_nothing(tmp_path: Path) -> None:
+    async with engine("both") as (running, _):
+        assert running._spoken._voice is None
+
+
+@given(st.lists(st.text(max_size=3000), max_size=40))
+def test_whatever_is_said_comes_as_datagrams_that_the_sidecar_reads(lines: list[str]) -> None:
+    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(f"{folder}/s")
+        bound.setblocking(False)
+        voice = Voice(Path(folder, "s"), {"model": "m"}, lambda: 0)
+        for line in lines:
+            voice.say("log", "WARNING", line)
+        voice.end()
+        packets = list(map(read_packet, _received(bound)))
+    events = [event.fields["line"] for packet in packets for event in packet.events]
+    assert not any(packet.unread for packet in packets)
+    assert len(events) + voice.lost == len(lines)
+    assert voice.lost or events == lines
+
+
+def _received(bound: socket.socket) -> Iterator[bytes]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield bound.recv(1 << 20)
+
+
+def test_a_sidecar_that_is_not_there_costs_events_and_they_are_counted(tmp_path: Path) -> None:
+    voice = Voice(tmp_path / "nobody.sock", {}, lambda: 0)
+    voice.say("first_token", "r")
+    voice.end()
+    assert voice.lost == 1
+
+
+def test_its_words_are_the_plugins() -> None:
+    """One event of every kind that the emulator says, with as many fields as the plugin's."""
+    said: dict[str, int] = {}
+
+    class Counted(Voice):
+        def say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
+            said[name] = len(fields)
+
+    voice = Counted(Path("unused"), {}, lambda: 0)
+    core = EngineCore(_Steps(), max_running=1, blocks=100, lease_ns=1)
+    spoken = Spoken(None, engine_id="e", model="m", scenario=SMALL, lease_ns=1, policy="fail", core=core)
+    spoken._voice = voice
+    job = Job("r", 10, 1, Reason.STOP, load=True)
+    core.submit(job, 0)
+    spoken.queued(job, 0, 0, {}, None)
+    spoken.load(LoadStarts("r", 10, 1), 5, 10)
+    with spoken.contact("peer"):
+        spoken._say("kv_handshake", "peer", 0, 0, None)
+    spoken.posted("r", 0)
+    spoken.done("r", 1, 1)
+    spoken.failed("r", "transfer_failed", "peer")
+    spoken.loaded("r", ok=True, noticed_ns=1)
+    spoken.preempted("r")
+    spoken.resumed("r")
+    spoken.first_token("r", 1)
+    spoken.ended(Ended("r", Reason.STOP, 1, Times(0, 1, 2, 3), Publication("r", (1,), 10)))
+    spoken.step(StepEnded(1, 0, 1, 0, 0, 0, 0, False, Batch(decoding=1, prefill_tokens=0, running=1)))
+    spoken.renewed("r")
+    spoken.read("r", late=False)
+    spoken.expired("r")
+    SaidLines(voice).emit(logging.makeLogRecord({"msg": "line", "levelname": "WARNING"}))
+    assert said == {name: len(words.FIELDS[name]) for name in said}
+    assert len(said) >= 18
+
+
+class _Steps:
+    def step_ns(self, batch: Batch) -> int:
+        return 1
