@@ -82,7 +82,8 @@ class Histogram:
     def observe(self, value: int, weight: int = 1) -> int:
         """Count ``value`` ``weight`` times; below 0 (a clock that stepped back) is 0. Returns the bucket's index.
 
-        prometheus_client's takes 10 us with so many bounds: it looks at each (tests/bench/bench_live.py).
+        0.2 us for many at once, 0.4 us for one; prometheus_client's takes 1.7 us for a gap of 20 ms and 4 us for 10 s, since it
+        looks at every bound below (tests/bench/bench_live.py).
         """
         if value < 0:
             value = 0

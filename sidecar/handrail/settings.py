@@ -219,6 +219,24 @@ class GpuConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SloConfig:
+    """What ``handrail_slo_requests_total`` judges requests by. Rules that page are made from their own file (``alerts/slo.yaml``)."""
+
+    ttft: Duration = setting(
+        Duration(10**9),
+        help="time to first token that a request has to meet",
+        example="500ms",
+        at_least=10**6,
+    )
+    itl: Duration = setting(
+        Duration(50 * 10**6),
+        help="time between chunks that 99 % of a request's gaps have to meet",
+        example="30ms",
+        at_least=10**6,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
 
@@ -275,6 +293,13 @@ class SidecarConfig:
         example="/run/handrail/engine.sock",
         unset="off",
     )
+    kv_hung_after: Duration = setting(
+        Duration(60 * 10**9),
+        help="a KV fetch that is open for longer counts as hung on /metrics",
+        example="10s",
+        at_least=10**9,
+    )
+    slo: SloConfig = section(SloConfig)
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
     links: LinksConfig = section(LinksConfig)

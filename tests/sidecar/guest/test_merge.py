@@ -288,12 +288,12 @@ def test_an_open_fetch_has_an_age_and_ends_once() -> None:
         engine.tick(at)
     told = [f.seen_ns for f in engine.of(KvFetch) if f.provisional]
     assert told == [S, 6 * S]
-    assert engine.merge.fetches.oldest_age_ns(8 * S) == 8 * S
+    assert engine.merge.fetches.ages_ns(8 * S) == [8 * S]
     engine.say(9 * S, "kv_loaded", "worker", request="r", rank=0)
     engine.say(9 * S, "kv_noticed", request="r")
     engine.tick(9 * S)
     assert {f.ids.span_id for f in engine.of(KvFetch)} == {engine.only(KvFetch).ids.span_id}
-    assert engine.merge.fetches.oldest_age_ns(9 * S) == 0
+    assert engine.merge.fetches.ages_ns(9 * S) == []
 
 
 def test_all_of_it_was_here() -> None:
