@@ -220,7 +220,7 @@ class GpuConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloConfig:
-    """What ``handrail_slo_requests_total`` judges requests by. Rules that page are made from their own file (``alerts/slo.yaml``)."""
+    """What ``handrail_slo_requests_total`` judges requests by. The rules that page are made from a file of their own."""
 
     ttft: Duration = setting(
         Duration(10**9),
