@@ -1,4 +1,4 @@
-"""Every metric as data, made from the rows that expose it: for docs/metrics.md, and for whoever checks that a query's names exist."""
+"""Every metric as data, made from the rows that expose it: for docs/metrics.md, and to check that the names of a query exist."""
 
 from __future__ import annotations
 
@@ -9,21 +9,11 @@ from typing import Final
 
 from handrail.records import Role
 from handrail.selfmetrics import AnyRow, HistogramRow
-from handrail.settings import GpuConfig, LogConfig, MetricsConfig, Sampling, SidecarConfig
+from handrail.settings import GpuConfig, LogConfig, MetricsConfig, OtlpMetricsConfig, Sampling, SidecarConfig
+from handrail.units import unit_of
 from handrail.values import Address, Url
 
 SIDECAR: Final = "sidecar"
-
-_UNITS: Final = (
-    ("_bytes_per_second", "By/s"),
-    ("_seconds", "s"),
-    ("_bytes", "By"),
-    ("_ratio", "1"),
-    ("_joules", "J"),
-    ("_watts", "W"),
-    ("_celsius", "Cel"),
-    ("_hertz", "Hz"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +48,7 @@ def metrics_of(rows: Iterable[AnyRow], process: str) -> list[Metric]:
                 name=f"{row.name}_total" if kind == "counter" else row.name,
                 type=kind,
                 labels=row.labels,
-                unit=next((unit for ending, unit in _UNITS if row.name.endswith(ending)), ""),
+                unit=unit_of(row.name),
                 help=row.help,
                 process=process,
                 born=isinstance(value, int | float) or bool(value),
@@ -91,6 +81,7 @@ def _configurations() -> Iterator[SidecarConfig]:
         log=LogConfig(files=("engine.log",)),
         metrics=MetricsConfig(url=Url("http://127.0.0.1:8100/metrics")),
         gpu=GpuConfig(sample=Sampling.ON),
+        otlp_metrics=OtlpMetricsConfig(endpoint=Url("http://127.0.0.1:4318")),
     ).resolved()
     yield everything
     yield replace(everything, gpu=GpuConfig(sample=Sampling.ON, dcgm_url=Url("http://127.0.0.1:9400/metrics")))

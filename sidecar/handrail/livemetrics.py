@@ -56,6 +56,12 @@ def request_rows(
             _BY_ROLE,
             live.itl,
         ),
+        _histogram(
+            names.METRIC_TPOT,
+            "Mean time per output token after the first, of each request that was answered, where it can be known",
+            _BY_ROLE,
+            live.tpot,
+        ),
         _histogram(names.METRIC_E2E, "Arrival to the end of the answer, of requests that were answered", _BY_ROLE, live.e2e),
         Row(names.METRIC_REQUESTS, "counter", "Requests by how they ended", outcomes, (*_BY_ROLE, "outcome")),
         Row(

@@ -237,6 +237,39 @@ class SloConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpMetricsConfig:
+    """The figures of /metrics, sent to a backend that takes OTLP metrics. Handrail's own collector does not need them."""
+
+    endpoint: Url | None = setting(
+        None,
+        help="OTLP endpoint of the backend: http(s) for OTLP/HTTP, grpc(s) for OTLP/gRPC",
+        example="http://otelcol:4318",
+        unset="not sent",
+        schemes=("http", "https", "grpc", "grpcs"),
+    )
+    headers: Mapping[str, str] = setting(
+        default_factory=dict,
+        help="headers sent with it, such as a token",
+        example='{authorization: "Bearer ..."}',
+        flag="--otlp-metrics-header",
+        secret=True,
+        unset="none",
+    )
+    interval: Duration = setting(
+        Duration(60 * 10**9),
+        help="how often they are sent",
+        example="15s",
+        at_least=10**9,
+    )
+    ca_file: Path | None = setting(
+        None,
+        help="PEM file with the authorities that the backend's certificate is checked against",
+        example="/etc/handrail/ca.pem",
+        unset="the system's",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
 
@@ -300,6 +333,7 @@ class SidecarConfig:
         at_least=10**9,
     )
     slo: SloConfig = section(SloConfig)
+    otlp_metrics: OtlpMetricsConfig = section(OtlpMetricsConfig)
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
     links: LinksConfig = section(LinksConfig)

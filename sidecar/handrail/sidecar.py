@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from handrail import conventions as names
 from handrail.admin import AdminServer
+from handrail.buckets import Histogram
 from handrail.enginemetrics import EventCounts
 from handrail.export.device_batches import DeviceBatches
 from handrail.export.devices import named
@@ -19,15 +21,17 @@ from handrail.gpu.counters import ALL as GPU_COUNTERS
 from handrail.gpu.state import SamplerSettings
 from handrail.links.counters import COUNTERS as LINK_COUNTERS
 from handrail.links.sampler import LinkSamplerSettings
+from handrail.live.exponential import ExponentialHistogram
 from handrail.live.objectives import Objectives
 from handrail.live.requests import LiveRequests
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
+from handrail.otlpmetrics import OtlpMetrics, OtlpMetricsStats
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
-from handrail.selfmetrics import SelfMetrics
+from handrail.selfmetrics import AnyRow, SelfMetrics
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
 from handrail.sidecarmetrics import Made, SpanWatch, sidecar_rows
 from handrail.sources.dcgm import DcgmSource
@@ -65,7 +69,9 @@ def make(config: SidecarConfig) -> Made:
         lambda: OtlpClient.of(client),
     )
     tap = _tap(config, process, exporter)
-    live = LiveRequests(config.role, Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns), wall=time.time_ns)
+    kind = ExponentialHistogram if config.otlp_metrics.endpoint is not None else Histogram
+    objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
+    live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
     proxy = _proxy(config, process, exporter, live, tapped=tap is not None)
     evidence = EvidenceExport(own_resource(process, cluster=config.cluster), exporter.take)
     logs = _logs(config, process, evidence)
@@ -74,7 +80,9 @@ def make(config: SidecarConfig) -> Made:
     plugin = None
     if config.plugin_socket is not None:
         line = logs.say if logs is not None else None
-        plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=line, live=live, count_exchanges=proxy is None)
+        plugin = PluginSource(
+            config.plugin_socket, process, exporter.sink, line=line, live=live, count_exchanges=proxy is None, make=kind
+        )
     devices = _devices(config, process, exporter)
     links = _links(config, process, devices)
     gpus = _gpus(config, process, exporter, devices)
@@ -95,6 +103,8 @@ def make(config: SidecarConfig) -> Made:
         gpus=gpus,
         own=own,
         watch=SpanWatch(),
+        resource=own_resource(process, cluster=config.cluster),
+        pushed=OtlpMetricsStats() if config.otlp_metrics.endpoint is not None else None,
     )
 
 
@@ -103,7 +113,8 @@ async def _main(config: SidecarConfig) -> int:
     made = make(config)
     exporter, proxy, tap, plugin, logs, scraper = made.exporter, made.proxy, made.tap, made.plugin, made.logs, made.scraper
     devices, links, gpus, own, watch, client = made.devices, made.links, made.gpus, made.own, made.watch, made.client
-    metrics = SelfMetrics(sidecar_rows(made))
+    rows = sidecar_rows(made)
+    metrics, pushed = SelfMetrics(rows), _pushed(made, rows)
     drain_s = config.drain.seconds
     parts = Parts()
     addresses: dict[str, str] = {}
@@ -113,6 +124,8 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
+    if pushed is not None:
+        await parts.start("otlp_metrics", pushed.start(), lambda: pushed.shutdown(min(drain_s, 5.0)))
     await parts.start("devices", devices.start(), devices.shutdown)
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
@@ -150,6 +163,15 @@ async def _main(config: SidecarConfig) -> int:
     await asyncio.gather(*background, return_exceptions=True)
     await parts.end()
     return 0
+
+
+def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:
+    config = made.config.otlp_metrics
+    if config.endpoint is None:
+        return None
+    ca_file = str(config.ca_file) if config.ca_file is not None else None
+    client = ClientSettings(endpoint=config.endpoint, headers=config.headers, ca_file=ca_file)
+    return OtlpMetrics(rows, made.resource, lambda: OtlpClient.of(client), config.interval.seconds, stats=made.pushed)
 
 
 def _tap(config: SidecarConfig, process: Process, exporter: Exporter) -> OtlpTap | None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
 import handrail
 from handrail import conventions as names
 from handrail.devicemetrics import device_rows
@@ -19,6 +21,7 @@ from handrail.linkmetrics import link_rows
 from handrail.live.requests import LiveRequests
 from handrail.livemetrics import health_rows, request_rows
 from handrail.otlp.settings import ClientSettings
+from handrail.otlpmetrics import OtlpMetricsStats, otlp_metrics_rows
 from handrail.pluginmetrics import plugin_rows
 from handrail.records import ProcessEventKind
 from handrail.selfmetrics import AnyRow, Row, by_label
@@ -69,6 +72,8 @@ class Made:
     gpus: NvmlSource | DcgmSource | None
     own: OwnPauses | None
     watch: SpanWatch
+    resource: Resource
+    pushed: OtlpMetricsStats | None
 
 
 def sidecar_rows(made: Made) -> list[AnyRow]:
@@ -78,6 +83,7 @@ def sidecar_rows(made: Made) -> list[AnyRow]:
         *_own_rows(made),
         *_live_rows(made),
         *device_rows(made.devices),
+        *(otlp_metrics_rows(made.pushed) if made.pushed is not None else ()),
         *(pause_rows(made.own) if made.own is not None else ()),
         *(plugin_rows(plugin, config.kv_hung_after.ns) if plugin is not None else ()),
         *(log_rows(logs) if logs is not None else ()),

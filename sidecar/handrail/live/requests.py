@@ -94,17 +94,19 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All requests that one process observes. ``wall`` in ns, for exemplars."""
+    """All requests that one process observes. ``wall`` in ns, for exemplars; ``make``: which kind of histogram."""
 
-    def __init__(self, role: Role, objectives: Objectives, *, wall: Callable[[], int]) -> None:
+    def __init__(self, role: Role, objectives: Objectives, *, wall: Callable[[], int], make: type[Histogram] = Histogram) -> None:
         self.models = ModelLabels()
         self.ttft: dict[Labels, Histogram] = {}  # model_name, role, scope
         self.gaps: dict[Labels, Histogram] = {}  # model_name, role
         self.itl: dict[Labels, Histogram] = {}
+        self.tpot: dict[Labels, Histogram] = {}
         self.e2e: dict[Labels, Histogram] = {}
         self.outcomes: dict[tuple[str, Outcome], int] = {}
         self.judged: dict[tuple[str, str, bool], int] = {}
         self.exemplars = Exemplars(wall)
+        self._make = make
         self._role = role
         self.objectives = objectives
         self._exchanges = False  # somebody in front of the engine counts requests: its own word would count them twice
@@ -123,10 +125,10 @@ class LiveRequests:
             self._born(label)
 
     def gaps_of(self, model: str) -> Histogram:
-        return _of(self.gaps, (model, self._role.value))
+        return self._of(self.gaps, (model, self._role.value))
 
     def itl_of(self, model: str) -> Histogram:
-        return _of(self.itl, (model, self._role.value))
+        return self._of(self.itl, (model, self._role.value))
 
     def first_token(self, model: str, ttft_ns: int, trace_id: str) -> bool:
         """Of an exchange; whether it became an exemplar, which one without a ``trace_id`` never does."""
@@ -143,7 +145,9 @@ class LiveRequests:
     def ended(self, model: str, record: Exchange, *, ttft_judged: bool) -> None:
         self._count(model, record.outcome)
         if record.outcome in ANSWERED:
-            _of(self.e2e, (model, self._role.value)).observe(record.duration_ns)
+            self._of(self.e2e, (model, self._role.value)).observe(record.duration_ns)
+            if record.tpot_mean_ns is not None:
+                self._of(self.tpot, (model, self._role.value)).observe(record.tpot_mean_ns)
         if self._role in SCOPES:
             for objective, met in judge(record, self.objectives, ttft_judged=ttft_judged):
                 self._judged(model, objective, met)
@@ -157,8 +161,14 @@ class LiveRequests:
         """An engine names its model by the path that it was loaded from; clients know it by the name that it is served under."""
         return self.models.only() or self.models.serve(model)
 
+    def _of(self, histograms: dict[Labels, Histogram], labels: Labels) -> Histogram:
+        found = histograms.get(labels)
+        if found is None:
+            found = histograms[labels] = self._make(LATENCY)
+        return found
+
     def _timed(self, model: str, scope: str, ttft_ns: int, trace_id: str) -> bool:
-        histogram = _of(self.ttft, (model, self._role.value, scope))
+        histogram = self._of(self.ttft, (model, self._role.value, scope))
         return self.exemplars.offer(histogram, histogram.observe(ttft_ns), trace_id, ttft_ns)
 
     def _count(self, model: str, outcome: Outcome) -> None:
@@ -174,13 +184,6 @@ class LiveRequests:
             self.outcomes |= {(model, outcome): 0 for outcome in OUTCOMES}
             if self._role in SCOPES:
                 self.judged |= {(model, objective, met): 0 for objective in OBJECTIVES for met in (True, False)}
-
-
-def _of(histograms: dict[Labels, Histogram], labels: Labels) -> Histogram:
-    found = histograms.get(labels)
-    if found is None:
-        found = histograms[labels] = Histogram(LATENCY)
-    return found
 
 
 def _add(histogram: Histogram, gaps: Gaps) -> None:

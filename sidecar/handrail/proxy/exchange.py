@@ -283,6 +283,7 @@ class Observation:
             finish_reasons=seen.finish_reasons if seen is not None else (),
             kv_in=asked.kv,
             kv_out=seen.kv_out if seen is not None else None,
+            exemplar=self._live is not None and self._live.exemplar,
             hints=tuple(dict.fromkeys((*self._hints, *(seen.hints if seen is not None else ())))),
         )
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from handrail.buckets import Histogram
 from handrail.guest.events import MAX_DATAGRAM_BYTES
 from handrail.links.peers import PeerTally
 from handrail.live.health import Restarts
@@ -51,7 +52,8 @@ class PluginStats:
 
 class PluginSource:
     """Listens at ``path``. ``line`` takes the engine's log lines (when, level, text); by default nobody does. ``live`` is told of
-    first tokens and ends as they come; of the middleware's exchanges too, where ``count_exchanges``.
+    first tokens and ends as they come; of the middleware's exchanges too, where ``count_exchanges``. ``make``: the kind of
+    histogram.
 
     ``start`` raises ``OSError`` where the path cannot be bound, ``FileExistsError`` where another sidecar listens there or
     something stands there that is no socket.
@@ -67,11 +69,12 @@ class PluginSource:
         limits: MergeLimits | None = None,
         live: LiveRequests | None = None,
         count_exchanges: bool = True,
+        make: type[Histogram] = Histogram,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.path = path
         self.stats = PluginStats()
-        self.hand_offs = HandOffTally()
+        self.hand_offs = HandOffTally(make)
         self.peers = PeerTally(outcome_of)
         self.merge = Merge(
             process,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -23,8 +24,8 @@ _NS = st.one_of(
 def test_bounds_are_at_most_a_tenth_apart_from_1_ms_to_100_s() -> None:
     assert (LATENCY_SECONDS[0], LATENCY_SECONDS[-1]) == (0.001, 100.0)
     edges = LATENCY.edges
-    assert all(low < high and high * 10 <= low * 11 for low, high in zip(edges, edges[1:], strict=False))
-    assert all(high == 2 * low for low, high in zip(BYTES, BYTES[1:], strict=False))
+    assert all(low < high and high * 10 <= low * 11 for low, high in pairwise(edges))
+    assert all(high == 2 * low for low, high in pairwise(BYTES))
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,17 @@ class HandOffTally:
     """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended.
 
     ``seconds``: from the transfer's post until it was done, by outcome; ``waits``: from when the load was known until its post
-    (for blocks, for a slot, for the first contact); ``sizes``: bytes moved.
+    (for blocks, for a slot, for the first contact); ``sizes``: bytes moved. ``make``: which kind of histogram.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: type[Histogram] = Histogram) -> None:
         self.fetches: Counter[tuple[str, str]] = Counter({(outcome.value, ""): 0 for outcome in OUTCOMES})
         self.publishes: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.bytes_fetched = 0
-        self.seconds = {(outcome.value,): Histogram(LATENCY) for outcome in OUTCOMES}
-        self.waits = Histogram(LATENCY)
-        self.sizes = Histogram(SIZE)
+        self.seconds = {(FetchOutcome.OK.value,): make(LATENCY)}
+        self.waits = make(LATENCY)
+        self.sizes = make(SIZE)
+        self._make = make
         self._reasons: set[str] = {""}
 
     def take(self, record: Observation) -> None:
@@ -56,6 +57,8 @@ class HandOffTally:
         if record.posted_ns is not None:
             self.waits.observe(record.posted_ns)
             if record.done_ns is not None:
+                if (outcome,) not in self.seconds:
+                    self.seconds[outcome,] = self._make(LATENCY)
                 self.seconds[outcome,].observe(record.done_ns - record.posted_ns)
         if record.bytes_moved is not None:
             self.sizes.observe(record.bytes_moved)
