@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -63,16 +63,17 @@ def sidecar_metrics() -> list[Metric]:
     from handrail.sidecarmetrics import sidecar_rows
 
     found: dict[str, Metric] = {}
-    for config in _configurations():
+    dcgm = GpuConfig(sample=Sampling.ON, dcgm_url=Url("http://127.0.0.1:9400/metrics"))
+    for config in (everything(), replace(everything(), gpu=dcgm)):
         for metric in metrics_of(sidecar_rows(make(config)), SIDECAR):
             found.setdefault(metric.name, metric)
     return list(found.values())
 
 
-def _configurations() -> Iterator[SidecarConfig]:
-    """Nothing of them is started, so none of the addresses is used."""
+def everything() -> SidecarConfig:
+    """A sidecar beside a decode, with every source. It is not meant to be started, so none of the addresses is used."""
     loopback = Address("127.0.0.1", 0)
-    everything = SidecarConfig(
+    return SidecarConfig(
         role=Role.DECODE,
         listen=loopback,
         upstream=Url("http://127.0.0.1:8100"),
@@ -83,5 +84,3 @@ def _configurations() -> Iterator[SidecarConfig]:
         gpu=GpuConfig(sample=Sampling.ON),
         otlp_metrics=OtlpMetricsConfig(endpoint=Url("http://127.0.0.1:4318")),
     ).resolved()
-    yield everything
-    yield replace(everything, gpu=GpuConfig(sample=Sampling.ON, dcgm_url=Url("http://127.0.0.1:9400/metrics")))

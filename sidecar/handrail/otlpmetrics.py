@@ -2,7 +2,7 @@
 
 The same rows, read when they are sent, so nothing is counted twice. Built from opentelemetry-proto and sent by the client that
 sends everything else: the SDK would want to be told each value (10 us for a gap between chunks that is passed on in 20), and
-would send from a thread of its own, by a second set of settings (docs/decisions/0014-otlp-metrics.md).
+would send from a thread of its own, by a second set of settings (docs/decisions/0010-otlp-metrics-without-the-sdk.md).
 
 Names: ``gen_ai.server.*`` where OpenTelemetry has one (semantic conventions for generative AI, "Model server metrics"), else
 ``handrail.`` and what /metrics has after ``handrail_``, unit and all, so that Prometheus makes the same name of it again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from handrail import conventions as names
@@ -14,7 +15,7 @@ from handrail.sources.plugin import PluginSource
 _SECONDS: Final = 1e-9
 
 
-def plugin_rows(source: PluginSource, hung_ns: int) -> list[AnyRow]:
+def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> list[AnyRow]:
     """Rows for ``SelfMetrics``. ``hung_ns``: a fetch that is open for longer is hung."""
     prefix = f"{names.METRIC_SIDECAR}_plugin"
     merge, stats = source.merge, source.stats
@@ -80,28 +81,28 @@ def plugin_rows(source: PluginSource, hung_ns: int) -> list[AnyRow]:
             lambda: by_label(source.hand_offs.publishes),
             ("end",),
         ),
-        *_fetch_rows(source, hung_ns),
+        *_fetch_rows(source, hung_ns, monotonic_ns),
         Row(
             f"{names.METRIC_KV}_pinned_bytes",
             "gauge",
             "KV kept for a peer that has not read it yet",
-            lambda: merge.publishes.pinned(time.monotonic_ns())[0],
+            lambda: merge.publishes.pinned(monotonic_ns())[0],
         ),
         Row(
             f"{names.METRIC_KV}_pinned_oldest_age_seconds",
             "gauge",
             "Age of the oldest KV kept for a peer",
-            lambda: merge.publishes.pinned(time.monotonic_ns())[1] * _SECONDS,
+            lambda: merge.publishes.pinned(monotonic_ns())[1] * _SECONDS,
         ),
     ]
 
 
-def _fetch_rows(source: PluginSource, hung_ns: int) -> list[AnyRow]:
+def _fetch_rows(source: PluginSource, hung_ns: int, monotonic_ns: Callable[[], int]) -> list[AnyRow]:
     """Of fetches that have ended, how long they took; of open ones, for how long they have been."""
     tally, prefix = source.hand_offs, f"{names.METRIC_KV}_fetch"
 
     def ages_ns() -> list[int]:
-        return source.merge.fetches.ages_ns(time.monotonic_ns())
+        return source.merge.fetches.ages_ns(monotonic_ns())
 
     return [
         HistogramRow(

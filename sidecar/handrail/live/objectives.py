@@ -34,12 +34,11 @@ class Objectives:
 
 def judge(record: Exchange, objectives: Objectives, *, ttft_judged: bool) -> Iterator[tuple[str, bool]]:
     """Objectives of a request that has ended, and whether it met each. ``ttft_judged``: the first token was judged before."""
-    refused = record.outcome is Outcome.HTTP_ERROR and _refused(record.status)
-    if refused or record.outcome is Outcome.UNKNOWN:
+    if _refused(record.status):
         return
     failed, ttft_ns = record.outcome in FAILURES, record.ttft_token_ns
     gave_up = record.outcome in LEFT and ttft_ns is None and record.duration_ns > objectives.ttft_ns
-    if record.outcome not in LEFT:
+    if record.outcome not in LEFT and record.outcome is not Outcome.UNKNOWN:
         yield SUCCESS, not failed
     if not (failed or gave_up or ttft_ns is not None):
         return

@@ -412,10 +412,13 @@ def test_a_stopped_engine_is_hung_and_recovers() -> None:
     engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
     engine.tick(4 * S)
     assert kinds(engine) == [ProcessEventKind.STARTED]
+    assert not engine.merge.processes.hung
     engine.tick(5 * S)
     engine.tick(6 * S)
+    assert engine.merge.processes.hung
     engine.say(9 * S, "alive", last_step_ns=9 * S, unfinished=1, pid=42)
     engine.tick(9 * S)
+    assert not engine.merge.processes.hung
     assert kinds(engine) == [ProcessEventKind.STARTED, ProcessEventKind.HUNG, ProcessEventKind.RECOVERED]
     assert engine.of(ProcessEvent)[1].at_unix_ns == UNIX
 

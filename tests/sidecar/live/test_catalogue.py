@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from handrail.catalogue import Metric, sidecar_metrics
+from handrail.catalogue import Metric, everything, sidecar_metrics
 from handrail.outcomes import FetchOutcome
 from handrail.records import Outcome
 from handrail.selfmetrics import SelfMetrics
@@ -24,9 +24,7 @@ BEGIN, END = "<!-- sidecar -->\n", "<!-- /sidecar -->"
 
 
 def fresh() -> SelfMetrics:
-    from handrail.catalogue import _configurations
-
-    return SelfMetrics(sidecar_rows(make(next(iter(_configurations())))))
+    return SelfMetrics(sidecar_rows(make(everything())))
 
 
 def test_the_page_has_every_metric(request: pytest.FixtureRequest) -> None:
