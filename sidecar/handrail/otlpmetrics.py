@@ -100,9 +100,11 @@ class OtlpMetrics:
         await self._client.close()
 
     async def _run(self, client: Client) -> None:
-        while not self._stop.is_set():
+        last = False
+        while not last:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._interval_s)
+            last = self._stop.is_set()
             await self._send(client)
 
     async def _send(self, client: Client) -> None:

@@ -88,7 +88,12 @@ class SelfMetrics(Collector):
             yield family
 
 
-_BOUNDS: Final = {layout: (*map(floatToGoString, layout.bounds), "+Inf") for layout in (LATENCY, SIZE)}
+def _number(value: float) -> str:
+    """As prometheus_client writes it: so that ``le`` of the same bound is the same label everywhere."""
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+
+
+_BOUNDS: Final = {layout: (*map(_number, layout.bounds), "+Inf") for layout in (LATENCY, SIZE)}
 
 
 def _lines(row: HistogramRow, *, exemplars: bool) -> Iterator[str]:
@@ -108,10 +113,10 @@ def _lines(row: HistogramRow, *, exemplars: bool) -> Iterator[str]:
             lines.append(f'{begin}{bound}"}} {running}.0\n')
         if exemplars:
             for at, exemplar in histogram.exemplars.items():
-                value = floatToGoString(exemplar.value / row.layout.per_unit)
+                value = _number(exemplar.value / row.layout.per_unit)
                 lines[at] = f'{lines[at][:-1]} # {{trace_id="{exemplar.trace_id}"}} {value} {exemplar.unix_ns / 1e9:.3f}\n'
         braced = f"{{{labels}}}" if labels else ""
-        total = floatToGoString(histogram.total / row.layout.per_unit)
+        total = _number(histogram.total / row.layout.per_unit)
         yield f"{''.join(lines)}{row.name}_count{braced} {running}.0\n{row.name}_sum{braced} {total}\n"
 
 

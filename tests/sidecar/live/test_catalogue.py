@@ -95,7 +95,7 @@ def test_H01_what_counts_failures_is_there_from_the_start() -> None:
 def test_the_whole_page_is_read_by_both_parsers() -> None:
     metrics = fresh()
     assert list(text_string_to_metric_families(metrics.expose("text/plain")[0].decode()))
-    assert list(read_open_metrics(metrics.expose("application/openmetrics-text")[0].decode()))
+    assert list(read_open_metrics(metrics.expose("application/openmetrics-text")[0].decode()))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")

@@ -30,7 +30,7 @@ async def test_an_unfinished_stream_is_on_the_page() -> None:
     requests = live()
     async with Upstream(slow) as upstream, proxied(upstream.port, live=requests, idle_after_finish_s=0.04) as proxy:
         async with client(proxy.port) as peer:
-            await peer.send(post())
+            await peer.send(post(b'{"model":"m","prompt":"p","stream":true}'))
             await until(lambda: bool(requests.ttft))
             assert requests.ttft["m", "edge", "edge"].count == 1
             (since,) = proxy.source.open_since()

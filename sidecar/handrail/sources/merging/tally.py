@@ -38,7 +38,7 @@ class HandOffTally:
         self.fetches: Counter[tuple[str, str]] = Counter({(outcome.value, ""): 0 for outcome in OUTCOMES})
         self.publishes: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.bytes_fetched = 0
-        self.seconds = {(FetchOutcome.OK.value,): make(LATENCY)}
+        self.seconds: dict[tuple[str, ...], Histogram] = {(FetchOutcome.OK.value,): make(LATENCY)}
         self.waits = make(LATENCY)
         self.sizes = make(SIZE)
         self._make = make
