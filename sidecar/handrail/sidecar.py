@@ -89,6 +89,7 @@ def make(config: SidecarConfig) -> Made:
     own = OwnPauses(process, exporter.sink) if proxy is not None else None
     return Made(
         config=config,
+        process=process,
         client=client,
         exporter=exporter,
         live=live,

@@ -23,7 +23,7 @@ from handrail.livemetrics import health_rows, request_rows
 from handrail.otlp.settings import ClientSettings
 from handrail.otlpmetrics import OtlpMetricsStats, otlp_metrics_rows
 from handrail.pluginmetrics import plugin_rows
-from handrail.records import ProcessEventKind
+from handrail.records import Process, ProcessEventKind
 from handrail.selfmetrics import AnyRow, Row, by_label
 from handrail.settings import SidecarConfig
 from handrail.sources.dcgm import DcgmSource
@@ -58,6 +58,7 @@ class Made:
     """The parts of one sidecar; None for those that it was not asked for."""
 
     config: SidecarConfig
+    process: Process
     client: ClientSettings
     exporter: Exporter
     live: LiveRequests
@@ -125,7 +126,7 @@ def _own_rows(made: Made) -> list[Row]:
     """What the sidecar says of its own work: cost and loss."""
     exporter, proxy, tap, watch, config = made.exporter, made.proxy, made.tap, made.watch, made.config
     prefix, out, sent = names.METRIC_SIDECAR, exporter.stats, exporter.delivery
-    who = (handrail.__version__, config.role.value, config.instance, config.service_name, config.cluster)
+    who = (handrail.__version__, config.role.value, config.instance, made.process.service, config.cluster)
     rows = [
         Row(
             f"{prefix}_info",
