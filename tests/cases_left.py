@@ -27,7 +27,6 @@ LEFT: Final[Mapping[str, str]] = {
     "D05": _PANELS,
     "D08": "recording rules: issue 6",
     "D13": _PANELS,
-    "D16": "label values of our own request metrics: they are issue 6; the reader's and exporter's bounds are shown",
     "D19": "the lint of dashboard queries: issue 6; here nothing sums a ratio",
     "D22": "three panels: issue 6; the three figures are told apart in the schema's help",
     "D23": "a canary probe is not built",

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from handrail.live.requests import LiveRequests
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Exchange, Observation, Process, Role
 from handrail.sources.proxy import ProxySource
@@ -148,7 +149,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def proxied(upstream_port: int, *, role: Role = Role.EDGE, **settings: Any) -> AsyncIterator[Proxied]:
+async def proxied(
+    upstream_port: int, *, role: Role = Role.EDGE, live: LiveRequests | None = None, **settings: Any
+) -> AsyncIterator[Proxied]:
     """A proxy in front of ``upstream_port``; on exit it is shut down at once."""
     proxy = Proxied()
     process = Process(role=role, instance=f"127.0.0.1:{upstream_port}", host="h", sender="s")
@@ -163,6 +166,7 @@ async def proxied(upstream_port: int, *, role: Role = Role.EDGE, **settings: Any
             **settings,
         ),
         proxy.take,
+        live=live,
     )
     await proxy.source.start()
     try:

@@ -9,10 +9,13 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections import Counter
 
 import uvloop
 
+from handrail.live.objectives import Objectives
+from handrail.live.requests import LiveRequests
 from handrail.process import spare_the_heap
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Exchange, Observation, Process, Role
@@ -39,6 +42,7 @@ async def main(upstream_port: int, role: Role) -> None:
             process=Process(role=role, instance=f"127.0.0.1:{upstream_port}", host="h"),
         ),
         sink,
+        live=LiveRequests(role, Objectives(), wall=time.time_ns),
     )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -335,7 +335,7 @@ def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:
     paths = [key.path for key in known]
     found = nearest(path, paths, cutoff=0.99) or nearest(last, beside)
     if found is None:
-        elsewhere = {each.rpartition(".")[2]: each for each in paths}
+        elsewhere = {each.rpartition(".")[2]: each for each in reversed(paths)}  # of several, the first one declared
         close = nearest(last, elsewhere)
         found = elsewhere[close] if close else nearest(path, paths)
     example = next((example_line(key) for key in known if found in (key.path, key.path[len(start) :])), "")

@@ -106,7 +106,7 @@ def engine_rows(source: MetricsSource, events: EventCounts) -> list[Row]:
         Row(f"{prefix}_malformed_lines", "counter", "Lines that are none", lambda: source.reader.scanner.stats.malformed),
         Row(f"{prefix}_labels_folded", "counter", "Series above the bound of labels", lambda: source.reader.labels_folded),
         Row(f"{prefix}_samples_dropped", "counter", "Samples not taken over", lambda: stats.dropped),
-        Row(f"{prefix}_counter_resets", "counter", "Counters that began again", lambda: source.tracks.resets),
+        Row(f"{prefix}_resets", "counter", "Counters that began again", lambda: source.tracks.resets),
         Row(f"{prefix}_faults", "counter", "Faults of ours while reading a page", lambda: stats.faults),
     ]
 

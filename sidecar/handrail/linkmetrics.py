@@ -35,7 +35,7 @@ def link_rows(source: LinkSource) -> list[Row]:
         ),
         Row(f"{prefix}", "gauge", "Links by what becomes of their reads", lambda: _states(sampler), ("state",)),
         _sum(prefix, sampler, "reads", "Readings of links", lambda watch: watch.stats.reads),
-        _sum(prefix, sampler, "counter_resets", "Counters of links that began again", lambda watch: watch.stats.resets),
+        _sum(prefix, sampler, "resets", "Counters of links that began again", lambda watch: watch.stats.resets),
         Row(
             f"{prefix}_samples_dropped",
             "counter",

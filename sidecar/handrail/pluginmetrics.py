@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from handrail import conventions as names
-from handrail.selfmetrics import Row, by_label
+from handrail.buckets import BYTES_BOUND, LATENCY, LATENCY_BOUND, SIZE
+from handrail.selfmetrics import AnyRow, HistogramRow, Row, by_label
 from handrail.sources.merging.bounds import Bounded
 from handrail.sources.plugin import PluginSource
 
 _SECONDS: Final = 1e-9
 
 
-def plugin_rows(source: PluginSource) -> list[Row]:
-    """Rows for ``SelfMetrics``."""
+def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> list[AnyRow]:
+    """Rows for ``SelfMetrics``. ``hung_ns``: a fetch that is open for longer is hung."""
     prefix = f"{names.METRIC_SIDECAR}_plugin"
     merge, stats = source.merge, source.stats
     evicted: dict[str, Bounded[Any]] = {
@@ -59,38 +61,77 @@ def plugin_rows(source: PluginSource) -> list[Row]:
         ),
         Row(f"{prefix}_processes", "gauge", "Engine processes that speak", lambda: len(merge.processes.alive)),
         Row(
-            "handrail_kv_fetches",
+            f"{names.METRIC_KV}_fetches",
             "counter",
             "KV fetches that ended, as the receiving engine tells it; reason: the engine's failure type",
             lambda: {key: float(count) for key, count in source.hand_offs.fetches.items()},
             ("outcome", "reason"),
         ),
         *_peer_rows(source),
-        Row("handrail_kv_fetched_bytes", "counter", "KV moved by fetches that ended", lambda: source.hand_offs.bytes_fetched),
         Row(
-            "handrail_kv_publishes",
+            f"{names.METRIC_KV}_fetched_bytes",
+            "counter",
+            "KV moved by fetches that ended",
+            lambda: source.hand_offs.bytes_fetched,
+        ),
+        Row(
+            f"{names.METRIC_KV}_publishes",
             "counter",
             "KV kept for a peer, by how that ended; a stale_read has been counted as expired before",
             lambda: by_label(source.hand_offs.publishes),
             ("end",),
         ),
+        *_fetch_rows(source, hung_ns, monotonic_ns),
         Row(
-            "handrail_kv_fetch_oldest_age_seconds",
-            "gauge",
-            "Age of the oldest open KV fetch; 0 where none is open",
-            lambda: merge.fetches.oldest_age_ns(time.monotonic_ns()) * _SECONDS,
-        ),
-        Row(
-            "handrail_kv_pinned_bytes",
+            f"{names.METRIC_KV}_pinned_bytes",
             "gauge",
             "KV kept for a peer that has not read it yet",
-            lambda: merge.publishes.pinned(time.monotonic_ns())[0],
+            lambda: merge.publishes.pinned(monotonic_ns())[0],
         ),
         Row(
-            "handrail_kv_pinned_oldest_age_seconds",
+            f"{names.METRIC_KV}_pinned_oldest_age_seconds",
             "gauge",
             "Age of the oldest KV kept for a peer",
-            lambda: merge.publishes.pinned(time.monotonic_ns())[1] * _SECONDS,
+            lambda: merge.publishes.pinned(monotonic_ns())[1] * _SECONDS,
+        ),
+    ]
+
+
+def _fetch_rows(source: PluginSource, hung_ns: int, monotonic_ns: Callable[[], int]) -> list[AnyRow]:
+    """Of fetches that have ended, how long they took; of open ones, for how long they have been."""
+    tally, prefix = source.hand_offs, f"{names.METRIC_KV}_fetch"
+
+    def ages_ns() -> list[int]:
+        return source.merge.fetches.ages_ns(monotonic_ns())
+
+    return [
+        HistogramRow(
+            f"{prefix}_seconds",
+            "Transfer of one KV fetch, from its post until the last rank had it, as the receiving engine tells; one that never "
+            f"arrived has no such time. {LATENCY_BOUND}",
+            lambda: tally.seconds,
+            LATENCY,
+            ("outcome",),
+        ),
+        HistogramRow(
+            f"{prefix}_wait_seconds",
+            f"From when the scheduler knew of a KV fetch until it was posted: blocks, slot, first contact. {LATENCY_BOUND}",
+            lambda: {(): tally.waits},
+            LATENCY,
+        ),
+        HistogramRow(f"{prefix}_bytes", f"KV moved by one fetch. {BYTES_BOUND}", lambda: {(): tally.sizes}, SIZE),
+        Row(f"{prefix}es_open", "gauge", "KV fetches that have not ended", lambda: float(len(ages_ns()))),
+        Row(
+            f"{prefix}es_hung",
+            "gauge",
+            "Of these, open for longer than kv_hung_after",
+            lambda: float(sum(age_ns >= hung_ns for age_ns in ages_ns())),
+        ),
+        Row(
+            f"{prefix}_oldest_age_seconds",
+            "gauge",
+            "Age of the oldest open KV fetch; 0 where none is open",
+            lambda: max(ages_ns(), default=0) * _SECONDS,
         ),
     ]
 

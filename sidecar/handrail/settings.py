@@ -219,6 +219,57 @@ class GpuConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SloConfig:
+    """What ``handrail_slo_requests_total`` judges requests by. The rules that page are made from a file of their own."""
+
+    ttft: Duration = setting(
+        Duration(10**9),
+        help="time to first token that a request has to meet",
+        example="500ms",
+        at_least=10**6,
+    )
+    itl: Duration = setting(
+        Duration(50 * 10**6),
+        help="time between chunks that 99 % of a request's gaps have to meet",
+        example="30ms",
+        at_least=10**6,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpMetricsConfig:
+    """The figures of /metrics, sent to a backend that takes OTLP metrics. Handrail's own collector does not need them."""
+
+    endpoint: Url | None = setting(
+        None,
+        help="OTLP endpoint of the backend: http(s) for OTLP/HTTP, grpc(s) for OTLP/gRPC",
+        example="http://otelcol:4318",
+        unset="not sent",
+        schemes=("http", "https", "grpc", "grpcs"),
+    )
+    headers: Mapping[str, str] = setting(
+        default_factory=dict,
+        help="headers sent with it, such as a token",
+        example='{authorization: "Bearer ..."}',
+        flag="--otlp-metrics-header",
+        secret=True,
+        unset="none",
+    )
+    interval: Duration = setting(
+        Duration(60 * 10**9),
+        help="how often they are sent",
+        example="15s",
+        at_least=10**9,
+    )
+    ca_file: Path | None = setting(
+        None,
+        help="PEM file with the authorities that the backend's certificate is checked against",
+        example="/etc/handrail/ca.pem",
+        unset="the system's",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
 
@@ -275,6 +326,14 @@ class SidecarConfig:
         example="/run/handrail/engine.sock",
         unset="off",
     )
+    kv_hung_after: Duration = setting(
+        Duration(60 * 10**9),
+        help="a KV fetch that is open for longer counts as hung on /metrics",
+        example="10s",
+        at_least=10**9,
+    )
+    slo: SloConfig = section(SloConfig)
+    otlp_metrics: OtlpMetricsConfig = section(OtlpMetricsConfig)
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
     links: LinksConfig = section(LinksConfig)

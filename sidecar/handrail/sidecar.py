@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from handrail import conventions as names
 from handrail.admin import AdminServer
-from handrail.devicemetrics import device_rows
-from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.buckets import Histogram
+from handrail.enginemetrics import EventCounts
 from handrail.export.device_batches import DeviceBatches
 from handrail.export.devices import named
 from handrail.export.evidence import EvidenceExport
@@ -20,19 +19,21 @@ from handrail.export.resource import new_sender_id, own_process, own_resource, t
 from handrail.families.progress import ProgressSettings
 from handrail.gpu.counters import ALL as GPU_COUNTERS
 from handrail.gpu.state import SamplerSettings
-from handrail.gpumetrics import dcgm_rows, gpu_rows
-from handrail.linkmetrics import link_rows
 from handrail.links.counters import COUNTERS as LINK_COUNTERS
 from handrail.links.sampler import LinkSamplerSettings
+from handrail.live.exponential import ExponentialHistogram
+from handrail.live.objectives import Objectives
+from handrail.live.requests import LiveRequests
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
-from handrail.pluginmetrics import plugin_rows
+from handrail.otlpmetrics import OtlpMetrics, OtlpMetricsStats
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Process
-from handrail.selfmetrics import Row, SelfMetrics, by_label
+from handrail.selfmetrics import AnyRow, SelfMetrics
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
+from handrail.sidecarmetrics import Made, SpanWatch, sidecar_rows
 from handrail.sources.dcgm import DcgmSource
 from handrail.sources.links import LinkSource
 from handrail.sources.log import LogSettings, LogSource
@@ -40,7 +41,7 @@ from handrail.sources.logtail import TailSettings
 from handrail.sources.metrics import MetricsSettings, MetricsSource
 from handrail.sources.nvml import NvmlSource
 from handrail.sources.otlp import OtlpTap, TapSettings
-from handrail.sources.ownpauses import OwnPauses, pause_rows
+from handrail.sources.ownpauses import OwnPauses
 from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
 
@@ -58,24 +59,8 @@ def run(config: SidecarConfig) -> int:
     return run_process(_main(config.resolved()))
 
 
-@dataclass(slots=True)
-class SpanWatch:
-    """Notices an engine that serves requests and sends no spans, although a tap waits for them."""
-
-    silent_windows: int = 0
-    _requests: int = 0
-    _spans: int = 0
-
-    def look(self, requests: int, spans: int) -> bool:
-        """Called once a window with running totals; True when the second silent window in a row has just ended."""
-        silent = requests > self._requests and spans == self._spans
-        self._requests, self._spans = requests, spans
-        self.silent_windows = self.silent_windows + 1 if silent else 0
-        return self.silent_windows == 2
-
-
-async def _main(config: SidecarConfig) -> int:
-    stop = Stop()
+def make(config: SidecarConfig) -> Made:
+    """The parts that ``config`` asks for, none of them started."""
     process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
     client = ClientSettings(endpoint=config.collector.endpoint, headers=config.collector.headers)
     exporter = Exporter(
@@ -84,32 +69,53 @@ async def _main(config: SidecarConfig) -> int:
         lambda: OtlpClient.of(client),
     )
     tap = _tap(config, process, exporter)
-    proxy = _proxy(config, process, exporter, tapped=tap is not None)
+    kind = ExponentialHistogram if config.otlp_metrics.endpoint is not None else Histogram
+    objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
+    live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
+    proxy = _proxy(config, process, exporter, live, tapped=tap is not None)
     evidence = EvidenceExport(own_resource(process, cluster=config.cluster), exporter.take)
     logs = _logs(config, process, evidence)
     events = EventCounts(exporter.sink)
     scraper = _scraper(config, process, evidence, events, proxy)
     plugin = None
     if config.plugin_socket is not None:
-        plugin = PluginSource(config.plugin_socket, process, exporter.sink, line=logs.say if logs is not None else None)
+        line = logs.say if logs is not None else None
+        plugin = PluginSource(
+            config.plugin_socket, process, exporter.sink, line=line, live=live, count_exchanges=proxy is None, make=kind
+        )
     devices = _devices(config, process, exporter)
     links = _links(config, process, devices)
     gpus = _gpus(config, process, exporter, devices)
-    watch = SpanWatch()
     own = OwnPauses(process, exporter.sink) if proxy is not None else None
-    metrics = SelfMetrics(
-        [
-            *_rows(exporter, proxy, tap, watch),
-            *device_rows(devices),
-            *(pause_rows(own) if own is not None else ()),
-            *(plugin_rows(plugin) if plugin is not None else ()),
-            *(log_rows(logs) if logs is not None else ()),
-            *(engine_rows(scraper, events) if scraper is not None else ()),
-            *(link_rows(links) if links is not None else ()),
-            *(gpu_rows(gpus.sampler) if isinstance(gpus, NvmlSource) else ()),
-            *(dcgm_rows(gpus) if isinstance(gpus, DcgmSource) else ()),
-        ]
+    return Made(
+        config=config,
+        process=process,
+        client=client,
+        exporter=exporter,
+        live=live,
+        proxy=proxy,
+        tap=tap,
+        plugin=plugin,
+        logs=logs,
+        scraper=scraper,
+        events=events,
+        devices=devices,
+        links=links,
+        gpus=gpus,
+        own=own,
+        watch=SpanWatch(),
+        resource=own_resource(process, cluster=config.cluster),
+        pushed=OtlpMetricsStats() if config.otlp_metrics.endpoint is not None else None,
     )
+
+
+async def _main(config: SidecarConfig) -> int:
+    stop = Stop()
+    made = make(config)
+    exporter, proxy, tap, plugin, logs, scraper = made.exporter, made.proxy, made.tap, made.plugin, made.logs, made.scraper
+    devices, links, gpus, own, watch, client = made.devices, made.links, made.gpus, made.own, made.watch, made.client
+    rows = sidecar_rows(made)
+    metrics, pushed = SelfMetrics(rows), _pushed(made, rows)
     drain_s = config.drain.seconds
     parts = Parts()
     addresses: dict[str, str] = {}
@@ -119,6 +125,8 @@ async def _main(config: SidecarConfig) -> int:
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
+    if pushed is not None:
+        await parts.start("otlp_metrics", pushed.start(), lambda: pushed.shutdown(min(drain_s, 5.0)))
     await parts.start("devices", devices.start(), devices.shutdown)
     if tap is not None:
         await parts.start("tap", tap.start(), lambda: tap.shutdown(min(drain_s, 5.0)))
@@ -158,6 +166,15 @@ async def _main(config: SidecarConfig) -> int:
     return 0
 
 
+def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:
+    config = made.config.otlp_metrics
+    if config.endpoint is None:
+        return None
+    ca_file = str(config.ca_file) if config.ca_file is not None else None
+    client = ClientSettings(endpoint=config.endpoint, headers=config.headers, ca_file=ca_file)
+    return OtlpMetrics(rows, made.resource, lambda: OtlpClient.of(client), config.interval.seconds, stats=made.pushed)
+
+
 def _tap(config: SidecarConfig, process: Process, exporter: Exporter) -> OtlpTap | None:
     if config.otlp_grpc is None and config.otlp_http is None:
         return None
@@ -174,7 +191,9 @@ def _tap(config: SidecarConfig, process: Process, exporter: Exporter) -> OtlpTap
     )
 
 
-def _proxy(config: SidecarConfig, process: Process, exporter: Exporter, *, tapped: bool) -> ProxySource | None:
+def _proxy(
+    config: SidecarConfig, process: Process, exporter: Exporter, live: LiveRequests, *, tapped: bool
+) -> ProxySource | None:
     if config.listen is None or config.upstream is None:
         return None
     settings = ProxySettings(
@@ -189,7 +208,7 @@ def _proxy(config: SidecarConfig, process: Process, exporter: Exporter, *, tappe
         engine_exports_to_us=tapped if config.new_traces is NewTraces.AUTO else config.new_traces is NewTraces.SAMPLED,
         drain_seconds=config.drain.seconds,
     )
-    return ProxySource(settings, exporter.sink)
+    return ProxySource(settings, exporter.sink, live=live)
 
 
 def _logs(config: SidecarConfig, process: Process, evidence: EvidenceExport) -> LogSource | None:
@@ -270,60 +289,3 @@ async def _watch_spans(watch: SpanWatch, proxy: ProxySource, tap: OtlpTap) -> No
                 "sidecar --new-traces sampled",
                 tap.grpc_address or tap.http_address,
             )
-
-
-def _rows(exporter: Exporter, proxy: ProxySource | None, tap: OtlpTap | None, watch: SpanWatch) -> list[Row]:
-    """What the sidecar says of its own work: cost and loss."""
-    prefix, out, sent = names.METRIC_SIDECAR, exporter.stats, exporter.delivery
-    rows = [
-        Row(f"{prefix}_spans", "counter", "Spans made from observed requests", lambda: out.spans_taken),
-        Row(f"{prefix}_spans_dropped", "counter", "Own spans not sent, by reason", lambda: by_label(out.dropped), ("reason",)),
-        Row(f"{prefix}_spool_bytes", "gauge", "Spooled and not acknowledged by the collector", lambda: exporter.waiting_bytes),
-        Row(f"{prefix}_spool_lost_bytes", "counter", "Spooled bytes that could not be read back", lambda: exporter.damaged_bytes),
-        Row(f"{prefix}_export_batches", "counter", "Batches acknowledged by the collector", lambda: sent.batches_sent),
-        Row(f"{prefix}_export_retries", "counter", "Attempts that had to be repeated", lambda: sent.retries),
-        Row(f"{prefix}_export_rejected_items", "counter", "Spans the collector refused for good", lambda: sent.items_rejected),
-        Row(
-            f"{prefix}_export_up",
-            "gauge",
-            "1 while the last attempt was taken; 0 also before the first",
-            lambda: float(bool(sent.up)),
-        ),
-        Row(f"{prefix}_cpu_seconds", "counter", "Processor time of this process", time.process_time),
-    ]
-    if tap is not None:
-        seen = tap.stats
-        rows += [
-            Row(f"{prefix}_tap_items", "counter", "Taken over by the tap", lambda: by_label(seen.items), ("signal",)),
-            Row(f"{prefix}_tap_refused", "counter", "Tap requests told to retry", lambda: seen.requests_refused),
-            Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused for good", lambda: seen.requests_rejected),
-            Row(
-                f"{prefix}_engine_silent",
-                "gauge",
-                "1 when requests pass and the engine's exporter sends no spans",
-                lambda: float(watch.silent_windows >= 2),
-            ),
-        ]
-    if proxy is not None:
-        rows += _proxy_rows(f"{prefix}_proxy", proxy)
-    return rows
-
-
-def _proxy_rows(prefix: str, proxy: ProxySource) -> list[Row]:
-    stats = proxy.stats
-    counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
-        ("connections", "Client connections accepted", lambda: stats.connections),
-        ("requests", "Requests understood", lambda: stats.requests),
-        ("passed_requests", "Requests passed through without a record", lambda: stats.passed),
-        ("protocol_errors", "Refused before they were a request", lambda: stats.protocol_errors),
-        ("connect_failures", "Upstream connections that failed", lambda: stats.connect_failures),
-        ("client_bytes", "Bytes read from clients", lambda: stats.client_bytes),
-        ("upstream_bytes", "Bytes read from the upstream", lambda: stats.upstream_bytes),
-        ("reads_paused", "Times the upstream waited for a slow client", lambda: stats.reads_paused),
-        ("observer_errors", "Faults while observing; the bytes went on", lambda: stats.observer_errors),
-    )
-    rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
-    rows.append(Row(f"{prefix}_open_connections", "gauge", "Client connections now", lambda: stats.open_connections))
-    outcomes = "Observed requests by how they ended"
-    rows.append(Row(f"{prefix}_outcomes", "counter", outcomes, lambda: by_label(stats.outcomes), ("outcome",)))
-    return rows

@@ -139,6 +139,7 @@ class Exporter:
         self._seq = 0
         self._spool: Spool | None = None
         self._spool_full = False
+        self._oldest_unix_ns: int | None = None  # of what is being sent
         self._closed = False
         self._some = asyncio.Event()  # a span is pending
         self._enough = asyncio.Event()  # a whole batch is
@@ -156,6 +157,11 @@ class Exporter:
     def damaged_bytes(self) -> int:
         """Spooled and lost: they could not be read back."""
         return self._spool.damaged_bytes + self._spool.torn_bytes if self._spool is not None else 0
+
+    @property
+    def lag_ns(self) -> int:
+        """Age of the oldest batch that is not acknowledged; 0 where none waits."""
+        return 0 if self._oldest_unix_ns is None else max(0, self._now_unix_ns() - self._oldest_unix_ns)
 
     async def start(self) -> None:
         settings = self._settings
@@ -326,6 +332,7 @@ class Exporter:
     async def _send_first(self, client: Client, spool: Spool) -> None:
         self._spooled.clear()
         batch = spool.first()
+        self._oldest_unix_ns = batch.at_unix_ns if batch is not None else None
         if batch is None:
             self._empty.set()
             await self._spooled.wait()

@@ -103,6 +103,7 @@ EXCHANGE_ATTRIBUTES: Final = (
     Attribute(names.KV_OUT, "kv_out", Kind.KV),
     Attribute(names.HINTS, "hints", Kind.HINTS),
     Attribute(names.RETRY_COUNT, "resend_count", Kind.NUMBER),
+    Attribute(names.EXEMPLAR, "exemplar", Kind.FLAG),
 )
 GAP_ATTRIBUTES: Final = (
     Attribute(names.GAP_UNIT, "unit", Kind.TEXT),

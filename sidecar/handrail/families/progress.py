@@ -51,6 +51,11 @@ class Progress:
     _failing_since_ns: int = 0
     _unreachable: bool = False
 
+    @property
+    def hung(self) -> bool:
+        """An engine hangs behind a page that answers."""
+        return not self._unreachable and any(engine.hung for engine in self._engines.values())
+
     def failed(self, at_unix_ns: int, why: str) -> Iterator[ProcessEvent]:
         """A scrape that brought no page."""
         self._failures += 1

@@ -8,6 +8,7 @@ be read. Memory does not grow with the stream: gaps fold into a sketch, and at m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from handrail.records import Gaps
@@ -17,11 +18,30 @@ from handrail.stalls import Stalls, StallWatch
 INDEX_LIMIT: Final = 4096
 _FOLD: Final = 512  # gaps kept as numbers before they go into the sketch, which is quicker for many at once
 
+TakeGaps = Callable[[list[int]], None]
+"""Takes new stream gaps, in ns."""
+
+TakeShares = Callable[[list[tuple[int, int]]], None]
+"""Takes new per-token gaps: ns of each token, and of how many."""
+
 
 class _Log:
     """Gaps of one unit."""
 
-    __slots__ = ("_ends", "_fresh", "_sketch", "_stalls", "_sum_ns", "max_at_ns", "max_ns", "unit")
+    __slots__ = (
+        "_ends",
+        "_fresh",
+        "_shares",
+        "_sketch",
+        "_stalls",
+        "_sum_ns",
+        "_told",
+        "max_at_ns",
+        "max_ns",
+        "take_gaps",
+        "take_shares",
+        "unit",
+    )
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -32,6 +52,10 @@ class _Log:
         self._sketch = GapSketch()
         self._stalls = StallWatch()
         self._sum_ns = 0
+        self._told = 0  # of the fresh ones
+        self._shares: list[tuple[int, int]] = []  # not told yet
+        self.take_gaps: TakeGaps | None = None
+        self.take_shares: TakeShares | None = None
 
     def add(self, gap_ns: int, at_ns: int) -> None:
         """One gap that ended at ``at_ns``. A clock that stepped back is read as no time at all."""
@@ -54,8 +78,23 @@ class _Log:
             self.max_ns, self.max_at_ns = each, at_ns
         self._sketch.add(each, tokens)
         self._sum_ns += gap_ns - each * tokens
+        if self.take_shares is not None:
+            self._shares.append((each, tokens))
+            if len(self._shares) >= _FOLD:
+                self.tell()
+
+    def tell(self) -> None:
+        """Hand on what came since the last call."""
+        if self.take_gaps is not None and self._told < len(self._fresh):
+            self.take_gaps(self._fresh[self._told :])
+            self._told = len(self._fresh)
+        if self.take_shares is not None and self._shares:
+            shares, self._shares = self._shares, []
+            self.take_shares(shares)
 
     def _fold(self) -> None:
+        self.tell()
+        self._told = 0
         self._sketch.extend(self._fresh)
         self._stalls.extend(self._fresh, self._ends)
         self._fresh.clear()
@@ -154,6 +193,15 @@ class Cadence:
         else:
             self._overflow = True
         return choice
+
+    def follow(self, gaps: TakeGaps, shares: TakeShares | None) -> None:
+        """From now on ``tell`` hands on new gaps; those per token where ``shares`` is given."""
+        self._gaps.take_gaps, self._itl.take_shares = gaps, shares
+
+    def tell(self) -> None:
+        """Hand on the gaps since the last call."""
+        self._gaps.tell()
+        self._itl.tell()
 
     def lost(self) -> None:
         """An event could not be read; it may have held tokens of any choice."""

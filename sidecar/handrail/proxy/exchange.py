@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from handrail import context, identity
+from handrail.live.requests import LiveRequest
 from handrail.proxy.body import RequestFacts, RequestInspector, operation_of
 from handrail.proxy.head import RequestHead, rewrite
 from handrail.proxy.response import Body
@@ -123,6 +124,7 @@ class Observation:
         arrival_ns: int,
         arrival_unix_ns: int,
         stats: ProxyStats,
+        live: LiveRequest | None = None,
     ) -> None:
         self.arrival_ns = arrival_ns
         self.operation = operation
@@ -157,6 +159,7 @@ class Observation:
         self._streams = False
         self._body_seen = False
         self._late: list[tuple[bytes, int]] = []
+        self._live = live
 
     @property
     def content_seen(self) -> bool:
@@ -212,10 +215,21 @@ class Observation:
             content_encoding=self._content_encoding,
             continuous_usage=asked.continuous_usage,
         )
+        if self._live is not None:
+            self._live.answered(self._reader, status, asked.model)
         return self._response_body
 
     def record(self, ending: Ending, at_ns: int) -> Exchange:
-        """The exchange as it stands, ended at ``at_ns``."""
+        """The exchange as it stands, ended at ``at_ns``. To be asked for once: it is counted."""
+        record = self._record(ending, at_ns)
+        if self._live is not None:
+            try:
+                self._live.ended(record)
+            except Exception:  # a count that fails must not cost the record
+                self._stats.observer_errors += 1
+        return record
+
+    def _record(self, ending: Ending, at_ns: int) -> Exchange:
         asked, seen = self._facts(), self._stream_facts(ending, at_ns)
         if self.write_blocked_ns >= CLIENT_SLOW_NS:
             self.hint(Hint.CLIENT_SLOW)
@@ -274,6 +288,7 @@ class Observation:
             finish_reasons=seen.finish_reasons if seen is not None else (),
             kv_in=asked.kv,
             kv_out=seen.kv_out if seen is not None else None,
+            exemplar=self._live is not None and self._live.exemplar,
             hints=tuple(dict.fromkeys((*self._hints, *(seen.hints if seen is not None else ())))),
         )
 
@@ -281,6 +296,11 @@ class Observation:
         late = self._late
         late.append((data, stamp_ns))
         if self.first_delivered_ns is None or len(late) >= LATE_READS or len(data) > LATE_BYTES:
+            self._catch_up()
+
+    def overdue(self, before_ns: int) -> None:
+        """Read now what came before ``before_ns``: a stream that has become slow would else be looked at late."""
+        if self._late and self._late[0][1] < before_ns:
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -293,6 +313,8 @@ class Observation:
         try:
             for data, stamp_ns in late:
                 reader.feed(data, stamp_ns - self.arrival_ns)
+            if late and self._live is not None:
+                self._live.look(reader)
         except Exception:  # an observer's bug must not cost the response
             self._stats.observer_errors += 1
             self._reader = None

@@ -9,9 +9,10 @@ docs/decisions/0002-proxy-on-protocols.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from handrail.live.requests import LiveRequests
 from handrail.proxy.exchange import Ending, Observation, identify, observed_operation
 from handrail.proxy.head import RequestHead
 from handrail.proxy.settings import ProxySettings
@@ -27,11 +28,22 @@ ENDED_DELAY_S, ENDED_MOST = 0.005, 64
 those of one batch do) would else put before the next requests."""
 
 
+LOOK_WITHIN_NS = 10**9
+"""What was read of a response and put off is looked at after so long, at the next tick: /metrics tells of it then."""
+
+
 class Relay:
     """What the connections of one proxy share. One event loop owns it."""
 
     def __init__(
-        self, settings: ProxySettings, sink: Sink, stats: ProxyStats, *, clock: Callable[[], int], wall: Callable[[], int]
+        self,
+        settings: ProxySettings,
+        sink: Sink,
+        stats: ProxyStats,
+        *,
+        clock: Callable[[], int],
+        wall: Callable[[], int],
+        live: LiveRequests | None = None,
     ) -> None:
         self.settings = settings
         self.stats = stats
@@ -42,6 +54,7 @@ class Relay:
         self.empty = asyncio.Event()
         self.empty.set()
         self._sink = sink
+        self._live = live
         self._ended: list[tuple[Observation, Ending, int]] = []  # records to be written
         self._in_flight: dict[bytes, list[Observation]] = {}  # running requests by X-Request-Id
 
@@ -51,14 +64,16 @@ class Relay:
         operation = observed_operation(head)
         if operation is None:
             self.stats.passed += 1
+        who = identify(head, self.settings, observed=operation is not None)
         flight = Observation(
             process=self.settings.process,
             head=head,
-            identity=identify(head, self.settings, observed=operation is not None),
+            identity=who,
             operation=operation,
             arrival_ns=arrival_ns,
             arrival_unix_ns=arrival_unix_ns,
             stats=self.stats,
+            live=self._live.begin(who.ids.trace_id) if self._live is not None and operation is not None else None,
         )
         raw = flight.raw_request_id
         if raw is not None:
@@ -101,12 +116,22 @@ class Relay:
                 self.stats.outcomes[record.outcome] += 1
             self._sink(record)
 
+    def open_since(self) -> Iterator[int]:
+        """When each observed request that has not ended arrived, on the relay's clock."""
+        for connection in self.connections:
+            flight = connection.flight
+            if flight is not None and flight.operation is not None and not flight.recorded:
+                yield flight.arrival_ns
+
     def tick(self) -> None:
-        """Record streams that said they are finished and then neither ended nor went on (case E06b). The client is left alone."""
+        """Look at what was put off for long; record streams that said they are finished and then neither ended nor went on (case
+        E06b). The client is left alone."""
         now = self.clock()
         idle_ns = int(self.settings.idle_after_finish_s * 1e9)
         for connection in self.connections:
             flight = connection.flight
+            if flight is not None:
+                flight.overdue(now - LOOK_WITHIN_NS)
             if flight is None or flight.recorded or flight.last_read_ns is None or now - flight.last_read_ns < idle_ns:
                 continue
             if flight.finish_seen and not connection.response_done:

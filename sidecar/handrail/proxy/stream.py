@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from handrail.proxy.cadence import TakeGaps, TakeShares
 from handrail.proxy.completions import Completions
 from handrail.proxy.dialects import dialect, read_body
 from handrail.proxy.inflate import UndecodableError, decoder
@@ -118,6 +119,28 @@ class ResponseReader:
     def finished(self) -> bool:
         """Every choice said why it ended, or the API's end marker came: a close may follow any time."""
         return self._tally.done or self._tally.all_finished
+
+    @property
+    def model(self) -> str | None:
+        """As the response names it, so far."""
+        return self._tally.model
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """When the first token came; None before, and where an event before it could not be read."""
+        return None if self._tally.lost_first else self._tally.first_token_ns
+
+    def follow(self, gaps: TakeGaps, shares: TakeShares) -> None:
+        """From now on ``tell`` hands on new gaps; those per token only where running totals were asked for.
+
+        Nothing is told where it was not seen how many choices were asked for: which chunks belong to one shows at the end.
+        """
+        if self._tally.choices_known:
+            self._tally.cadence.follow(gaps, shares if self._totals_asked else None)
+
+    def tell(self) -> None:
+        """Hand on the gaps since the last call."""
+        self._tally.cadence.tell()
 
     def feed(self, data: bytes, at_ns: int) -> None:
         """One socket read that came ``at_ns`` after the request's arrival (stamped before it is passed on)."""

@@ -52,6 +52,11 @@ class Tally:
         self._begun: set[int] = set()
         self._reasons: dict[int, str] = {}
 
+    @property
+    def choices_known(self) -> bool:
+        """How many were asked for was seen."""
+        return self._choices is not None
+
     def chunk(self, index: int, at_ns: int, kind: str | None, presumed: bool, total: int | None, ids: int | None) -> None:
         """One chunk of one choice; ``kind`` of its content or None. See ``Cadence.chunk`` for the rest."""
         if self._choices == 1:

@@ -136,6 +136,7 @@ class Exchange:
     kv_out: KvParams | None = None
     hints: tuple[Hint, ...] = ()
     resend_count: int = 0
+    exemplar: bool = False  # /metrics points to this trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ Where the thread was late and parts were given up, the exchange is read as far a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from handrail.guest import events as words
+from handrail.live.requests import LiveRequests
 from handrail.proxy.exchange import Ending, Observation, identify, observed_operation
 from handrail.proxy.head import RequestHead
 from handrail.proxy.response import Body
@@ -38,7 +39,8 @@ class _Open:
 class MiddlewareExchanges:
     """Open exchanges by boot and number."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, live: LiveRequests | None = None) -> None:
+        self._live = live
         self.stats = ProxyStats()
         self.open: Bounded[_Open] = Bounded(MAX_OPEN)
         self.unmatched = 0
@@ -78,6 +80,10 @@ class MiddlewareExchanges:
             return self._end(found, at_ns, v["ending"])
         return None
 
+    def open_since(self) -> Iterator[int]:
+        """When each observed request that has not ended arrived, on the monotonic clock."""
+        return (found.observation.arrival_ns for found in self.open.values() if found.observation.operation is not None)
+
     def close_boot(self, boot: str, at_ns: int) -> list[Exchange]:
         """The API server is gone, and its connections with it."""
         lost = [key for key in self.open if key.startswith(f"{boot}:")]
@@ -99,14 +105,16 @@ class MiddlewareExchanges:
             chunked=False,
         )
         self.stats.requests += 1
+        who, operation = identify(head, self._settings, observed=False), observed_operation(head)
         observation = Observation(
             process=self._process,
             head=head,
-            identity=identify(head, self._settings, observed=False),
-            operation=observed_operation(head),
+            identity=who,
+            operation=operation,
             arrival_ns=v["arrival_ns"],
             arrival_unix_ns=v["arrival_ns"] + offset_ns,
             stats=self.stats,
+            live=self._live.begin(who.ids.trace_id) if self._live is not None and operation is not None else None,
         )
         self.open.put(key, _Open(observation, v["body_bytes"]))
 

@@ -15,14 +15,17 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from handrail.buckets import Histogram
 from handrail.guest.events import MAX_DATAGRAM_BYTES
 from handrail.links.peers import PeerTally
-from handrail.records import Observation, Process
+from handrail.live.health import Restarts
+from handrail.live.requests import LiveRequests
+from handrail.records import EngineTimes, Observation, Process, ProcessEvent
 from handrail.sources.base import Sink
 from handrail.sources.datagram import read_packet
 from handrail.sources.merging.bounds import MergeLimits
@@ -48,7 +51,9 @@ class PluginStats:
 
 
 class PluginSource:
-    """Listens at ``path``. ``line`` takes the engine's log lines (when, level, text); by default nobody does.
+    """Listens at ``path``. ``line`` takes the engine's log lines (when, level, text); by default nobody does. ``live`` is told of
+    first tokens and ends as they come; of the middleware's exchanges too, where ``count_exchanges``. ``make``: the kind of
+    histogram.
 
     ``start`` raises ``OSError`` where the path cannot be bound, ``FileExistsError`` where another sidecar listens there or
     something stands there that is no socket.
@@ -62,13 +67,25 @@ class PluginSource:
         *,
         line: Line | None = None,
         limits: MergeLimits | None = None,
+        live: LiveRequests | None = None,
+        count_exchanges: bool = True,
+        make: type[Histogram] = Histogram,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.path = path
         self.stats = PluginStats()
-        self.hand_offs = HandOffTally()
+        self.hand_offs = HandOffTally(make)
         self.peers = PeerTally(outcome_of)
-        self.merge = Merge(process, exists=process_exists, line=line or _ignore, limits=limits)
+        self.merge = Merge(
+            process,
+            exists=process_exists,
+            line=line or _ignore,
+            limits=limits,
+            live=live,
+            count_exchanges=count_exchanges,
+        )
+        self.restarts = Restarts()
+        self._live = live
         self._sink = sink
         self._clock = clock
         self._socket: socket.socket | None = None
@@ -99,6 +116,13 @@ class PluginSource:
             if self.path.stat().st_ino == self._inode:  # not that of a sidecar that has taken our place
                 self.path.unlink()
 
+    def open_since(self) -> Iterator[int]:
+        """When each request that has not ended arrived, on the monotonic clock: by the middleware where it is set up."""
+        exchanges = self.merge.exchanges
+        if exchanges.stats.requests:
+            return exchanges.open_since()
+        return (request.queued_ns for request in self.merge.requests.open.values())
+
     def _read(self) -> None:
         for _ in range(READS_A_TURN):
             if self._socket is None or (received := _receive(self._socket)) is None:
@@ -126,6 +150,10 @@ class PluginSource:
         for record in records:
             self.hand_offs.take(record)
             self.peers.take(record)
+            if isinstance(record, ProcessEvent):
+                self.restarts.take(record)
+            elif self._live is not None and isinstance(record, EngineTimes) and not record.provisional:
+                self._live.engine_ended(self.merge.engine.known.get("model"), record)
             self._sink(record)
 
 

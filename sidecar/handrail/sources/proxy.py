@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from handrail.live.requests import LiveRequests
 from handrail.proxy.client import ClientSide
 from handrail.proxy.relay import Relay
 from handrail.proxy.settings import ProxySettings
@@ -36,6 +37,7 @@ class ProxySource:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
+        live: LiveRequests | None = None,
     ) -> None:
         self.settings = settings
         self.stats = ProxyStats()
@@ -43,13 +45,14 @@ class ProxySource:
         self._sink = sink
         self._clock = clock
         self._wall = wall
+        self._live = live
         self._relay: Relay | None = None
         self._server: asyncio.AbstractServer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Bind and listen. Raises ``OSError`` where the address cannot be bound; the upstream need not be up yet."""
-        relay = Relay(self.settings, self._sink, self.stats, clock=self._clock, wall=self._wall)
+        relay = Relay(self.settings, self._sink, self.stats, clock=self._clock, wall=self._wall, live=self._live)
         server = await asyncio.get_running_loop().create_server(
             lambda: ClientSide(relay), self.settings.listen_host, self.settings.listen_port, backlog=_BACKLOG
         )
@@ -57,6 +60,10 @@ class ProxySource:
         self.address = server.sockets[0].getsockname()[:2]
         self._tick()
         log.info("proxy listens on %s:%d for %s", *self.address, self.settings.upstream)
+
+    def open_since(self) -> Iterator[int]:
+        """When each observed request that has not ended arrived, on the monotonic clock."""
+        return iter(()) if self._relay is None else self._relay.open_since()
 
     async def shutdown(self, drain_seconds: float | None = None) -> None:
         """Stop listening, close what is idle, let exchanges end for up to ``drain_seconds``, then abort and record the rest."""

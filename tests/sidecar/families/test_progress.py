@@ -57,7 +57,9 @@ def test_an_engine_whose_core_stopped_hangs_while_its_page_answers() -> None:
     watched.page(0, vllm(steps=4))
     watched.page(5, vllm(steps=5, running=3))
     assert kinds(event for at in range(10, 35, 5) for event in watched.page(at, vllm(steps=5, running=3))) == []
+    assert not watched.progress.hung
     (hung,) = watched.page(35, vllm(steps=5, running=3))
+    assert watched.progress.hung
     assert (hung.kind, hung.at_bound_ns) == (K.HUNG, 30 * S)
     assert "3 running" in hung.detail
     assert watched.page(40, vllm(steps=5, running=3)) == [], "told once"
@@ -151,3 +153,13 @@ def test_a_router_page_has_nothing_that_could_hang() -> None:
     watched = Watched()
     text = 'vllm_router_pd_requests_total{route="/v1/completions"} 5\n'
     assert [event for at in range(0, 600, 5) for event in watched.page(at, text, open_requests=3)] == []
+
+
+def test_an_engine_that_answers_no_more_is_not_said_to_hang_behind_its_page() -> None:
+    watched = Watched()
+    for at in range(0, 45, 5):
+        watched.page(at, vllm(steps=5, running=3))
+    assert watched.progress.hung
+    watched.down(45)
+    watched.down(50)
+    assert not watched.progress.hung

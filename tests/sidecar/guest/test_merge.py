@@ -288,12 +288,12 @@ def test_an_open_fetch_has_an_age_and_ends_once() -> None:
         engine.tick(at)
     told = [f.seen_ns for f in engine.of(KvFetch) if f.provisional]
     assert told == [S, 6 * S]
-    assert engine.merge.fetches.oldest_age_ns(8 * S) == 8 * S
+    assert engine.merge.fetches.ages_ns(8 * S) == [8 * S]
     engine.say(9 * S, "kv_loaded", "worker", request="r", rank=0)
     engine.say(9 * S, "kv_noticed", request="r")
     engine.tick(9 * S)
     assert {f.ids.span_id for f in engine.of(KvFetch)} == {engine.only(KvFetch).ids.span_id}
-    assert engine.merge.fetches.oldest_age_ns(9 * S) == 0
+    assert engine.merge.fetches.ages_ns(9 * S) == []
 
 
 def test_all_of_it_was_here() -> None:
@@ -412,10 +412,13 @@ def test_a_stopped_engine_is_hung_and_recovers() -> None:
     engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
     engine.tick(4 * S)
     assert kinds(engine) == [ProcessEventKind.STARTED]
+    assert not engine.merge.processes.hung
     engine.tick(5 * S)
     engine.tick(6 * S)
+    assert engine.merge.processes.hung
     engine.say(9 * S, "alive", last_step_ns=9 * S, unfinished=1, pid=42)
     engine.tick(9 * S)
+    assert not engine.merge.processes.hung
     assert kinds(engine) == [ProcessEventKind.STARTED, ProcessEventKind.HUNG, ProcessEventKind.RECOVERED]
     assert engine.of(ProcessEvent)[1].at_unix_ns == UNIX
 

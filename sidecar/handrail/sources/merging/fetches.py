@@ -189,10 +189,9 @@ class Fetches:
                     fetch.status, fetch.ended_ns = status, at_ns
                 yield self._record(fetch, None)
 
-    def oldest_age_ns(self, now_ns: int) -> int:
-        """Of the open ones; 0 where there is none."""
-        ages = (now_ns - f.known_ns for f in self.open.values() if f.known_ns is not None and f.ended_ns is None)
-        return max(ages, default=0)
+    def ages_ns(self, now_ns: int) -> list[int]:
+        """Of the open ones."""
+        return [now_ns - f.known_ns for f in self.open.values() if f.known_ns is not None and f.ended_ns is None]
 
     def _fetch(self, request_id: str, at_ns: int) -> Fetch:
         fetch = self.open.get(request_id)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from handrail.context import TraceContext
 from handrail.guest import events as words
+from handrail.live.requests import LiveRequests
 from handrail.records import ENGINE_LOST, ENGINE_STOPPED, Observation, Process, ProcessEventKind
 from handrail.sources.datagram import Packet
 from handrail.sources.merging.bounds import Bounded, MergeLimits
@@ -68,7 +69,17 @@ class Said:
 class Merge:
     """One engine's processes as records. ``take`` and ``tick`` return what became known."""
 
-    def __init__(self, process: Process, *, exists: Exists, line: Line, limits: MergeLimits | None = None) -> None:
+    def __init__(
+        self,
+        process: Process,
+        *,
+        exists: Exists,
+        line: Line,
+        limits: MergeLimits | None = None,
+        live: LiveRequests | None = None,
+        count_exchanges: bool = True,
+    ) -> None:
+        """``count_exchanges`` False: somebody else tells ``live`` of the requests that the middleware sees too."""
         limits = limits or MergeLimits()
         self.stats = MergeStats()
         self.engine = Engine(process)
@@ -76,9 +87,10 @@ class Merge:
         self.fetches = Fetches(self.engine, limits)
         self.publishes = Publishes(self.engine, limits)
         self.steps = Steps(self.engine, limits)
-        self.exchanges = MiddlewareExchanges(process)
+        self.exchanges = MiddlewareExchanges(process, live if count_exchanges else None)
         self.processes = Processes(self.engine, limits, exists, self._gone)
         self._line = line
+        self._live = live
         self._contexts: Bounded[TraceContext] = Bounded(MAX_CONTEXTS)  # of requests that carry one, until they are over
         self._out: list[Observation] = []
         self._facts_said_ns: int | None = None
@@ -180,7 +192,10 @@ class Merge:
         self.requests.queued(s.boot, s.request, s.at, s.unix_ns, v["arrival_unix_ns"], v["prompt_tokens"], context)
 
     def _first_token(self, s: Said) -> None:
-        self.requests.first_token(s.request, s.at)
+        request = self.requests.first_token(s.request, s.at)
+        if request is not None and self._live is not None:
+            waited_ns = max(0, s.at - request.queued_ns)
+            self._live.engine_first_token(self.engine.known.get("model"), waited_ns, request.ids.trace_id)
         self.fetches.first_token(s.request, s.at)
 
     def _finished(self, s: Said) -> None:

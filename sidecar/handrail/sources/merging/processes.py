@@ -54,6 +54,11 @@ class Processes:
         self.lost_datagrams = 0
         self._front_ends_ns: int | None = None  # an API server was told to end
 
+    @property
+    def hung(self) -> bool:
+        """One is silent, or steps no more while requests wait."""
+        return any(process.hung for process in self.alive.values())
+
     def knows(self, packet: Packet) -> bool:
         """Whether this datagram, or a later one of its process, was heard before."""
         process = self.alive.get(packet.boot)

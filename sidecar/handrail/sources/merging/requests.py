@@ -74,9 +74,13 @@ class Requests:
             request.cached_tokens, request.external_tokens = cached, external
         self._resume(request, at_ns)
 
-    def first_token(self, request_id: str, at_ns: int) -> None:
-        if (request := self._find(request_id)) is not None and request.first_token_ns is None:
-            request.first_token_ns = at_ns
+    def first_token(self, request_id: str, at_ns: int) -> OpenRequest | None:
+        """The request, where this is its first token."""
+        request = self._find(request_id)
+        if request is None or request.first_token_ns is not None:
+            return None
+        request.first_token_ns = at_ns
+        return request
 
     def preempted(self, request_id: str, at_ns: int) -> None:
         if (request := self._find(request_id)) is not None and request.preempted_at_ns is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from handrail.buckets import LATENCY, SIZE, Histogram
 from handrail.outcomes import FetchOutcome
 from handrail.records import ENGINE_GONE, FetchEffect, KvFetch, KvPublish, Observation
 
@@ -27,20 +28,40 @@ OTHER: Final = "other"
 
 
 class HandOffTally:
-    """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended."""
+    """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended.
 
-    def __init__(self) -> None:
+    ``seconds``: from the transfer's post until it was done, by outcome; ``waits``: from when the load was known until its post
+    (for blocks, for a slot, for the first contact); ``sizes``: bytes moved. ``make``: which kind of histogram.
+    """
+
+    def __init__(self, make: type[Histogram] = Histogram) -> None:
         self.fetches: Counter[tuple[str, str]] = Counter({(outcome.value, ""): 0 for outcome in OUTCOMES})
         self.publishes: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.bytes_fetched = 0
+        self.seconds: dict[tuple[str, ...], Histogram] = {(FetchOutcome.OK.value,): make(LATENCY)}
+        self.waits = make(LATENCY)
+        self.sizes = make(SIZE)
+        self._make = make
         self._reasons: set[str] = {""}
 
     def take(self, record: Observation) -> None:
         if isinstance(record, KvFetch) and not record.provisional:
-            self.fetches[outcome_of(record).value, self._reason(record.failure or "")] += 1
+            outcome = outcome_of(record).value
+            self.fetches[outcome, self._reason(record.failure or "")] += 1
             self.bytes_fetched += record.bytes_moved or 0
+            self._time(outcome, record)
         elif isinstance(record, KvPublish) and not record.provisional:
             self.publishes[end_of(record)] += 1
+
+    def _time(self, outcome: str, record: KvFetch) -> None:
+        if record.posted_ns is not None:
+            self.waits.observe(record.posted_ns)
+            if record.done_ns is not None:
+                if (outcome,) not in self.seconds:
+                    self.seconds[outcome,] = self._make(LATENCY)
+                self.seconds[outcome,].observe(record.done_ns - record.posted_ns)
+        if record.bytes_moved is not None:
+            self.sizes.observe(record.bytes_moved)
 
     def _reason(self, reason: str) -> str:
         if reason not in self._reasons:

@@ -1,0 +1,40 @@
+"""Values of the label ``model_name``, bounded: a client may write anything as its model.
+
+A name becomes a label once something has answered under it, or an engine's metrics page shows it. What was asked for under any
+other name is ``unknown``; names beyond the bound are ``other``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_MODELS: Final = 32
+UNKNOWN: Final = "unknown"
+OTHER: Final = "other"
+_LONGEST: Final = 128
+
+
+class ModelLabels:
+    """The names that are labels, in the order in which they became one."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def serve(self, name: str | None) -> str:
+        """The label of a model that answers."""
+        if not name:
+            return UNKNOWN
+        name = name[:_LONGEST]
+        if name not in self.names:
+            if len(self.names) >= MOST_MODELS:
+                return OTHER
+            self.names[name] = None
+        return name
+
+    def ask(self, name: str | None) -> str:
+        """The label of a model of which nobody knows whether it is served."""
+        return name[:_LONGEST] if name and name[:_LONGEST] in self.names else UNKNOWN
+
+    def only(self) -> str | None:
+        """The one model that is served here; None where there are several, or none yet."""
+        return next(iter(self.names)) if len(self.names) == 1 else None

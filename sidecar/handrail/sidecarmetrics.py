@@ -1,0 +1,205 @@
+"""All that the sidecar says on /metrics, gathered from its parts; and of its own work, what it costs and loses."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+import handrail
+from handrail import conventions as names
+from handrail.devicemetrics import device_rows
+from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.export.device_batches import DeviceBatches
+from handrail.export.exporter import Exporter
+from handrail.gpumetrics import dcgm_rows, gpu_rows
+from handrail.linkmetrics import link_rows
+from handrail.live.requests import LiveRequests
+from handrail.livemetrics import health_rows, request_rows
+from handrail.otlp.settings import ClientSettings
+from handrail.otlpmetrics import OtlpMetricsStats, otlp_metrics_rows
+from handrail.pluginmetrics import plugin_rows
+from handrail.records import Process, ProcessEventKind
+from handrail.selfmetrics import AnyRow, Row, by_label
+from handrail.settings import SidecarConfig
+from handrail.sources.dcgm import DcgmSource
+from handrail.sources.links import LinkSource
+from handrail.sources.log import LogSource
+from handrail.sources.metrics import MetricsSource
+from handrail.sources.nvml import NvmlSource
+from handrail.sources.otlp import OtlpTap
+from handrail.sources.ownpauses import OwnPauses, pause_rows
+from handrail.sources.plugin import PluginSource
+from handrail.sources.proxy import ProxySource
+
+
+@dataclass(slots=True)
+class SpanWatch:
+    """Notices an engine that serves requests and sends no spans, although a tap waits for them."""
+
+    silent_windows: int = 0
+    _requests: int = 0
+    _spans: int = 0
+
+    def look(self, requests: int, spans: int) -> bool:
+        """Called once a window with running totals; True when the second silent window in a row has just ended."""
+        silent = requests > self._requests and spans == self._spans
+        self._requests, self._spans = requests, spans
+        self.silent_windows = self.silent_windows + 1 if silent else 0
+        return self.silent_windows == 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """The parts of one sidecar; None for those that it was not asked for."""
+
+    config: SidecarConfig
+    process: Process
+    client: ClientSettings
+    exporter: Exporter
+    live: LiveRequests
+    proxy: ProxySource | None
+    tap: OtlpTap | None
+    plugin: PluginSource | None
+    logs: LogSource | None
+    scraper: MetricsSource | None
+    events: EventCounts
+    devices: DeviceBatches
+    links: LinkSource | None
+    gpus: NvmlSource | DcgmSource | None
+    own: OwnPauses | None
+    watch: SpanWatch
+    resource: Resource
+    pushed: OtlpMetricsStats | None
+
+
+def sidecar_rows(made: Made) -> list[AnyRow]:
+    """Every row of the page."""
+    config, plugin, logs, scraper, links, gpus = made.config, made.plugin, made.logs, made.scraper, made.links, made.gpus
+    return [
+        *_own_rows(made),
+        *_live_rows(made),
+        *device_rows(made.devices),
+        *(otlp_metrics_rows(made.pushed) if made.pushed is not None else ()),
+        *(pause_rows(made.own) if made.own is not None else ()),
+        *(plugin_rows(plugin, config.kv_hung_after.ns) if plugin is not None else ()),
+        *(log_rows(logs) if logs is not None else ()),
+        *(engine_rows(scraper, made.events) if scraper is not None else ()),
+        *(link_rows(links) if links is not None else ()),
+        *(gpu_rows(gpus.sampler) if isinstance(gpus, NvmlSource) else ()),
+        *(dcgm_rows(gpus) if isinstance(gpus, DcgmSource) else ()),
+    ]
+
+
+def _live_rows(made: Made) -> list[AnyRow]:
+    """Of requests, where something sees them; of the engine's process, where something tells."""
+    proxy, plugin, scraper = made.proxy, made.plugin, made.scraper
+    rows: list[AnyRow] = []
+
+    def open_since() -> Iterable[int]:
+        if proxy is not None:
+            return proxy.open_since()
+        return plugin.open_since() if plugin is not None else ()
+
+    def served() -> Iterable[str]:
+        return scraper.reading.models if scraper is not None and scraper.reading is not None else ()
+
+    def hung() -> bool:
+        return (scraper is not None and scraper.progress.hung) or (plugin is not None and plugin.merge.processes.hung)
+
+    def restarts() -> int:
+        told = made.events.counts[ProcessEventKind.RESTARTED]
+        return max(told, plugin.restarts.count if plugin is not None else 0)  # both tell of the same ones
+
+    if proxy is not None or plugin is not None:
+        rows += request_rows(made.live, made.config.role, open_since, served, time.monotonic_ns)
+    if scraper is not None or plugin is not None:
+        rows += health_rows(hung, restarts)
+    return rows
+
+
+def _own_rows(made: Made) -> list[Row]:
+    """What the sidecar says of its own work: cost and loss."""
+    exporter, proxy, tap, watch, config = made.exporter, made.proxy, made.tap, made.watch, made.config
+    prefix, out, sent = names.METRIC_SIDECAR, exporter.stats, exporter.delivery
+    who = (handrail.__version__, config.role.value, config.instance, made.process.service, config.cluster)
+    rows = [
+        Row(
+            f"{prefix}_info",
+            "gauge",
+            "1; what this sidecar is. name: host:port of the observed process",
+            lambda: {who: 1.0},
+            ("version", "role", "name", "service_name", "cluster"),
+        ),
+        Row(f"{prefix}_spans", "counter", "Spans made from observed requests", lambda: out.spans_taken),
+        Row(f"{prefix}_spans_dropped", "counter", "Own spans not sent, by reason", lambda: by_label(out.dropped), ("reason",)),
+        Row(f"{prefix}_spool_bytes", "gauge", "Spooled and not acknowledged by the collector", lambda: exporter.waiting_bytes),
+        Row(f"{prefix}_spool_lost_bytes", "counter", "Spooled bytes that could not be read back", lambda: exporter.damaged_bytes),
+        Row(f"{prefix}_export_batches", "counter", "Batches acknowledged by the collector", lambda: sent.batches_sent),
+        Row(f"{prefix}_export_retries", "counter", "Attempts that had to be repeated", lambda: sent.retries),
+        Row(f"{prefix}_export_rejected_items", "counter", "Spans the collector refused for good", lambda: sent.items_rejected),
+        Row(
+            f"{prefix}_export_up",
+            "gauge",
+            "1 while the last attempt was taken; 0 also before the first",
+            lambda: float(bool(sent.up)),
+        ),
+        Row(
+            f"{prefix}_export_lag_seconds",
+            "gauge",
+            "Age of the oldest batch that the collector has not acknowledged; 0 where none waits",
+            lambda: exporter.lag_ns * 1e-9,
+        ),
+        Row(f"{prefix}_cpu_seconds", "counter", "Processor time of this process", time.process_time),
+        Row(f"{prefix}_resident_memory_bytes", "gauge", "Memory of this process that is in RAM", _resident_bytes),
+    ]
+    if tap is not None:
+        seen = tap.stats
+        rows += [
+            Row(f"{prefix}_tap_items", "counter", "Taken over by the tap", lambda: by_label(seen.items), ("signal",)),
+            Row(f"{prefix}_tap_refused", "counter", "Tap requests told to retry", lambda: seen.requests_refused),
+            Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused for good", lambda: seen.requests_rejected),
+            Row(
+                f"{prefix}_engine_silent",
+                "gauge",
+                "1 when requests pass and the engine's exporter sends no spans",
+                lambda: float(watch.silent_windows >= 2),
+            ),
+        ]
+    if proxy is not None:
+        rows += _proxy_rows(f"{prefix}_proxy", proxy)
+    return rows
+
+
+def _proxy_rows(prefix: str, proxy: ProxySource) -> list[Row]:
+    stats = proxy.stats
+    counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
+        ("connections", "Client connections accepted", lambda: stats.connections),
+        ("requests", "Requests understood", lambda: stats.requests),
+        ("passed_requests", "Requests passed through without a record", lambda: stats.passed),
+        ("protocol_errors", "Refused before they were a request", lambda: stats.protocol_errors),
+        ("connect_failures", "Upstream connections that failed", lambda: stats.connect_failures),
+        ("client_bytes", "Bytes read from clients", lambda: stats.client_bytes),
+        ("upstream_bytes", "Bytes read from the upstream", lambda: stats.upstream_bytes),
+        ("reads_paused", "Times the upstream waited for a slow client", lambda: stats.reads_paused),
+        ("observer_errors", "Faults while observing; the bytes went on", lambda: stats.observer_errors),
+    )
+    rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
+    rows.append(Row(f"{prefix}_open_connections", "gauge", "Client connections now", lambda: stats.open_connections))
+    outcomes = "Observed requests by how they ended"
+    rows.append(Row(f"{prefix}_outcomes", "counter", outcomes, lambda: by_label(stats.outcomes), ("outcome",)))
+    return rows
+
+
+def _resident_bytes() -> float:
+    """Now, where /proc tells; else the most so far."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return float(int(file.read().split()[1]) * resource.getpagesize())
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return float(most if sys.platform == "darwin" else most * 1024)

@@ -1,0 +1,140 @@
+"""The engine's own word on the sidecar's page: first tokens, fetches, restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from exchanges import PROCESS
+from handrail.guest import events as words
+from handrail.guest.events import FIELDS
+from handrail.live.health import Restarts
+from handrail.live.objectives import Objectives
+from handrail.live.requests import LiveRequests
+from handrail.pluginmetrics import plugin_rows
+from handrail.records import ENGINE_LOST, Observation, Outcome, ProcessEvent, ProcessEventKind, Role, Source
+from handrail.selfmetrics import HistogramRow, SelfMetrics
+from handrail.sources.datagram import Heard, Packet
+from handrail.sources.plugin import PluginSource
+from plugin_parts import fetch, happened
+
+MS, S = 10**6, 10**9
+UNIX = 1_800_000_000 * S
+_DEFAULTS: dict[str, Any] = {"b": False, "i": 0}
+K = ProcessEventKind
+
+
+class Engine:
+    """A plugin's source that hears what the test says, without a socket. Times in ns on the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.live = LiveRequests(Role.DECODE, Objectives(), wall=lambda: UNIX)
+        self.records: list[Observation] = []
+        self.source = PluginSource(Path("nowhere"), PROCESS, self.records.append, live=self.live, clock=lambda: self.now)
+        self._sequence = 0
+
+    def say(self, at: int, name: str, **fields: Any) -> None:
+        wanted = {field: fields.pop(field, _DEFAULTS.get(kind)) for field, kind in FIELDS[name].items()}
+        assert not fields
+        self._sequence += 1
+        packet = Packet("core", 7, words.CORE, self._sequence, at, UNIX + at, 0, (Heard(name, at, wanted),))
+        self.source._say(self.source.merge.take(packet, 7))
+
+    def page(self, hung_s: float = 60) -> dict[tuple[str, ...], float]:
+        page = SelfMetrics(plugin_rows(self.source, round(hung_s * S), monotonic_ns=lambda: self.now)).expose("text/plain")[0]
+        return {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(page.decode())
+            for sample in family.samples
+        }
+
+
+def test_the_first_token_counts_when_the_scheduler_tells_it_and_once() -> None:
+    engine = Engine()
+    engine.say(1 * S, "queued", request="r", prompt_tokens=4)
+    engine.say(1 * S + 80 * MS, "first_token", request="r")
+    engine.say(1 * S + 90 * MS, "first_token", request="r")
+    engine.say(1 * S + 95 * MS, "first_token", request="of-nobody")
+    ((labels, histogram),) = engine.live.ttft.items()
+    assert (labels, histogram.count, histogram.total) == (("unknown", "decode", "engine"), 1, 80 * MS)
+
+
+@pytest.mark.parametrize(("status", "outcome"), [("FINISHED_STOPPED", Outcome.OK), ("FINISHED_ERROR", Outcome.STREAM_ERROR)])
+def test_requests_end_as_the_scheduler_says(status: str, outcome: Outcome) -> None:
+    engine = Engine()
+    engine.say(1 * S, "queued", request="r", prompt_tokens=4)
+    assert list(engine.source.open_since()) == [1 * S]
+    engine.say(2 * S, "finished", request="r", status=status)
+    assert list(engine.source.open_since()) == []
+    assert engine.live.outcomes["unknown", outcome] == 1
+
+
+def test_a_fetch_that_is_open_for_long_is_counted_as_hung_while_it_hangs() -> None:
+    engine = Engine()
+    engine.say(1 * S, "queued", request="r", prompt_tokens=96)
+    engine.say(
+        1 * S,
+        "kv_known",
+        request="r",
+        connector="Pull",
+        engine_id="D",
+        peer_engine_id="P",
+        peer_request_id="p",
+        direction="p_to_d",
+    )
+    for now_s, expected in ((2, (1.0, 0.0, 1.0)), (60, (1.0, 0.0, 59.0)), (61, (1.0, 1.0, 60.0))):
+        engine.now = now_s * S
+        page = engine.page()
+        found = [
+            page[name,]
+            for name in ("handrail_kv_fetches_open", "handrail_kv_fetches_hung", "handrail_kv_fetch_oldest_age_seconds")
+        ]
+        assert found == pytest.approx(expected)
+    engine.say(62 * S, "finished", request="r", status="FINISHED_ABORTED")
+    engine.now = 62 * S
+    page = engine.page()
+    assert (page["handrail_kv_fetches_open",], page["handrail_kv_fetches_hung",]) == (0.0, 0.0)
+
+
+def test_times_and_sizes_of_fetches() -> None:
+    engine = Engine()
+    tally = engine.source.hand_offs
+    tally.take(fetch(0, posted_ms=11, done_ms=77))
+    tally.take(fetch(0, posted_ms=None, done_ms=None, bytes_moved=None, failure="handshake_failed", ranks_done=0))
+    tally.take(fetch(0, posted_ms=20, done_ms=None, bytes_moved=None, request_status=ENGINE_LOST))
+    assert {labels: (each.count, each.total) for labels, each in tally.seconds.items()} == {("ok",): (1, 66 * MS)}
+    assert (tally.waits.count, tally.waits.total) == (2, 31 * MS)
+    assert (tally.sizes.count, tally.sizes.total) == (1, 64 * 32768)
+    page = engine.page()
+    assert page["handrail_kv_fetch_seconds_count", "ok"] == 1
+    assert page["handrail_kv_fetch_wait_seconds_sum",] == pytest.approx(0.031)
+
+
+def test_every_histogram_of_the_plugin_says_what_its_buckets_are_worth() -> None:
+    rows = [row for row in plugin_rows(Engine().source, S) if isinstance(row, HistogramRow)]
+    assert len(rows) == 3
+    assert all("Buckets" in row.help for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "restarts"),
+    [
+        pytest.param([K.STARTED], 0, id="first-start"),
+        pytest.param([K.STARTED, K.RESTARTED], 1, id="replaced-while-silent"),
+        pytest.param([K.STARTED, K.DEAD, K.STARTED], 1, id="died-and-came-back"),
+        pytest.param([K.STARTED, K.STOPPED, K.STARTED, K.DEAD, K.STARTED], 2, id="twice"),
+        pytest.param([K.STARTED, K.STARTED], 0, id="two-ranks"),
+        pytest.param([K.STARTED, K.STARTED, K.DEAD, K.DEAD, K.STARTED, K.STARTED], 2, id="two-ranks-restart"),
+        pytest.param([K.STARTED, K.HUNG, K.RECOVERED], 0, id="hung"),
+    ],
+)
+def test_restarts(kinds: list[ProcessEventKind], restarts: int) -> None:
+    found = Restarts()
+    for kind in kinds:
+        found.take(happened(kind, Role.DECODE, 0))
+    found.take(ProcessEvent(process=PROCESS, source=Source.PLUGIN, at_unix_ns=0, kind=K.RESTARTED, process_kind="worker"))
+    assert found.count == restarts

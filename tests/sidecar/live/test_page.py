@@ -1,0 +1,133 @@
+"""Histograms on the process's own page: what any scraper reads there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open_metrics
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as ClientExemplar
+from prometheus_client.utils import floatToGoString
+
+from handrail.buckets import LATENCY, SIZE, Exemplar, Histogram
+from handrail.selfmetrics import AnyRow, HistogramRow, Row, SelfMetrics
+
+PLAIN = "text/plain;version=0.0.4"
+OPEN = "application/openmetrics-text;version=1.0.0"
+HELP = 'Wait for the first token: "as it comes" \\ 10 %'
+
+Series = Mapping[tuple[str, ...], Histogram]
+
+
+def page_of(series: Series, accept: str, labels: tuple[str, ...] = ("model_name", "role")) -> str:
+    rows: list[AnyRow] = [
+        Row("handrail_x", "counter", "Something", lambda: 1),
+        HistogramRow("handrail_wait_seconds", HELP, lambda: series, LATENCY, labels),
+    ]
+    return SelfMetrics(rows).expose(accept)[0].decode()
+
+
+class _Client(Collector):
+    """The same series as prometheus_client would show them."""
+
+    def __init__(self, series: Series, labels: tuple[str, ...]) -> None:
+        self.series, self.labels = series, labels
+
+    def collect(self) -> list[Metric]:
+        family = HistogramMetricFamily("handrail_wait_seconds", HELP, labels=self.labels)
+        for values, histogram in self.series.items():
+            buckets: list[Any] = []
+            running = 0
+            for at, count in enumerate(histogram.counts):
+                running += count
+                bound = floatToGoString(LATENCY.bounds[at]) if at < len(LATENCY.bounds) else "+Inf"  # type: ignore[no-untyped-call]
+                held = histogram.exemplars.get(at)
+                told = held and ClientExemplar({"trace_id": held.trace_id}, held.value / 1e9, held.unix_ns / 1e9)
+                buckets.append((bound, running, told) if told else (bound, running))
+            family.add_metric(values, buckets, histogram.total / 1e9)
+        return [family]
+
+
+def read_modern(page: str) -> Any:
+    return read_open_metrics(page)  # type: ignore[no-untyped-call]
+
+
+def samples(families: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], tuple[float, Any]]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): (sample.value, sample.exemplar)
+        for family in families
+        for sample in family.samples
+    }
+
+
+def some() -> dict[tuple[str, ...], Histogram]:
+    histogram = Histogram(LATENCY)
+    histogram.extend([0, 10**6, 123_456_789, 5 * 10**9, 10**12])
+    histogram.exemplars[histogram.observe(2 * 10**9)] = Exemplar("a" * 32, 2 * 10**9, 1_700_000_000_125_000_000)
+    return {("m", "edge"): histogram, ("other", "edge"): Histogram(LATENCY)}
+
+
+def test_it_reads_as_what_prometheus_client_shows() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Client(some(), ("model_name", "role")))
+    ours = samples(text_string_to_metric_families(page_of(some(), PLAIN)))
+    assert ours.pop(("handrail_x_total", frozenset())) == (1.0, None)
+    assert ours == samples(text_string_to_metric_families(generate_latest(registry).decode()))
+    modern = samples(read_modern(page_of(some(), OPEN)))
+    del modern["handrail_x_total", frozenset()]
+    assert modern == samples(read_modern(generate_open_metrics(registry).decode()))  # type: ignore[no-untyped-call]
+
+
+def test_exemplars_are_in_open_metrics_alone() -> None:
+    assert "trace_id" not in page_of(some(), PLAIN)
+    (line,) = [line for line in page_of(some(), OPEN).splitlines() if "trace_id" in line]
+    assert 'le="2.0"' in line
+    assert line.endswith(f'# {{trace_id="{"a" * 32}"}} 2.0 1700000000.125')
+    assert page_of(some(), OPEN).endswith("\n# EOF\n")
+    assert page_of(some(), OPEN).count("# EOF") == 1
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_label_value_comes_back(model: str, role: str) -> None:
+    page = page_of({(model, role): Histogram(LATENCY)}, OPEN)
+    found = {
+        (sample.labels["model_name"], sample.labels["role"])
+        for family in read_modern(page)
+        for sample in family.samples
+        if sample.name == "handrail_wait_seconds_bucket"
+    }
+    assert found == {(model, role)}
+
+
+def test_a_histogram_without_labels_or_series() -> None:
+    assert 'handrail_wait_seconds_bucket{le="+Inf"} 0.0' in page_of({(): Histogram(LATENCY)}, PLAIN, ())
+    assert "handrail_wait_seconds_count 0.0" in page_of({(): Histogram(LATENCY)}, PLAIN, ())
+    assert "# TYPE handrail_wait_seconds histogram" in page_of({}, PLAIN)
+
+
+def test_sizes_are_in_bytes() -> None:
+    histogram = Histogram(SIZE)
+    histogram.observe(1 << 20)
+    row = HistogramRow("handrail_b_bytes", "Bytes", lambda: {(): histogram}, SIZE)
+    page = SelfMetrics([row]).expose(PLAIN)[0].decode()
+    assert 'handrail_b_bytes_bucket{le="1.048576e+06"} 1.0' in page
+    assert "handrail_b_bytes_sum 1.048576e+06" in page
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+def test_promtool_accepts_it() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=page_of(some(), PLAIN), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
