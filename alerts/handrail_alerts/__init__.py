@@ -1,1 +1,1 @@
-"""SLO file to Prometheus rules; filled by the on-call work."""
+"""Objectives and limits in one file, and the Prometheus rules, inhibitions and runbook links that are made of it."""

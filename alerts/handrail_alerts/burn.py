@@ -1,0 +1,230 @@
+"""Burn rates: how many times faster than allowed an objective's error budget goes, over a long and a short window at once.
+
+The form of Google's SRE workbook, chapter 5 ("multiwindow, multi-burn-rate alerts"): the long window says that it matters, the
+short one that it goes on. A ratio over no requests is NaN and a ratio of nothing is absent: neither is 0, and neither fires.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.outcomes import FAILURES, FetchOutcome
+from handrail.records import Role
+from handrail.values import Duration
+from handrail_alerts.alert import Alert, Group, Recording, Severity, minutes, prometheus
+from handrail_alerts.bounds import Bound, nearest_bound
+from handrail_alerts.context import Context
+from handrail_alerts.objective import Objective, Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """One pair of windows. ``share``: of the whole budget, what the long window may use up before this fires."""
+
+    long: Duration
+    short: Duration
+    share: float
+    severity: Severity
+    wait: Duration
+
+    def factor(self, window: Duration) -> float:
+        """How many times faster than allowed: 14.4, 6 and 1 for a budget of 30 days."""
+        return self.share * window / self.long
+
+
+BURNS: Final = (
+    Burn(minutes(60), minutes(5), 0.02, Severity.PAGE, minutes(2)),
+    Burn(minutes(6 * 60), minutes(30), 0.05, Severity.PAGE, minutes(5)),
+    Burn(minutes(3 * 24 * 60), minutes(6 * 60), 0.10, Severity.TICKET, minutes(30)),
+)
+HOLD: Final = minutes(10)
+"""A short window with a handful of requests comes and goes; a page does not with it."""
+
+RATIO: Final = "handrail:slo_errors:ratio_rate"
+"""Then the window: the share of requests that broke the objective."""
+
+REQUESTS: Final = "handrail:slo_requests:increase"
+"""Then the window: how many there were."""
+
+SCOPES: Final[Mapping[Role, str]] = {
+    Role.EDGE: "edge",
+    Role.ROUTER: "edge",
+    Role.DECODE: "decode",
+    Role.COLLOCATED: "decode",
+    Role.PREFILL: "engine",
+}
+"""From where a pool's time to first token is counted: figures of different scopes are never comparable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How an alert of one signal speaks. ``{over}`` is the bound."""
+
+    alert: str
+    title: str
+    unit: str
+    broken: str
+    command: str
+
+
+WORDS: Final[Mapping[Signal, Words]] = {
+    Signal.TTFT: Words(
+        "TtftBudgetBurning",
+        "time to first token",
+        "requests",
+        "waited longer than {over} for their first token",
+        "handrail explain --since -1h",
+    ),
+    Signal.STREAM_GAP: Words(
+        "ItlBudgetBurning",
+        "gaps between chunks",
+        "gaps between chunks",
+        "were longer than {over}",
+        "handrail explain --since -1h",
+    ),
+    Signal.ITL: Words(
+        "ItlBudgetBurning",
+        "time per token",
+        "tokens",
+        "came later than {over} after the one before",
+        "handrail explain --since -1h",
+    ),
+    Signal.SUCCESS: Words(
+        "RequestBudgetBurning", "success", "requests", "failed", "handrail requests --since -1h --outcome stream_error"
+    ),
+    Signal.KV_FETCH: Words("KvFetchBudgetBurning", "KV fetches", "KV fetches", "failed", "handrail fetches --failed --since -1h"),
+}
+FAILED_FETCHES: Final = f'outcome=~"{"|".join(sorted(outcome.value for outcome in FAILURES))}"'
+_FETCHES: Final = f'outcome=~"{"|".join(sorted({FetchOutcome.OK.value, *(outcome.value for outcome in FAILURES)}))}"'
+_META: Final = re.compile(r"([.+*?()|\[\]{}^$\\])")
+
+
+def hopeless(window: Duration) -> float:
+    """The target in percent up to which the fastest burn cannot happen: more than every request would have to fail."""
+    return 100 * (1 - 1 / max(burn.factor(window) for burn in BURNS))
+
+
+def groups(context: Context) -> Iterator[Group]:
+    """One group an objective."""
+    for objective in context.slo.objectives:
+        rules = (*_recordings(context, objective), *(_alert(context, objective, burn) for burn in BURNS))
+        yield Group(name=f"handrail-slo-{objective.name}", rules=rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What an objective counts, as expressions of a window: all, and those that broke it."""
+
+    name_all: str
+    all: tuple[str, ...]
+    name_part: str
+    part: tuple[str, ...]
+    part_is_good: bool
+    labels: tuple[str, ...]
+
+
+def counted(context: Context, objective: Objective, threshold: Duration | None = None) -> Counted:
+    """``threshold``: instead of the objective's own."""
+    pool = matchers_of(context, objective)
+    if objective.signal.timed:
+        bound = nearest_bound(threshold or objective.threshold or Duration(1))
+        name = {Signal.TTFT: "ttft", Signal.STREAM_GAP: "stream_gap", Signal.ITL: "itl"}[objective.signal]
+        if objective.signal is Signal.TTFT and objective.role is not None:
+            pool = (*pool, f'scope="{SCOPES[objective.role]}"')
+        name = f"handrail_{name}_seconds"
+        return Counted(f"{name}_count", pool, f"{name}_bucket", (*pool, f'le="{bound.le}"'), True, ("model_name", "role"))
+    if objective.signal is Signal.SUCCESS:
+        name, pool = "handrail_slo_requests_total", (*pool, 'slo="success"')
+        return Counted(name, pool, name, (*pool, 'met="false"'), False, ("model_name", "role"))
+    name = "handrail_kv_fetches_total"
+    return Counted(name, (_FETCHES,), name, (FAILED_FETCHES,), False, ())
+
+
+def matchers_of(context: Context, objective: Objective) -> tuple[str, ...]:
+    """Of the pool and the models."""
+    found = [f'role="{objective.role.value}"'] if objective.role else []
+    for models, equal, like in ((objective.models, "=", "=~"), (context.slo.others(objective), "!=", "!~")):
+        if len(models) == 1:
+            found.append(f'model_name{equal}"{_quoted(models[0])}"')
+        elif models:
+            found.append(f'model_name{like}"{_quoted("|".join(map(_literal, models)))}"')
+    return tuple(found)
+
+
+def _literal(text: str) -> str:
+    """For a regular expression of RE2."""
+    return _META.sub(r"\\\1", text)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def ratio(context: Context, objective: Objective, window: str, threshold: Duration | None = None) -> str:
+    """The share that broke the objective; NaN where there was nothing to break it."""
+    of = counted(context, objective, threshold)
+    by = context.fleet(*of.labels)
+    part = f"sum by {by} (rate({context.series(of.name_part, *of.part)}[{window}]))"
+    every = f"sum by {by} (rate({context.series(of.name_all, *of.all)}[{window}]))"
+    return f"{'1 - ' if of.part_is_good else ''}{part}\n/\n{every}"
+
+
+def total(context: Context, objective: Objective, window: str) -> str:
+    """How many there were."""
+    of = counted(context, objective)
+    return f"sum by {context.fleet(*of.labels)} (increase({context.series(of.name_all, *of.all)}[{window}]))"
+
+
+def _recordings(context: Context, objective: Objective) -> Iterator[Recording]:
+    labels = {"slo": objective.name}
+    for duration in sorted({window for burn in BURNS for window in (burn.long, burn.short)}):
+        window = context.window(duration)
+        yield Recording(record=f"{RATIO}{prometheus(duration)}", expr=ratio(context, objective, window), labels=labels)
+    for burn in BURNS:
+        window = context.window(burn.long)
+        yield Recording(record=f"{REQUESTS}{prometheus(burn.long)}", expr=total(context, objective, window), labels=labels)
+
+
+def _alert(context: Context, objective: Objective, burn: Burn) -> Alert:
+    words, slo, file = WORDS[objective.signal], f'{{slo="{objective.name}"}}', context.slo
+    long, short = prometheus(burn.long), prometheus(burn.short)
+    factor, budget = burn.factor(file.window), (100 - objective.target_percent) / 100
+    limit = f"{factor * budget:.6g}"
+    expr = (
+        f"{RATIO}{long}{slo} > {limit}\n"
+        f"and {RATIO}{short}{slo} > {limit}\n"
+        f"and {REQUESTS}{long}{slo} >= {file.min_requests}\n"
+        f"and {RATIO}{long}{slo} * {REQUESTS}{long}{slo} >= {file.min_failures}"
+    )
+    broken = words.broken.format(over=bound_of(objective).said) if objective.threshold else words.broken
+    gone = prometheus(max(minutes(1), Duration(round(file.window / factor / minutes(60))) * minutes(60)))
+    faster = f"more than {factor:.3g} times what is allowed" if factor > 1 else "more than is allowed"
+    return Alert(
+        name=words.alert,
+        expr=expr,
+        severity=burn.severity,
+        wait=burn.wait,
+        hold=HOLD,
+        labels={"slo": objective.name, "window": long},
+        summary=f"{{{{ $value | humanizePercentage }}}} of {words.unit} {broken}, {where(objective)} ({long})",
+        description=(
+            f"{{{{ $value | humanizePercentage }}}} of {words.unit} in the last {long} {broken}; objective {objective.name} "
+            f"allows {budget * 100:.4g}%. That is {faster}, and the last {short} are no better: at this rate "
+            f"the budget of {prometheus(file.window)} is gone within {gone}."
+        ),
+        command=words.command,
+    )
+
+
+def where(objective: Objective) -> str:
+    """The pool, for a summary."""
+    if objective.signal is Signal.KV_FETCH:
+        return "{{ with $labels.cluster }}in {{ . }}{{ else }}in this fleet{{ end }}"
+    return "{{ $labels.model_name }} at {{ $labels.role }}{{ with $labels.cluster }} in {{ . }}{{ end }}"
+
+
+def bound_of(objective: Objective, threshold: Duration | None = None) -> Bound:
+    return nearest_bound(threshold or objective.threshold or Duration(1))

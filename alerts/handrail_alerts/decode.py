@@ -1,0 +1,69 @@
+"""Alerts of how the pools work together: one waits while the other is idle, and streams that stall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from handrail_alerts.alert import Alert, Group, Recording, Severity, minutes
+from handrail_alerts.context import Context, any_of
+
+WAITING: Final = "handrail:engine_requests_waiting:avg"
+"""Requests that wait at each engine of a pool, on average, by role."""
+
+_IDLE: Final = 1
+_LEAST_STALLS: Final = 20
+_NOT_OURS: Final = "client_backpressure"
+
+
+def groups(context: Context) -> Iterator[Group]:
+    yield Group(name="handrail-decode", rules=(_waiting(context), _imbalance(context), _stalling(context)))
+
+
+def _waiting(context: Context) -> Recording:
+    engines = f"sum by {context.of_target()} ({context.series('handrail_engine_requests_waiting')})"
+    return Recording(
+        record=WAITING, expr=f"avg by {context.fleet('role')} ({context.with_role(engines, 'handrail_sidecar_info')})"
+    )
+
+
+def _imbalance(context: Context) -> Alert:
+    limit, on = context.limits.queued_requests, context.fleet()
+    sides = (
+        f'({WAITING}{{role="{short}"}} > {limit:g} and on {on} {WAITING}{{role="{idle}"}} < {_IDLE})'
+        for short, idle in (("prefill", "decode"), ("decode", "prefill"))
+    )
+    return Alert(
+        name="PrefillDecodeImbalance",
+        expr=any_of(*sides),
+        severity=Severity.TICKET,
+        wait=minutes(10),
+        summary="Too few {{ $labels.role }} engines for this traffic{{ with $labels.cluster }} in {{ . }}{{ end }}",
+        description=(
+            '{{ $value | printf "%.1f" }} requests wait at each {{ $labels.role }} engine on average, and hardly any at '
+            "the other pool, for 10 minutes or longer. At decode a request also waits there while its KV is on its way."
+        ),
+        command="handrail explain --since -30m",
+    )
+
+
+def _stalling(context: Context) -> Alert:
+    window, fleet = context.window(minutes(15)), context.fleet()
+    stalls = context.series("handrail_stalls_total", f'cause!="{_NOT_OURS}"')
+    stalls = f"sum by {context.fleet('cause')} (increase({stalls}[{window}]))"
+    requests = f"sum by {fleet} (increase({context.series('handrail_joined_requests_total')}[{window}]))"
+    return Alert(
+        name="StreamsStalling",
+        expr=(
+            f"{stalls}\n/ on {fleet} group_left ()\n{requests}\n> {context.limits.stalls_per_request:g}\n"
+            f"and {stalls} >= {_LEAST_STALLS}"
+        ),
+        severity=Severity.TICKET,
+        wait=minutes(5),
+        summary="Streams stall: {{ $labels.cause }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
+        description=(
+            'There were {{ $value | printf "%.2f" }} stalls a request by {{ $labels.cause }} in the last 15 minutes: gaps far '
+            "above those around them in the same stream."
+        ),
+        command="handrail explain --since -30m",
+    )

@@ -1,0 +1,33 @@
+"""Every group of rules, in the order of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from handrail_alerts import burn, decode, engines, handoff, itself, latency
+from handrail_alerts.alert import Alert, Group
+from handrail_alerts.context import Context
+from handrail_alerts.slo import SloFile
+
+FILES: Final[dict[str, Callable[[Context], Iterator[Group]]]] = {
+    "slo": burn.groups,
+    "latency": latency.groups,
+    "handoff": handoff.groups,
+    "decode": decode.groups,
+    "engines": engines.groups,
+    "itself": itself.groups,
+}
+"""Name of the rule file -> what makes its groups."""
+
+
+def files(slo: SloFile) -> dict[str, tuple[Group, ...]]:
+    """The groups of each file; a file without rules is left out."""
+    context = Context(slo)
+    made = {name: tuple(make(context)) for name, make in FILES.items()}
+    return {name: groups for name, groups in made.items() if groups}
+
+
+def alerts(slo: SloFile) -> tuple[Alert, ...]:
+    """Every alert rule; one of an objective stands here once for each of its windows."""
+    return tuple(alert for groups in files(slo).values() for group in groups for alert in group.alerts)

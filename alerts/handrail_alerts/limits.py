@@ -1,0 +1,42 @@
+"""Limits of the alerts that are no objectives: the section ``limits`` of ``slo.yaml``."""
+
+# ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from handrail.config import setting
+from handrail.values import Duration
+
+_MS = 10**6
+_DAY = 86400 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Every limit has a default that a fleet in order keeps."""
+
+    queued_requests: float = setting(
+        5.0,
+        help="requests that wait at each engine of a pool, on average, while the other pool is idle: imbalance",
+        example="10",
+        at_least=1.0,
+    )
+    stalls_per_request: float = setting(
+        0.1, help="stalls of one cause in a quarter of an hour, by requests", example="0.05", at_least=0.001
+    )
+    expired_percent: float = setting(
+        1.0, help="of all KV that is kept for a peer, so much may expire unread", example="5", at_least=0.0, at_most=100.0
+    )
+    trace_coverage_percent: float = setting(
+        90.0, help="of all requests, so many are to be joined with evidence from every process", example="80", at_most=100.0
+    )
+    clock_bound: Duration = setting(
+        Duration(100 * _MS), help="how wide the bound of two hosts' clock offset may be", example="20ms", at_least=_MS
+    )
+    throttled_percent: float = setting(
+        2.0, help="of five minutes, a GPU's clock may be held down so long", example="5", at_least=0.1, at_most=100.0
+    )
+    certificate_left: Duration = setting(
+        Duration(14 * _DAY), help="a certificate is told of when it is valid for less", example="7d", at_least=_DAY
+    )

@@ -1,0 +1,74 @@
+"""One promise: what is measured, of which pool and models, against which threshold, for which share."""
+
+# ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from handrail.buckets import LATENCY_SECONDS
+from handrail.config import Problem, setting
+from handrail.records import Role
+from handrail.values import Duration
+
+POOLS: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
+_LEAST: Final = Duration(round(LATENCY_SECONDS[0] * 1e9))
+_MOST: Final = Duration(round(LATENCY_SECONDS[-1] * 1e9))
+
+
+class Signal(str, Enum):
+    """What is promised."""
+
+    TTFT = "ttft"  # first token within the threshold
+    STREAM_GAP = "stream_gap"  # each gap between chunks within the threshold
+    ITL = "itl"  # each gap by the tokens of its chunk, where these are known
+    SUCCESS = "success"  # the request did not fail
+    KV_FETCH = "kv_fetch"  # the hand-off did not fail
+
+    @property
+    def timed(self) -> bool:
+        return self in (Signal.TTFT, Signal.STREAM_GAP, Signal.ITL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One promise. ``models`` empty: every model that no other objective of this signal and role names."""
+
+    signal: Signal = setting(help="what is promised", example="ttft")
+    target_percent: float = setting(
+        help="of all requests (gaps, fetches), so many are to keep it", example="99.5", at_least=50.0, at_most=99.999
+    )
+    role: Role | None = setting(
+        None, help="pool: which sidecars' figures count", example="edge", choices=tuple(role.value for role in POOLS)
+    )
+    models: tuple[str, ...] = setting((), help="model_name of each, exactly", example="[llama-70b]")
+    threshold: Duration | None = setting(None, help="how long it may take", example="2s", at_least=_LEAST, at_most=_MOST)
+    p99: Duration | None = setting(
+        None, help="a limit for the 99th percentile of five minutes", example="5s", at_least=_LEAST, at_most=_MOST
+    )
+    name: str = setting("", help="value of the label slo", example="ttft-edge")
+
+    def cross_check(self) -> Iterator[Problem]:
+        """What no single field shows."""
+        if self.signal.timed and self.threshold is None:
+            yield Problem(path="threshold", rule=f"must be given for {self.signal.value}", example="threshold: 2s")
+        for key in ("threshold", "p99"):
+            if not self.signal.timed and getattr(self, key) is not None:
+                yield Problem(path=key, rule=f"means nothing for {self.signal.value}, which has no time", example=f"no {key}")
+        if self.signal is Signal.KV_FETCH:
+            for key in ("role", "models"):
+                if getattr(self, key):
+                    yield Problem(
+                        path=key, rule="KV fetches are counted by the receiving engine, without it", example=f"no {key}"
+                    )
+        elif self.role is None:
+            yield Problem(path="role", rule="must be given", example="role: edge")
+
+    def resolved(self) -> Objective:
+        if self.name:
+            return self
+        role = f"-{self.role.value}" if self.role else ""
+        return dataclasses.replace(self, name=f"{self.signal.value}{role}")

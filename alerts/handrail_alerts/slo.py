@@ -1,0 +1,224 @@
+"""The file of objectives and limits, ``slo.yaml``: what is promised of which model and pool, and the other alerts' limits.
+
+Every problem of a file is told at once, each with its line, what is valid and the nearest known key.
+"""
+
+# ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from handrail.config import ConfigError, Given, Key, Problem, keys, parse, section, setting, unknown_key
+from handrail.records import Role
+from handrail.values import Duration, nearest
+from handrail_alerts.limits import Limits
+from handrail_alerts.objective import Objective, Signal
+
+DEFAULT: Final = Path(__file__).with_name("slo.yaml")
+_OBJECTIVES: Final = "objectives"
+_EXAMPLE: Final = "objectives: [{signal: ttft, role: edge, threshold: 2s, target_percent: 99}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prometheus:
+    """How the metrics are scraped and the rules are evaluated."""
+
+    selector: str = setting(
+        "",
+        help="matchers that every series of Handrail's has, as PromQL writes them",
+        example="""'job="handrail"'""",
+        unset="none",
+    )
+    group_by: tuple[str, ...] = setting(
+        ("cluster",), help="labels of a target that tell one fleet from another", example="[cluster, namespace]"
+    )
+    scrape_interval: Duration = setting(
+        Duration(15 * 10**9), help="every window of a rule is at least four of these", example="30s", at_least=10**9
+    )
+    evaluation_interval: Duration = setting(
+        Duration(15 * 10**9), help="how often the rules are evaluated", example="30s", at_least=10**9
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Top:
+    window: Duration = setting(
+        Duration(30 * 86400 * 10**9),
+        help="of the error budgets",
+        example="28d",
+        at_least=7 * 86400 * 10**9,
+        at_most=366 * 86400 * 10**9,
+    )
+    min_requests: int = setting(
+        30, help="a burn rate over fewer requests (gaps, fetches) in its long window says nothing", example="100", at_least=1
+    )
+    min_failures: int = setting(3, help="nor does one over fewer failures", example="5", at_least=1)
+    limits: Limits = section(Limits)
+    prometheus: Prometheus = section(Prometheus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloFile:
+    """A file that is valid."""
+
+    objectives: tuple[Objective, ...]
+    window: Duration
+    min_requests: int
+    min_failures: int
+    limits: Limits
+    prometheus: Prometheus
+
+    def others(self, objective: Objective) -> tuple[str, ...]:
+        """The models that other objectives of its signal and role name: not meant by one without models."""
+        same = [each for each in self.objectives if (each.signal, each.role) == (objective.signal, objective.role)]
+        return () if objective.models else tuple(dict.fromkeys(model for each in same for model in each.models))
+
+
+def load(file: Path = DEFAULT) -> SloFile:
+    """Raises ``ConfigError`` with every problem of the file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError([Problem(path=str(file), rule=f"cannot be read: {reason}")], str(file)) from None
+    return read(text, str(file))
+
+
+def read(text: str, name: str) -> SloFile:
+    """As ``load``, from the text of a file called ``name``."""
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        rule = f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+        raise ConfigError([Problem(path=name, rule=rule, where=where)], name) from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError([Problem(path=name, rule="must be a mapping of keys to values", example=_EXAMPLE)], name)
+    problems: list[Problem] = []
+    given = _given(root, "", list(keys(_Top)), name, problems)
+    top = _parsed(_Top, given, "", name, problems)
+    objectives = _objectives(root, name, problems)
+    if top is not None and not problems:
+        problems += _together(objectives, top)
+    if problems or top is None:
+        raise ConfigError(problems, name)
+    return SloFile(
+        objectives=tuple(objective for objective, _ in objectives),
+        window=top.window,
+        min_requests=top.min_requests,
+        min_failures=top.min_failures,
+        limits=top.limits,
+        prometheus=top.prometheus,
+    )
+
+
+def _objectives(root: Any, name: str, problems: list[Problem]) -> list[tuple[Objective, str]]:
+    """Each with where it stands."""
+    import yaml
+
+    found: list[tuple[Objective, str]] = []
+    node = next((value for key, value in root.value if key.value == _OBJECTIVES), None)
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        where = f"{name}:{node.start_mark.line + 1}" if node is not None else ""
+        problems.append(Problem(path=_OBJECTIVES, rule="must be a list of at least one objective", where=where, example=_EXAMPLE))
+        return found
+    known = list(keys(Objective))
+    for index, item in enumerate(node.value):
+        path, where = f"{_OBJECTIVES}[{index}]", f"{name}:{item.start_mark.line + 1}"
+        if not isinstance(item, yaml.MappingNode):
+            problems.append(Problem(path=path, rule="must be a mapping", where=where, example=_EXAMPLE))
+            continue
+        objective = _parsed(Objective, _given(item, f"{path}.", known, name, problems), f"{path}.", where, problems)
+        if objective is not None:
+            found.append((objective, where))
+    return found
+
+
+_Config = TypeVar("_Config")
+
+
+def _parsed(cls: type[_Config], given: Mapping[str, Given], prefix: str, where: str, problems: list[Problem]) -> _Config | None:
+    """One class from what was given for it, its problems under their full path."""
+    try:
+        return parse(cls, None, where, given)
+    except ConfigError as error:
+        problems += [
+            dataclasses.replace(
+                each,
+                path=f"{prefix}{each.path}",
+                rule=each.rule.partition(", in the file or as ")[0],  # there are no flags
+                where=each.where or (where if prefix else ""),
+            )
+            for each in error.problems
+        ]
+        return None
+
+
+def _given(node: Any, prefix: str, known: Sequence[Key], name: str, problems: list[Problem], inner: str = "") -> dict[str, Given]:
+    """What a mapping gives, by path below it; unknown and repeated keys become problems."""
+    import yaml
+
+    found: dict[str, Given] = {}
+    paths = {key.path for key in known}
+    sections = {path.partition(".")[0] for path in paths if "." in path}
+    seen: set[str] = set()
+    for key_node, value in node.value:
+        where, path = f"{name}:{key_node.start_mark.line + 1}", f"{inner}{key_node.value}"
+        if path in seen:
+            problems.append(Problem(path=f"{prefix}{path}", rule="is given twice", where=where))
+        elif path in sections and isinstance(value, yaml.MappingNode):
+            found |= _given(value, prefix, known, name, problems, f"{path}.")
+        elif path in paths:
+            found[path] = Given(_plain(value), where)
+        elif not (path == _OBJECTIVES and not prefix):
+            problem = unknown_key(path, known, where)
+            if not prefix and nearest(path, (_OBJECTIVES,)):
+                problem = dataclasses.replace(problem, nearest=_OBJECTIVES, example=_EXAMPLE)
+            problems.append(dataclasses.replace(problem, path=f"{prefix}{path}"))
+        seen.add(path)
+    return found
+
+
+def _plain(node: Any) -> str | list[str] | dict[str, str]:
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [str(each.value) if isinstance(each, yaml.ScalarNode) else "" for each in node.value]
+    return {str(key.value): str(value.value) for key, value in node.value}
+
+
+def _together(objectives: Sequence[tuple[Objective, str]], top: _Top) -> Iterator[Problem]:
+    """What several objectives, or one with the window, do wrong."""
+    from handrail_alerts.burn import hopeless
+
+    names: dict[str, str] = {}
+    owners: dict[tuple[Signal, Role | None, str], str] = {}
+    for index, (objective, where) in enumerate(objectives):
+        path = f"{_OBJECTIVES}[{index}]"
+        for model in objective.models or ("",):
+            owner = owners.setdefault((objective.signal, objective.role, model), path)
+            if owner != path:
+                rule = f"{objective.signal.value} of {model or 'every other model'} is promised by {owner} too"
+                yield Problem(path=f"{path}.models", rule=rule, where=where, example="each model in one objective only")
+        if names.setdefault(objective.name, path) != path:
+            rule = f"{objective.name!r} is the name of {names[objective.name]} too: give each a name of its own"
+            yield Problem(path=f"{path}.name", rule=rule, where=where, example=f"name: {objective.name}-2")
+        least = hopeless(top.window)
+        if objective.target_percent <= least:
+            rule = "leaves so much budget that it can hardly be burnt fast enough for a page"
+            yield Problem(
+                path=f"{path}.target_percent",
+                value=f"{objective.target_percent:g}",
+                rule=rule,
+                where=where,
+                example=f"above {least:.4g}, or a threshold that more requests keep",
+            )
