@@ -114,7 +114,7 @@ class ClientSide(asyncio.Protocol):
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
             if self.upstream.transport.can_write_eof():
                 self.upstream.transport.write_eof()
-            return True
+            return self.transport.can_write_eof()  # TLS has no half-closed connections
         # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
         # request waits for its first byte (case E15).
         if self.flight is not None and not self.response_done:
