@@ -117,7 +117,7 @@ class Asking:
             f"https://{address}/api/v1/requests?limit=10000", ssl=self._setup.context, headers=headers
         ) as answer:
             assert answer.status == 200
-            return {row["request_id"] for row in (await answer.json())["requests"]}
+            return {row["client_request_id"] for row in (await answer.json())["requests"]}
 
 
 def reloads(use: str) -> str:
