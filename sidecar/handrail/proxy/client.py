@@ -82,8 +82,8 @@ class ClientSide(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of. Over TLS the mark
-        # itself counts as over it, so there 0 would report an empty buffer.
+        # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of. Over TLS the
+        # mark itself counts as over it, so there 0 would report an empty buffer.
         transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
         self.relay.stats.connections += 1
         self.relay.stats.open_connections += 1
