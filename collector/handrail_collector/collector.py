@@ -13,13 +13,16 @@ from typing import Any
 from handrail import conventions as names
 from handrail.config import plain
 from handrail.identity import JoinKind
+from handrail.listeners import Protection
 from handrail.otlp.contract import Signal
-from handrail.otlp.server import OtlpServer, is_loopback
+from handrail.otlp.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
+from handrail.securitymetrics import security_rows
 from handrail.selfmetrics import Row, SelfMetrics, by_label
 from handrail.settings import bound, write_ready
+from handrail.watched import Watcher
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
 from handrail_collector.explain.stall_evidence import Cause
@@ -116,6 +119,8 @@ class Running:
 
 async def _main(config: CollectorConfig) -> int:
     stop = Stop()
+    protection = Protection(config.tls, config.auth, [each.value for each in config.plaintext])
+    protection.warn_of_open(config.listeners)
     publisher = Publisher(config.data / "store")
     try:
         recovered = await asyncio.to_thread(publisher.open)
@@ -140,8 +145,16 @@ async def _main(config: CollectorConfig) -> int:
     )
     grpc, http = config.otlp_grpc, config.otlp_http
     receiver = OtlpServer(
-        journal, grpc=(grpc.host, grpc.port) if grpc else None, http=(http.host, http.port) if http else None, loopback_only=False
+        journal,
+        grpc=(grpc.host, grpc.port) if grpc else None,
+        http=(http.host, http.port) if http else None,
+        loopback_only=False,  # the configuration's check has seen to it
+        grpc_tls=protection.tls("otlp_grpc"),
+        http_tls=protection.tls("otlp_http"),
+        grpc_guard=protection.guard("otlp_grpc"),
+        http_guard=protection.guard("otlp_http"),
     )
+    api_guard = protection.guard("api", certificates=True)
     upkeep = Upkeep(publisher, _upkeep_settings(config))
     running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns())
     parts = Parts()
@@ -167,6 +180,8 @@ async def _main(config: CollectorConfig) -> int:
         await in_order
 
     await parts.start("upkeep", _nothing(), end_upkeep)
+    watcher = Watcher(protection.watched)
+    await parts.start("certificates", watcher.start(), watcher.shutdown)
     await parts.start("receivers", receiver.start(), receiver.shutdown)
     addresses.update(bound(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
     if config.api is not None:
@@ -177,12 +192,13 @@ async def _main(config: CollectorConfig) -> int:
             running.status,
             config.api.host,
             config.api.port,
-            metrics=SelfMetrics(_rows(running)),
+            metrics=SelfMetrics([*_rows(running), *security_rows(protection.watched, protection.guards)]),
             not_ready=running.not_ready,
+            tls=protection.context("api", ask_only=True),
+            guard=api_guard,
         )
         await parts.start("api", api.start(), api.shutdown)
         addresses.update(bound(api=api.address))
-    _warn_of_open_ports(config)
     log.info("collecting into %s: %s", config.data, ", ".join(f"{name} {at}" for name, at in addresses.items()))
     log.debug("configuration: %s", plain(config))
     # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
@@ -236,17 +252,6 @@ def _pipeline_settings(config: CollectorConfig) -> PipelineSettings:
             max_groups=decision.max_open_requests,
         ),
     )
-
-
-def _warn_of_open_ports(config: CollectorConfig) -> None:
-    for name in ("otlp_grpc", "otlp_http", "api"):
-        address = getattr(config, name)
-        if address is not None and not is_loopback(address.host):
-            log.warning(
-                "%s listens on %s without TLS or a token: keep it inside a trusted network (a NetworkPolicy, a mesh)",
-                name,
-                address,
-            )
 
 
 CLOCK_PAIRS = 50

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from handrail.config import Problem, section, setting
+from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
 from handrail.settings import clashes
 from handrail.values import Address, Duration, Size, Url
 
@@ -103,6 +105,14 @@ class StoreConfig:
     )
 
 
+class CollectorListener(str, Enum):
+    """What a collector listens on; ``api`` serves /metrics as well."""
+
+    OTLP_GRPC = "otlp_grpc"
+    OTLP_HTTP = "otlp_http"
+    API = "api"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorConfig:
     """One collector."""
@@ -110,20 +120,29 @@ class CollectorConfig:
     otlp_grpc: Address | None = setting(
         Address("127.0.0.1", 4317),
         help="OTLP/gRPC receiver",
-        example="0.0.0.0:4317",
+        example="127.0.0.1:4317",
         unset="off",
     )
     otlp_http: Address | None = setting(
         Address("127.0.0.1", 4318),
         help="OTLP/HTTP receiver",
-        example="0.0.0.0:4318",
+        example="127.0.0.1:4318",
         unset="off",
     )
     api: Address | None = setting(
         Address("127.0.0.1", 4380),
         help="HTTP API, /metrics, /healthz and /readyz",
-        example="0.0.0.0:4380",
+        example="127.0.0.1:4380",
         unset="off",
+    )
+    tls: TlsConfig = section(TlsConfig)
+    auth: AuthConfig = section(AuthConfig)
+    plaintext: tuple[CollectorListener, ...] = setting(
+        (),
+        help="listeners that speak no TLS although they may be reached from other hosts, because something else protects the "
+        "network: a mesh, a NetworkPolicy",
+        example="[otlp_grpc, otlp_http]",
+        unset="none",
     )
     data: Path = setting(Path("handrail-data"), help="folder of the journal and the store", example="/var/lib/handrail")
     journal_max_bytes: Size = setting(
@@ -160,4 +179,11 @@ class CollectorConfig:
             rule = "must be given unless otlp_grpc is: a collector without a receiver collects nothing"
             yield Problem(path="otlp_http", rule=rule, example="otlp_http: 127.0.0.1:4318")
         yield from self.decision.too_short()
+        yield from self.tls.incomplete()
+        yield from exposed(self.listeners, self.tls, self.plaintext)
         yield from clashes({name: getattr(self, name) for name in ("otlp_grpc", "otlp_http", "api")})
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """What is listened on."""
+        return tuple(Listener(each.value, each.value, getattr(self, each.value)) for each in CollectorListener)

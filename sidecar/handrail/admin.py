@@ -1,15 +1,35 @@
-"""The small HTTP server beside a process's work: ``/metrics``, ``/healthz`` (it lives), ``/readyz`` (it does its work)."""
+"""The small HTTP server beside a process's work: ``/metrics``, ``/healthz`` (it lives), ``/readyz`` (it does its work).
+
+The last two are open to everyone who reaches the port: an orchestrator's probe has neither token nor certificate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from aiohttp import web
 
+from handrail.auth import AUTHORIZATION, Denied, Guard
 from handrail.selfmetrics import SelfMetrics
 
 Problem = Callable[[], str]
 """Says in one line why the process is not ready, or '' when it is."""
+
+
+_OPEN: Final = frozenset({"/healthz", "/readyz"})
+
+
+def denial(guard: Guard, request: web.Request) -> Denied | None:
+    """Why ``request`` is not let in; None where it is, as every question for health is."""
+    if guard.open or request.path in _OPEN:
+        return None
+    certified = request.transport is not None and bool(request.transport.get_extra_info("peercert"))
+    denied = guard.denial(request.headers.getall(AUTHORIZATION, []), certified=certified)
+    if denied is not None:
+        guard.tell(denied, request.remote or "?")
+    return denied
 
 
 def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -> None:
@@ -32,20 +52,44 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
 
 
 class AdminServer:
-    """Serves the three endpoints alone, for the sidecar. ``shutdown`` works without ``start`` and twice."""
+    """Serves the three endpoints alone, for the sidecar. ``shutdown`` works without ``start`` and twice.
 
-    def __init__(self, host: str, port: int, metrics: SelfMetrics, not_ready: Problem) -> None:
+    ``tls`` None: plaintext. ``guard``: who may scrape.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        metrics: SelfMetrics,
+        not_ready: Problem,
+        *,
+        tls: ssl.SSLContext | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self.address = (host, port)
-        app = web.Application()
+        self._tls = tls
+        app = web.Application(middlewares=[_guarded(guard or Guard("admin"))])
         add_routes(app, metrics, not_ready)
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self) -> None:
         """Raises ``OSError`` when the port cannot be bound."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, *self.address)
+        site = web.TCPSite(self._runner, *self.address, ssl_context=self._tls)
         await site.start()
         self.address = self._runner.addresses[0][:2]
 
     async def shutdown(self) -> None:
         await self._runner.cleanup()
+
+
+def _guarded(guard: Guard) -> Any:
+    @web.middleware
+    async def let_in(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        denied = denial(guard, request)
+        if denied is not None:
+            return web.Response(text=f"{denied.reason}\n", status=denied.status, headers=denied.headers)
+        return await handler(request)
+
+    return let_in

@@ -79,11 +79,10 @@ def setting(
     choices: tuple[str, ...] = (),
     schemes: tuple[str, ...] = ("http", "https"),
     path: bool = True,
-    loopback: bool = False,
 ) -> Any:
     """A field of a configuration class; without a default it must be given.
 
-    ``choices`` narrows an enum; ``schemes`` and ``path`` (may the URL have one) a ``Url``; ``loopback`` an ``Address``.
+    ``choices`` narrows an enum; ``schemes`` and ``path`` (may the URL have one) a ``Url``.
     """
     declared = Setting(
         help=help,
@@ -96,7 +95,6 @@ def setting(
         choices=choices,
         schemes=schemes,
         path=path,
-        loopback=loopback,
     )
     return dataclasses.field(default=default, default_factory=default_factory, metadata={_METADATA: declared})
 

@@ -204,4 +204,7 @@ METRIC_REQUEST_OLDEST_AGE: Final = "handrail_request_oldest_age_seconds"
 METRIC_SLO: Final = "handrail_slo"
 METRIC_KV: Final = "handrail_kv"  # then fetch or publish, and what of it
 METRIC_CLOCK_BOUND: Final = "handrail_clock_bound_seconds"
+METRIC_TLS: Final = "handrail_tls"  # of both processes, as the two below
+METRIC_SECRET: Final = "handrail_secret"
+METRIC_AUTH: Final = "handrail_auth"
 METRIC_STALLS: Final = "handrail_stalls"

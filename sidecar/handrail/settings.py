@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from handrail.auth import AUTHORIZATION
 from handrail.config import Problem, section, setting
 from handrail.gpu.counters import NAMES as GPU_COUNTERS
+from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
+from handrail.otlp.settings import ClientSettings
 from handrail.records import Role
 from handrail.values import Address, Duration, Size, Url, nearest
 
@@ -50,18 +53,70 @@ class CollectorEndpoint:
     endpoint: Url = setting(
         Url("http://127.0.0.1:4318"),
         help="OTLP endpoint of the collector: http(s) for OTLP/HTTP, grpc(s) for OTLP/gRPC",
-        example="grpc://collector:4317",
+        example="grpcs://collector:4317",
         flag="--collector",
         schemes=("http", "https", "grpc", "grpcs"),
     )
     headers: Mapping[str, str] = setting(
         default_factory=dict,
-        help="headers sent with every export, such as a token",
-        example='{authorization: "Bearer ..."}',
+        help="headers sent with every export; for a token see collector.token_file",
+        example="{x-scope: team-a}",
         flag="--collector-header",
         secret=True,
         unset="none",
     )
+    ca_file: Path | None = setting(
+        None,
+        help="authorities that the collector's certificate is checked by, PEM; read again when it changes",
+        example="/etc/handrail/tls/ca.crt",
+        unset="the system's",
+    )
+    cert_file: Path | None = setting(
+        None,
+        help="certificate that is shown to the collector, PEM; read again when it changes",
+        example="/etc/handrail/tls/tls.crt",
+        unset="none",
+    )
+    key_file: Path | None = setting(
+        None,
+        help="its private key, PEM, not encrypted",
+        example="/etc/handrail/tls/tls.key",
+        unset="none",
+    )
+    token_file: Path | None = setting(
+        None,
+        help="file with the bearer token for the collector: its first line; read again when it changes",
+        example="/etc/handrail/token",
+        unset="none",
+    )
+
+    @property
+    def client(self) -> ClientSettings:
+        """For whoever sends there."""
+        return ClientSettings(
+            endpoint=self.endpoint,
+            headers=self.headers,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+            token_file=self.token_file,
+        )
+
+    def inconsistent(self) -> Iterator[Problem]:
+        """Values that would do nothing, or not what they look like."""
+        if (self.cert_file is None) != (self.key_file is None):
+            missing = "cert_file" if self.cert_file is None else "key_file"
+            rule = "must be given with the other: a certificate and its key"
+            yield Problem(path=f"collector.{missing}", rule=rule, example=_CLIENT_CERT)
+        if self.endpoint.scheme in ("http", "grpc"):
+            for name in ("ca_file", "cert_file"):
+                if getattr(self, name) is not None:
+                    rule = f"does nothing with {self.endpoint.scheme}://, which is plaintext"
+                    secure = f"{self.endpoint.scheme}s{self.endpoint.removeprefix(self.endpoint.scheme)}"
+                    yield Problem(path=f"collector.{name}", rule=rule, example=f"collector: {{endpoint: {secure}}}")
+        if self.token_file is not None and any(name.lower() == AUTHORIZATION for name in self.headers):
+            rule = "and a header authorization: give one of them"
+            yield Problem(path="collector.token_file", rule=rule, example="collector: {token_file: /etc/handrail/token}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +135,14 @@ class SpoolConfig:
         example="256MiB",
         at_least=2**20,
     )
+
+
+class SidecarListener(str, Enum):
+    """What a sidecar listens on beside the plugin's socket."""
+
+    ADMIN = "admin"  # admin: /metrics, /healthz, /readyz
+    TAP = "tap"  # otlp_grpc, otlp_http
+    PROXY = "proxy"  # listen
 
 
 class LogStart(str, Enum):
@@ -281,7 +344,7 @@ class SidecarConfig:
     listen: Address | None = setting(
         None,
         help="address of the inline proxy; needs upstream",
-        example="0.0.0.0:8000",
+        example="127.0.0.1:8000",
         unset="no proxy",
     )
     upstream: Url | None = setting(
@@ -308,16 +371,14 @@ class SidecarConfig:
     collector: CollectorEndpoint = section(CollectorEndpoint)
     otlp_grpc: Address | None = setting(
         None,
-        help="OTLP/gRPC tap for the engine's exporter; loopback only",
+        help="OTLP/gRPC tap for the engine's exporter",
         example="127.0.0.1:4327",
-        loopback=True,
         unset="off",
     )
     otlp_http: Address | None = setting(
         None,
-        help="OTLP/HTTP tap for the engine's exporter; loopback only",
+        help="OTLP/HTTP tap for the engine's exporter",
         example="127.0.0.1:4328",
-        loopback=True,
         unset="off",
     )
     plugin_socket: Path | None = setting(
@@ -341,8 +402,17 @@ class SidecarConfig:
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
         help="/metrics, /healthz and /readyz",
-        example="0.0.0.0:9464",
+        example="127.0.0.1:9464",
         unset="off",
+    )
+    tls: TlsConfig = section(TlsConfig)
+    auth: AuthConfig = section(AuthConfig)
+    plaintext: tuple[SidecarListener, ...] = setting(
+        (),
+        help="listeners that speak no TLS although they may be reached from other hosts, because something else protects the "
+        "network: a mesh, a NetworkPolicy",
+        example="[proxy]",
+        unset="none",
     )
     spool: SpoolConfig = section(SpoolConfig)
     trace_context: TraceContextMode = setting(
@@ -384,7 +454,7 @@ class SidecarConfig:
                 "nothing to observe: give listen (an inline proxy), otlp_grpc or otlp_http (a tap for the engine's spans), "
                 "plugin_socket (the plugin inside vLLM), log.files (its log) or metrics.url (its metrics page)"
             )
-            yield Problem(path="listen", rule=rule, example="listen: 0.0.0.0:8000")
+            yield Problem(path="listen", rule=rule, example="listen: 127.0.0.1:8000")
         if self.upstream is None and self.metrics.url is None and not self.instance:
             rule = "must be given where there is no upstream and no metrics.url to name the process by"
             yield Problem(path="instance", rule=rule, example="instance: 10.0.0.7:8100")
@@ -404,6 +474,9 @@ class SidecarConfig:
                     nearest=near,
                     example="gpu: {without: [energy_joules]}",
                 )
+        yield from self.collector.inconsistent()
+        yield from self.tls.incomplete()
+        yield from exposed(self.listeners, self.tls, self.plaintext)
         yield from clashes({name: getattr(self, name) for name in ("listen", "otlp_grpc", "otlp_http", "admin")})
 
     def resolved(self) -> SidecarConfig:
@@ -416,6 +489,16 @@ class SidecarConfig:
         if url is not None and not urlsplit(url).path.strip("/"):
             url = Url(f"{url.rstrip('/')}/metrics")
         return replace(self, instance=instance, request_id=mode, metrics=replace(self.metrics, url=url))
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """What is listened on."""
+        return (
+            Listener(SidecarListener.PROXY.value, "listen", self.listen, guarded=False),
+            Listener(SidecarListener.TAP.value, "otlp_grpc", self.otlp_grpc),
+            Listener(SidecarListener.TAP.value, "otlp_http", self.otlp_http),
+            Listener(SidecarListener.ADMIN.value, "admin", self.admin),
+        )
 
     @property
     def samples_links(self) -> bool:
@@ -436,6 +519,7 @@ class SidecarConfig:
         return any(each is not None for each in sources) or bool(self.log.files)
 
 
+_CLIENT_CERT: Final = "collector: {cert_file: /etc/handrail/tls/tls.crt, key_file: /etc/handrail/tls/tls.key}"
 _UPSTREAM: Final = "upstream: http://127.0.0.1:8100"
 
 

@@ -21,10 +21,13 @@ from handrail.gpu.counters import ALL as GPU_COUNTERS
 from handrail.gpu.state import SamplerSettings
 from handrail.links.counters import COUNTERS as LINK_COUNTERS
 from handrail.links.sampler import LinkSamplerSettings
+from handrail.listeners import Protection
 from handrail.live.exponential import ExponentialHistogram
 from handrail.live.objectives import Objectives
 from handrail.live.requests import LiveRequests
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.endpoint import parse_endpoint
+from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import ClientSettings
 from handrail.otlpmetrics import OtlpMetrics, OtlpMetricsStats
 from handrail.process import Parts, Stop, spare_the_heap
@@ -44,6 +47,7 @@ from handrail.sources.otlp import OtlpTap, TapSettings
 from handrail.sources.ownpauses import OwnPauses
 from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
+from handrail.watched import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +66,19 @@ def run(config: SidecarConfig) -> int:
 def make(config: SidecarConfig) -> Made:
     """The parts that ``config`` asks for, none of them started."""
     process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
-    client = ClientSettings(endpoint=config.collector.endpoint, headers=config.collector.headers)
+    protection = Protection(config.tls, config.auth, [each.value for each in config.plaintext])
+    client = config.collector.client
+    security = ClientSecurity(parse_endpoint(client.endpoint), client, use="collector", prefix="collector.")
     exporter = Exporter(
         ExportSettings(folder=config.spool.dir, max_bytes=config.spool.max_bytes),
         own_resource(process, cluster=config.cluster),
-        lambda: OtlpClient.of(client),
+        lambda: OtlpClient.of(client, security),
     )
-    tap = _tap(config, process, exporter)
+    tap = _tap(config, process, exporter, protection)
     kind = ExponentialHistogram if config.otlp_metrics.endpoint is not None else Histogram
     objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
     live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
-    proxy = _proxy(config, process, exporter, live, tapped=tap is not None)
+    proxy = _proxy(config, process, exporter, live, protection, tapped=tap is not None)
     evidence = EvidenceExport(own_resource(process, cluster=config.cluster), exporter.take)
     logs = _logs(config, process, evidence)
     events = EventCounts(exporter.sink)
@@ -91,6 +97,8 @@ def make(config: SidecarConfig) -> Made:
         config=config,
         process=process,
         client=client,
+        protection=protection,
+        security=security,
         exporter=exporter,
         live=live,
         proxy=proxy,
@@ -112,8 +120,11 @@ def make(config: SidecarConfig) -> Made:
 async def _main(config: SidecarConfig) -> int:
     stop = Stop()
     made = make(config)
+    protection = made.protection
+    protection.warn_of_open(config.listeners)
     exporter, proxy, tap, plugin, logs, scraper = made.exporter, made.proxy, made.tap, made.plugin, made.logs, made.scraper
     devices, links, gpus, own, watch, client = made.devices, made.links, made.gpus, made.own, made.watch, made.client
+    admin_guard = protection.guard("admin", certificates=True)
     rows = sidecar_rows(made)
     metrics, pushed = SelfMetrics(rows), _pushed(made, rows)
     drain_s = config.drain.seconds
@@ -121,9 +132,18 @@ async def _main(config: SidecarConfig) -> int:
     addresses: dict[str, str] = {}
     state = {"not_ready": "starting"}
     if config.admin is not None:  # first up and last down: a drain is watched through it
-        admin = AdminServer(config.admin.host, config.admin.port, metrics, lambda: state["not_ready"])
+        admin = AdminServer(
+            config.admin.host,
+            config.admin.port,
+            metrics,
+            lambda: state["not_ready"],
+            tls=protection.context("admin", ask_only=True),
+            guard=admin_guard,
+        )
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
+    watcher = Watcher(made.watched)
+    await parts.start("certificates", watcher.start(), watcher.shutdown)
     await parts.start("exporter", exporter.start(), lambda: exporter.shutdown(min(drain_s, 5.0)))
     if pushed is not None:
         await parts.start("otlp_metrics", pushed.start(), lambda: pushed.shutdown(min(drain_s, 5.0)))
@@ -154,7 +174,7 @@ async def _main(config: SidecarConfig) -> int:
     state["not_ready"] = ""
     if config.ready_file is not None:
         write_ready(config.ready_file, addresses)
-    background = [asyncio.create_task(_check_collector(client))]
+    background = [asyncio.create_task(_check_collector(client, made.security))]
     if tap is not None and proxy is not None:
         background.append(asyncio.create_task(_watch_spans(watch, proxy, tap)))
     await stop.wait()
@@ -175,7 +195,7 @@ def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:
     return OtlpMetrics(rows, made.resource, lambda: OtlpClient.of(client), config.interval.seconds, stats=made.pushed)
 
 
-def _tap(config: SidecarConfig, process: Process, exporter: Exporter) -> OtlpTap | None:
+def _tap(config: SidecarConfig, process: Process, exporter: Exporter, protection: Protection) -> OtlpTap | None:
     if config.otlp_grpc is None and config.otlp_http is None:
         return None
     grpc, http = config.otlp_grpc, config.otlp_http
@@ -186,13 +206,22 @@ def _tap(config: SidecarConfig, process: Process, exporter: Exporter) -> OtlpTap
             http_host=http.host if http else "127.0.0.1",
             http_port=http.port if http else None,
             resource={**tap_attributes(process), **({names.CLUSTER: config.cluster} if config.cluster else {})},
+            loopback_only=False,  # the configuration's check has seen to it
+            tls=protection.tls("tap"),
+            guard=protection.guard("tap"),
         ),
         exporter.take,
     )
 
 
 def _proxy(
-    config: SidecarConfig, process: Process, exporter: Exporter, live: LiveRequests, *, tapped: bool
+    config: SidecarConfig,
+    process: Process,
+    exporter: Exporter,
+    live: LiveRequests,
+    protection: Protection,
+    *,
+    tapped: bool,
 ) -> ProxySource | None:
     if config.listen is None or config.upstream is None:
         return None
@@ -207,6 +236,7 @@ def _proxy(
         request_id="add" if config.request_id is RequestIdMode.ADD else "pass",
         engine_exports_to_us=tapped if config.new_traces is NewTraces.AUTO else config.new_traces is NewTraces.SAMPLED,
         drain_seconds=config.drain.seconds,
+        tls=protection.context("proxy"),
     )
     return ProxySource(settings, exporter.sink, live=live)
 
@@ -268,9 +298,9 @@ def _gpus(config: SidecarConfig, process: Process, exporter: Exporter, devices: 
     return NvmlSource(settings, process, exporter.sink, devices.sample)
 
 
-async def _check_collector(client: ClientSettings) -> None:
+async def _check_collector(client: ClientSettings, security: ClientSecurity) -> None:
     """Say once at start, in one line, why the collector cannot be reached; the exporter goes on trying."""
-    checker = OtlpClient.of(client)
+    checker = OtlpClient.of(client, security)
     try:
         problem = await checker.check()
     finally:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
@@ -18,12 +19,15 @@ from handrail.export.device_batches import DeviceBatches
 from handrail.export.exporter import Exporter
 from handrail.gpumetrics import dcgm_rows, gpu_rows
 from handrail.linkmetrics import link_rows
+from handrail.listeners import Protection
 from handrail.live.requests import LiveRequests
 from handrail.livemetrics import health_rows, request_rows
+from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import ClientSettings
 from handrail.otlpmetrics import OtlpMetricsStats, otlp_metrics_rows
 from handrail.pluginmetrics import plugin_rows
 from handrail.records import Process, ProcessEventKind
+from handrail.securitymetrics import security_rows
 from handrail.selfmetrics import AnyRow, Row, by_label
 from handrail.settings import SidecarConfig
 from handrail.sources.dcgm import DcgmSource
@@ -35,6 +39,7 @@ from handrail.sources.otlp import OtlpTap
 from handrail.sources.ownpauses import OwnPauses, pause_rows
 from handrail.sources.plugin import PluginSource
 from handrail.sources.proxy import ProxySource
+from handrail.watched import Watched
 
 
 @dataclass(slots=True)
@@ -60,6 +65,8 @@ class Made:
     config: SidecarConfig
     process: Process
     client: ClientSettings
+    protection: Protection  # of what listens here
+    security: ClientSecurity  # towards the collector
     exporter: Exporter
     live: LiveRequests
     proxy: ProxySource | None
@@ -76,6 +83,11 @@ class Made:
     resource: Resource
     pushed: OtlpMetricsStats | None
 
+    @property
+    def watched(self) -> list[Watched[Any]]:
+        """The certificates and tokens that may change."""
+        return [*self.protection.watched, *self.security.watched]
+
 
 def sidecar_rows(made: Made) -> list[AnyRow]:
     """Every row of the page."""
@@ -83,6 +95,7 @@ def sidecar_rows(made: Made) -> list[AnyRow]:
     return [
         *_own_rows(made),
         *_live_rows(made),
+        *security_rows(made.watched, made.protection.guards),
         *device_rows(made.devices),
         *(otlp_metrics_rows(made.pushed) if made.pushed is not None else ()),
         *(pause_rows(made.own) if made.own is not None else ()),

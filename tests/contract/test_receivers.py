@@ -41,7 +41,7 @@ LOOPBACK = ("127.0.0.1", 0)
 BATCH = traces(*(span(number) for number in range(1, 11)))
 
 
-def server(consumer: Consumer, **limits: int) -> OtlpServer:
+def server(consumer: Consumer, **limits: Any) -> OtlpServer:
     return OtlpServer(consumer, grpc=LOOPBACK, http=LOOPBACK, loopback_only=False, **limits)
 
 

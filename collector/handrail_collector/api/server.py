@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import logging
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from handrail.admin import Problem, add_routes
+from handrail.admin import Problem, add_routes, denial
+from handrail.auth import Guard
 from handrail.selfmetrics import SelfMetrics
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
@@ -53,6 +55,7 @@ MAX_WAITING = 32
 WORKERS = 2
 VALID_ID = "a client's X-Request-Id, a response id, an engine's or router's id, a trace id, or the first 6 characters of one"
 MAX_ID_CHARS = 512
+_LET_IN = "one of the tokens, or certificates, that the collector was set up with (docs/security.md)"
 
 ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
@@ -73,7 +76,8 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
 class ApiServer:
     """Serves a reader's store with live rows laid over it. ``shutdown`` works without ``start`` and twice.
 
-    ``status`` is called in the loop and gives what JSON can hold. ``reader`` is closed with the server.
+    ``status`` is called in the loop and gives what JSON can hold. ``reader`` is closed with the server. ``tls`` None: plaintext.
+    ``guard``: who may ask; everyone, about its health.
     """
 
     def __init__(
@@ -87,15 +91,18 @@ class ApiServer:
         metrics: SelfMetrics | None = None,
         not_ready: Problem = lambda: "",
         now_unix_ns: Callable[[], int] = time.time_ns,
+        tls: ssl.SSLContext | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.address = (host, port)
+        self._tls = tls
         self._reader = reader
         self._live = live
         self._status = status
         self._now_unix_ns = now_unix_ns
         self._waiting = 0
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="handrail-api")
-        app = web.Application(middlewares=[_errors_as_json])
+        app = web.Application(middlewares=[_guarded(guard or Guard("api")), _errors_as_json])
         add_routes(app, metrics or SelfMetrics([]), not_ready)
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
@@ -112,7 +119,7 @@ class ApiServer:
     async def start(self) -> None:
         """Raises ``OSError`` when the port cannot be bound."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, *self.address)
+        site = web.TCPSite(self._runner, *self.address, ssl_context=self._tls)
         await site.start()
         self.address = self._runner.addresses[0][:2]
 
@@ -266,6 +273,19 @@ async def _page(_: web.Request) -> web.Response:
         f"<!doctype html><meta charset=utf-8><title>Handrail collector</title><h1>Handrail collector</h1><dl>\n{lines}\n</dl>\n"
     )
     return web.Response(text=page, content_type="text/html")
+
+
+def _guarded(guard: Guard) -> Any:
+    @web.middleware
+    async def let_in(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+        denied = denial(guard, request)
+        if denied is not None:
+            error = ApiError(status=denied.status, what=denied.reason, where=request.path, valid=_LET_IN)
+            return web.json_response(error.to_json(), status=denied.status, headers=denied.headers)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    return let_in
 
 
 @web.middleware

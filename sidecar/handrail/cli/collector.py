@@ -2,7 +2,7 @@
 
 examples:
   handrail collector
-  handrail collector --otlp-grpc 0.0.0.0:4317 --otlp-http 0.0.0.0:4318 --data /var/lib/handrail
+  handrail collector --otlp-grpc 0.0.0.0:4317 --tls-cert-file tls.crt --tls-key-file tls.key --data /var/lib/handrail
   handrail collector --config collector.yaml
 """
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from handrail.auth import OPEN
+from handrail.cli.access import access, add_access_flags
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.kv_size import add_serving_flags, config_failure, serving
 from handrail.config import ConfigError, load
@@ -65,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--otlp", metavar="ENDPOINT", action="append", default=[], help="an OTLP endpoint that must take an export")
     what.add_argument("--header", metavar="NAME=VALUE", action="append", default=[], help="sent to the engines, such as a token")
+    add_access_flags(parser)
     where = parser.add_argument_group("where they stand")
     where.add_argument("--on", choices=tuple(_ON), help="the engines that run on this host (default: told from their addresses)")
     where.add_argument(
@@ -137,6 +140,7 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
             what="--same-env needs to know whose environment this is", valid="--on prefill or --on decode", exit_code=EXIT_USAGE
         )
     _positive("--timeout", arguments.timeout, 600)
+    api = _api(arguments.api)
     return Wanted(
         asked=_asked(arguments),
         urls={side: url for side in Side if (url := _url(side, getattr(arguments, side.value))) is not None},
@@ -150,7 +154,8 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
         side_channels={side: each for side in Side if (each := _side_channel(arguments, side)) is not None},
         otlp=tuple(("--otlp", endpoint) for endpoint in arguments.otlp),
         headers=_headers(arguments.header),
-        api=_api(arguments.api),
+        api=api,
+        access=access(arguments, api) if api is not None else OPEN,
         root=arguments.root,
         timeout_s=arguments.timeout,
     )
@@ -215,6 +220,7 @@ def _sidecar(path: Path) -> SidecarSetup:
         by=str(path),
         role=config.role.value,
         collector=str(config.collector.endpoint),
+        sends=config.collector.client,
         plugin_socket=str(config.plugin_socket) if config.plugin_socket else None,
         metrics_url=str(config.metrics.url) if config.metrics.url else None,
     )

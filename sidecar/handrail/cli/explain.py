@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
+from handrail.cli.access import access_flags
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import RowSource, add_source_flags, row_source
 from handrail.times import TIME_RULE, TimeError, parse_time
@@ -68,7 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(render(answer, console.width, now_unix_ns))
     if answer["scopes"]:
         # not through the console: a command is to be copied, so it is never wrapped or cut
-        print("\nLook further", *next_commands(answer, source_flags(arguments.data, arguments.api)), sep="\n  ")
+        print(
+            "\nLook further",
+            *next_commands(answer, (*source_flags(arguments.data, arguments.api), *access_flags(arguments))),
+            sep="\n  ",
+        )
     return EXIT_OK
 
 

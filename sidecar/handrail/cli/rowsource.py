@@ -9,6 +9,7 @@ import argparse
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,6 +19,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from handrail.auth import OPEN, Access
+from handrail.cli.access import access, add_access_flags
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
 from handrail_collector.api.happened import Happened, HappenedFilter
@@ -90,8 +93,13 @@ class ShownSpan:
 class ApiSource:
     """A running collector."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: Access = OPEN) -> None:
         self._url = url.rstrip("/")
+        self._headers = dict(access.headers)
+        # A proxy of the environment is for the outside world; a collector is near, and a proxy would answer in its place.
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), _NoRedirects(), urllib.request.HTTPSHandler(context=access.context)
+        )
 
     @property
     def where(self) -> str:
@@ -158,16 +166,35 @@ class ApiSource:
     def close(self) -> None:
         """There is nothing to let go of: a connection lives for one question."""
 
+    def _no_tls(self, reason: ssl.SSLError) -> CliError:
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            what = f"the collector's certificate is not accepted: {reason.verify_message}"
+            valid = "--ca-file FILE (or HANDRAIL_API_CA_FILE) with its authority, and an address that the certificate names"
+        elif "ALERT" in str(reason.reason):
+            what, valid = f"the collector does not accept our certificate: {reason.reason}", _LET_IN[403]
+        else:
+            what, valid = (
+                f"no TLS there: {reason.reason or reason}",
+                f"http://{self._url.partition('://')[2]} where it speaks plaintext",
+            )
+        return CliError(what=what, where=self._url, valid=valid)
+
     def _get(self, path: str, wanted: tuple[int, ...]) -> tuple[int, Any]:
         """Status and JSON body. Raises ``CliError`` for any other status, no answer, or no JSON."""
         try:
-            with _OPENER.open(self._url + path, timeout=_TIMEOUT_S) as response:
+            request = urllib.request.Request(self._url + path, headers=self._headers)
+            with self._opener.open(request, timeout=_TIMEOUT_S) as response:
                 status, body = response.status, response.read(_MAX_BYTES)
         except urllib.error.HTTPError as error:
             with error:
                 status, body = error.code, error.read(_MAX_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
             reason = getattr(error, "reason", None) or error
+            if isinstance(reason, ssl.SSLError):
+                raise self._no_tls(reason) from None
+            if isinstance(reason, ConnectionResetError) and self._url.startswith("https://"):
+                what = f"it hangs up before it answers ({reason}), as a collector that does not accept our certificate does"
+                raise CliError(what=what, where=self._url, valid=_LET_IN[403]) from None
             valid = f"the address that 'handrail collector' printed, by --api or {API_VARIABLE}; or --data DIR to read its folder"
             raise CliError(what=f"no collector answers: {reason}", where=self._url, valid=valid) from None
         try:
@@ -180,14 +207,23 @@ class ApiSource:
         raise CliError(
             what=str(told.get("what") or f"the collector answered HTTP {status}"),
             where=str(told.get("where") or self._url),
-            valid=str(told.get("valid") or ""),
+            valid=_LET_IN.get(status) or str(told.get("valid") or ""),
             nearest=tuple(told.get("nearest") or ()),
             exit_code=EXIT_USAGE if status == 400 else 1,
         )
 
 
-# A proxy of the environment is for the outside world; a collector is near, and a proxy would answer in its place.
-_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_LET_IN: Final = {
+    401: "--token-file FILE (or HANDRAIL_API_TOKEN_FILE) with one of the collector's tokens",
+    403: "--cert-file FILE and --key-file FILE (or HANDRAIL_API_CERT_FILE, HANDRAIL_API_KEY_FILE) that the collector accepts",
+}
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A collector never redirects, and its token is for nobody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 class StoreSource:
@@ -308,10 +344,11 @@ def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter | Links
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """``--api`` and ``--data``."""
+    """``--api`` and ``--data``, and how a collector lets one in."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--api", metavar="URL", help=f"collector to ask (default: ${API_VARIABLE}, else {DEFAULT_API})")
     source.add_argument("--data", metavar="DIR", type=Path, help="read a collector's data folder instead, or a copy of it")
+    add_access_flags(parser)
 
 
 def row_source(arguments: argparse.Namespace) -> RowSource:
@@ -321,4 +358,4 @@ def row_source(arguments: argparse.Namespace) -> RowSource:
     url = arguments.api or os.environ.get(API_VARIABLE) or DEFAULT_API
     if not url.startswith(("http://", "https://")):
         url = f"http://{url}"
-    return ApiSource(url)
+    return ApiSource(url, access(arguments, url))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from handrail.doctor.hostfacts import Host
 from handrail.doctor.pair import Placement, Side
 from handrail.kvsize.size import Sizes
+from handrail.otlp.settings import ClientSettings
 
 ANY: Final = "*"
 """In ``Setup.elsewhere``: variables of any name may be set from elsewhere."""
@@ -199,6 +200,7 @@ class SidecarSetup:
     by: str
     role: str
     collector: str = ""
+    sends: ClientSettings | None = None  # how it reaches that collector
     plugin_socket: str | None = None
     metrics_url: str | None = None
 

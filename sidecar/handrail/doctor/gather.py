@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from handrail.auth import OPEN, Access
 from handrail.doctor.deployment import Started, names_of_plugins
 from handrail.doctor.engines import ask_engine
 from handrail.doctor.facts import Asked, ClockPair, EngineView, Facts, OtlpTarget, Setup, SidecarSetup, SideChannel, Traffic
@@ -47,6 +48,7 @@ class Wanted:
     otlp: tuple[tuple[str, str], ...] = ()  # name, endpoint
     headers: Mapping[str, str] = field(default_factory=dict)  # for the engines
     api: str | None = None
+    access: Access = OPEN  # to the collector
     root: Path = Path("/")
     timeout_s: float = 5.0
 
@@ -106,7 +108,7 @@ async def _engines(wanted: Wanted) -> dict[Side, EngineView]:
 async def _collector(wanted: Wanted) -> tuple[tuple[ClockPair, ...], Traffic | None, str]:
     if wanted.api is None:
         return (), None, ""
-    return await ask_collector(wanted.api, wanted.timeout_s)
+    return await ask_collector(wanted.api, wanted.timeout_s, wanted.access)
 
 
 def _here(views: Mapping[Side, EngineView]) -> frozenset[Side]:
@@ -203,6 +205,7 @@ async def _otlp(wanted: Wanted, views: Mapping[Side, EngineView], here: frozense
     targets: dict[str, str] = {endpoint: name for name, endpoint in wanted.otlp}
     for sidecar in wanted.sidecars:
         targets.setdefault(sidecar.collector, f"the {sidecar.role} sidecar's collector ({sidecar.by})")
+    sends = {sidecar.collector: sidecar.sends for sidecar in wanted.sidecars}
     unreachable: dict[str, str] = {}
     for side, view in views.items():
         told = view.told("otlp_endpoint")
@@ -212,7 +215,11 @@ async def _otlp(wanted: Wanted, views: Mapping[Side, EngineView], here: frozense
         targets.setdefault(endpoint, f"the {side.value} engine's exporter ({told.by})")
         if side not in here and is_loopback(urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""):
             unreachable[endpoint] = f"it is an address of {side.value}'s own host"
-    asked = [export_nothing(name, endpoint, {}) for endpoint, name in targets.items() if endpoint and endpoint not in unreachable]
+    asked = [
+        export_nothing(name, endpoint, {}, sends.get(endpoint))
+        for endpoint, name in targets.items()
+        if endpoint and endpoint not in unreachable
+    ]
     skipped = [OtlpTarget(name=targets[endpoint], endpoint=endpoint, why_not=why) for endpoint, why in unreachable.items()]
     return (*await asyncio.gather(*asked), *skipped)
 

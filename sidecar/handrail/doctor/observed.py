@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from handrail.auth import OPEN, Access
 from handrail.doctor.engines import reason
 from handrail.doctor.facts import ClockPair, Traffic
 
@@ -26,12 +27,14 @@ _SMALL: Final = 1 << 20
 """A hand-off of fewer bytes is all latency: it says nothing of the rate."""
 
 
-async def ask_collector(api: str, timeout_s: float) -> tuple[tuple[ClockPair, ...], Traffic | None, str]:
+async def ask_collector(api: str, timeout_s: float, access: Access = OPEN) -> tuple[tuple[ClockPair, ...], Traffic | None, str]:
     """(clock pairs, traffic, why there are no pairs or nothing at all). ``api``: the collector's HTTP API."""
     base = api.rstrip("/")
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+        connector = aiohttp.TCPConnector(ssl=access.context if access.context is not None else True)
+        headers = access.headers
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False, connector=connector, headers=headers) as session:
             status = await _get(session, f"{base}/api/v1/status")
             requests = await _get(session, f"{base}/api/v1/requests?limit={_ROWS}")
             fetches = await _get(session, f"{base}/api/v1/fetches?limit={_ROWS}")

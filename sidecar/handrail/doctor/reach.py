@@ -8,6 +8,7 @@ import socket
 from typing import Final
 
 from handrail.doctor.facts import OtlpTarget, Reach
+from handrail.otlp.settings import ClientSettings
 from handrail.values import Address
 
 _GREETING: Final = 10
@@ -41,14 +42,14 @@ async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
             writer.transport.abort()
 
 
-async def export_nothing(name: str, endpoint: str, headers: dict[str, str]) -> OtlpTarget:
-    """At most 5 s. Needs the sidecar extra; without it the target says so."""
+async def export_nothing(name: str, endpoint: str, headers: dict[str, str], settings: ClientSettings | None = None) -> OtlpTarget:
+    """At most 5 s. Needs the sidecar extra; without it the target says so. ``settings``: what is known of how to get in."""
     try:
         from handrail.otlp.client import OtlpClient
     except ModuleNotFoundError as error:
         return OtlpTarget(name=name, endpoint=endpoint, why_not=f"{error.name} is not installed: pip install 'handrail[sidecar]'")
     try:
-        client = OtlpClient(endpoint, headers=headers)
+        client = OtlpClient.of(settings or ClientSettings(endpoint=endpoint, headers=headers))
     except (ValueError, OSError) as error:
         return OtlpTarget(name=name, endpoint=endpoint, problem=str(error))
     try:

@@ -16,21 +16,24 @@ from google.protobuf.message import DecodeError
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.decode import JSON
 from handrail.otlp.messages import SHAPES
-from handrail.otlp.refusals import PayloadRejected
+from handrail.otlp.refusals import PayloadRejected, Unauthorized
 from handrail.otlp.status import clip, retry_delay_s, status_message
 
 _RETRYABLE_HTTP: Final = frozenset({429, 502, 503, 504})
 _PAYLOAD_HTTP: Final = frozenset({400, 413, 422})
+_UNAUTHORIZED_HTTP: Final = frozenset({401, 403})
 _Code = grpc.StatusCode
 _RETRYABLE_GRPC: Final = frozenset(
     {_Code.CANCELLED, _Code.DEADLINE_EXCEEDED, _Code.ABORTED, _Code.OUT_OF_RANGE, _Code.UNAVAILABLE, _Code.DATA_LOSS}
 )
+_UNAUTHORIZED_GRPC: Final = frozenset({_Code.UNAUTHENTICATED, _Code.PERMISSION_DENIED})
 
 
 def read_http(signal: Signal, status: int, headers: Mapping[str, str], body: bytes, now_unix_s: float) -> Accepted:
     """An HTTP answer; ``headers`` must find names in any case. Raises ``Retryable``, ``PayloadRejected`` or ``Rejected``.
 
-    A ``Retryable`` has delay 0 where the peer named none.
+    A ``Retryable`` has delay 0 where the peer named none. Not being let in is one, though OTLP calls it final: the batch is as
+    good as before once the token is mended, and a mistake in a file must not cost it.
     """
     content_type = headers.get("Content-Type", "")
     if 200 <= status < 300:
@@ -41,6 +44,8 @@ def read_http(signal: Signal, status: int, headers: Mapping[str, str], body: byt
         reason = f"{reason}: {said}"
     if status in _RETRYABLE_HTTP:
         raise Retryable(reason, _retry_after_s(headers.get("Retry-After", ""), now_unix_s))
+    if status in _UNAUTHORIZED_HTTP:
+        raise Unauthorized(reason, 0.0)
     if 300 <= status < 400:
         raise Rejected(f"{reason}: redirected to {headers.get('Location', 'nowhere')[:200]}; set the endpoint to that")
     raise PayloadRejected(reason) if status in _PAYLOAD_HTTP else Rejected(reason)
@@ -57,6 +62,8 @@ def grpc_refusal(code: grpc.StatusCode, details: str, status: bytes | None) -> R
     delay_s = retry_delay_s(status) if status is not None else None
     if code in _RETRYABLE_GRPC:
         return Retryable(reason, delay_s or 0.0)
+    if code in _UNAUTHORIZED_GRPC:
+        return Unauthorized(reason, delay_s or 0.0)
     if code is _Code.RESOURCE_EXHAUSTED:
         # With RetryInfo: come back later. Without: the message is over the peer's size limit, and half of it may not be.
         return Retryable(reason, delay_s) if delay_s is not None else PayloadRejected(reason)

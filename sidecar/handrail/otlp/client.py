@@ -6,6 +6,7 @@ Source: OTLP specification 1.x. Environment proxies are not used: telemetry stay
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -21,8 +22,10 @@ from handrail.otlp.decode import PROTOBUF
 from handrail.otlp.delivery import Backoff, DeliveryStats, RetryingSender, Sender, deliver
 from handrail.otlp.endpoint import Endpoint, WireProtocol, parse_endpoint
 from handrail.otlp.messages import SHAPES
-from handrail.otlp.settings import ClientSettings
-from handrail.otlp.status import DETAILS_KEY
+from handrail.otlp.refusals import Cut, KeptOut, Untrusted
+from handrail.otlp.security import ClientSecurity
+from handrail.otlp.settings import ClientSettings, File
+from handrail.otlp.status import DETAILS_KEY, clip
 
 __all__ = ["Backoff", "ClientSettings", "DeliveryStats", "OtlpClient", "RetryingSender", "Sender", "deliver"]
 
@@ -30,13 +33,19 @@ _MAX_ANSWER_BYTES = 64 << 10  # an answer is one short message; the rest of a lo
 _OFF_LOOP_BYTES = 64 << 10
 _USER_AGENT = "handrail"
 _CHECK_S = 5.0
+# gRPC tells by these words, in the details of UNAVAILABLE, that the handshake failed
+_CLOSED = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")  # and that it was cut
+_NO_TLS = ("Ssl handshake", "SSL_ERROR_SSL", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+
+log = logging.getLogger(__name__)
 
 
 class OtlpClient:
     """One endpoint. ``send`` may run concurrently; connections are opened on the first use and kept.
 
-    The keyword arguments are the fields of ``ClientSettings``. Raises ``ValueError`` for settings that cannot be used,
-    ``OSError`` for certificate files that cannot be read.
+    The keyword arguments are the fields of ``ClientSettings``. ``security``: shared with other clients of this peer; made from
+    the settings where it is not given. When its files change, the next ``send`` goes over new connections.
+    Raises ``ValueError`` for settings that cannot be used, ``OSError`` for files that cannot be read.
     """
 
     def __init__(
@@ -48,9 +57,11 @@ class OtlpClient:
         compression: str = "gzip",
         timeout_s: float = 10.0,
         insecure: bool | None = None,
-        ca_file: str | None = None,
-        cert_file: str | None = None,
-        key_file: str | None = None,
+        ca_file: File = None,
+        cert_file: File = None,
+        key_file: File = None,
+        token_file: File = None,
+        security: ClientSecurity | None = None,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
         settings = ClientSettings(
@@ -63,21 +74,22 @@ class OtlpClient:
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
+            token_file=token_file,
         )
         problems = settings.problems()
         if problems:
             raise ValueError("; ".join(problems))
         self.settings = settings
         self.endpoint: Endpoint = parse_endpoint(endpoint, protocol=protocol, insecure=insecure)
-        self._now_unix_s = now_unix_s
+        self.security = security if security is not None else ClientSecurity(self.endpoint, settings)
         self._transport: _Http | _Grpc
         if self.endpoint.protocol is WireProtocol.GRPC:
-            self._transport = _Grpc(self.endpoint, settings)
+            self._transport = _Grpc(self.endpoint, settings, self.security)
         else:
-            self._transport = _Http(self.endpoint, settings, now_unix_s)
+            self._transport = _Http(self.endpoint, settings, self.security, now_unix_s)
 
     @classmethod
-    def of(cls, settings: ClientSettings) -> OtlpClient:
+    def of(cls, settings: ClientSettings, security: ClientSecurity | None = None) -> OtlpClient:
         return cls(
             settings.endpoint,
             protocol=settings.protocol,
@@ -88,23 +100,56 @@ class OtlpClient:
             ca_file=settings.ca_file,
             cert_file=settings.cert_file,
             key_file=settings.key_file,
+            token_file=settings.token_file,
+            security=security,
         )
 
     async def send(self, signal: Signal, payload: bytes) -> Accepted:
-        """Send an encoded ``Export…ServiceRequest`` once. Raises ``Retryable`` (delay 0: the peer named none) or ``Rejected``."""
-        return await self._transport.send(signal, payload, self.settings.timeout_s)
+        """Send an encoded ``Export…ServiceRequest`` once. Raises ``Retryable`` (delay 0: the peer named none) or ``Rejected``.
+
+        A ``KeptOut`` is said in the log when it begins and when it is over.
+        """
+        try:
+            accepted = await self._sent(signal, payload)
+        except KeptOut as refusal:
+            if self.security.troubled(refusal):
+                log.warning(
+                    "%s does not take what is sent (%s); it is kept and tried again: %s",
+                    self.endpoint,
+                    refusal.reason,
+                    self.security.remedy(refusal),
+                )
+            raise
+        if self.security.settled():
+            log.info("%s takes what is sent again", self.endpoint)
+        return accepted
+
+    async def _sent(self, signal: Signal, payload: bytes) -> Accepted:
+        try:
+            return await self._transport.send(signal, payload, self.settings.timeout_s)
+        except Cut:
+            context = self.security.context
+            objection = await probe.objection(self.endpoint, context) if context is not None else ""
+            if not objection:
+                raise
+            raise Untrusted(f"it seems to want a client certificate, or another one: {objection}", 0.0) from None
 
     async def check(self) -> str | None:
-        """Send an empty export; None when it was taken, else one line naming the mistake. Takes at most 5 s."""
+        """Send an empty export; None when it was taken, else one line naming the mistake. Takes at most 5 s.
+
+        Being kept out is for the caller to say; ``send`` does not say it again.
+        """
         try:
             await asyncio.wait_for(self._transport.send(Signal.TRACES, b"", _CHECK_S / 2), _CHECK_S / 2 + 0.1)
         except (Rejected, Retryable) as refusal:
+            if isinstance(refusal, KeptOut):
+                self.security.troubled(refusal)
             reason = refusal.reason
         except asyncio.TimeoutError:
             reason = f"no answer within {_CHECK_S / 2:g} s"
         else:
             return None
-        return await probe.diagnose(self.endpoint, reason, self.settings.ca_file, timeout_s=_CHECK_S / 2 - 0.2)
+        return await probe.diagnose(self.endpoint, reason, self.security.context, timeout_s=_CHECK_S / 2 - 0.2)
 
     async def close(self) -> None:
         """Close the connections. Works twice and without a ``send``; a later ``send`` opens them again."""
@@ -112,13 +157,15 @@ class OtlpClient:
 
 
 class _Http:
-    def __init__(self, endpoint: Endpoint, settings: ClientSettings, now_unix_s: Callable[[], float]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, settings: ClientSettings, security: ClientSecurity, now_unix_s: Callable[[], float]
+    ) -> None:
         self._endpoint = endpoint
         self._gzip = settings.compression == "gzip"
         self._headers = {**settings.headers, "Content-Type": PROTOBUF, "User-Agent": _USER_AGENT}
         if self._gzip:
             self._headers["Content-Encoding"] = "gzip"
-        self._tls = _tls_context(settings) if endpoint.secure else None
+        self._security = security
         self._now_unix_s = now_unix_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -128,13 +175,14 @@ class _Http:
             large = len(payload) > _OFF_LOOP_BYTES
             body = await asyncio.to_thread(compression.deflate, payload) if large else compression.deflate(payload)
         if self._session is None or self._session.closed:
-            connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession()
+        context = self._security.context
         try:
             async with self._session.post(
                 self._endpoint.url(signal),
                 data=body,
-                headers=self._headers,
+                headers={**self._headers, **self._security.headers},
+                ssl=context if context is not None else True,  # connections are kept by context: a new one opens new ones
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
             ) as response:
@@ -144,7 +192,7 @@ class _Http:
             raise Retryable(f"no answer within {timeout_s:g} s", 0.0) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: aiohttp's complaint about an answer that is no HTTP.
-            raise Retryable(f"{type(error).__name__}: {error}"[:300], 0.0) from None
+            raise _lost(error) from None
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -164,35 +212,51 @@ class _Grpc:
         ("grpc.primary_user_agent", _USER_AGENT),
     )
 
-    def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings, security: ClientSecurity) -> None:
         self._target = endpoint.authority
-        self._credentials = _grpc_credentials(settings) if endpoint.secure else None
+        self._security = security
+        self._credentials: grpc.ChannelCredentials | None = None  # those of the channel
+        self._closing: set[asyncio.Task[None]] = set()
         self._compression = grpc.Compression.Gzip if settings.compression == "gzip" else grpc.Compression.NoCompression
         self._metadata = tuple((key.lower(), value) for key, value in settings.headers.items())
         self._channel: grpc.aio.Channel | None = None
 
     async def send(self, signal: Signal, payload: bytes, timeout_s: float) -> Accepted:
-        call = self._open().unary_unary(SHAPES[signal].method, None, None)
+        call = self._open(timeout_s).unary_unary(SHAPES[signal].method, None, None)
         try:
-            answer = await call(payload, timeout=timeout_s, metadata=self._metadata)
+            answer = await call(payload, timeout=timeout_s, metadata=(*self._metadata, *self._security.headers.items()))
         except grpc.aio.AioRpcError as error:
+            details = clip(error.details() or "")
+            if error.code() is grpc.StatusCode.UNAVAILABLE and any(word in details for word in _NO_TLS):
+                raise Untrusted(f"gRPC UNAVAILABLE: {details}"[:300], 0.0) from None
+            if error.code() is grpc.StatusCode.UNAVAILABLE and any(word in details for word in _CLOSED):
+                raise Cut(f"gRPC UNAVAILABLE: {details}"[:300], 0.0) from None
             trailers: Any = error.trailing_metadata()  # pairs; the stubs do not say so
             status = next((bytes(value) for key, value in trailers or () if key == DETAILS_KEY), None)
             raise answers.grpc_refusal(error.code(), error.details() or "", status) from None
         return answers.read_grpc(signal, answer)
 
-    def _open(self) -> grpc.aio.Channel:
+    def _open(self, timeout_s: float) -> grpc.aio.Channel:
+        credentials = self._security.credentials
+        if self._channel is not None and credentials is not self._credentials:
+            # Calls that run on the old channel end there.
+            old, self._channel = self._channel, None
+            closing = asyncio.ensure_future(old.close(timeout_s))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         if self._channel is None:
-            if self._credentials is None:
+            self._credentials = credentials
+            if credentials is None:
                 self._channel = grpc.aio.insecure_channel(self._target, self._OPTIONS, self._compression)
             else:
-                self._channel = grpc.aio.secure_channel(self._target, self._credentials, self._OPTIONS, self._compression)
+                self._channel = grpc.aio.secure_channel(self._target, credentials, self._OPTIONS, self._compression)
         return self._channel
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(None)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
 
 async def _start_of(content: aiohttp.StreamReader) -> bytes:
@@ -205,23 +269,11 @@ async def _start_of(content: aiohttp.StreamReader) -> bytes:
     return bytes(answer)
 
 
-def _tls_context(settings: ClientSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=settings.ca_file)
-    if settings.cert_file is not None:
-        context.load_cert_chain(settings.cert_file, settings.key_file)
-    return context
-
-
-def _grpc_credentials(settings: ClientSettings) -> grpc.ChannelCredentials:
-    # gRPC brings roots of its own; the system's, where there are some, are what an operator has set up.
-    roots = settings.ca_file or ssl.get_default_verify_paths().cafile  # None where that file does not exist
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read(roots) if roots is not None else None,
-        private_key=_read(settings.key_file) if settings.key_file is not None else None,
-        certificate_chain=_read(settings.cert_file) if settings.cert_file is not None else None,
-    )
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+def _lost(error: Exception) -> Retryable:
+    """No answer came: because there is no TLS between us, because the connection was cut, or for another cause."""
+    reason = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)) or isinstance(error.__cause__, ssl.SSLError):
+        return Untrusted(reason, 0.0)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Retryable(reason, 0.0)
+    return (Cut if isinstance(error, (aiohttp.ServerDisconnectedError, OSError)) else Retryable)(reason, 0.0)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
+from handrail.auth import AUTHORIZATION, Guard
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.otlp.http_receiver import success_message
 from handrail.otlp.intake import Intake
@@ -20,6 +22,10 @@ from handrail.otlp.refusals import Unavailable
 from handrail.otlp.status import DETAILS_KEY, clip, status_bytes
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
+if TYPE_CHECKING:
+    _Interceptor = grpc.aio.ServerInterceptor[bytes, bytes]
+else:
+    _Interceptor = grpc.aio.ServerInterceptor  # generic only in its stubs
 _Behaviour = Callable[[bytes, _Context], Awaitable[bytes]]
 
 
@@ -31,6 +37,25 @@ def handlers(intake: Intake) -> tuple[grpc.GenericRpcHandler[bytes, bytes], ...]
         )
         for signal, shape in SHAPES.items()
     )
+
+
+class Doorkeeper(_Interceptor):
+    """Turns away who may not export before the message is read: what answers is a handler of streams, which reads on demand."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        given = [str(value) for key, value in handler_call_details.invocation_metadata if key == AUTHORIZATION]
+        denied = self._guard.denial(given)
+        if denied is None:
+            return await continuation(handler_call_details)
+
+        async def turn_away(_messages: Any, context: _Context) -> bytes:
+            self._guard.tell(denied, _host(context.peer()))
+            return await _abort(context, grpc.StatusCode.UNAUTHENTICATED, denied.reason, None)
+
+        return grpc.stream_unary_rpc_method_handler(turn_away)
 
 
 def _export(intake: Intake, signal: Signal) -> Any:
@@ -56,6 +81,11 @@ def _export(intake: Intake, signal: Signal) -> Any:
             return await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, refusal.reason, None)
 
     return export
+
+
+def _host(peer: str) -> str:
+    """``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0] or peer
 
 
 def _look_at(task: asyncio.Task[bytes]) -> None:

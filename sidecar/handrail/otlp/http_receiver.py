@@ -12,6 +12,7 @@ import grpc
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from handrail.auth import AUTHORIZATION, Guard
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.decode import JSON, PROTOBUF, media_type
 from handrail.otlp.intake import Intake, IntakeStats, Reservation
@@ -52,8 +53,9 @@ class _NotHttp(logging.Filter):
 class HttpReceiver:
     """The HTTP half of ``OtlpServer``: one aiohttp application over an ``Intake``."""
 
-    def __init__(self, intake: Intake, *, read_timeout_s: float) -> None:
+    def __init__(self, intake: Intake, guard: Guard, *, read_timeout_s: float) -> None:
         self._intake = intake
+        self._guard = guard
         self._read_timeout_s = read_timeout_s
 
     def logger(self) -> logging.Logger:
@@ -79,6 +81,13 @@ class HttpReceiver:
         if request.method != "POST":
             answer = _refusal(JSON, 405, grpc.StatusCode.UNIMPLEMENTED, f"{request.path} takes POST")
             answer.headers["Allow"] = "POST"
+            return answer
+        denied = self._guard.denial(request.headers.getall(AUTHORIZATION, []))
+        if denied is not None:
+            self._guard.tell(denied, request.remote or "?")
+            answer = _refusal(JSON, denied.status, grpc.StatusCode.UNAUTHENTICATED, denied.reason)
+            answer.headers.update(denied.headers)
+            answer.force_close()  # its body is not read
             return answer
         answer_type = JSON  # until the request's own type is known to be one of OTLP's
         try:

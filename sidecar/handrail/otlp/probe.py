@@ -18,6 +18,7 @@ from handrail.otlp.endpoint import Endpoint, WireProtocol
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with an empty SETTINGS frame
 _SETTINGS_FRAME: Final = 4
+_OBJECTION_S: Final = 0.5
 _ANSWERS: Final = (
     "HTTP ",
     "gRPC UNAUTHENTICATED",
@@ -35,6 +36,7 @@ class Peer(str, Enum):
     REFUSED = "refused"  # nothing listens
     SILENT = "silent"  # no connection, or no word, in time
     UNTRUSTED = "untrusted"  # TLS, but its certificate does not pass
+    CHOOSY = "choosy"  # TLS, but it does not accept our certificate, or that we show none
     TLS = "tls"  # TLS where plaintext was spoken
     PLAINTEXT = "plaintext"  # no TLS where TLS was spoken
     HTTP1 = "http1"
@@ -42,12 +44,12 @@ class Peer(str, Enum):
     OTHER = "other"
 
 
-async def diagnose(endpoint: Endpoint, reason: str, ca_file: str | None, *, timeout_s: float) -> str:
-    """One line for a send that failed with ``reason``. Takes at most ``timeout_s``."""
+async def diagnose(endpoint: Endpoint, reason: str, context: ssl.SSLContext | None, *, timeout_s: float) -> str:
+    """One line for a send that failed with ``reason``. ``context``: of TLS endpoints. Takes at most ``timeout_s``."""
     if _answered(reason):
         return _named_by_answer(endpoint, reason)
     try:
-        peer, detail = await asyncio.wait_for(_look(endpoint, ca_file), timeout_s)
+        peer, detail = await asyncio.wait_for(_look(endpoint, context), timeout_s)
     except asyncio.TimeoutError:
         peer, detail = Peer.SILENT, ""
     return _named_by_peer(endpoint, peer, detail, reason)
@@ -62,7 +64,7 @@ def _named_by_answer(endpoint: Endpoint, reason: str) -> str:
     where = endpoint.url(Signal.TRACES) if endpoint.protocol is WireProtocol.HTTP else str(endpoint)
     word = reason.partition(":")[0]
     if word in ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED"):
-        return f"{where} wants authentication ({reason}): set headers, e.g. authorization=Bearer TOKEN"
+        return f"{where} wants authentication ({reason}): give a token: token_file, or a header authorization=Bearer TOKEN"
     if word == "HTTP 404":
         return f"{where} does not exist (HTTP 404): the endpoint's path is wrong or missing; give the part before /v1/traces"
     if word == "HTTP 405":
@@ -86,6 +88,8 @@ def _named_by_peer(endpoint: Endpoint, peer: Peer, detail: str, reason: str) -> 
         return f"{where}: no answer in time (a firewall, or the wrong host?)"
     if peer is Peer.UNTRUSTED:
         return f"{where}: its TLS certificate is not accepted ({detail}): set ca_file to the CA that signed it"
+    if peer is Peer.CHOOSY:
+        return f"{where}: it seems to want a client certificate, or another one ({detail}): set cert_file and key_file"
     if peer is Peer.TLS:
         return f"{where}: plaintext was sent to a TLS port: write {secure}://{host}"
     if peer is Peer.PLAINTEXT:
@@ -97,21 +101,48 @@ def _named_by_peer(endpoint: Endpoint, peer: Peer, detail: str, reason: str) -> 
     return f"{where}: {reason}"
 
 
-async def _look(endpoint: Endpoint, ca_file: str | None) -> tuple[Peer, str]:
-    context = ssl.create_default_context(cafile=ca_file) if endpoint.secure else None
+async def objection(endpoint: Endpoint, context: ssl.SSLContext) -> str:
+    """How the peer shows that it does not accept our certificate, or that we have none; '' where it does not. At most a second.
+
+    A client of TLS 1.3 has finished its handshake before the peer looks at its certificate. Some peers then say why in an alert,
+    which is lost where the client was writing; others, asyncio's and gRPC's servers among them, just hang up. So this one writes
+    nothing: a peer without an objection waits for a word, or speaks.
+    """
+    try:
+        reader, writer = await asyncio.wait_for(_open(endpoint, context), _OBJECTION_S)
+        try:
+            said = await asyncio.wait_for(reader.read(1), _OBJECTION_S)
+        except ConnectionResetError:
+            said = b""
+        finally:
+            writer.transport.abort()
+    except ssl.SSLError as error:
+        return str(error.reason) if "ALERT" in str(error.reason) else ""
+    except (OSError, asyncio.TimeoutError):
+        return ""
+    return "" if said else "it hangs up right after the handshake"
+
+
+async def _open(endpoint: Endpoint, context: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if context is not None and endpoint.protocol is WireProtocol.GRPC:
         context.set_alpn_protocols(["h2"])
+    return await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+
+
+async def _look(endpoint: Endpoint, context: ssl.SSLContext | None) -> tuple[Peer, str]:
     try:
         said = await _said(endpoint, _PREFACE, context)
         if not said:
             # HTTP/1 servers may close on the preface without a word.
             said = await _said(endpoint, f"GET / HTTP/1.1\r\nHost: {endpoint.authority}\r\n\r\n".encode(), context)
+        if not said and context is not None and (alert := await objection(endpoint, context)):
+            return Peer.CHOOSY, alert
     except socket.gaierror as error:
         return Peer.UNRESOLVED, str(error.strerror)
     except ssl.SSLCertVerificationError as error:
         return Peer.UNTRUSTED, error.verify_message
     except ssl.SSLError as error:
-        return Peer.PLAINTEXT, str(error.reason)
+        return (Peer.CHOOSY if "ALERT" in str(error.reason) else Peer.PLAINTEXT), str(error.reason)
     except ConnectionRefusedError:
         return Peer.REFUSED, "connection refused"
     except OSError as error:
@@ -148,7 +179,7 @@ async def _speaks_tls(endpoint: Endpoint) -> bool:
 
 async def _said(endpoint: Endpoint, greeting: bytes, context: ssl.SSLContext | None) -> bytes:
     """The peer's first bytes after ``greeting``; empty when it hung up."""
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+    reader, writer = await _open(endpoint, context)
     try:
         writer.write(greeting)
         await writer.drain()

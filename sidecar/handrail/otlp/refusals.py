@@ -26,3 +26,19 @@ class Unavailable(Retryable):
 
 class PayloadRejected(Rejected):
     """Refused for what is in this payload (HTTP 400 or 413, ``INVALID_ARGUMENT``): a part of it may still be taken."""
+
+
+class KeptOut(Retryable):
+    """We and the peer do not trust each other; nothing is wrong with the payload, and it waits until somebody mends that."""
+
+
+class Unauthorized(KeptOut):
+    """The peer takes no request of ours: HTTP 401 or 403, ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``."""
+
+
+class Untrusted(KeptOut):
+    """No TLS between us: one side does not accept the other's certificate, or speaks none."""
+
+
+class Cut(Retryable):
+    """The peer hung up before it answered."""

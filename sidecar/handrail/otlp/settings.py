@@ -5,9 +5,14 @@ Source: OpenTelemetry specification, "OTLP Exporter Configuration". Timeouts are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
+
+from handrail.auth import AUTHORIZATION
+
+File = str | os.PathLike[str] | None
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
 
@@ -25,9 +30,10 @@ class ClientSettings:
     compression: str = "gzip"
     timeout_s: float = 10.0
     insecure: bool | None = None
-    ca_file: str | None = None  # PEM; None: the system's
-    cert_file: str | None = None  # PEM, with key_file: the client's own certificate
-    key_file: str | None = None
+    ca_file: File = None  # PEM; None: the system's
+    cert_file: File = None  # PEM, with key_file: the client's own certificate
+    key_file: File = None
+    token_file: File = None  # a bearer token; its first line is sent
 
     def problems(self) -> list[str]:
         """Everything wrong with these settings apart from the endpoint itself."""
@@ -38,6 +44,8 @@ class ClientSettings:
             found.append(f"timeout_s {self.timeout_s!r}: must be above 0, e.g. 10")
         if (self.cert_file is None) != (self.key_file is None):
             found.append("cert_file and key_file: give both or neither")
+        if self.token_file is not None and any(name.lower() == AUTHORIZATION for name in self.headers):
+            found.append("token_file and a header authorization: give one of them")
         return found
 
     @classmethod

@@ -82,8 +82,9 @@ class ClientSide(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of.
-        transport.set_write_buffer_limits(high=0)
+        # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of. Over TLS the
+        # mark itself counts as over it, so there 0 would report an empty buffer.
+        transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
         self.relay.stats.connections += 1
         self.relay.stats.open_connections += 1
         self.relay.connections.add(self)
@@ -114,7 +115,7 @@ class ClientSide(asyncio.Protocol):
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
             if self.upstream.transport.can_write_eof():
                 self.upstream.transport.write_eof()
-            return True
+            return self.transport.can_write_eof()  # TLS has no half-closed connections
         # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
         # request waits for its first byte (case E15).
         if self.flight is not None and not self.response_done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,12 +34,13 @@ class ProxySettings:
     idle_after_finish_s: float = 5.0
     drain_seconds: float = 30.0
     record_all: bool = False
+    tls: ssl.SSLContext | None = None  # None: plaintext
 
     def __post_init__(self) -> None:
         if "://" in self.upstream_host:
             raise ValueError(
                 f"upstream_host: {self.upstream_host!r}: only plain http upstreams are proxied and the scheme is not written; "
-                "give a host name or address such as 127.0.0.1, and put TLS in front of the proxy"
+                "give a host name or address such as 127.0.0.1"
             )
         if self.request_id is None:
             object.__setattr__(self, "request_id", "add" if self.role is Role.EDGE else "pass")

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from handrail.auth import Guard
 from handrail.otlp.contract import Signal
 from handrail.otlp.decode import MAX_BODY_BYTES
 from handrail.otlp.intake import IntakeStats
 from handrail.otlp.payload import with_resource
 from handrail.otlp.server import Address, OtlpServer
+from handrail.tls import ServerTls
 
 Take = Callable[[Signal, bytes], Awaitable[None]]
 """Takes over one encoded export request. Raises ``Retryable`` when it cannot now, ``Rejected`` when it never will."""
@@ -33,10 +35,13 @@ class TapSettings:
     resource: Mapping[str, str] = field(default_factory=dict)
     max_body_bytes: int = MAX_BODY_BYTES
     max_in_flight_bytes: int = 128 << 20
+    loopback_only: bool = True  # without TLS, and not named in `plaintext`
+    tls: ServerTls | None = None
+    guard: Guard | None = None
 
 
 class OtlpTap:
-    """A source that passes batches on. Raises ``ValueError`` for an address that is not loopback or when both ports are off."""
+    """A source that passes batches on. Raises ``ValueError`` for an address that may not be bound, or when both ports are off."""
 
     def __init__(self, settings: TapSettings, take: Take) -> None:
         self._resource = dict(settings.resource)
@@ -47,7 +52,11 @@ class OtlpTap:
             http=None if settings.http_port is None else (settings.http_host, settings.http_port),
             max_body_bytes=settings.max_body_bytes,
             max_in_flight_bytes=settings.max_in_flight_bytes,
-            loopback_only=True,
+            loopback_only=settings.loopback_only,
+            grpc_tls=settings.tls,
+            http_tls=settings.tls,
+            grpc_guard=settings.guard,
+            http_guard=settings.guard,
         )
 
     @property

@@ -54,7 +54,11 @@ class ProxySource:
         """Bind and listen. Raises ``OSError`` where the address cannot be bound; the upstream need not be up yet."""
         relay = Relay(self.settings, self._sink, self.stats, clock=self._clock, wall=self._wall, live=self._live)
         server = await asyncio.get_running_loop().create_server(
-            lambda: ClientSide(relay), self.settings.listen_host, self.settings.listen_port, backlog=_BACKLOG
+            lambda: ClientSide(relay),
+            self.settings.listen_host,
+            self.settings.listen_port,
+            backlog=_BACKLOG,
+            ssl=self.settings.tls,
         )
         self._relay, self._server = relay, server
         self.address = server.sockets[0].getsockname()[:2]

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from handrail.otlp.answers import grpc_refusal, read_grpc, read_http
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.messages import SHAPES
-from handrail.otlp.refusals import PayloadRejected
+from handrail.otlp.refusals import PayloadRejected, Unauthorized
 from handrail.otlp.status import retry_delay_s, status_bytes, status_message
 from otlp_parts import replay
 
@@ -64,11 +64,18 @@ def test_retryable_statuses(status: int) -> None:
     assert refusal.value.delay_s == 0.0
 
 
-@pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 408, 415, 500, 501])
+@pytest.mark.parametrize("status", [301, 404, 405, 408, 415, 500, 501])
 def test_statuses_that_lose_the_batch_whole(status: int) -> None:
     with pytest.raises(Rejected, match=f"HTTP {status}") as refusal:
         read(status, {"Location": "http://elsewhere/v1/traces"})
     assert not isinstance(refusal.value, PayloadRejected)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_not_being_let_in_keeps_the_batch(status: int) -> None:
+    with pytest.raises(Unauthorized, match=f"HTTP {status}") as refusal:
+        read(status)
+    assert isinstance(refusal.value, Retryable)
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
@@ -132,7 +139,8 @@ def test_the_peers_message_is_told(encoding: str) -> None:
         read(400, headers, body)
 
 
-RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+KEPT_OUT = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
+RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"} | KEPT_OUT
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK], ids=lambda code: code.name)
@@ -144,6 +152,7 @@ def test_grpc_codes(code: grpc.StatusCode) -> None:
     if isinstance(wished, Retryable):
         assert wished.delay_s == 12.5
     assert isinstance(plain, PayloadRejected) is (code.name in {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"})
+    assert isinstance(plain, Unauthorized) is (code.name in KEPT_OUT)
 
 
 @pytest.mark.parametrize("encoded", [b"", b"\xff", status_bytes(8, "full")], ids=["empty", "damaged", "no-retry-info"])

@@ -78,7 +78,7 @@ async def test_a_full_spool_is_told_to_the_engine() -> None:
 @pytest.mark.parametrize("which", ["grpc_host", "http_host"])
 def test_anything_but_loopback_is_refused(host: str, which: str) -> None:
     settings = TapSettings(grpc_host=host) if which == "grpc_host" else TapSettings(http_host=host)
-    with pytest.raises(ValueError, match=r"until there is TLS and a token.*valid: 127\.0\.0\.1, ::1, localhost"):
+    with pytest.raises(ValueError, match=r"anyone who reaches this port.*valid: 127\.0\.0\.1, ::1, localhost"):
         OtlpTap(settings, Keeping().consume)
 
 

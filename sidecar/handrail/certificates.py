@@ -1,0 +1,89 @@
+"""From when until when the certificates of a PEM file are valid.
+
+The standard library tells no date of a certificate that it has not verified, and its own is never verified by its holder.
+Source: RFC 5280 sections 4.1 and 4.1.2.5 (validity), X.690 section 8 (DER).
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final
+
+_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
+_SEQUENCE: Final = 0x30
+_VERSION: Final = 0xA0  # [0] EXPLICIT, absent from version 1
+_UTC_TIME: Final = 0x17
+_GENERALIZED_TIME: Final = 0x18
+_FORMAT: Final = "%Y%m%d%H%M%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Seconds since the epoch, both ends included."""
+
+    not_before_unix_s: int
+    not_after_unix_s: int
+
+    def holds(self, now_unix_s: float) -> bool:
+        """Whether it is valid then."""
+        return self.not_before_unix_s <= now_unix_s <= self.not_after_unix_s
+
+
+def certificates(pem: bytes) -> list[bytes]:
+    """The certificates of a PEM file as DER, in their order; what stands between them is skipped. Raises ``ValueError``."""
+    try:
+        return [binascii.a2b_base64(block.strip()) for block in _BLOCK.findall(pem)]
+    except binascii.Error as error:
+        raise ValueError(f"a certificate in it is damaged ({error})") from None
+
+
+def validity(der: bytes) -> Validity:
+    """When one certificate is valid. Raises ``ValueError`` for what is no certificate."""
+    start, end = _inside(der, *_inside(der, 0, len(der), _SEQUENCE), _SEQUENCE)  # tbsCertificate
+    tag, _, after = _element(der, start, end)
+    if tag == _VERSION:
+        _, _, after = _element(der, after, end)
+    for _ in ("signature", "issuer"):  # the serial number was the element before
+        _, _, after = _element(der, after, end)
+    start, end = _inside(der, after, end, _SEQUENCE)
+    first, after = _time(der, start, end)
+    last, _ = _time(der, after, end)
+    return Validity(first, last)
+
+
+def _time(der: bytes, start: int, end: int) -> tuple[int, int]:
+    """A point in time, and where the next element begins."""
+    tag, at, after = _element(der, start, end)
+    text = der[at:after].decode("ascii", "replace")
+    if tag not in (_UTC_TIME, _GENERALIZED_TIME):
+        raise ValueError("its validity holds something else than times")
+    if tag == _UTC_TIME:  # two digits of the year: 50 to 99 are 19YY there, which is not where Python draws the line
+        text = ("19" if text[:1] >= "5" else "20") + text
+    moment = datetime.strptime(text, _FORMAT).replace(tzinfo=timezone.utc)
+    return int(moment.timestamp()), after
+
+
+def _inside(der: bytes, start: int, end: int, wanted: int) -> tuple[int, int]:
+    """Where the content of the element at ``start`` begins and ends."""
+    tag, at, after = _element(der, start, end)
+    if tag != wanted:
+        raise ValueError("it is no X.509 certificate")
+    return at, after
+
+
+def _element(der: bytes, start: int, end: int) -> tuple[int, int, int]:
+    """The tag of the element at ``start``, where its content begins, where it ends. ``end``: of what holds it."""
+    if start + 2 > end:
+        raise ValueError("a certificate in it is cut short")
+    length, at = der[start + 1], start + 2
+    if length >= 0x80:
+        octets = length & 0x7F
+        if not 1 <= octets <= 4 or at + octets > end:
+            raise ValueError("it is no X.509 certificate")
+        length, at = int.from_bytes(der[at : at + octets], "big"), at + octets
+    if at + length > end:
+        raise ValueError("a certificate in it is cut short")
+    return der[start], at, at + length

@@ -1,0 +1,97 @@
+"""How a client of ours shows itself to one peer and knows it: certificates, a token, and whether the two get on.
+
+One object a peer, shared by all clients of it, so that trouble is said once.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from handrail.auth import AUTHORIZATION, bearer, tokens
+from handrail.otlp.endpoint import Endpoint
+from handrail.otlp.refusals import KeptOut, Unauthorized
+from handrail.otlp.settings import ClientSettings, File
+from handrail.tls import Identity, client_identity
+from handrail.watched import Watched
+
+
+class ClientSecurity:
+    """``use``: what the peer is, in metrics. ``prefix``: of the settings, for messages.
+
+    Raises ``OSError`` for a file that cannot be read, ``ValueError`` for one that cannot be used.
+    """
+
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings, *, use: str = "peer", prefix: str = "") -> None:
+        self._prefix = prefix
+        self._identity: Watched[Identity] | None = None
+        if endpoint.secure:
+            self._identity = client_identity(
+                _path(settings.ca_file), _path(settings.cert_file), _path(settings.key_file), use=use, prefix=prefix
+            )
+        self._token: Watched[tuple[str, ...]] | None = None
+        if settings.token_file is not None:
+            self._token = tokens(Path(settings.token_file), use=f"{use}_token", setting=f"{prefix}token_file")
+        self._trouble: type[KeptOut] | None = None
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._credentials_of: Identity | None = None
+
+    @property
+    def watched(self) -> list[Watched[Any]]:
+        """What is to be looked at for change."""
+        return [each for each in (self._identity, self._token) if each is not None]
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """For HTTP; another object after a change. None for plaintext."""
+        return self._identity.value.context if self._identity is not None else None
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """For gRPC; another object after a change. None for plaintext."""
+        if self._identity is None:
+            return None
+        identity = self._identity.value
+        if self._credentials is None or identity is not self._credentials_of:
+            # gRPC brings roots of its own; the system's, where there are some, are what an operator has set up.
+            roots = identity.authorities or _system_roots()
+            self._credentials = grpc.ssl_channel_credentials(roots, identity.key, identity.cert)
+            self._credentials_of = identity
+        return self._credentials
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Sent with every request."""
+        return {AUTHORIZATION: bearer(self._token.value[0])} if self._token is not None else {}
+
+    def troubled(self, refusal: KeptOut) -> bool:
+        """Note that we were kept out; True where it was not so before, or for another cause."""
+        news = type(refusal) is not self._trouble
+        self._trouble = type(refusal)
+        return news
+
+    def settled(self) -> bool:
+        """Note that we were let in; True where we were kept out before."""
+        news, self._trouble = self._trouble is not None, None
+        return news
+
+    def remedy(self, refusal: KeptOut) -> str:
+        """What to do about it."""
+        if isinstance(refusal, Unauthorized):
+            return f"give a token that it takes: {self._prefix}token_file"
+        return (
+            f"{self._prefix}ca_file has to hold the authority of its certificate, the endpoint a name that this has, and "
+            f"{self._prefix}cert_file a certificate that it accepts where it wants any"
+        )
+
+
+def _path(file: File) -> Path | None:
+    return None if file is None else Path(file)
+
+
+def _system_roots() -> bytes | None:
+    path = ssl.get_default_verify_paths().cafile  # None where that file does not exist
+    return None if path is None else Path(path).read_bytes()
