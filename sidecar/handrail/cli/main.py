@@ -51,6 +51,7 @@ COMMANDS: Final = {
     "gpus": Command("handrail.cli.gpus", "show the GPUs of this host, and what they do not tell", "sidecar"),
     "kv-size": Command("handrail.cli.kv_size", "how large a model's KV is: a token, a prompt, on a link", "sidecar"),
     "doctor": Command("handrail.cli.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"),
+    "dashboards": Command("handrail.cli.dashboards", "write the Grafana dashboards as files", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 
