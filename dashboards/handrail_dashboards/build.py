@@ -124,7 +124,7 @@ def _series(panel: Panel) -> timeseries.Panel:
     if panel.log:
         made.scale_distribution(common_build.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10))
     if panel.steps:
-        made.thresholds_style(common_build.GraphThresholdsStyleConfig().mode(common.GraphTresholdsStyleMode.DASHED))
+        made.thresholds_style(common_build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED))
     if any(query.legend == LIMIT for query in panel.queries):
         dashed = model.DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [10, 10]})
         made.override_by_name(LIMIT, [_fixed(RED), dashed])

@@ -121,7 +121,7 @@ def test_a_choice_of_all_finds_series_without_the_label_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_variable_that_is_used_is_there(name: str) -> None:
-    known = {variable["name"] for variable in load(name)["templating"]["list"]} | {"__rate_interval", "__range", "__from", "__to"}
+    known = {variable["name"] for variable in load(name)["templating"]["list"]} | {"__all", "__rate_interval", "__range", "__from", "__to"}
     assert set(re.findall(r"\$\{?(\w+)", TEXTS[name])) <= known
 
 
