@@ -1,7 +1,7 @@
 """What the plugins of a prefill/decode fleet would say, as datagrams, in real time: an engine that is emulated has no plugin.
 
-Hand-offs of a known kind, one every so often a pair, of which some fail, are read too late, are never read, or never end. The words
-are those of ``handrail.guest.events``, the shapes those of tests/data/recordings/plugin (real vLLM 0.32).
+Hand-offs of a known kind, one every so often a pair, of which some fail, are read too late, are never read, or never end. The
+words are those of ``handrail.guest.events``, the shapes those of tests/data/recordings/plugin (real vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Process:
 
 
 class Speech:
-    """``sockets``: by host, where its sidecar listens for a plugin; names of prefill hosts begin with p. Runs between ``start`` and ``stop``."""
+    """``sockets``: by host, where its sidecar hears a plugin; prefill hosts' names begin with p. ``stop`` ends the thread."""
 
     def __init__(self, sockets: Mapping[str, Path], seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -53,7 +53,7 @@ class Speech:
         self._prefills = [host for host in sockets if host.startswith("p")]
         self._queue: list[tuple[int, int, Callable[[int], None]]] = []
         self._count = 0
-        self._running = {host: 0 for host in sockets}
+        self._running = dict.fromkeys(sockets, 0)
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="plugins")
@@ -61,7 +61,12 @@ class Speech:
     def start(self) -> None:
         now = time.monotonic_ns()
         for host, kind in self._processes:
-            facts = {"engine_id": f"engine-{host}", "connector": "NixlConnector", "lease_ns": _LEASE_NS, "block_bytes": _BLOCK_BYTES}
+            facts = {
+                "engine_id": f"engine-{host}",
+                "connector": "NixlConnector",
+                "lease_ns": _LEASE_NS,
+                "block_bytes": _BLOCK_BYTES,
+            }
             self._say(now, host, kind, words.FACTS, facts if kind == words.CORE else {"agents": [f"agent-{host}"]})
         self._at(now, self._alive)
         self._at(now, self._step)
@@ -97,7 +102,13 @@ class Speech:
             return
         clock = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
         made, process.lost = words.datagrams(
-            process.due, boot=process.boot, pid=process.pid, kind=process.kind, sequence=process.sequence + 1, lost=process.lost, **clock
+            process.due,
+            boot=process.boot,
+            pid=process.pid,
+            kind=process.kind,
+            sequence=process.sequence + 1,
+            lost=process.lost,
+            **clock,
         )
         process.sequence += len(made)
         process.due.clear()
@@ -109,7 +120,14 @@ class Speech:
 
     def _alive(self, at: int) -> None:
         for host, kind in self._processes:
-            self._say(at, host, kind, words.ALIVE, at if kind == words.CORE else None, self._running[host] if kind == words.CORE else None)
+            self._say(
+                at,
+                host,
+                kind,
+                words.ALIVE,
+                at if kind == words.CORE else None,
+                self._running[host] if kind == words.CORE else None,
+            )
         self._at(at + SECOND, self._alive)
 
     def _step(self, at: int) -> None:
@@ -149,7 +167,20 @@ class Speech:
         self._say(at, host, core, words.QUEUED, request, time.time_ns(), blocks * 16, None)
         known = (f"engine-{host}", f"engine-{peer}", theirs, f"10.0.0.{ord(peer[-1])}", 5600, "p_to_d", "pull", None)
         self._say(at + MS, host, core, words.KV_KNOWN, request, "NixlConnector", *known)
-        self._say(at + 2 * MS, host, core, words.KV_WANTED, request, "NixlConnector", f"engine-{host}", blocks * 16, 0, blocks, size, True)
+        self._say(
+            at + 2 * MS,
+            host,
+            core,
+            words.KV_WANTED,
+            request,
+            "NixlConnector",
+            f"engine-{host}",
+            blocks * 16,
+            0,
+            blocks,
+            size,
+            True,
+        )
         posted = at + int(self._random.lognormvariate(1.5, 0.8) * MS) + 3 * MS
         self._say(posted - MS, host, worker, words.KV_LOAD, request, 0)
         self._say(posted, host, worker, words.KV_POSTED, request, 0, False)
@@ -171,7 +202,9 @@ class Speech:
         if not failed:
             self._say(done + 5 * MS, host, core, words.SCHEDULED, request, 0, blocks * 16)
             self._say(done + 40 * MS, host, core, words.FIRST_TOKEN, request)
-        self._say(over, host, core, words.FINISHED, request, "FINISHED_ERROR" if failed else "FINISHED_STOPPED", 0 if failed else 32)
+        self._say(
+            over, host, core, words.FINISHED, request, "FINISHED_ERROR" if failed else "FINISHED_STOPPED", 0 if failed else 32
+        )
         self._at(over, lambda _: self._runs(host, -1))
 
     def _runs(self, host: str, more: int) -> None:

@@ -9,7 +9,7 @@ from handrail.catalogue import sidecar_metrics
 from handrail_dashboards.lint import Known
 
 _COLLECTOR: Mapping[str, Known] = {
-    name: Known("histogram" if kind == "h" else "counter" if kind == "c" else "gauge", frozenset(labels))  # type: ignore[arg-type]
+    name: Known("histogram" if kind == "h" else "counter" if kind == "c" else "gauge", frozenset(labels))
     for kind, name, *labels in (
         ("g", "handrail_trace_coverage_ratio"),
         ("h", "handrail_phase_seconds", "phase", "model_name"),
@@ -19,9 +19,24 @@ _COLLECTOR: Mapping[str, Known] = {
         ("c", "handrail_stalls_total", "cause", "model_name"),
         ("g", "handrail_link_slow", "source", "target", "finding"),
         ("g", "handrail_clock_bound_seconds", "host", "peer_host"),
-        *(("c", f"handrail_collector_{name}_total") for name in ("rejected_items", "unreadable_spans", "faults", "refused_requests", "cpu_seconds", "spans", "rows", "ambiguous_joins")),
+        *(
+            ("c", f"handrail_collector_{name}_total")
+            for name in (
+                "rejected_items",
+                "unreadable_spans",
+                "faults",
+                "refused_requests",
+                "cpu_seconds",
+                "spans",
+                "rows",
+                "ambiguous_joins",
+            )
+        ),
         ("c", "handrail_collector_joins_total", "how"),
-        *(("g", f"handrail_collector_{name}") for name in ("journal_lag_seconds", "resident_memory_bytes", "store_bytes", "journal_size_bytes")),
+        *(
+            ("g", f"handrail_collector_{name}")
+            for name in ("journal_lag_seconds", "resident_memory_bytes", "store_bytes", "journal_size_bytes")
+        ),
     )
 }
 

@@ -1,8 +1,8 @@
 """A whole fleet with real sidecars, a real collector and a real Prometheus, for what is looked at through Prometheus.
 
-Engines are emulated (``handrail_fleet``): two prefill, two decode, a router, an edge. Beside each engine its sidecar proxies, taps OTLP, reads
-its metrics page, and has what an emulated engine lacks from doubles at the lowest layer: a plugin that speaks (``handoff_speech``),
-GPUs (the NVML double) and ports (a folder as sysfs has it).
+Engines are emulated (``handrail_fleet``): two prefill, two decode, a router, an edge. Beside each engine its sidecar proxies,
+taps OTLP, reads its metrics page, and has what an emulated engine lacks from doubles at the lowest layer: a plugin that speaks
+(``handoff_speech``), GPUs (the NVML double) and ports (a folder as sysfs has it).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ANY: Final = f"{HOST}:0"
 _HANDRAIL: Final = (sys.executable, "-m", "handrail.cli.main")
 _FLEET: Final = (sys.executable, "-m", "handrail_fleet")
 _START_S: Final = 90.0
-_LOAD: Final = 1_000_000  # more than is ever sent: the load is ended with the rest
+_LOAD: Final = 6000  # more than is sent: the load is ended with the rest
 _PORT_BYTES_PER_S: Final = {"p": (6.0e9, 0.4e9), "d": (0.4e9, 6.0e9)}
 
 
@@ -69,10 +69,9 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
     children = Children(folder)
     with contextlib.ExitStack() as stack:
         stack.callback(children.end, [], 10.0)
-        collector = _handrail(
-            children, "collector", "collector", "--otlp-grpc", _ANY, "--otlp-http", _ANY, "--api", _ANY, "--data", str(folder / "data"),
-            *("--flush-interval", "1s", "--decision-engine-wait", "3s"),
-        )  # fmt: skip
+        ports = ("--otlp-grpc", _ANY, "--otlp-http", _ANY, "--api", _ANY)
+        soon = ("--flush-interval", "1s", "--decision-engine-wait", "3s")
+        collector = _handrail(children, "collector", "collector", *ports, "--data", str(folder / "data"), *soon)
         children.wait_ready([collector], _START_S)
         hosts = {host: f"{HOST}:{port}" for host, port in zip(("p0", "p1", "d0", "d1"), free_ports(4), strict=True)}
         sidecars = {host: _beside(children, folder, host, address, collector) for host, address in hosts.items()}
@@ -80,10 +79,8 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
         began = str(time.time_ns())
         engines = [_engine(children, host, address, sidecars[host], began, faults) for host, address in hosts.items()]
         proxies = {host: f"http://{sidecars[host].addresses['proxy']}" for host in hosts}
-        router = _start(
-            children, "router", *_FLEET, "router", "--listen", _ANY, "--prefill", proxies["p0"], proxies["p1"],
-            *("--decode", proxies["d0"], proxies["d1"]), *_shared(began, faults),
-        )  # fmt: skip
+        relay = ("--listen", _ANY, "--prefill", proxies["p0"], proxies["p1"], "--decode", proxies["d0"], proxies["d1"])
+        router = _start(children, "router", *_FLEET, "router", *relay, *_shared(began, faults))
         children.wait_ready([router, *engines], _START_S)
         edge = _sidecar(children, "edge", "edge", router.addresses["http"], collector, None)
         children.wait_ready([edge], _START_S)
@@ -126,7 +123,16 @@ def _beside(children: Children, folder: Path, host: str, address: str, collector
         environment = Double(build(library), below).environment(h100(2))
     except CannotBuild:
         environment = None
-    more = ("--otlp-grpc", _ANY, "--metrics-url", f"http://{address}/metrics", "--metrics-interval", "1s", "--metrics-timeout", "900ms")
+    more = (
+        "--otlp-grpc",
+        _ANY,
+        "--metrics-url",
+        f"http://{address}/metrics",
+        "--metrics-interval",
+        "1s",
+        "--metrics-timeout",
+        "900ms",
+    )
     seen = ("--plugin-socket", str(folder / f"{host}.sock"), "--links-sysfs", str(below / "sys"), "--kv-hung-after", "10s")
     return _sidecar(children, "prefill" if host[0] == "p" else "decode", host, address, collector, environment, *more, *seen)
 
@@ -138,7 +144,9 @@ def _shared(began: str, faults: Sequence[str]) -> list[str]:
 def _engine(children: Children, host: str, address: str, sidecar: Child, began: str, faults: Sequence[str]) -> Child:
     role = "prefill" if host[0] == "p" else "decode"
     flags = ("--role", role, "--host", host, "--listen", address, "--otlp-endpoint", f"grpc://{sidecar.addresses['otlp_grpc']}")
-    return _start(children, f"engine-{host}", *_FLEET, "engine", *flags, *_shared(began, faults), env={"OTEL_BSP_SCHEDULE_DELAY": "200"})
+    return _start(
+        children, f"engine-{host}", *_FLEET, "engine", *flags, *_shared(began, faults), env={"OTEL_BSP_SCHEDULE_DELAY": "200"}
+    )
 
 
 def _prometheus(children: Children, folder: Path, program: str, sidecars: Sequence[Child], collector: Child) -> str:

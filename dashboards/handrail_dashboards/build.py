@@ -10,13 +10,14 @@ from grafana_foundation_sdk.builders import common as common_build
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.builders import text as text_build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models import common, prometheus as prometheus_model
+from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import prometheus as prometheus_model
 from grafana_foundation_sdk.models import text as text_model
 
 from handrail_dashboards.layout import Place, places
 from handrail_dashboards.panel import GREEN, RED, Board, Kind, Panel, Query, Row, Steps
-from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, annotations, board_links, source, variables
+from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_links, changes, source, variables
 
 LIMIT: Final = "limit of the SLO"
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -35,7 +36,7 @@ def board_json(board: Board) -> str:
         .timezone("browser")
         .refresh("30s")
         .variables(list(variables()))
-        .annotations(list(annotations()))
+        .annotations(list(changes()))
         .links(list(board_links()))
     )
     for number, (item, place) in enumerate(places(board.rows), 1):
@@ -79,7 +80,13 @@ def _panel(panel: Panel, number: int, place: Place) -> _Visual:
 
 
 def _target(query: Query, letter: str, kind: Kind) -> prometheus.Dataquery:
-    made = prometheus.Dataquery().expr(query.expr).ref_id(letter).datasource(source()).editor_mode(prometheus_model.QueryEditorMode.CODE)
+    made = (
+        prometheus.Dataquery()
+        .expr(query.expr)
+        .ref_id(letter)
+        .datasource(source())
+        .editor_mode(prometheus_model.QueryEditorMode.CODE)
+    )
     made.format(prometheus_model.PromQueryFormat.TABLE if kind is Kind.TABLE else prometheus_model.PromQueryFormat.TIME_SERIES)
     if query.once or kind is Kind.BARS:
         made.instant()

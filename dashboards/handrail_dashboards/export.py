@@ -27,7 +27,10 @@ class Choices:
 
 def dashboards(choices: Choices) -> Mapping[str, str]:
     """File name -> JSON, sorted by name."""
-    return {name: json.dumps(_chosen(json.loads(text), choices), indent=2, ensure_ascii=False) + "\n" for name, text in _texts("generated")}
+    return {
+        name: json.dumps(_chosen(json.loads(text), choices), indent=2, ensure_ascii=False) + "\n"
+        for name, text in _texts("generated")
+    }
 
 
 def provisioning() -> Mapping[str, str]:

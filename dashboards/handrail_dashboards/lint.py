@@ -1,8 +1,8 @@
 """What is wrong with a query although Prometheus would answer it: found on the tree that ``promql-parser`` makes of it.
 
-Each rule is a mistake that published dashboards made: a quantile of what was not summed by ``le``, a mean of quantiles, a window
-that holds fewer than two samples when one zooms in, a counter read as it is, a rate of a gauge, a sum of shares, a name or a label
-that nobody exports. Needs ``promql-parser`` (an extra of development); names come from ``handrail.catalogue``.
+Each rule is a mistake that published dashboards made: a quantile of what was not summed by ``le``, a mean of quantiles, a
+window that holds fewer than two samples when one zooms in, a counter read as it is, a rate of a gauge, a sum of shares, a name
+or a label that nobody exports. Needs ``promql-parser`` (an extra of development); names come from ``handrail.catalogue``.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ class _Walk:
         window = _SECONDS.get(node.range.total_seconds(), f"{node.range.total_seconds():g}s")
         allowed = {"$__rate_interval"} if function in ("rate", "irate") else {"$__rate_interval", "$__range"}
         if window not in allowed:
-            self.say(Rule.WINDOW, f"{function} over {window}: may hold fewer than two samples; use {' or '.join(sorted(allowed))}")
+            self.say(
+                Rule.WINDOW, f"{function} over {window}: may hold fewer than two samples; use {' or '.join(sorted(allowed))}"
+            )
         elif window == "$__range" and not self.once:
             self.say(Rule.WINDOW, f"{function} over $__range at every step: ask it once, or use $__rate_interval")
 
@@ -207,7 +209,10 @@ class _Walk:
             if operation in _SETS:
                 return left | right
             if left != right:
-                self.say(Rule.MATCHING, f"{operation} of series by ({_named(left)}) and by ({_named(right)}): nothing matches; say on (…)")
+                self.say(
+                    Rule.MATCHING,
+                    f"{operation} of series by ({_named(left)}) and by ({_named(right)}): nothing matches; say on (…)",
+                )
             return left
         on = frozenset(matching.labels)
         for side in (left, right):

@@ -33,7 +33,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query. ``legend``: Grafana's ``{{label}}`` form; in a table, the column. ``once``: asked for the end of the range only."""
+    """One query. ``legend``: in Grafana's ``{{label}}`` form; in a table, the column. ``once``: asked for the end only."""
 
     expr: str
     legend: str = ""
@@ -49,10 +49,11 @@ Steps = Sequence[tuple[float, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """``unit``: an id of Grafana's units. ``width`` in 24ths, ``height`` in rows of 38 pixels. ``no_value``: what stands for nothing.
+    """``unit``: an id of Grafana's units. ``width`` in 24ths of the page, ``height`` in rows of 38 pixels.
 
-    ``limit``: series of a name that begins so are drawn as a dashed line. ``colours``: by a series' name. ``labels``: a table's columns that
-    are labels, and their titles; any other label is left out.
+    ``no_value``: what stands for nothing. ``steps``: thresholds, drawn as lines and as the colour of a number. ``colours``: by a
+    series' name. ``labels``: a table's columns that are labels, and their titles. ``to_requests``: a point's menu leads to the
+    requests of the time that is looked at.
     """
 
     kind: Kind
@@ -73,7 +74,7 @@ class Panel:
     labels: Mapping[str, str] = field(default_factory=dict)
     sort: str = ""
     text: str = ""
-    to_requests: bool = False  # links from a point to the requests of that time
+    to_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)

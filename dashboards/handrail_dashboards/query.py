@@ -1,8 +1,8 @@
 """PromQL as the boards write it: who a series is of, over what time, and how it is put together.
 
-Each function gives an expression as text. ``$cluster``, ``$model``, ``$role`` and ``$instance`` are the boards' variables, whose "all" is
-``.*``: a series without the label matches as well. Rates are over ``$__rate_interval``, which Grafana keeps above four scrapes;
-counts of a whole time range are over ``$__range`` and asked once.
+Each function gives an expression as text. ``$cluster``, ``$model``, ``$role`` and ``$instance`` are the boards' variables, whose
+"all" is ``.*``: a series without the label matches as well. Rates are over ``$__rate_interval``, which Grafana keeps above four
+scrapes; counts of a whole time range are over ``$__range`` and asked once.
 """
 
 from __future__ import annotations
@@ -102,8 +102,11 @@ def quantile(share: float, buckets: str, *by: str) -> str:
 
 
 def client_ttft(share: float) -> str:
-    """As near to the client as anything sees it: at an edge, else from D's arrival on, else as D's scheduler tells. Never added up."""
-    found = (total(rate(live("handrail_ttft_seconds_bucket", f'scope="{scope}"')), "le", "scope") for scope in ("edge", "decode", "engine"))
+    """As near to the client as it is seen: at an edge, else from D's arrival on, else as D's scheduler tells. Never added up."""
+    found = (
+        total(rate(live("handrail_ttft_seconds_bucket", f'scope="{scope}"')), "le", "scope")
+        for scope in ("edge", "decode", "engine")
+    )
     return f"histogram_quantile({share:g}, {' or on (le) '.join(found)}) >= 0"
 
 

@@ -1,7 +1,7 @@
 """What every board has around its panels: variables, annotations, links.
 
-No uid of a data source, of a dashboard or of anything else is written out: a variable stands for each, so that a file works wherever it
-is imported, provisioned or mounted (case H04).
+No uid of a data source, of a dashboard or of anything else is written out: a variable stands for each, so that a file works
+wherever it is imported, provisioned or mounted (case H04).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ ANNOTATIONS: Final = (
 """Name, colour, query, title and text: what changed, over every panel."""
 
 
-def annotations() -> list[build.AnnotationQuery]:
+def changes() -> list[build.AnnotationQuery]:
     return [
         build.AnnotationQuery().name(name).datasource(source()).enable(True).hide(False).icon_color(colour).expr(expr)
         for name, colour, expr, _, _ in ANNOTATIONS
@@ -96,7 +96,12 @@ def annotations() -> list[build.AnnotationQuery]:
 def board_links() -> list[build.DashboardLink]:
     """To the other boards with the same choices, and to the traces of the time that is looked at."""
     return [
-        build.DashboardLink("Handrail").type(model.DashboardLinkType.DASHBOARDS).tags([TAG]).as_dropdown(True).include_vars(True).keep_time(True),
+        build.DashboardLink("Handrail")
+        .type(model.DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .as_dropdown(True)
+        .include_vars(True)
+        .keep_time(True),
         _outside("Slowest requests", REQUESTS, "Handrail's collector: the slowest requests of this time"),
         _outside("Tempo", TEMPO, "Tempo: requests of this time that took more than a second"),
         _outside("Jaeger", JAEGER, "Jaeger: traces of this time"),

@@ -39,7 +39,9 @@ def uids(value: object) -> Iterator[object]:
 
 
 def test_the_files_are_what_the_code_makes(pytestconfig: pytest.Config) -> None:
-    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk needs Python 3.11; the other versions in CI have it")
+    pytest.importorskip(
+        "grafana_foundation_sdk", reason="grafana-foundation-sdk needs Python 3.11; the other versions in CI have it"
+    )
     from handrail_dashboards.__main__ import GENERATED, write
     from handrail_dashboards.build import board_json
 
@@ -48,7 +50,9 @@ def test_the_files_are_what_the_code_makes(pytestconfig: pytest.Config) -> None:
     made = {f"{board.file}.json": board_json(board) for board in BOARDS}
     kept = {file.name: file.read_text("utf-8") for file in GENERATED.glob("*.json")}
     assert kept.keys() == made.keys(), "run make dashboards"
-    assert [name for name in made if made[name] != kept[name]] == [], "these are not what the code makes: run make dashboards and review the diff"
+    assert [name for name in made if made[name] != kept[name]] == [], (
+        "these are not what the code makes: run make dashboards and review the diff"
+    )
 
 
 def test_there_are_five_and_each_says_what_it_is_for() -> None:
@@ -121,7 +125,13 @@ def test_a_choice_of_all_finds_series_without_the_label_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_variable_that_is_used_is_there(name: str) -> None:
-    known = {variable["name"] for variable in load(name)["templating"]["list"]} | {"__all", "__rate_interval", "__range", "__from", "__to"}
+    known = {variable["name"] for variable in load(name)["templating"]["list"]} | {
+        "__all",
+        "__rate_interval",
+        "__range",
+        "__from",
+        "__to",
+    }
     assert set(re.findall(r"\$\{?(\w+)", TEXTS[name])) <= known
 
 
@@ -156,20 +166,36 @@ def test_H08_what_is_absent_is_not_shown_as_0() -> None:
 
 
 def test_D13_what_a_prefill_pool_cannot_have_is_said_so() -> None:
-    shown = {panel["title"]: panel["fieldConfig"]["defaults"]["noValue"] for panel in panels("decode.json") if panel["type"] != "text"}
+    shown = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["noValue"] for panel in panels("decode.json") if panel["type"] != "text"
+    }
     for title in ("Stream gaps by pool", "Time per token (ITL) by pool"):
         assert shown[title].startswith("not applicable"), title
-    ratios = [target["expr"] for panel in panels("decode.json") for target in panel.get("targets", ()) if "histogram_quantile" in target["expr"]]
+    ratios = [
+        target["expr"]
+        for panel in panels("decode.json")
+        for target in panel.get("targets", ())
+        if "histogram_quantile" in target["expr"]
+    ]
     assert all(">= 0" in expr for expr in ratios), "a quantile of nothing is NaN, which compares with nothing and so is left out"
 
 
 def test_D22_size_busy_rate_and_carried_rate_are_three_panels() -> None:
-    units = {panel["title"]: panel["fieldConfig"]["defaults"]["unit"] for panel in panels("handoff.json") if panel["type"] != "text"}
-    assert (units["Size of a fetch"], units["Rate while transferring"], units["Carried, on average"]) == ("decbytes", "Bps", "Bps")
+    units = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["unit"] for panel in panels("handoff.json") if panel["type"] != "text"
+    }
+    assert (units["Size of a fetch"], units["Rate while transferring"], units["Carried, on average"]) == (
+        "decbytes",
+        "Bps",
+        "Bps",
+    )
 
 
 def test_B18_a_peak_stands_beside_every_mean_of_a_link() -> None:
-    for name, title in (("handoff.json", "Ports against their line rate"), ("gpu-links.json", "Against the line rate: mean and peak second")):
+    for name, title in (
+        ("handoff.json", "Ports against their line rate"),
+        ("gpu-links.json", "Against the line rate: mean and peak second"),
+    ):
         panel = next(panel for panel in panels(name) if panel["title"] == title)
         assert any("handrail_link_peak_bytes_per_second" in target["expr"] for target in panel["targets"])
     pools = next(panel for panel in panels("gpu-links.json") if panel["title"] == "Pools")

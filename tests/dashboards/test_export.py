@@ -27,7 +27,16 @@ def test_it_writes_the_five_and_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = ("--datasource", "Prom (eu)", "--tempo", "Traces", "--jaeger-url", "https://jaeger/", "--handrail-url", "https://h:4380")
+    chosen = (
+        "--datasource",
+        "Prom (eu)",
+        "--tempo",
+        "Traces",
+        "--jaeger-url",
+        "https://jaeger/",
+        "--handrail-url",
+        "https://h:4380",
+    )
     assert main(["dashboards", "export", str(tmp_path), *chosen, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {Path(each["file"]).name for each in told["dashboards"]} == FILES

@@ -24,7 +24,9 @@ ASKED = [
     for panel in json.loads(text)["panels"]
     for target in panel.get("targets", ())
 ]
-ANNOTATED = {annotation["expr"] for text in dashboards(Choices()).values() for annotation in json.loads(text)["annotations"]["list"]}
+ANNOTATED = {
+    annotation["expr"] for text in dashboards(Choices()).values() for annotation in json.loads(text)["annotations"]["list"]
+}
 
 
 @pytest.mark.parametrize(("where", "expr", "once"), ASKED, ids=[where for where, _, _ in ASKED])

@@ -1,7 +1,7 @@
 """Every panel of every board, drawn by Grafana's own components in Chromium from a real Prometheus that scrapes real pages.
 
-``make test-dashboards`` installs what this needs. ``HANDRAIL_STAGE_SECONDS`` says how long the fleet runs first (75), ``HANDRAIL_SCREENSHOTS``
-where the screenshots go (the test's own folder; docs/screenshots to renew those of the pages).
+``make test-dashboards`` installs what this needs. ``HANDRAIL_STAGE_SECONDS`` says how long the fleet runs first (75),
+``HANDRAIL_SCREENSHOTS`` where the screenshots go (the test's own folder; docs/screenshots to renew those of the pages).
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def test_a_board_of_other_types_is_found(node: str, files: list[str], tmp_path: 
     panel = next(panel for panel in board["panels"] if panel["type"] == "stat")
     panel[broken[0]] = broken[1]
     (tmp_path / "broken.json").write_text(json.dumps(board), encoding="utf-8")
-    done = subprocess.run([node, "types.mjs", str(tmp_path / "broken.json")], cwd=RENDER, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [node, "types.mjs", str(tmp_path / "broken.json")], cwd=RENDER, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 1, "the type check finds nothing"
 
 
@@ -109,7 +111,9 @@ def test_a_board_of_other_types_is_found(node: str, files: list[str], tmp_path: 
 def test_every_panel_is_drawn_without_an_error(shown: Shown, name: str) -> None:
     board = shown[name]
     assert board["errors"] == []
-    assert [f"{panel['title']}: {panel['failed']}" for panel in board["panels"] if panel["failed"] or panel["state"] != "done"] == []
+    assert [
+        f"{panel['title']}: {panel['failed']}" for panel in board["panels"] if panel["failed"] or panel["state"] != "done"
+    ] == []
     assert [count for _, count in board["annotations"]], "annotations are asked too"
 
 
@@ -160,7 +164,9 @@ def test_exemplars_are_stored_with_their_trace(stage: Stage, shown: Shown) -> No
     import urllib.request
 
     query = {"query": "handrail_ttft_seconds_bucket", "start": str(stage.started_s), "end": str(time.time())}
-    with urllib.request.urlopen(f"{stage.prometheus}/api/v1/query_exemplars?{urllib.parse.urlencode(query)}", timeout=10) as response:
+    with urllib.request.urlopen(
+        f"{stage.prometheus}/api/v1/query_exemplars?{urllib.parse.urlencode(query)}", timeout=10
+    ) as response:
         found = json.load(response)["data"]
     traces = [exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]]
     assert traces

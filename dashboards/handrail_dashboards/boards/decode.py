@@ -5,9 +5,22 @@ from __future__ import annotations
 from typing import Final
 
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
-from handrail_dashboards.query import client_quantile, increase, joined_model, live, mean, own, pooled, quantile, rate, total, worst
+from handrail_dashboards.query import (
+    client_quantile,
+    increase,
+    joined_model,
+    live,
+    mean,
+    own,
+    pooled,
+    quantile,
+    rate,
+    total,
+    worst,
+)
 
 _NO_STREAM: Final = "not applicable: no stream, or a prefill pool, which gives one token"
+_NO_TOKENS: Final = "not applicable: no stream whose tokens a chunk are known, or a prefill pool"
 _NO_PAGE: Final = "no engine's metrics page is read"
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _ENGINE: Final = "{{instance}} {{engine}}"
@@ -34,7 +47,8 @@ def _pools_rate(name: str) -> str:
 BOARD: Final = Board(
     "decode",
     "Handrail / Decode",
-    "Whether streams run smoothly: gaps, stalls and their causes, batch and KV cache, preemptions, and whether P and D are in balance.",
+    "Whether streams run smoothly: gaps, stalls and their causes, batch and KV cache, preemptions, and whether P and D are "
+    "in balance.",
     (
         Row(
             "Do streams run smoothly?",
@@ -51,11 +65,12 @@ BOARD: Final = Board(
                     "99 of 100 times per token were shorter: a gap over the tokens of its chunk, where their number is known.",
                     "s",
                     client_quantile(0.99, "handrail_itl_seconds"),
-                    no_value="no streams",
+                    no_value="tokens unknown",
                 ),
                 stat(
                     "Stalls",
-                    "Streams of this time range that stood still, each counted by its longest stall (a gap far above the stream's own median).",
+                    "Streams of this time range that stood still, each counted by its longest stall (a gap far above the "
+                    "stream's own median).",
                     "none",
                     total(increase(joined_model("handrail_stalls_total"))),
                     once=True,
@@ -97,7 +112,11 @@ BOARD: Final = Board(
                     "Time between chunks with content, as each gap ends; within 10 %.",
                     "s",
                     *(
-                        Query(quantile(share, live("handrail_stream_gap_seconds_bucket"), "role"), f"{{{{role}}}} {word}", exemplars=share > 0.5)
+                        Query(
+                            quantile(share, live("handrail_stream_gap_seconds_bucket"), "role"),
+                            f"{{{{role}}}} {word}",
+                            exemplars=share > 0.5,
+                        )
                         for share, word in _SHARES
                     ),
                     width=8,
@@ -107,18 +126,22 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Time per token (ITL) by pool",
-                    "A gap over the tokens of its chunk, where continuous usage, token ids or the plugin tell their number; else there is none.",
+                    "A gap over the tokens of its chunk, where continuous usage, token ids or the plugin tell their number; "
+                    "else there is none.",
                     "s",
-                    *(Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} {word}") for share, word in _SHARES),
+                    *(
+                        Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} {word}")
+                        for share, word in _SHARES
+                    ),
                     width=8,
                     log=True,
-                    no_value=_NO_STREAM,
+                    no_value=_NO_TOKENS,
                     to_requests=True,
                 ),
                 series(
                     "Stalls by cause",
-                    "Stalls a minute by what made them, as the collector names it with evidence; `unknown` where there is none. The longest of each "
-                    "stream; some seconds late.",
+                    "Stalls a minute by what made them, as the collector names it with evidence; `unknown` where there is "
+                    "none. The longest of each stream; some seconds late.",
                     "none",
                     Query(f"60 * {total(rate(joined_model('handrail_stalls_total')), 'cause')}", "{{cause}}"),
                     width=8,
@@ -129,9 +152,13 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Worst engines: gap p99",
-                    "The five sidecars with the highest p99 of gaps at this moment: one slow engine among many does not show in the pool's.",
+                    "The five sidecars with the highest p99 of gaps at this moment: one slow engine among many does not "
+                    "show in the pool's.",
                     "s",
-                    Query(f"topk(5, {quantile(0.99, live('handrail_stream_gap_seconds_bucket'), 'role', 'instance')})", "{{role}} {{instance}}"),
+                    Query(
+                        f"topk(5, {quantile(0.99, live('handrail_stream_gap_seconds_bucket'), 'role', 'instance')})",
+                        "{{role}} {{instance}}",
+                    ),
                     width=12,
                     log=True,
                     no_value=_NO_STREAM,
@@ -182,8 +209,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Waiting and preempted",
-                    "Requests that wait for the scheduler of each engine, and preemptions a minute. At a vLLM decode the waiting ones include those "
-                    "whose KV is still being pulled.",
+                    "Requests that wait for the scheduler of each engine, and preemptions a minute. At a vLLM decode the "
+                    "waiting ones include those whose KV is still being pulled.",
                     "none",
                     Query(_engines("requests_waiting"), f"waiting: {{{{role}}}} {_ENGINE}"),
                     Query(f"60 * {_engines_rate('preemptions_total')} > 0", f"preempted a minute: {{{{role}}}} {_ENGINE}"),
@@ -198,7 +225,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Waiting, by pool",
-                    "Requests that wait at all engines of a role. One pool waits and the other does not: they are out of balance.",
+                    "Requests that wait at all engines of a role. One pool waits and the other does not: they are out of "
+                    "balance.",
                     "none",
                     Query(_pools("requests_waiting"), "{{role}}"),
                     width=8,
@@ -218,7 +246,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Tokens a second, by pool",
-                    "Prompt tokens and generated tokens as the engines of each role count them. P should do the first, D the second.",
+                    "Prompt tokens and generated tokens as the engines of each role count them. P should do the first, D "
+                    "the second.",
                     "none",
                     Query(_pools_rate("prompt_tokens_total"), "{{role}} prompt"),
                     Query(_pools_rate("generation_tokens_total"), "{{role}} generated"),

@@ -60,8 +60,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Held down now",
-                    "GPUs whose clocks are held down by heat, power brake or hardware slowdown. The power cap is not counted here: at full load it "
-                    "is normal.",
+                    "GPUs whose clocks are held down by heat, power brake or hardware slowdown. The power cap is not "
+                    "counted here: at full load it is normal.",
                     "none",
                     f"count({worst(_gpu('throttled', _HELD), *_EACH)} > 0) or 0 * count({worst(_gpu('throttled'), *_EACH)})",
                     decimals=0,
@@ -103,8 +103,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Tensor pipes and memory bandwidth, by pool",
-                    "Mean over the GPUs of a role. Tensor far above memory: compute-bound, as prefill should be. Memory far above tensor: "
-                    "memory-bound, as decode is.",
+                    "Mean over the GPUs of a role. Tensor far above memory: compute-bound, as prefill should be. Memory far "
+                    "above tensor: memory-bound, as decode is.",
                     "percentunit",
                     Query(mean(pooled(_gpu("tensor_active_ratio")), "role"), "{{role}} tensor"),
                     Query(mean(pooled(_gpu("dram_active_ratio")), "role"), "{{role}} memory"),
@@ -115,7 +115,8 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Pools",
-                    "Mean and peak of the range for each role: a mean hides bursts. `handrail explain` says what bounds a pool, and how sure that is.",
+                    "Mean and peak of the range for each role: a mean hides bursts. `handrail explain` says what bounds a "
+                    "pool, and how sure that is.",
                     {"role": "Role"},
                     Query(_over("avg", "tensor_active_ratio"), "Tensor mean", unit="percentunit"),
                     Query(_over("max", "tensor_active_ratio"), "Tensor peak", unit="percentunit"),
@@ -132,8 +133,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Streaming multiprocessors active",
-                    "Share of a GPU's multiprocessors that were busy. Where there is no performance monitoring: the share of time in which any kernel "
-                    "ran, which says less.",
+                    "Share of a GPU's multiprocessors that were busy. Where there is no performance monitoring: the share "
+                    "of time in which any kernel ran, which says less.",
                     "percentunit",
                     Query(f"{_each(_gpu('sm_active_ratio'))}", f"{_GPU} SMs"),
                     Query(f"{_each(_gpu('utilization_ratio'))} unless {_each(_gpu('sm_active_ratio'))}", f"{_GPU} any kernel"),
@@ -163,7 +164,9 @@ BOARD: Final = Board(
                     "Memory in use",
                     "Share of device memory. Engines reserve it at start: flat is normal.",
                     "percentunit",
-                    Query(each_of(worst(_gpu("memory_used_bytes"), *_EACH), worst(_gpu("memory_total_bytes"), *_EACH), *_EACH), _GPU),
+                    Query(
+                        each_of(worst(_gpu("memory_used_bytes"), *_EACH), worst(_gpu("memory_total_bytes"), *_EACH), *_EACH), _GPU
+                    ),
                     low=0,
                     high=1,
                     no_value=_NO_GPU,
@@ -182,7 +185,9 @@ BOARD: Final = Board(
                     "percentunit",
                     Query(
                         each_of(
-                            worst(_gpu("clock_hertz", 'domain="sm"'), *_EACH), worst(_gpu("clock_max_hertz", 'domain="sm"'), *_EACH), *_EACH
+                            worst(_gpu("clock_hertz", 'domain="sm"'), *_EACH),
+                            worst(_gpu("clock_max_hertz", 'domain="sm"'), *_EACH),
+                            *_EACH,
                         ),
                         _GPU,
                     ),
@@ -199,16 +204,22 @@ BOARD: Final = Board(
                     "NVLink against its line rate",
                     "Share of what all NVLinks of a GPU can carry each way.",
                     "percentunit",
-                    Query(_of_line(rate(_gpu("nvlink_bytes_total")), _gpu("nvlink_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"),
+                    Query(
+                        _of_line(rate(_gpu("nvlink_bytes_total")), _gpu("nvlink_line_bytes_per_second")),
+                        f"{_GPU} {{{{direction}}}}",
+                    ),
                     low=0,
                     high=1,
                     no_value="no NVLink, or its speed is not told",
                 ),
                 series(
                     "PCIe against its line rate",
-                    "Share of what the lanes and generation of a GPU's PCIe can carry each way. The line may be trained lower than this.",
+                    "Share of what the lanes and generation of a GPU's PCIe can carry each way. The line may be trained "
+                    "lower than this.",
                     "percentunit",
-                    Query(_of_line(rate(_gpu("pcie_bytes_total")), _gpu("pcie_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"),
+                    Query(
+                        _of_line(rate(_gpu("pcie_bytes_total")), _gpu("pcie_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"
+                    ),
                     low=0,
                     high=1,
                     no_value="no counter of PCIe bytes",
@@ -217,9 +228,16 @@ BOARD: Final = Board(
                     "Errors of this time range",
                     "Xid, ECC, NVLink errors and PCIe replays, those that happened.",
                     "none",
-                    Query(total(increase(_gpu("xid_errors_total")), "instance", "gpu", "xid") + " > 0", f"{_GPU} Xid {{{{xid}}}}"),
-                    Query(total(increase(_gpu("ecc_errors_total")), "instance", "gpu", "kind") + " > 0", f"{_GPU} ECC {{{{kind}}}}"),
-                    Query(total(increase(_gpu("nvlink_errors_total")), "instance", "gpu", "kind") + " > 0", f"{_GPU} NVLink {{{{kind}}}}"),
+                    Query(
+                        total(increase(_gpu("xid_errors_total")), "instance", "gpu", "xid") + " > 0", f"{_GPU} Xid {{{{xid}}}}"
+                    ),
+                    Query(
+                        total(increase(_gpu("ecc_errors_total")), "instance", "gpu", "kind") + " > 0", f"{_GPU} ECC {{{{kind}}}}"
+                    ),
+                    Query(
+                        total(increase(_gpu("nvlink_errors_total")), "instance", "gpu", "kind") + " > 0",
+                        f"{_GPU} NVLink {{{{kind}}}}",
+                    ),
                     Query(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", f"{_GPU} PCIe replays"),
                     decimals=0,
                     steps=((0, ORANGE),),
@@ -240,14 +258,17 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Against the line rate: mean and peak second",
-                    "Share of the line rate. The peak is the highest second of the last minute: hand-offs come in bursts that a mean hides.",
+                    "Share of the line rate. The peak is the highest second of the last minute: hand-offs come in bursts "
+                    "that a mean hides.",
                     "percentunit",
                     Query(
                         each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
                         "{{instance}} {{device}} {{direction}} mean",
                     ),
                     Query(
-                        each_of(own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT),
+                        each_of(
+                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
+                        ),
                         "{{instance}} {{device}} {{direction}} peak",
                     ),
                     low=0,

@@ -6,7 +6,20 @@ from typing import Final
 
 from handrail.outcomes import FetchOutcome
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
-from handrail_dashboards.query import PORT, FAILED_FETCHES, each_of, increase, joined, own, pooled, quantile, rate, ratio, total, worst
+from handrail_dashboards.query import (
+    FAILED_FETCHES,
+    PORT,
+    each_of,
+    increase,
+    joined,
+    own,
+    pooled,
+    quantile,
+    rate,
+    ratio,
+    total,
+    worst,
+)
 
 _NO_FETCH: Final = "no fetch ended"
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
@@ -36,14 +49,16 @@ _UNREAD: Final = "handrail_engine_kv_expired_requests_total"
 BOARD: Final = Board(
     "handoff",
     "Handrail / Hand-off",
-    "KV from prefill to decode: what failed and why, what hangs, how long it waits and moves, at what rate, and what P keeps for nobody.",
+    "KV from prefill to decode: what failed and why, what hangs, how long it waits and moves, at what rate, and what P "
+    "keeps for nobody.",
     (
         Row(
             "Does it fail or hang?",
             (
                 stat(
                     "Failed fetches",
-                    "Fetches of this time range that failed in any way, as the receiving engine tells. 0 is 0; no number: no plugin reports from D.",
+                    "Fetches of this time range that failed in any way, as the receiving engine tells. 0 is 0; no number: "
+                    "no plugin reports from D.",
                     "none",
                     total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES))),
                     once=True,
@@ -108,7 +123,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Slow links",
-                    "Pairs of P and D that the collector now finds slower than anything that should carry KV; the table below names them.",
+                    "Pairs of P and D that the collector now finds slower than anything that should carry KV; the table "
+                    "below names them.",
                     "none",
                     total(joined("handrail_link_slow")),
                     decimals=0,
@@ -122,8 +138,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Fetches by outcome",
-                    "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. A stale read is counted as expired "
-                    "before.",
+                    "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. A stale "
+                    "read is counted as expired before.",
                     "ops",
                     Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}"),
                     width=12,
@@ -136,7 +152,10 @@ BOARD: Final = Board(
                     "Failed, by reason",
                     "Failures of this time range by outcome and the engine's own failure type.",
                     "none",
-                    Query(total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0", "{{outcome}} {{reason}}"),
+                    Query(
+                        total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0",
+                        "{{outcome}} {{reason}}",
+                    ),
                     width=6,
                     decimals=0,
                     no_value="none failed",
@@ -163,7 +182,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Fetch: posted to done",
-                    "Time of the transfer itself, as the receiving engine tells; where only a poll each step sees the end, up to one step more.",
+                    "Time of the transfer itself, as the receiving engine tells; where only a poll each step sees the end, "
+                    "up to one step more.",
                     "s",
                     *_quantiles("handrail_kv_fetch_seconds"),
                     width=8,
@@ -173,8 +193,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Wait before it: known to posted",
-                    "Time from when D's scheduler knew of the request until the transfer was posted: waiting for blocks, for the load slot, for the "
-                    "first contact with a peer.",
+                    "Time from when D's scheduler knew of the request until the transfer was posted: waiting for blocks, "
+                    "for the load slot, for the first contact with a peer.",
                     "s",
                     *_quantiles("handrail_kv_fetch_wait_seconds"),
                     width=8,
@@ -233,15 +253,17 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Ports against their line rate",
-                    "Share of its line rate that a port carried, mean of the step; and the highest second of the last minute, which a mean hides. A "
-                    "virtual port has no line rate and is not here.",
+                    "Share of its line rate that a port carried, mean of the step; and the highest second of the last "
+                    "minute, which a mean hides. A virtual port has no line rate and is not here.",
                     "percentunit",
                     Query(
                         each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
                         "{{instance}} {{device}} {{direction}}, mean",
                     ),
                     Query(
-                        each_of(own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT),
+                        each_of(
+                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
+                        ),
                         "{{instance}} {{device}} {{direction}}, peak second",
                     ),
                     width=12,
@@ -284,8 +306,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Failures as engines count them",
-                    "The engine's own counters, an hour. An engine without a counter of expiry counts expiry among the failed transfers (vLLM before "
-                    "its two counters): the total means the same for both.",
+                    "The engine's own counters, an hour. An engine without a counter of expiry counts expiry among the "
+                    "failed transfers (vLLM before its two counters): the total means the same for both.",
                     "none",
                     Query(
                         f"3600 * ({total(pooled(rate(own('handrail_engine_kv_transfer_failures_total'))), 'role')})",

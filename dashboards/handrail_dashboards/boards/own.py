@@ -45,7 +45,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Cut off",
-                    "Sidecars whose last attempt to deliver failed: they spool, and give up the oldest only when the spool is full.",
+                    "Sidecars whose last attempt to deliver failed: they spool, and give up the oldest only when the spool "
+                    "is full.",
                     "none",
                     f"count({own('handrail_sidecar_export_up')} == 0) or 0 * count({own('handrail_sidecar_export_up')})",
                     decimals=0,
@@ -75,7 +76,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Refused for now",
-                    "Times that a collector told a sender to come back later: its journal is full. Nothing is lost by it as long as spools have room.",
+                    "Times that a collector told a sender to come back later: its journal is full. Nothing is lost by it as "
+                    "long as spools have room.",
                     "none",
                     total(increase(joined("handrail_collector_refused_requests_total"))),
                     once=True,
@@ -86,7 +88,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Journal lag",
-                    "Age of the oldest entry that a collector has journalled and not yet joined: how old the joined figures are, at least.",
+                    "Age of the oldest entry that a collector has journalled and not yet joined: how old the joined figures "
+                    "are, at least.",
                     "s",
                     worst(joined("handrail_collector_journal_lag_seconds")),
                     steps=((0, GREEN), (30, ORANGE), (300, RED)),
@@ -95,7 +98,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Widest clock bound",
-                    "How far apart the bounds of two hosts' clock offset lie, the widest pair. Times across those hosts are known no better.",
+                    "How far apart the bounds of two hosts' clock offset lie, the widest pair. Times across those hosts are "
+                    "known no better.",
                     "s",
                     worst(joined("handrail_clock_bound_seconds")),
                     steps=((0, GREEN), (0.05, ORANGE), (1, RED)),
@@ -119,7 +123,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Sidecars: processor",
-                    "Cores that each sidecar uses. The in-engine plugin's cost is in docs/overhead.md: it is measured, not scraped.",
+                    "Cores that each sidecar uses. The in-engine plugin's cost is in docs/overhead.md: it is measured, not "
+                    "scraped.",
                     "none",
                     Query(rate(own("handrail_sidecar_cpu_seconds_total")), "{{instance}}"),
                     low=0,
@@ -143,7 +148,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Event loop of sidecars stood still",
-                    "Share of time in which a sidecar's event loop stood still for 20 ms or more: the times that it stamped are late then.",
+                    "Share of time in which a sidecar's event loop stood still for 20 ms or more: the times that it stamped "
+                    "are late then.",
                     "percentunit",
                     Query(rate(own("handrail_sidecar_pause_seconds_total")), "{{instance}}"),
                     low=0,
@@ -151,9 +157,12 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Time inside NVML calls, and scrapes of engines",
-                    "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the engine's page took.",
+                    "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the "
+                    "engine's page took.",
                     "s",
-                    Query(total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance"), "{{instance}} NVML, per second"),
+                    Query(
+                        total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance"), "{{instance}} NVML, per second"
+                    ),
                     Query(worst(own("handrail_sidecar_scrape_seconds"), "instance"), "{{instance}} scrape of the engine"),
                     low=0,
                     no_value="nothing is sampled",
@@ -204,7 +213,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Sidecars behind",
-                    "Age of the oldest batch that the collector has not acknowledged. Growing: the collector is away or too slow.",
+                    "Age of the oldest batch that the collector has not acknowledged. Growing: the collector is away or too "
+                    "slow.",
                     "s",
                     Query(own("handrail_sidecar_export_lag_seconds"), "{{instance}}"),
                     low=0,
@@ -212,7 +222,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Collectors behind",
-                    "Age of the oldest journalled entry that is not taken yet. An open request is no lag: it is held until it ends.",
+                    "Age of the oldest journalled entry that is not taken yet. An open request is no lag: it is held until "
+                    "it ends.",
                     "s",
                     Query(joined("handrail_collector_journal_lag_seconds"), "{{instance}}"),
                     low=0,
@@ -229,7 +240,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Joins by how they were made",
-                    "Evidence joined to a request a second, strongest kinds first in docs/wire.md; ambiguous: fitted several, joined to none.",
+                    "Evidence joined to a request a second, strongest kinds first in docs/wire.md; ambiguous: fitted "
+                    "several, joined to none.",
                     "cps",
                     Query(total(rate(joined("handrail_collector_joins_total")), "how"), "{{how}}"),
                     Query(total(rate(joined("handrail_collector_ambiguous_joins_total"))), "ambiguous, not joined"),
@@ -239,7 +251,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Clock bounds",
-                    "Bounds of the clock offset of pairs of hosts, the widest. A pair that widens lost the hand-offs that bound it.",
+                    "Bounds of the clock offset of pairs of hosts, the widest. A pair that widens lost the hand-offs that "
+                    "bound it.",
                     "s",
                     Query(f"topk(10, {joined('handrail_clock_bound_seconds')})", "{{host}} and {{peer_host}}"),
                     low=0,

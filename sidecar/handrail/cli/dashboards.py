@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="export")
     export = commands.add_parser("export", help="write the files")
     export.add_argument("folder", metavar="DIR", type=Path, help="made where it is missing; files of the same names are replaced")
-    export.add_argument("--datasource", metavar="NAME", default="", help="Grafana's Prometheus data source (default: chosen in Grafana)")
+    export.add_argument(
+        "--datasource", metavar="NAME", default="", help="Grafana's Prometheus data source (default: chosen in Grafana)"
+    )
     export.add_argument("--tempo", metavar="NAME", default="", help="Grafana's Tempo data source, for links")
     export.add_argument("--jaeger-url", metavar="URL", default="", help="Jaeger as a browser reaches it, for links")
     export.add_argument("--handrail-url", metavar="URL", default="", help="the collector as a browser reaches it, for links")
@@ -63,5 +65,7 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CliError(
-            what=f"cannot write: {error.strerror}", where=str(file), valid="a folder that exists or can be made, and may be written to"
+            what=f"cannot write: {error.strerror}",
+            where=str(file),
+            valid="a folder that exists or can be made, and may be written to",
         ) from None

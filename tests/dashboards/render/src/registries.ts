@@ -2,8 +2,8 @@
 import * as data from '@grafana/data';
 
 const D = data as any;
-const option = (id: string, process: unknown, defaultValue?: unknown) => ({
-  id, path: id, name: id, description: '', category: [], settings: {}, defaultValue, process,
+const option = (id: string, process: unknown, defaultValue?: unknown, category = 'Standard options') => ({
+  id, path: id, name: id, description: '', category: [category], settings: {}, defaultValue, process,
   editor: () => null, override: () => null, shouldApply: () => true,
 });
 const standard = [
@@ -39,7 +39,7 @@ export function fieldOptionsOf(kind: string): unknown {
     const plugin = new D.PanelPlugin(() => null);
     plugin.useFieldConfig({
       useCustomConfig: (builder: any) => {
-        for (const [id, defaultValue] of Object.entries(custom[kind])) builder.addCustomEditor({ ...option(id, (value: unknown) => value, defaultValue) });
+        for (const [id, defaultValue] of Object.entries(custom[kind])) builder.addCustomEditor(option(id, (value: unknown) => value, defaultValue, kind));
       },
     });
     made[kind] = plugin.fieldConfigRegistry;
