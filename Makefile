@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 ENGINE ?= emulated
 
-.PHONY: help setup demo test check fix test-vllm bench bench-truth bench-stalls bench-overhead clean
+.PHONY: help setup demo test check fix dashboards test-dashboards test-vllm bench bench-truth bench-stalls bench-overhead clean
 
 help: ## this page
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,13 @@ check: setup ## format, lint, strict types
 fix: setup ## format and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dashboards: setup ## write the dashboards' JSON from their code
+	$(BIN)/python -m handrail_dashboards
+
+test-dashboards: setup ## render every panel with Grafana's components against a real Prometheus (Debian: installs it, Chromium, npm packages)
+	bash tests/dashboards/render/install.sh
+	$(BIN)/python -m pytest tests/dashboards $(ARGS)
 
 test-vllm: setup ## the tests that need the real engine (installs it under ~/.cache/handrail, about 3 minutes once)
 	bash tests/vllm/install.sh

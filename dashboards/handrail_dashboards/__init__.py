@@ -1,1 +1,1 @@
-"""Grafana dashboards as code; filled by the on-call work."""
+"""Grafana dashboards: as code in ``boards``, as JSON in ``generated``. Exporting needs the standard library alone."""

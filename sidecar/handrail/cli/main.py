@@ -52,6 +52,7 @@ COMMANDS: Final = {
     "kv-size": Command("handrail.cli.kv_size", "how large a model's KV is: a token, a prompt, on a link", "sidecar"),
     "doctor": Command("handrail.cli.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"),
     "alerts": Command("handrail.cli.alerts", "make Prometheus' alert rules of a file of objectives, and check it", "sidecar"),
+    "dashboards": Command("handrail.cli.dashboards", "write the Grafana dashboards as files", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }
 

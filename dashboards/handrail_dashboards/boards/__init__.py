@@ -1,0 +1,10 @@
+"""The five dashboards. Names of metrics are written out, so that they can be found by searching; the lint knows which exist."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail_dashboards.boards import decode, devices, fleet, handoff, own
+from handrail_dashboards.panel import Board
+
+BOARDS: Final[tuple[Board, ...]] = (fleet.BOARD, handoff.BOARD, decode.BOARD, devices.BOARD, own.BOARD)

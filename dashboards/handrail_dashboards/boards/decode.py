@@ -1,0 +1,261 @@
+"""Decode: whether streams run smoothly, what stalls them, and whether P and D are in balance."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
+from handrail_dashboards.query import (
+    client_quantile,
+    increase,
+    joined_model,
+    live,
+    mean,
+    own,
+    pooled,
+    quantile,
+    rate,
+    total,
+    worst,
+)
+
+_NO_STREAM: Final = "not applicable: no stream, or a prefill pool, which gives one token"
+_NO_TOKENS: Final = "not applicable: no stream whose tokens a chunk are known, or a prefill pool"
+_NO_PAGE: Final = "no engine's metrics page is read"
+_SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
+_ENGINE: Final = "{{instance}} {{engine}}"
+"""The label ``engine`` is there where a process has several (data parallel), and empty else: it works with and without."""
+_ONE: Final = ("role", "instance", "engine")
+
+
+def _engines(name: str, *more: str) -> str:
+    return worst(pooled(own(f"handrail_engine_{name}", *more)), *_ONE)
+
+
+def _engines_rate(name: str) -> str:
+    return total(pooled(rate(own(f"handrail_engine_{name}"))), *_ONE)
+
+
+def _pools(name: str) -> str:
+    return total(pooled(own(f"handrail_engine_{name}")), "role")
+
+
+def _pools_rate(name: str) -> str:
+    return total(pooled(rate(own(f"handrail_engine_{name}"))), "role")
+
+
+BOARD: Final = Board(
+    "decode",
+    "Handrail / Decode",
+    "Whether streams run smoothly: gaps, stalls and their causes, batch and KV cache, preemptions, and whether P and D are "
+    "in balance.",
+    (
+        Row(
+            "Do streams run smoothly?",
+            (
+                stat(
+                    "Stream gap p99",
+                    "99 of 100 gaps between chunks with content were shorter, as clients saw them.",
+                    "s",
+                    client_quantile(0.99, "handrail_stream_gap_seconds"),
+                    no_value="no streams",
+                ),
+                stat(
+                    "ITL p99",
+                    "99 of 100 times per token were shorter: a gap over the tokens of its chunk, where their number is known.",
+                    "s",
+                    client_quantile(0.99, "handrail_itl_seconds"),
+                    no_value="tokens unknown",
+                ),
+                stat(
+                    "Stalls",
+                    "Streams of this time range that stood still, each counted by its longest stall (a gap far above the "
+                    "stream's own median).",
+                    "none",
+                    total(increase(joined_model("handrail_stalls_total"))),
+                    once=True,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, ORANGE)),
+                ),
+                stat(
+                    "Preemptions",
+                    "Requests of this time range that engines threw out of the batch, to be computed again.",
+                    "none",
+                    total(pooled(increase(own("handrail_engine_preemptions_total")))),
+                    once=True,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, ORANGE)),
+                ),
+                stat(
+                    "Fullest KV cache",
+                    "The engine with the largest share of its KV cache in use. Shares of several engines are not added.",
+                    "percentunit",
+                    worst(pooled(own("handrail_engine_kv_cache_usage_ratio"))),
+                    steps=((0, GREEN), (0.85, ORANGE), (0.95, RED)),
+                    high=1,
+                ),
+                stat(
+                    "Hung engines",
+                    "Engines that make no progress while requests wait, though /health may say 200.",
+                    "none",
+                    total(pooled(own("handrail_engine_hung"))),
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, RED)),
+                ),
+            ),
+        ),
+        Row(
+            "Gaps and stalls",
+            (
+                series(
+                    "Stream gaps by pool",
+                    "Time between chunks with content, as each gap ends; within 10 %.",
+                    "s",
+                    *(
+                        Query(
+                            quantile(share, live("handrail_stream_gap_seconds_bucket"), "role"),
+                            f"{{{{role}}}} {word}",
+                            exemplars=share > 0.5,
+                        )
+                        for share, word in _SHARES
+                    ),
+                    width=8,
+                    log=True,
+                    no_value=_NO_STREAM,
+                    to_requests=True,
+                ),
+                series(
+                    "Time per token (ITL) by pool",
+                    "A gap over the tokens of its chunk, where continuous usage, token ids or the plugin tell their number; "
+                    "else there is none.",
+                    "s",
+                    *(
+                        Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} {word}")
+                        for share, word in _SHARES
+                    ),
+                    width=8,
+                    log=True,
+                    no_value=_NO_TOKENS,
+                    to_requests=True,
+                ),
+                series(
+                    "Stalls by cause",
+                    "Stalls a minute by what made them, as the collector names it with evidence; `unknown` where there is "
+                    "none. The longest of each stream; some seconds late.",
+                    "none",
+                    Query(f"60 * {total(rate(joined_model('handrail_stalls_total')), 'cause')}", "{{cause}}"),
+                    width=8,
+                    stacked=True,
+                    low=0,
+                    colours={"unknown": "#8e8e8e"},
+                    to_requests=True,
+                ),
+                series(
+                    "Worst engines: gap p99",
+                    "The five sidecars with the highest p99 of gaps at this moment: one slow engine among many does not "
+                    "show in the pool's.",
+                    "s",
+                    Query(
+                        f"topk(5, {quantile(0.99, live('handrail_stream_gap_seconds_bucket'), 'role', 'instance')})",
+                        "{{role}} {{instance}}",
+                    ),
+                    width=12,
+                    log=True,
+                    no_value=_NO_STREAM,
+                ),
+                bars(
+                    "Stalls of this time range, by cause",
+                    "How many stalls each cause made. `handrail explain` says how much more often than by chance.",
+                    "none",
+                    Query(total(increase(joined_model("handrail_stalls_total")), "cause"), "{{cause}}"),
+                    width=6,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, ORANGE)),
+                ),
+                table(
+                    "Models",
+                    "Each model's gaps and time per token at each role, longest first.",
+                    {"model_name": "Model", "role": "Role"},
+                    Query(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"),
+                    Query(quantile(0.5, live("handrail_itl_seconds_bucket"), "model_name", "role"), "ITL p50", unit="s"),
+                    width=6,
+                    sort="Gap p99",
+                    no_value=_NO_STREAM,
+                ),
+            ),
+        ),
+        Row(
+            "What the engines hold",
+            (
+                series(
+                    "Batch: requests being computed",
+                    "Requests in the running batch of each engine.",
+                    "none",
+                    Query(_engines("requests_running"), f"{{{{role}}}} {_ENGINE}"),
+                    width=8,
+                    low=0,
+                    no_value=_NO_PAGE,
+                ),
+                series(
+                    "KV cache in use",
+                    "Share of each engine's KV cache; above 95 % the next request waits or another is preempted.",
+                    "percentunit",
+                    Query(_engines("kv_cache_usage_ratio"), f"{{{{role}}}} {_ENGINE}"),
+                    width=8,
+                    low=0,
+                    high=1,
+                    steps=((0, GREEN), (0.85, ORANGE), (0.95, RED)),
+                    no_value=_NO_PAGE,
+                ),
+                series(
+                    "Waiting and preempted",
+                    "Requests that wait for the scheduler of each engine, and preemptions a minute. At a vLLM decode the "
+                    "waiting ones include those whose KV is still being pulled.",
+                    "none",
+                    Query(_engines("requests_waiting"), f"waiting: {{{{role}}}} {_ENGINE}"),
+                    Query(f"60 * {_engines_rate('preemptions_total')} > 0", f"preempted a minute: {{{{role}}}} {_ENGINE}"),
+                    width=8,
+                    low=0,
+                    no_value=_NO_PAGE,
+                ),
+            ),
+        ),
+        Row(
+            "Are P and D in balance?",
+            (
+                series(
+                    "Waiting, by pool",
+                    "Requests that wait at all engines of a role. One pool waits and the other does not: they are out of "
+                    "balance.",
+                    "none",
+                    Query(_pools("requests_waiting"), "{{role}}"),
+                    width=8,
+                    low=0,
+                    no_value=_NO_PAGE,
+                ),
+                series(
+                    "KV cache in use, mean and fullest of a pool",
+                    "Mean over the engines of a role, and the fullest of them: far apart, the router spreads badly.",
+                    "percentunit",
+                    Query(mean(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} mean"),
+                    Query(worst(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} fullest"),
+                    width=8,
+                    low=0,
+                    high=1,
+                    no_value=_NO_PAGE,
+                ),
+                series(
+                    "Tokens a second, by pool",
+                    "Prompt tokens and generated tokens as the engines of each role count them. P should do the first, D "
+                    "the second.",
+                    "none",
+                    Query(_pools_rate("prompt_tokens_total"), "{{role}} prompt"),
+                    Query(_pools_rate("generation_tokens_total"), "{{role}} generated"),
+                    width=8,
+                    low=0,
+                    no_value=_NO_PAGE,
+                ),
+            ),
+        ),
+    ),
+)

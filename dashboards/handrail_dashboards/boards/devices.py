@@ -1,0 +1,291 @@
+"""GPU and links: what the hardware does, what holds it down, and what its links carry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
+from handrail_dashboards.query import PORT, RANGE, each_of, increase, mean, own, pooled, rate, total, worst
+
+_NO_GPU: Final = "no GPU is sampled"
+_NO_GPM: Final = "no GPU gives it: performance monitoring (GPM) comes with Hopper"
+_GPU: Final = "{{instance}} GPU {{gpu}}"
+_EACH: Final = ("cluster", "job", "instance", "gpu")
+_HELD: Final = 'reason=~"hw_slowdown|sw_thermal|hw_thermal|power_brake|reliability"'
+_NONE: Final = ((0, GREEN), (0.5, RED))
+
+
+def _gpu(name: str, *more: str) -> str:
+    return own(f"handrail_gpu_{name}", *more)
+
+
+def _each(values: str) -> str:
+    return worst(values, "instance", "gpu")
+
+
+def _of_line(rates: str, line: str) -> str:
+    both = total(rates, *_EACH, "direction")
+    return each_of(both, worst(line, *_EACH), *_EACH)
+
+
+def _over(how: str, name: str) -> str:
+    """Of the whole range, by role: the mean of all GPUs, or the highest of any."""
+    return f"{how} by (role) ({pooled(f'{how}_over_time({_gpu(name)}[{RANGE}])')})"
+
+
+BOARD: Final = Board(
+    "gpu-links",
+    "Handrail / GPU and links",
+    "Compute-bound or memory-bound, utilisation, power, throttling, and what NVLink, PCIe, RDMA ports and NICs carry.",
+    (
+        Row(
+            "Is a device ill?",
+            (
+                stat(
+                    "GPUs",
+                    "GPUs that answer. MIG devices count one each.",
+                    "none",
+                    f"count({_gpu('memory_total_bytes')})",
+                    decimals=0,
+                    no_value=_NO_GPU,
+                ),
+                stat(
+                    "Lost",
+                    "GPUs that do not answer: off the bus, or the driver hangs.",
+                    "none",
+                    total(_gpu("lost")),
+                    decimals=0,
+                    steps=_NONE,
+                    no_value=_NO_GPU,
+                ),
+                stat(
+                    "Held down now",
+                    "GPUs whose clocks are held down by heat, power brake or hardware slowdown. The power cap is not "
+                    "counted here: at full load it is normal.",
+                    "none",
+                    f"count({worst(_gpu('throttled', _HELD), *_EACH)} > 0) or 0 * count({worst(_gpu('throttled'), *_EACH)})",
+                    decimals=0,
+                    steps=_NONE,
+                    no_value=_NO_GPU,
+                ),
+                stat(
+                    "Hottest",
+                    "The hottest GPU.",
+                    "celsius",
+                    worst(_gpu("temperature_celsius", 'sensor="gpu"')),
+                    decimals=0,
+                    steps=((0, GREEN), (80, ORANGE), (88, RED)),
+                    no_value=_NO_GPU,
+                ),
+                stat(
+                    "Xid errors",
+                    "Errors that drivers reported in this time range. The table says which.",
+                    "none",
+                    total(increase(_gpu("xid_errors_total"))),
+                    once=True,
+                    decimals=0,
+                    steps=_NONE,
+                    no_value=_NO_GPU,
+                ),
+                stat(
+                    "Ports down",
+                    "RDMA ports and NICs that were chosen to be sampled and cannot carry data.",
+                    "none",
+                    f"count({own('handrail_link_up')} == 0) or 0 * count({own('handrail_link_up')})",
+                    decimals=0,
+                    steps=_NONE,
+                    no_value="no port is sampled",
+                ),
+            ),
+        ),
+        Row(
+            "Roofline: compute-bound or memory-bound",
+            (
+                series(
+                    "Tensor pipes and memory bandwidth, by pool",
+                    "Mean over the GPUs of a role. Tensor far above memory: compute-bound, as prefill should be. Memory far "
+                    "above tensor: memory-bound, as decode is.",
+                    "percentunit",
+                    Query(mean(pooled(_gpu("tensor_active_ratio")), "role"), "{{role}} tensor"),
+                    Query(mean(pooled(_gpu("dram_active_ratio")), "role"), "{{role}} memory"),
+                    width=10,
+                    low=0,
+                    high=1,
+                    no_value=_NO_GPM,
+                ),
+                table(
+                    "Pools",
+                    "Mean and peak of the range for each role: a mean hides bursts. `handrail explain` says what bounds a "
+                    "pool, and how sure that is.",
+                    {"role": "Role"},
+                    Query(_over("avg", "tensor_active_ratio"), "Tensor mean", unit="percentunit"),
+                    Query(_over("max", "tensor_active_ratio"), "Tensor peak", unit="percentunit"),
+                    Query(_over("avg", "dram_active_ratio"), "Memory mean", unit="percentunit"),
+                    Query(_over("max", "dram_active_ratio"), "Memory peak", unit="percentunit"),
+                    Query(_over("avg", "sm_active_ratio"), "SMs mean", unit="percentunit"),
+                    width=14,
+                    no_value=_NO_GPM,
+                ),
+            ),
+        ),
+        Row(
+            "GPUs",
+            (
+                series(
+                    "Streaming multiprocessors active",
+                    "Share of a GPU's multiprocessors that were busy. Where there is no performance monitoring: the share "
+                    "of time in which any kernel ran, which says less.",
+                    "percentunit",
+                    Query(f"{_each(_gpu('sm_active_ratio'))}", f"{_GPU} SMs"),
+                    Query(f"{_each(_gpu('utilization_ratio'))} unless {_each(_gpu('sm_active_ratio'))}", f"{_GPU} any kernel"),
+                    low=0,
+                    high=1,
+                    no_value=_NO_GPU,
+                ),
+                series(
+                    "Power against its limit",
+                    "Share of the enforced limit. At 100 % the power cap holds the clocks down.",
+                    "percentunit",
+                    Query(each_of(worst(_gpu("power_watts"), *_EACH), worst(_gpu("power_limit_watts"), *_EACH), *_EACH), _GPU),
+                    low=0,
+                    steps=((0, GREEN), (0.98, ORANGE)),
+                    no_value=_NO_GPU,
+                ),
+                series(
+                    "Held down, by reason",
+                    "Share of the time in which each policy held the clocks down, worst GPU of each host.",
+                    "percentunit",
+                    Query(worst(rate(_gpu("throttled_seconds_total")), "instance", "policy") + " > 0", "{{instance}} {{policy}}"),
+                    low=0,
+                    high=1,
+                    no_value="nothing holds a GPU down",
+                ),
+                series(
+                    "Memory in use",
+                    "Share of device memory. Engines reserve it at start: flat is normal.",
+                    "percentunit",
+                    Query(
+                        each_of(worst(_gpu("memory_used_bytes"), *_EACH), worst(_gpu("memory_total_bytes"), *_EACH), *_EACH), _GPU
+                    ),
+                    low=0,
+                    high=1,
+                    no_value=_NO_GPU,
+                ),
+                series(
+                    "Temperature and clock",
+                    "Hottest sensor of each GPU.",
+                    "celsius",
+                    Query(_each(_gpu("temperature_celsius")), _GPU),
+                    steps=((0, GREEN), (80, ORANGE), (88, RED)),
+                    no_value=_NO_GPU,
+                ),
+                series(
+                    "Clock of the multiprocessors",
+                    "Share of the highest clock that the product may run at.",
+                    "percentunit",
+                    Query(
+                        each_of(
+                            worst(_gpu("clock_hertz", 'domain="sm"'), *_EACH),
+                            worst(_gpu("clock_max_hertz", 'domain="sm"'), *_EACH),
+                            *_EACH,
+                        ),
+                        _GPU,
+                    ),
+                    low=0,
+                    high=1,
+                    no_value=_NO_GPU,
+                ),
+            ),
+        ),
+        Row(
+            "Links of GPUs",
+            (
+                series(
+                    "NVLink against its line rate",
+                    "Share of what all NVLinks of a GPU can carry each way.",
+                    "percentunit",
+                    Query(
+                        _of_line(rate(_gpu("nvlink_bytes_total")), _gpu("nvlink_line_bytes_per_second")),
+                        f"{_GPU} {{{{direction}}}}",
+                    ),
+                    low=0,
+                    high=1,
+                    no_value="no NVLink, or its speed is not told",
+                ),
+                series(
+                    "PCIe against its line rate",
+                    "Share of what the lanes and generation of a GPU's PCIe can carry each way. The line may be trained "
+                    "lower than this.",
+                    "percentunit",
+                    Query(
+                        _of_line(rate(_gpu("pcie_bytes_total")), _gpu("pcie_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"
+                    ),
+                    low=0,
+                    high=1,
+                    no_value="no counter of PCIe bytes",
+                ),
+                bars(
+                    "Errors of this time range",
+                    "Xid, ECC, NVLink errors and PCIe replays, those that happened.",
+                    "none",
+                    Query(
+                        total(increase(_gpu("xid_errors_total")), "instance", "gpu", "xid") + " > 0", f"{_GPU} Xid {{{{xid}}}}"
+                    ),
+                    Query(
+                        total(increase(_gpu("ecc_errors_total")), "instance", "gpu", "kind") + " > 0", f"{_GPU} ECC {{{{kind}}}}"
+                    ),
+                    Query(
+                        total(increase(_gpu("nvlink_errors_total")), "instance", "gpu", "kind") + " > 0",
+                        f"{_GPU} NVLink {{{{kind}}}}",
+                    ),
+                    Query(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", f"{_GPU} PCIe replays"),
+                    decimals=0,
+                    steps=((0, ORANGE),),
+                    no_value="no error",
+                ),
+            ),
+        ),
+        Row(
+            "RDMA ports and NICs",
+            (
+                series(
+                    "Carried",
+                    "Bytes a second of each port, mean of the step.",
+                    "Bps",
+                    Query(rate(own("handrail_link_bytes_total")), "{{instance}} {{device}} {{direction}}"),
+                    low=0,
+                    no_value="no port is sampled",
+                ),
+                series(
+                    "Against the line rate: mean and peak second",
+                    "Share of the line rate. The peak is the highest second of the last minute: hand-offs come in bursts "
+                    "that a mean hides.",
+                    "percentunit",
+                    Query(
+                        each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
+                        "{{instance}} {{device}} {{direction}} mean",
+                    ),
+                    Query(
+                        each_of(
+                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
+                        ),
+                        "{{instance}} {{device}} {{direction}} peak",
+                    ),
+                    low=0,
+                    high=1,
+                    steps=((0, GREEN), (0.7, ORANGE), (0.9, RED)),
+                    no_value="no port with a line rate (virtual ones have none)",
+                ),
+                series(
+                    "Errors and congestion",
+                    "Errors, drops, repeats and signs of congestion a second, by the driver's own names; those that happen.",
+                    "cps",
+                    Query(rate(own("handrail_link_errors_total")) + " > 0", "{{instance}} {{device}} {{error}}"),
+                    Query(rate(own("handrail_link_congestion_events_total")) + " > 0", "{{instance}} {{device}} {{event}}"),
+                    low=0,
+                    no_value="no error, no congestion",
+                ),
+            ),
+        ),
+    ),
+)

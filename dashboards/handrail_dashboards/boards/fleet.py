@@ -1,0 +1,263 @@
+"""Fleet: is it bad, for whom, and where."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table, text
+from handrail_dashboards.query import (
+    FAILED_FETCHES,
+    FAILED_REQUESTS,
+    client_quantile,
+    client_total,
+    client_ttft,
+    each_of,
+    increase,
+    joined,
+    joined_model,
+    live,
+    own,
+    quantile,
+    rate,
+    ratio,
+    role,
+    total,
+    worst,
+)
+
+_IDLE: Final = "no requests"
+_POOL: Final = {"model_name": "Model", "role": "Role"}
+_TTFT, _GAP = "handrail_ttft_seconds", "handrail_stream_gap_seconds"
+_SLO: Final = "handrail_slo_requests_total"
+_TTFT_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="ttft"')), "limit of the SLO")
+_GAP_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="itl"')), "limit of the SLO")
+_OWN_SCOPE: Final = 'scope=~"edge|decode"'
+_SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
+
+_READ_ME: Final = """\
+**Bad?** The numbers above are what clients saw. **For whom?** The table, worst first. **Where?** The phases: `prefill_…` is P,
+`kv_…` the hand-off, `decode_…` and `first_step` D, `router_and_hops` what lies between.
+
+**Next:** `handrail explain --since -15m` names phase, place and cause; `handrail requests --sort ttft --descending` lists the
+slowest; `handrail trace ID` shows one. Boards: *Handrail* at the top right. A point's menu leads to the requests of that time.
+"""
+
+
+def _pools(name: str, limit: Query, *apart: str) -> tuple[Query, ...]:
+    """A figure of one scope never mixes with another's."""
+    legend = " ".join(f"{{{{{label}}}}}" for label in ("role", *apart))
+    shares = (
+        Query(quantile(s, live(f"{name}_bucket"), "role", *apart), f"{legend} {word}", exemplars=s > 0.5) for s, word in _SHARES
+    )
+    return (*shares, limit)
+
+
+def _met(slo: str, *by: str) -> str:
+    part, whole = live(_SLO, f'slo="{slo}"', 'met="true"'), live(_SLO, f'slo="{slo}"')
+    return ratio(total(rate(part), *by), total(rate(whole), *by))
+
+
+BOARD: Final = Board(
+    "fleet",
+    "Handrail / Fleet",
+    "Is it bad, for whom, and where: SLO, goodput, time to first token and stream gaps by pool, the phases of the slowest, "
+    "coverage.",
+    (
+        Row(
+            "Is it bad?",
+            (
+                stat(
+                    "Goodput",
+                    "Share of requests that met every objective (ttft, itl and success), as clients saw them: at the edge, "
+                    "or at D where a model has no edge. Thresholds: 99 % and 95 %. No number without requests.",
+                    "percentunit",
+                    ratio(client_total(_SLO, 'slo="all"', 'met="true"'), client_total(_SLO, 'slo="all"')),
+                    no_value=_IDLE,
+                    steps=((0, RED), (0.95, ORANGE), (0.99, GREEN)),
+                    high=1,
+                ),
+                stat(
+                    "TTFT p99",
+                    "99 of 100 requests had their first token within this: as clients saw them (`edge`), where there is no "
+                    "edge from D's arrival on (`decode`), without a proxy as D's scheduler tells (`engine`). Within 10 %: "
+                    "the buckets are 10 % apart.",
+                    "s",
+                    client_ttft(0.99),
+                    no_value=_IDLE,
+                ),
+                stat(
+                    "Stream gap p99",
+                    "99 of 100 gaps between chunks with content were shorter, as clients saw them. Counted as each gap "
+                    "ends, not when its stream does.",
+                    "s",
+                    client_quantile(0.99, _GAP),
+                    no_value=_IDLE,
+                ),
+                stat(
+                    "Failed requests",
+                    "Requests of this time range that failed by no doing of the client, counted by every process that saw "
+                    "one (so an edge and its engine count the same one): the table says which.",
+                    "none",
+                    total(increase(live("handrail_requests_total", FAILED_REQUESTS))),
+                    once=True,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, RED)),
+                ),
+                stat(
+                    "Failed KV fetches",
+                    "Hand-offs of this time range that failed in any way, those among them whose request was saved by "
+                    "computing the prompt again.",
+                    "none",
+                    total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES))),
+                    once=True,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, RED)),
+                ),
+                stat(
+                    "Trace coverage",
+                    "Of the requests counted at the edges (by engines where there is no edge), the share joined with "
+                    "evidence from every process on its path. Low: what the other panels of the collector say is of a part "
+                    "only.",
+                    "percentunit",
+                    worst(joined("handrail_trace_coverage_ratio")),
+                    no_value="not known",
+                    steps=((0, RED), (0.9, ORANGE), (0.99, GREEN)),
+                    high=1,
+                ),
+            ),
+        ),
+        Row(
+            "For whom?",
+            (
+                table(
+                    "Models and pools",
+                    "Each model at each role, worst goodput first. Figures of an edge are the client's; those of P and D "
+                    "begin at their own arrival. P gives one token, so it has no gaps.",
+                    _POOL,
+                    Query(
+                        _met("all", "model_name", "role"),
+                        "SLO met",
+                        unit="percentunit",
+                        steps=((0, RED), (0.95, ORANGE), (0.99, GREEN)),
+                    ),
+                    Query(total(rate(live("handrail_requests_total")), "model_name", "role"), "Requests/s", unit="reqps"),
+                    Query(quantile(0.5, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p50", unit="s"),
+                    Query(quantile(0.99, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p99", unit="s"),
+                    Query(quantile(0.99, live(f"{_GAP}_bucket"), "model_name", "role"), "Gap p99", unit="s"),
+                    Query(
+                        total(increase(live("handrail_requests_total", FAILED_REQUESTS)), "model_name", "role"),
+                        "Failed",
+                        unit="none",
+                        steps=((0, GREEN), (0.5, RED)),
+                    ),
+                    width=15,
+                    height=8,
+                    sort="SLO met",
+                    no_value=_IDLE,
+                ),
+                series(
+                    "SLO met, by objective",
+                    "Share of requests that met each objective, all roles that are chosen; choose a role above to see one. "
+                    "Thresholds: 99 % and 95 %.",
+                    "percentunit",
+                    Query(_met("all", "slo"), "all: goodput"),
+                    Query(_met("ttft"), "ttft"),
+                    Query(_met("itl"), "itl"),
+                    Query(_met("success"), "success"),
+                    width=9,
+                    no_value=_IDLE,
+                    high=1,
+                    steps=((0, RED), (0.95, ORANGE), (0.99, GREEN)),
+                ),
+                series(
+                    "Time to first token by pool",
+                    "Quantiles over all processes of a role, within 10 %: `edge` as the client saw it, `decode` from D's "
+                    "arrival on, `engine` from queued to first token. The dashed line is slo.ttft as the sidecars have it.",
+                    "s",
+                    *_pools(_TTFT, _TTFT_LIMIT, "scope"),
+                    width=12,
+                    log=True,
+                    no_value=_IDLE,
+                    to_requests=True,
+                ),
+                series(
+                    "Stream gaps by pool",
+                    "Time between chunks with content, as each gap ends; a chunk may hold several tokens. Within 10 %. P "
+                    "has none: it gives one token.",
+                    "s",
+                    *_pools(_GAP, _GAP_LIMIT),
+                    width=12,
+                    log=True,
+                    no_value="not applicable: no stream, or a prefill pool, which gives one token",
+                    to_requests=True,
+                ),
+            ),
+        ),
+        Row(
+            "Where?",
+            (
+                series(
+                    "Where the slowest 1 % spend their time to first token",
+                    "Of the requests at or above their model's running p99, the time in each phase, divided by their "
+                    "number: stacked, it is the mean time to first token of the slow ones. Joined by the collector, so some "
+                    "seconds late.",
+                    "s",
+                    Query(
+                        each_of(
+                            total(rate(joined_model("handrail_slow_phase_seconds_total")), "phase"),
+                            total(rate(joined_model("handrail_slow_requests_total"))),
+                        ),
+                        "{{phase}}",
+                    ),
+                    width=12,
+                    stacked=True,
+                    no_value="no slow request was joined in this time",
+                    to_requests=True,
+                ),
+                series(
+                    "Each phase's own p99",
+                    "99 of 100 requests spent less than this in the phase. These do not add up to the p99 of the whole: the "
+                    "slow of one phase are not those of another.",
+                    "s",
+                    Query(quantile(0.99, joined_model("handrail_phase_seconds_bucket"), "phase"), "{{phase}}"),
+                    width=12,
+                    log=True,
+                    no_value="no request was joined in this time",
+                    to_requests=True,
+                ),
+                series(
+                    "Requests",
+                    "Finished requests a second, by role and how they ended. A request is counted by each process that saw it.",
+                    "reqps",
+                    Query(total(rate(live("handrail_requests_total")), "role", "outcome") + " > 0", "{{role}} {{outcome}}"),
+                    width=8,
+                    no_value=_IDLE,
+                    low=0,
+                ),
+                series(
+                    "Open requests",
+                    "Requests that have begun and not ended, and the age of the oldest: one that only grows has hung.",
+                    "none",
+                    Query(total(role("handrail_requests_open"), "role"), "open at {{role}}"),
+                    Query(worst(role("handrail_request_oldest_age_seconds")), "age of the oldest, s"),
+                    width=8,
+                    low=0,
+                    colours={"age of the oldest, s": ORANGE},
+                ),
+                series(
+                    "Coverage",
+                    "Share of counted requests that were joined whole; and findings an hour of what is wrong with a request "
+                    "or its evidence.",
+                    "percentunit",
+                    Query(worst(joined("handrail_trace_coverage_ratio")), "joined whole"),
+                    width=8,
+                    no_value="not known",
+                    low=0,
+                    high=1,
+                    steps=((0, RED), (0.9, ORANGE), (0.99, GREEN)),
+                ),
+                text("How to read this", "What to do next", _READ_ME, width=24, height=4),
+            ),
+        ),
+    ),
+)

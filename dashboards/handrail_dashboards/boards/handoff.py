@@ -1,0 +1,328 @@
+"""Hand-off: KV from P to D, what failed, what hangs, how fast, and what waits to be read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail.outcomes import FetchOutcome
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
+from handrail_dashboards.query import (
+    FAILED_FETCHES,
+    PORT,
+    each_of,
+    increase,
+    joined,
+    own,
+    pooled,
+    quantile,
+    rate,
+    ratio,
+    total,
+    worst,
+)
+
+_NO_FETCH: Final = "no fetch ended"
+_SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
+_OUTCOMES: Final = {
+    FetchOutcome.OK.value: GREEN,
+    FetchOutcome.FALLBACK_LOCAL.value: "light-blue",
+    FetchOutcome.ABORTED.value: "#8e8e8e",
+    FetchOutcome.UNKNOWN.value: "#b0b0b0",
+    FetchOutcome.FAILED.value: "dark-red",
+    FetchOutcome.RECOMPUTED.value: "orange",
+    FetchOutcome.RETRIED.value: "yellow",
+    FetchOutcome.EXPIRED.value: "dark-orange",
+    FetchOutcome.STALE_READ.value: "purple",
+    FetchOutcome.WRONG_REQUEST.value: "dark-purple",
+    FetchOutcome.TIMED_OUT.value: "light-red",
+    FetchOutcome.HUNG.value: "red",
+}
+_NONE: Final = ((0, GREEN), (0.5, RED))
+
+
+def _quantiles(name: str) -> tuple[Query, ...]:
+    return tuple(Query(quantile(share, own(f"{name}_bucket")), word) for share, word in _SHARES)
+
+
+_UNREAD: Final = "handrail_engine_kv_expired_requests_total"
+
+BOARD: Final = Board(
+    "handoff",
+    "Handrail / Hand-off",
+    "KV from prefill to decode: what failed and why, what hangs, how long it waits and moves, at what rate, and what P "
+    "keeps for nobody.",
+    (
+        Row(
+            "Does it fail or hang?",
+            (
+                stat(
+                    "Failed fetches",
+                    "Fetches of this time range that failed in any way, as the receiving engine tells. 0 is 0; no number: "
+                    "no plugin reports from D.",
+                    "none",
+                    total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES))),
+                    once=True,
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+                stat(
+                    "Hung now",
+                    "Open fetches older than the limit (`hung_after`). No counter of an engine shows these: they have not ended.",
+                    "none",
+                    total(own("handrail_kv_fetches_hung")),
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+                stat(
+                    "Oldest open fetch",
+                    "Age of the oldest fetch that has not ended; 0 where none is open.",
+                    "s",
+                    worst(own("handrail_kv_fetch_oldest_age_seconds")),
+                    steps=((0, GREEN), (5, ORANGE), (30, RED)),
+                    width=3,
+                ),
+                stat(
+                    "Stale reads",
+                    "Blocks that were read after P had given them up: the answer may be of another prompt. Any is one too many.",
+                    "none",
+                    total(increase(own("handrail_kv_publishes_total", 'end="stale_read"'))),
+                    once=True,
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+                stat(
+                    "Wrong requests",
+                    "Hand-offs whose KV was published for another request, as the collector found by joining both ends.",
+                    "none",
+                    total(increase(joined("handrail_findings_total", 'kind="wrong_request"'))),
+                    once=True,
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+                stat(
+                    "Expired unread",
+                    "KV that P kept for a peer until its lease ended, and nobody read.",
+                    "none",
+                    total(increase(own("handrail_kv_publishes_total", 'end="expired"'))),
+                    once=True,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, ORANGE)),
+                    width=3,
+                ),
+                stat(
+                    "Oldest pinned KV",
+                    "How long the oldest KV has been kept at P for a peer that has not read it.",
+                    "s",
+                    worst(own("handrail_kv_pinned_oldest_age_seconds")),
+                    steps=((0, GREEN), (60, ORANGE), (240, RED)),
+                    width=3,
+                ),
+                stat(
+                    "Slow links",
+                    "Pairs of P and D that the collector now finds slower than anything that should carry KV; the table "
+                    "below names them.",
+                    "none",
+                    total(joined("handrail_link_slow")),
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+            ),
+        ),
+        Row(
+            "What failed",
+            (
+                series(
+                    "Fetches by outcome",
+                    "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. A stale "
+                    "read is counted as expired before.",
+                    "ops",
+                    Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}"),
+                    width=12,
+                    stacked=True,
+                    low=0,
+                    colours=_OUTCOMES,
+                    to_requests=True,
+                ),
+                bars(
+                    "Failed, by reason",
+                    "Failures of this time range by outcome and the engine's own failure type.",
+                    "none",
+                    Query(
+                        total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0",
+                        "{{outcome}} {{reason}}",
+                    ),
+                    width=6,
+                    decimals=0,
+                    no_value="none failed",
+                    steps=((0, ORANGE),),
+                ),
+                table(
+                    "Failed, by peer",
+                    "Failures of this time range by the reading sidecar and the peer that KV was read from.",
+                    {"instance": "Reader's sidecar", "peer": "Peer"},
+                    Query(
+                        total(increase(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
+                        "Failed",
+                        unit="none",
+                        steps=_NONE,
+                    ),
+                    width=6,
+                    sort="Failed",
+                    no_value="none failed",
+                ),
+            ),
+        ),
+        Row(
+            "How long",
+            (
+                series(
+                    "Fetch: posted to done",
+                    "Time of the transfer itself, as the receiving engine tells; where only a poll each step sees the end, "
+                    "up to one step more.",
+                    "s",
+                    *_quantiles("handrail_kv_fetch_seconds"),
+                    width=8,
+                    log=True,
+                    no_value=_NO_FETCH,
+                    to_requests=True,
+                ),
+                series(
+                    "Wait before it: known to posted",
+                    "Time from when D's scheduler knew of the request until the transfer was posted: waiting for blocks, "
+                    "for the load slot, for the first contact with a peer.",
+                    "s",
+                    *_quantiles("handrail_kv_fetch_wait_seconds"),
+                    width=8,
+                    log=True,
+                    no_value=_NO_FETCH,
+                    to_requests=True,
+                ),
+                series(
+                    "Open and oldest",
+                    "Fetches that have begun and not ended, of these the hung ones, and the age of the oldest.",
+                    "none",
+                    Query(total(own("handrail_kv_fetches_open")), "open"),
+                    Query(total(own("handrail_kv_fetches_hung")), "hung"),
+                    Query(worst(own("handrail_kv_fetch_oldest_age_seconds")), "age of the oldest, s"),
+                    width=8,
+                    low=0,
+                    colours={"hung": RED, "age of the oldest, s": ORANGE},
+                ),
+            ),
+        ),
+        Row(
+            "How much and how fast: three different figures",
+            (
+                series(
+                    "Size of a fetch",
+                    "Bytes of one fetch: how much a prompt's KV is, no rate.",
+                    "decbytes",
+                    Query(quantile(0.5, own("handrail_kv_fetch_bytes_bucket")), "p50"),
+                    Query(quantile(0.99, own("handrail_kv_fetch_bytes_bucket")), "p99"),
+                    width=8,
+                    no_value=_NO_FETCH,
+                    low=0,
+                ),
+                series(
+                    "Rate while transferring",
+                    "Bytes over the time in which something was being transferred from a peer: how fast the link is when used.",
+                    "Bps",
+                    Query(
+                        ratio(
+                            total(rate(own("handrail_link_fetched_bytes_total")), "peer"),
+                            total(rate(own("handrail_link_busy_seconds_total")), "peer"),
+                        ),
+                        "from {{peer}}",
+                    ),
+                    width=8,
+                    no_value="nothing was transferred",
+                    low=0,
+                ),
+                series(
+                    "Carried, on average",
+                    "Bytes over the time that went by: how much of a link hand-offs used up. Not how fast it is.",
+                    "Bps",
+                    Query(total(rate(own("handrail_kv_fetched_bytes_total"))), "all fetches"),
+                    width=8,
+                    low=0,
+                ),
+                series(
+                    "Ports against their line rate",
+                    "Share of its line rate that a port carried, mean of the step; and the highest second of the last "
+                    "minute, which a mean hides. A virtual port has no line rate and is not here.",
+                    "percentunit",
+                    Query(
+                        each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
+                        "{{instance}} {{device}} {{direction}}, mean",
+                    ),
+                    Query(
+                        each_of(
+                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
+                        ),
+                        "{{instance}} {{device}} {{direction}}, peak second",
+                    ),
+                    width=12,
+                    no_value="no port with a line rate is sampled",
+                    low=0,
+                    high=1,
+                    steps=((0, GREEN), (0.7, ORANGE), (0.9, RED)),
+                ),
+                table(
+                    "Slow links now",
+                    "What the collector finds of pairs of P and D, with `handrail links` for the numbers and what to do.",
+                    {"source": "From", "target": "To", "finding": "Finding"},
+                    Query(worst(joined("handrail_link_slow"), "source", "target", "finding") + " > 0", "Now", unit="none"),
+                    width=12,
+                    no_value="no slow link is known",
+                ),
+            ),
+        ),
+        Row(
+            "What P keeps",
+            (
+                series(
+                    "Kept KV by how that ended",
+                    "`read`: a peer took it. `expired`: nobody did in time. `stale_read`: somebody did after that.",
+                    "ops",
+                    Query(total(rate(own("handrail_kv_publishes_total")), "end"), "{{end}}"),
+                    width=8,
+                    stacked=True,
+                    low=0,
+                    colours={"read": GREEN, "expired": ORANGE, "stale_read": "purple"},
+                ),
+                series(
+                    "Pinned KV",
+                    "Bytes that each P keeps for peers that have not read them: memory that serves nobody.",
+                    "decbytes",
+                    Query(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0", "{{instance}}"),
+                    width=8,
+                    low=0,
+                    no_value="nothing is pinned",
+                ),
+                series(
+                    "Failures as engines count them",
+                    "The engine's own counters, an hour. An engine without a counter of expiry counts expiry among the "
+                    "failed transfers (vLLM before its two counters): the total means the same for both.",
+                    "none",
+                    Query(
+                        f"3600 * ({total(pooled(rate(own('handrail_engine_kv_transfer_failures_total'))), 'role')})",
+                        "{{role}}: transfers (with expiry where that is not counted apart)",
+                    ),
+                    Query(f"3600 * ({total(pooled(rate(own(_UNREAD))), 'role')})", "{{role}}: expired, counted apart"),
+                    Query(
+                        f"3600 * ({total(pooled(rate(own('handrail_engine_kv_handshake_failures_total'))), 'role')})",
+                        "{{role}}: handshakes",
+                    ),
+                    width=8,
+                    low=0,
+                    no_value="no engine exports these counters",
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,273 @@
+"""Handrail itself: what it costs, what it loses, how far behind it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
+from handrail_dashboards.query import increase, joined, own, rate, role, total, worst
+
+_NONE: Final = ((0, GREEN), (0.5, RED))
+_SIDECAR: Final = "no sidecar is scraped"
+_COLLECTOR: Final = "no collector is scraped"
+_LOST_BY_SIDECARS: Final = (
+    ("handrail_sidecar_spans_dropped_total", "span: {{reason}}", ("reason",)),
+    ("handrail_sidecar_device_samples_dropped_total", "GPU or link sample: {{reason}}", ("reason",)),
+    ("handrail_sidecar_export_rejected_items_total", "refused by the collector", ()),
+    ("handrail_sidecar_plugin_lost_events_total", "plugin: event lost in the engine", ()),
+    ("handrail_sidecar_plugin_lost_datagrams_total", "plugin: datagram lost", ()),
+    ("handrail_sidecar_plugin_evicted_total", "plugin: too many open ({{kind}})", ("kind",)),
+    ("handrail_sidecar_scrape_samples_dropped_total", "engine sample", ()),
+    ("handrail_sidecar_links_samples_dropped_total", "link sample", ()),
+)
+_LOST_BY_COLLECTORS: Final = (
+    ("handrail_collector_rejected_items_total", "refused: bad ids", ()),
+    ("handrail_collector_unreadable_spans_total", "span that could not be read", ()),
+    ("handrail_collector_faults_total", "left out: a fault of ours", ()),
+)
+
+BOARD: Final = Board(
+    "handrail",
+    "Handrail / Itself",
+    "What sidecars and collectors cost, what they lose, and how far behind they are: how far the other boards can be trusted.",
+    (
+        Row(
+            "Can the other boards be trusted?",
+            (
+                stat(
+                    "Sidecars",
+                    "Sidecars that are scraped.",
+                    "none",
+                    f"count({role('handrail_sidecar_info')})",
+                    decimals=0,
+                    no_value=_SIDECAR,
+                    width=3,
+                ),
+                stat(
+                    "Cut off",
+                    "Sidecars whose last attempt to deliver failed: they spool, and give up the oldest only when the spool "
+                    "is full.",
+                    "none",
+                    f"count({own('handrail_sidecar_export_up')} == 0) or 0 * count({own('handrail_sidecar_export_up')})",
+                    decimals=0,
+                    steps=_NONE,
+                    no_value=_SIDECAR,
+                    width=3,
+                ),
+                stat(
+                    "Lost by sidecars",
+                    "What sidecars did not deliver in this time range, all causes together; the bars below say which.",
+                    "none",
+                    " + ".join(f"({total(increase(own(name)))} or vector(0))" for name, _, _ in _LOST_BY_SIDECARS),
+                    once=True,
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+                stat(
+                    "Lost by collectors",
+                    "What collectors took and could not use in this time range.",
+                    "none",
+                    " + ".join(f"({total(increase(joined(name)))} or vector(0))" for name, _, _ in _LOST_BY_COLLECTORS),
+                    once=True,
+                    decimals=0,
+                    steps=_NONE,
+                    width=3,
+                ),
+                stat(
+                    "Refused for now",
+                    "Times that a collector told a sender to come back later: its journal is full. Nothing is lost by it as "
+                    "long as spools have room.",
+                    "none",
+                    total(increase(joined("handrail_collector_refused_requests_total"))),
+                    once=True,
+                    decimals=0,
+                    steps=((0, GREEN), (0.5, ORANGE)),
+                    no_value=_COLLECTOR,
+                    width=3,
+                ),
+                stat(
+                    "Journal lag",
+                    "Age of the oldest entry that a collector has journalled and not yet joined: how old the joined figures "
+                    "are, at least.",
+                    "s",
+                    worst(joined("handrail_collector_journal_lag_seconds")),
+                    steps=((0, GREEN), (30, ORANGE), (300, RED)),
+                    no_value=_COLLECTOR,
+                    width=3,
+                ),
+                stat(
+                    "Widest clock bound",
+                    "How far apart the bounds of two hosts' clock offset lie, the widest pair. Times across those hosts are "
+                    "known no better.",
+                    "s",
+                    worst(joined("handrail_clock_bound_seconds")),
+                    steps=((0, GREEN), (0.05, ORANGE), (1, RED)),
+                    no_value="no pair of hosts is known",
+                    width=3,
+                ),
+                stat(
+                    "Coverage",
+                    "Share of counted requests that were joined whole.",
+                    "percentunit",
+                    worst(joined("handrail_trace_coverage_ratio")),
+                    no_value="not known",
+                    steps=((0, RED), (0.9, ORANGE), (0.99, GREEN)),
+                    high=1,
+                    width=3,
+                ),
+            ),
+        ),
+        Row(
+            "What it costs",
+            (
+                series(
+                    "Sidecars: processor",
+                    "Cores that each sidecar uses. The in-engine plugin's cost is in docs/overhead.md: it is measured, not "
+                    "scraped.",
+                    "none",
+                    Query(rate(own("handrail_sidecar_cpu_seconds_total")), "{{instance}}"),
+                    low=0,
+                    no_value=_SIDECAR,
+                ),
+                series(
+                    "Collectors: processor",
+                    "Cores that each collector uses.",
+                    "none",
+                    Query(rate(joined("handrail_collector_cpu_seconds_total")), "{{instance}}"),
+                    low=0,
+                    no_value=_COLLECTOR,
+                ),
+                series(
+                    "Memory",
+                    "Resident memory of sidecars and collectors.",
+                    "bytes",
+                    Query(own("handrail_sidecar_resident_memory_bytes"), "sidecar {{instance}}"),
+                    Query(joined("handrail_collector_resident_memory_bytes"), "collector {{instance}}"),
+                    low=0,
+                ),
+                series(
+                    "Event loop of sidecars stood still",
+                    "Share of time in which a sidecar's event loop stood still for 20 ms or more: the times that it stamped "
+                    "are late then.",
+                    "percentunit",
+                    Query(rate(own("handrail_sidecar_pause_seconds_total")), "{{instance}}"),
+                    low=0,
+                    no_value=_SIDECAR,
+                ),
+                series(
+                    "Time inside NVML calls, and scrapes of engines",
+                    "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the "
+                    "engine's page took.",
+                    "s",
+                    Query(
+                        total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance"), "{{instance}} NVML, per second"
+                    ),
+                    Query(worst(own("handrail_sidecar_scrape_seconds"), "instance"), "{{instance}} scrape of the engine"),
+                    low=0,
+                    no_value="nothing is sampled",
+                ),
+                table(
+                    "Versions",
+                    "How many sidecars of each role run which version.",
+                    {"role": "Role", "version": "Version"},
+                    Query(f"count by (role, version) ({role('handrail_sidecar_info')})", "Sidecars", unit="none"),
+                    no_value=_SIDECAR,
+                ),
+            ),
+        ),
+        Row(
+            "What it loses",
+            (
+                bars(
+                    "Sidecars: lost in this time range",
+                    "By what was lost and why. Nothing here means that nothing was lost.",
+                    "none",
+                    *(Query(total(increase(own(name)), *by) + " > 0", legend) for name, legend, by in _LOST_BY_SIDECARS),
+                    decimals=0,
+                    steps=((0, ORANGE),),
+                    no_value="nothing was lost",
+                ),
+                bars(
+                    "Collectors: not used in this time range",
+                    "By what was not used and why.",
+                    "none",
+                    *(Query(total(increase(joined(name)), *by) + " > 0", legend) for name, legend, by in _LOST_BY_COLLECTORS),
+                    decimals=0,
+                    steps=((0, ORANGE),),
+                    no_value="everything was used",
+                ),
+                bars(
+                    "Findings of this time range",
+                    "What is wrong with requests or with their evidence, as the collector found by joining.",
+                    "none",
+                    Query(total(increase(joined("handrail_findings_total")), "kind") + " > 0", "{{kind}}"),
+                    decimals=0,
+                    steps=((0, ORANGE),),
+                    no_value="no finding",
+                ),
+            ),
+        ),
+        Row(
+            "How far behind it is",
+            (
+                series(
+                    "Sidecars behind",
+                    "Age of the oldest batch that the collector has not acknowledged. Growing: the collector is away or too "
+                    "slow.",
+                    "s",
+                    Query(own("handrail_sidecar_export_lag_seconds"), "{{instance}}"),
+                    low=0,
+                    no_value=_SIDECAR,
+                ),
+                series(
+                    "Collectors behind",
+                    "Age of the oldest journalled entry that is not taken yet. An open request is no lag: it is held until "
+                    "it ends.",
+                    "s",
+                    Query(joined("handrail_collector_journal_lag_seconds"), "{{instance}}"),
+                    low=0,
+                    no_value=_COLLECTOR,
+                ),
+                series(
+                    "Joined",
+                    "Spans that collectors took and request rows that they published, a second.",
+                    "cps",
+                    Query(total(rate(joined("handrail_collector_spans_total"))), "spans"),
+                    Query(total(rate(joined("handrail_collector_rows_total"))), "request rows"),
+                    low=0,
+                    no_value=_COLLECTOR,
+                ),
+                series(
+                    "Joins by how they were made",
+                    "Evidence joined to a request a second, strongest kinds first in docs/wire.md; ambiguous: fitted "
+                    "several, joined to none.",
+                    "cps",
+                    Query(total(rate(joined("handrail_collector_joins_total")), "how"), "{{how}}"),
+                    Query(total(rate(joined("handrail_collector_ambiguous_joins_total"))), "ambiguous, not joined"),
+                    low=0,
+                    no_value=_COLLECTOR,
+                    colours={"ambiguous, not joined": RED},
+                ),
+                series(
+                    "Clock bounds",
+                    "Bounds of the clock offset of pairs of hosts, the widest. A pair that widens lost the hand-offs that "
+                    "bound it.",
+                    "s",
+                    Query(f"topk(10, {joined('handrail_clock_bound_seconds')})", "{{host}} and {{peer_host}}"),
+                    low=0,
+                    no_value="no pair of hosts is known",
+                ),
+                series(
+                    "Store",
+                    "Bytes of the store's files and of the journal.",
+                    "decbytes",
+                    Query(joined("handrail_collector_store_bytes"), "{{instance}} store"),
+                    Query(joined("handrail_collector_journal_size_bytes"), "{{instance}} journal"),
+                    low=0,
+                    no_value=_COLLECTOR,
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,216 @@
+"""Boards as Grafana's JSON, by the builders of ``grafana-foundation-sdk`` (types of Grafana 11.6)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from grafana_foundation_sdk.builders import bargauge, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import common as common_build
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.builders import text as text_build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import prometheus as prometheus_model
+from grafana_foundation_sdk.models import text as text_model
+
+from handrail_dashboards.layout import Place, places
+from handrail_dashboards.panel import GREEN, RED, Board, Kind, Panel, Query, Row, Steps
+from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_links, changes, source, variables
+
+LIMIT: Final = "limit of the SLO"
+_LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_Visual = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel | text_build.Panel
+
+
+def board_json(board: Board) -> str:
+    """The file: keys sorted, two spaces, one newline at the end."""
+    builder = (
+        build.Dashboard(board.title)
+        .description(board.description)
+        .tags([TAG])
+        .editable()
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .timezone("browser")
+        .refresh("30s")
+        .variables(list(variables()))
+        .annotations(list(changes()))
+        .links(list(board_links()))
+    )
+    for number, (item, place) in enumerate(places(board.rows), 1):
+        if isinstance(item, Row):
+            builder.with_row(build.Row(item.title).id(number).grid_pos(_grid(place)))
+        else:
+            builder.with_panel(_panel(item, number, place))
+    made = json.loads(JSONEncoder(sort_keys=True).encode(builder.build()))
+    return json.dumps(_mended(made), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _mended(made: dict[str, Any]) -> dict[str, Any]:
+    """With what the SDK's types lack: texts of annotations."""
+    for annotation, (_, _, _, title, text) in zip(made["annotations"]["list"], ANNOTATIONS, strict=True):
+        annotation.update(titleFormat=title, textFormat=text, step="30s")
+    return made
+
+
+def _grid(place: Place) -> model.GridPos:
+    return model.GridPos(x=place.x, y=place.y, w=place.w, h=place.h)
+
+
+def _panel(panel: Panel, number: int, place: Place) -> _Visual:
+    made = _MAKE[panel.kind](panel)
+    made.id(number).title(panel.title).description(panel.description).grid_pos(_grid(place))
+    if isinstance(made, text_build.Panel):
+        return made
+    made.datasource(source()).unit(panel.unit).no_value(panel.no_value)
+    if panel.low is not None:
+        made.min(panel.low)
+    if panel.high is not None:
+        made.max(panel.high)
+    if panel.decimals is not None:
+        made.decimals(panel.decimals)
+    made.thresholds(_thresholds(panel.steps))
+    for letter, query in zip(_LETTERS, panel.queries, strict=False):
+        made.with_target(_target(query, letter, panel.kind))
+    for name, colour in panel.colours.items():
+        made.override_by_name(name, [_fixed(colour)])
+    return made
+
+
+def _target(query: Query, letter: str, kind: Kind) -> prometheus.Dataquery:
+    made = (
+        prometheus.Dataquery()
+        .expr(query.expr)
+        .ref_id(letter)
+        .datasource(source())
+        .editor_mode(prometheus_model.QueryEditorMode.CODE)
+    )
+    made.format(prometheus_model.PromQueryFormat.TABLE if kind is Kind.TABLE else prometheus_model.PromQueryFormat.TIME_SERIES)
+    if query.once or kind is Kind.BARS:
+        made.instant()
+    else:
+        made.range()
+    if query.exemplars:
+        made.exemplar(True)
+    if query.legend and kind is not Kind.TABLE:
+        made.legend_format(query.legend)
+    return made
+
+
+def _thresholds(steps: Steps) -> build.ThresholdsConfig:
+    """The first step is the colour of whatever is below the second."""
+    first = steps[0][1] if steps else GREEN
+    found = [model.Threshold(value=None, color=first), *(model.Threshold(value=at, color=colour) for at, colour in steps[1:])]
+    return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)
+
+
+def _fixed(colour: str) -> model.DynamicConfigValue:
+    return model.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": colour})
+
+
+def _series(panel: Panel) -> timeseries.Panel:
+    made = (
+        timeseries.Panel()
+        .line_width(1)
+        .fill_opacity(30 if panel.stacked else 0)
+        .show_points(common.VisibilityMode.AUTO)
+        .color_scheme(build.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
+        .legend(
+            common_build.VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs([])
+        )
+        .tooltip(common_build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
+    )
+    if panel.stacked:
+        made.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    if panel.log:
+        made.scale_distribution(common_build.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10))
+    if panel.steps:
+        made.thresholds_style(common_build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED))
+    if any(query.legend == LIMIT for query in panel.queries):
+        dashed = model.DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [10, 10]})
+        made.override_by_name(LIMIT, [_fixed(RED), dashed])
+    if panel.to_requests:
+        made.data_links([_to_requests()])
+    return made
+
+
+def _to_requests() -> build.DashboardLink:
+    return build.DashboardLink("Slowest requests of this time (Handrail)").url(REQUESTS).target_blank(True)
+
+
+def _reduced() -> common_build.ReduceDataOptions:
+    return common_build.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    whole_range = all(query.once for query in panel.queries)
+    return (
+        stat.Panel()
+        .reduce_options(_reduced())
+        .color_mode(common.BigValueColorMode.BACKGROUND if panel.steps else common.BigValueColorMode.VALUE)
+        .graph_mode(common.BigValueGraphMode.NONE if whole_range else common.BigValueGraphMode.AREA)
+        .text_mode(common.BigValueTextMode.AUTO)
+        .justify_mode(common.BigValueJustifyMode.AUTO)
+        .orientation(common.VizOrientation.AUTO)
+    )
+
+
+def _bars(panel: Panel) -> bargauge.Panel:
+    return (
+        bargauge.Panel()
+        .reduce_options(_reduced())
+        .orientation(common.VizOrientation.HORIZONTAL)
+        .display_mode(common.BarGaugeDisplayMode.BASIC)
+        .show_unfilled(True)
+        .value_mode(common.BarGaugeValueMode.COLOR)
+    )
+
+
+def _table(panel: Panel) -> table.Panel:
+    values = {f"Value #{letter}": query.legend for letter, query in zip(_LETTERS, panel.queries, strict=False)}
+    if len(panel.queries) == 1:
+        values = {"Value": panel.queries[0].legend}
+    order = {name: place for place, name in enumerate((*panel.labels, *values))}
+    made = (
+        table.Panel()
+        .show_header(True)
+        .cell_height(common.TableCellHeight.SM)
+        .with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
+        .with_transformation(
+            model.DataTransformerConfig(
+                id_val="organize",
+                options={"excludeByName": {"Time": True}, "indexByName": order, "renameByName": {**panel.labels, **values}},
+            )
+        )
+    )
+    if panel.sort:
+        name = panel.sort.removeprefix("-")
+        made.sort_by([common_build.TableSortByFieldState().display_name(name).desc(panel.sort.startswith("-"))])
+    for query in panel.queries:
+        made.override_by_name(query.legend, _column(query))
+    return made
+
+
+def _column(query: Query) -> list[model.DynamicConfigValue]:
+    found = [model.DynamicConfigValue(id_val="unit", value=query.unit or "none")]
+    if query.steps:
+        first, *rest = query.steps
+        steps = [{"value": None, "color": first[1]}, *({"value": at, "color": colour} for at, colour in rest)]
+        found += [
+            model.DynamicConfigValue(id_val="thresholds", value={"mode": "absolute", "steps": steps}),
+            model.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
+        ]
+    return found
+
+
+def _text(panel: Panel) -> text_build.Panel:
+    return text_build.Panel().mode(text_model.TextMode.MARKDOWN).content(panel.text)
+
+
+_MAKE: Final = {Kind.SERIES: _series, Kind.STAT: _stat, Kind.BARS: _bars, Kind.TABLE: _table, Kind.TEXT: _text}

@@ -1,0 +1,88 @@
+"""``handrail dashboards export``: files that Grafana can take, with what the user chose."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from handrail.cli.main import main
+from handrail_dashboards.boards import BOARDS
+
+FILES = {f"{board.file}.json" for board in BOARDS}
+
+
+def test_it_writes_the_five_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "made" / "here"
+    assert main(["dashboards", "export", str(folder)]) == 0
+    assert {file.name for file in folder.iterdir()} == FILES
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 5
+    assert f"{folder / 'fleet.json'}  Handrail / Fleet, " in "\n".join(said)
+
+
+def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = (
+        "--datasource",
+        "Prom (eu)",
+        "--tempo",
+        "Traces",
+        "--jaeger-url",
+        "https://jaeger/",
+        "--handrail-url",
+        "https://h:4380",
+    )
+    assert main(["dashboards", "export", str(tmp_path), *chosen, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {Path(each["file"]).name for each in told["dashboards"]} == FILES
+    assert all(each["panels"] > 10 for each in told["dashboards"])
+    for name in FILES:
+        variables = {each["name"]: each for each in json.loads((tmp_path / name).read_text("utf-8"))["templating"]["list"]}
+        assert variables["datasource"]["current"]["value"] == "Prom (eu)"
+        assert variables["datasource"]["regex"] == r"/^Prom\ \(eu\)$/"
+        assert variables["tempo"]["current"]["value"] == "Traces"
+        assert variables["jaeger"]["query"] == variables["jaeger"]["current"]["value"] == "https://jaeger"
+        assert variables["handrail"]["query"] == "https://h:4380"
+
+
+def test_examples_of_provisioning_are_yaml_that_grafana_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboards", "export", str(tmp_path), "--provisioning", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)["provisioning"]
+    assert sorted(written) == [str(tmp_path / f"provisioning/{kind}/handrail.yaml") for kind in ("dashboards", "datasources")]
+    sources = yaml.safe_load((tmp_path / "provisioning/datasources/handrail.yaml").read_text("utf-8"))["datasources"]
+    prometheus, tempo = sources
+    links = prometheus["jsonData"]["exemplarTraceIdDestinations"]
+    assert [link["urlDisplayLabel"] for link in links] == ["Tempo", "Jaeger", "Handrail"]
+    assert {link["name"] for link in links} == {"trace_id"}, "the label of our exemplars"
+    assert links[0]["datasourceUid"] == tempo["uid"]
+    assert all(link["url"].endswith("$${__value.raw}") for link in links[1:]), "one $ would be taken for an environment variable"
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["dashboards", "export", str(blocked / "below"), "--json"]) == 1
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert "cannot write" in error["what"]
+    assert str(blocked) in error["where"]
+
+
+def test_it_needs_the_standard_library_alone(tmp_path: Path) -> None:
+    """A base install, without any extra: nothing outside of the standard library and Handrail is imported."""
+    code = (
+        "import sys\n"
+        "from handrail.cli.main import main\n"
+        f"assert main(['dashboards', 'export', {str(tmp_path)!r}]) == 0\n"
+        "ours = {'handrail', 'handrail_dashboards'}\n"
+        "foreign = {name.partition('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None)}\n"
+        "foreign -= set(sys.stdlib_module_names) | ours | {'__main__', '__mp_main__', 'sitecustomize', 'usercustomize'}\n"
+        "foreign = {name for name in foreign if not name.startswith(('_', 'distutils'))}\n"
+        "print(sorted(foreign))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,174 @@
+"""Every panel of every board, drawn by Grafana's own components in Chromium from a real Prometheus that scrapes real pages.
+
+``make test-dashboards`` installs what this needs. ``HANDRAIL_STAGE_SECONDS`` says how long the fleet runs first (75),
+``HANDRAIL_SCREENSHOTS`` where the screenshots go (the test's own folder; docs/screenshots to renew those of the pages).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from handrail_dashboards.boards import BOARDS
+from handrail_dashboards.export import Choices, dashboards
+from staged_fleet import SCRAPE_S, Stage, staged
+
+RENDER: Final = Path(__file__).parent / "render"
+NAMES: Final = [board.file for board in BOARDS]
+FAULTS: Final = ("slow_link:p0>d0:8", "fetch_failed:p1>d1:0.05", "preemption_storm:d0:0.3", "gpu_throttled:d1:4")
+SECONDS: Final = float(os.environ.get("HANDRAIL_STAGE_SECONDS", "75"))
+Shown = dict[str, Any]
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on this machine: make test-dashboards installs it")
+    return found
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    found = program("node")
+    if not (RENDER / "node_modules/.package-lock.json").exists():
+        pytest.skip("Grafana's components are not installed: make test-dashboards does it (npm, 530 MB)")
+    return found
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("boards")
+    made = dashboards(Choices())
+    for name, text in made.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [str(folder / f"{name}.json") for name in NAMES]
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory, node: str) -> Iterator[Stage]:
+    program("prometheus")
+    program("chromium")
+    with staged(tmp_path_factory.mktemp("stage"), FAULTS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shown(stage: Stage, node: str, files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """What each board shows once the fleet has run for a while."""
+    if not (RENDER / "dist/index.html").exists():
+        subprocess.run([node, "node_modules/vite/bin/vite.js", "build"], cwd=RENDER, check=True, timeout=300)
+    while time.time() < stage.started_s + SECONDS or not stage.ask("handrail_trace_coverage_ratio"):
+        assert time.time() < stage.started_s + SECONDS + 120, "nothing is joined"
+        time.sleep(1)
+    out = Path(os.environ.get("HANDRAIL_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots")).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    times = ("--start", str(int(stage.started_s) + 5), "--end", str(int(time.time()) - 1), "--scrape", str(SCRAPE_S))
+    where = ("--prometheus", stage.prometheus, "--out", str(out), "--chromium", program("chromium"))
+    done = subprocess.run([node, "render.mjs", *where, *times, *files], cwd=RENDER, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (out / "shown.json").write_text(done.stdout, encoding="utf-8")
+    found: Shown = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_boards_are_of_the_types_that_grafana_publishes(node: str, files: list[str]) -> None:
+    done = subprocess.run([node, "types.mjs", *files], cwd=RENDER, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ("gridPos", {"h": 4, "w": "wide", "x": 0, "y": 0}),
+        ("options", {"graphMode": "aera"}),
+        ("fieldConfig", {"defaults": {"thresholds": {"mode": "absolutely", "steps": []}}, "overrides": []}),
+    ],
+    ids=lambda broken: broken[0],
+)
+def test_a_board_of_other_types_is_found(node: str, files: list[str], tmp_path: Path, broken: tuple[str, Any]) -> None:
+    board = json.loads(Path(files[0]).read_text("utf-8"))
+    panel = next(panel for panel in board["panels"] if panel["type"] == "stat")
+    panel[broken[0]] = broken[1]
+    (tmp_path / "broken.json").write_text(json.dumps(board), encoding="utf-8")
+    done = subprocess.run(
+        [node, "types.mjs", str(tmp_path / "broken.json")], cwd=RENDER, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 1, "the type check finds nothing"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_panel_is_drawn_without_an_error(shown: Shown, name: str) -> None:
+    board = shown[name]
+    assert board["errors"] == []
+    assert [
+        f"{panel['title']}: {panel['failed']}" for panel in board["panels"] if panel["failed"] or panel["state"] != "done"
+    ] == []
+    assert [count for _, count in board["annotations"]], "annotations are asked too"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_panel_shows_data_or_says_why_there_is_none(shown: Shown, name: str) -> None:
+    for panel in shown[name]["panels"]:
+        if panel["type"] == "text":
+            continue
+        assert "No data" not in panel["text"], panel["title"]
+        assert "NaN" not in panel["text"], panel["title"]
+        assert panel["frames"] or panel["nothing"] or panel["type"] == "stat", panel["title"]
+
+
+EMPTY: Final[dict[str, set[str]]] = {}
+"""Panels that may be without data on this stage, by board, each for what its own words say."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_of_the_stage_have_data(shown: Shown, name: str) -> None:
+    empty = {panel["title"] for panel in shown[name]["panels"] if panel["type"] != "text" and not panel["frames"]}
+    assert empty <= EMPTY.get(name, set())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_stay_within_the_page(shown: Shown, name: str) -> None:
+    for panel in shown[name]["panels"]:
+        x, y, width, height = panel["box"]
+        assert x >= 0, panel["title"]
+        assert x + width <= 1440, panel["title"]
+        assert y + height <= shown[name]["height"] + 1, panel["title"]
+
+
+def test_variables_find_what_is_there(shown: Shown) -> None:
+    options = shown["fleet"]["options"]
+    assert options["cluster"] == ["demo"]
+    assert {"edge", "prefill", "decode"} <= set(options["role"])
+    assert len(options["instance"]) == 5
+    assert options["model"]
+
+
+def test_failures_that_did_not_happen_are_0_and_not_nothing(shown: Shown) -> None:
+    (wrong,) = (panel for panel in shown["handoff"]["panels"] if panel["title"] == "Wrong requests")
+    assert wrong["text"].splitlines()[-1] == "0"
+
+
+def test_exemplars_are_stored_with_their_trace(stage: Stage, shown: Shown) -> None:
+    import urllib.parse
+    import urllib.request
+
+    query = {"query": "handrail_ttft_seconds_bucket", "start": str(stage.started_s), "end": str(time.time())}
+    with urllib.request.urlopen(
+        f"{stage.prometheus}/api/v1/query_exemplars?{urllib.parse.urlencode(query)}", timeout=10
+    ) as response:
+        found = json.load(response)["data"]
+    traces = [exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]]
+    assert traces
+    with urllib.request.urlopen(f"{stage.api}/api/v1/requests/{traces[0]}", timeout=10) as response:
+        assert json.load(response)["request"]["trace_id"] == traces[0], "the link of an exemplar leads to its request"
