@@ -10,11 +10,12 @@ from typing import Any
 from handrail.hardware import DeviceRun, DeviceSample
 from handrail_collector.api.live import newest_told
 from handrail_collector.rows import MERGED, FetchRow, RequestRow, StallRow
+from handrail_collector.store.added import Added, added_up
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.match import best
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.recovered import Recovered, ToldRow
 from handrail_collector.store.sample_filter import SampleFilter, thinned
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
@@ -30,6 +31,7 @@ class Kept:
     rows: list[tuple[int, RequestRow]] = field(default_factory=list)  # with the end of the range that brought them
     spans: list[SpanRow] = field(default_factory=list)
     observed: dict[str, int] = field(default_factory=dict)
+    added: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fetches: list[FetchRow] = field(default_factory=list)
     samples: dict[Table, list[Any]] = field(default_factory=dict)
     stalls: list[StallRow] = field(default_factory=list)
@@ -49,8 +51,9 @@ class MemoryWriter:
             end_offset=kept.end_offset,
             low_water_offset=kept.low_water_offset,
             evidence={span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids},
-            edges={(row.trace_id, row.request_id): row.complete for row in told if row.scope == "edge"},
+            rows={(row.trace_id, row.request_id): ToldRow.of(row) for row in told},
             observed=dict(kept.observed),
+            added=dict(kept.added),
         )
 
     def publish(
@@ -62,6 +65,7 @@ class MemoryWriter:
         requests: Sequence[RequestRow],
         observed: Mapping[str, int] | None = None,
         flat: FlatRows | None = None,
+        added: Added | None = None,
     ) -> None:
         kept = self._kept
         if not kept.end_offset <= first_offset <= end_offset or not kept.low_water_offset <= low_water_offset <= end_offset:
@@ -70,6 +74,7 @@ class MemoryWriter:
         kept.rows += [(end_offset, row) for row in requests]
         kept.spans += spans
         kept.observed = dict(observed or kept.observed)
+        kept.added = added_up([kept.added, added or {}])
         kept.fetches += (flat or {}).get(Table.KV_FETCHES, ())
         kept.stalls += (flat or {}).get(Table.STALLS, ())
         for table in SAMPLED:

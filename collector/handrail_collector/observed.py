@@ -2,68 +2,136 @@
 
 A count is shown once it is published: the totals go into the manifest together with the rows and spans that they count, and a
 start takes them from there. So they neither fall behind what a scrape has seen, which a reader of counters takes for a restart
-from nothing, nor count what a replay brings again (DESIGN section 7).
+from nothing, nor count what a replay brings again (DESIGN section 7). Durations by bucket are too many to be said in total each
+time: a publish says what it adds to them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+
+from handrail_collector.metrics.durations import LAYOUT, Durations
+from handrail_collector.store.added import Added
+
+KEPT = "as of the last publish, over restarts"
+"""Help of what is counted in the store itself: a replay counts nothing of it again."""
 
 
 class Seen(str, Enum):
-    """What is counted; the value is the key in the manifest. ``JOINS``, ``DECISIONS``, ``STALLS`` are by a word behind a dot."""
+    """What is counted; the value is the key in the manifest. Those with words are counted by words behind dots; only the last
+    word may hold a dot."""
 
     SPANS = "spans"
     SPANS_STORED = "spans_stored"
+    SAMPLES = "samples"  # kind.source
     DUPLICATE_BATCHES = "duplicate_batches"
     DUPLICATE_SPANS = "duplicate_spans"
     UNREADABLE_SPANS = "unreadable_spans"
     AMBIGUOUS_JOINS = "ambiguous_joins"
     CLOCK_CONTRADICTIONS = "clock_contradictions"
     ROWS = "rows"
+    WITHDRAWN_ROWS = "withdrawn_rows"
     EDGE_REQUESTS = "edge_requests"
     EDGE_JOINED = "edge_joined"
-    JOINS = "joins"
-    DECISIONS = "decisions"
-    STALLS = "stalls"
+    JOINS = "joins"  # how
+    DECISIONS = "decisions"  # closing
+    STALLS = "stalls"  # cause.model; before models were told apart the cause alone
+    JOINED = "joined"  # outcome.model
+    COUNTED = "counted"  # edge | engine
+    FINDINGS = "findings"  # kind
+
+
+class Timed(str, Enum):
+    """What durations are kept of, by words as above."""
+
+    PHASES = f"phases@{LAYOUT}"  # phase.model
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one publish adds."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    durations: dict[str, Durations] = field(default_factory=dict)
+
+    def added(self) -> Added:
+        """As the store takes it."""
+        return {name: durations.flat() for name, durations in self.durations.items()}
 
 
 class Observed:
     """Totals of one shard since its store began. Owned by the pipeline's loop."""
 
-    def __init__(self, published: Mapping[str, int]) -> None:
+    def __init__(self, published: Mapping[str, int], added: Added | None = None) -> None:
         self.published: Mapping[str, int] = dict(published)
-        self._since: Counter[str] = Counter()
+        self._durations = {name: Durations.of(flat) for name, flat in (added or {}).items()}
+        self._since = Taken()
 
     def __getitem__(self, seen: Seen) -> int:
         """Published by now."""
         return self.published.get(seen.value, 0)
 
     def by_word(self, seen: Seen) -> dict[str, int]:
-        """Published by now, by what stands behind the dot."""
+        """Published by now, by all that stands behind the first dot."""
         beginning = f"{seen.value}."
         return {key[len(beginning) :]: n for key, n in self.published.items() if key.startswith(beginning)}
+
+    def by_words(self, seen: Seen, words: int) -> dict[tuple[str, ...], int]:
+        """As ``by_word``, by each of so many words; what has fewer has them empty at its end."""
+        return {_words(key, words): n for key, n in self.by_word(seen).items()}
+
+    def durations(self, timed: Timed, words: int) -> dict[tuple[str, ...], Durations]:
+        """Published by now, by words."""
+        beginning = f"{timed.value}."
+        return {
+            _words(name[len(beginning) :], words): found for name, found in self._durations.items() if name.startswith(beginning)
+        }
 
     def add(self, seen: Seen, count: int = 1, word: str = "") -> None:
         """Count something that goes into the next publish. Going back is allowed where a fact was taken back."""
         if count:
-            self._since[f"{seen.value}.{word}" if word else seen.value] += count
+            self._since.counts[f"{seen.value}.{word}" if word else seen.value] += count
 
-    def take(self) -> Counter[str]:
+    def time(self, timed: Timed, word: str, duration_ns: int) -> None:
+        """One duration, for the next publish."""
+        name = f"{timed.value}.{word}"
+        found = self._since.durations.get(name)
+        if found is None:
+            found = self._since.durations[name] = Durations()
+        found.add(duration_ns)
+
+    def take(self) -> Taken:
         """What the publish that begins now is to add; what is counted from here on goes into the one after it."""
-        taken, self._since = self._since, Counter()
+        taken, self._since = self._since, Taken()
         return taken
 
-    def with_added(self, taken: Mapping[str, int]) -> dict[str, int]:
+    def with_added(self, taken: Taken) -> dict[str, int]:
         """The totals that this publish is to store."""
         totals = dict(self.published)
-        for key, count in taken.items():
+        for key, count in taken.counts.items():
             totals[key] = totals.get(key, 0) + count
         return totals
 
-    def put_back(self, taken: Mapping[str, int]) -> None:
+    def put_back(self, taken: Taken) -> None:
         """That publish failed: the next one adds it."""
-        for key, count in taken.items():
-            self._since[key] += count
+        for key, count in taken.counts.items():
+            self._since.counts[key] += count
+        _merge(self._since.durations, taken.durations)
+
+    def done(self, totals: Mapping[str, int], taken: Taken) -> None:
+        """That publish is in the store, with these totals."""
+        self.published = totals
+        _merge(self._durations, taken.durations)
+
+
+def _words(text: str, count: int) -> tuple[str, ...]:
+    found = text.split(".", count - 1)
+    return *found, *("",) * (count - len(found))
+
+
+def _merge(into: dict[str, Durations], more: Mapping[str, Durations]) -> None:
+    for name, durations in more.items():
+        into.setdefault(name, Durations()).merge(durations)

@@ -22,11 +22,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.hardware import DeviceRun
-from handrail.identity import JoinKind
 from handrail.otlp.contract import Signal
 from handrail.otlp.values import attributes_of
 from handrail.records import (
     EngineFacts,
+    EngineSample,
     EngineTimes,
     Iteration,
     KvFetch,
@@ -34,6 +34,7 @@ from handrail.records import (
     LogFact,
     ProcessEvent,
     ProcessEventKind,
+    RequestCounts,
     Role,
 )
 from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
@@ -42,7 +43,9 @@ from handrail_collector.explain.stalls import StallDesk, no_stalls
 from handrail_collector.explain.verdict import HUNG_NS
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.links.facts import link_fact_row
-from handrail_collector.observed import Observed, Seen
+from handrail_collector.metrics.counting import Counting
+from handrail_collector.metrics.heard import Heard
+from handrail_collector.observed import Seen, Taken
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow, StallRow
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.engines import EngineBook
@@ -56,13 +59,13 @@ from handrail_collector.stitch.events import (
     key_of,
     process_event_row,
 )
-from handrail_collector.stitch.group import Closing, Group
+from handrail_collector.stitch.group import Group
 from handrail_collector.stitch.reading import Batch, Event, SpanReader, batches, log_batches, metric_batches
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.growing import GROWING
 from handrail_collector.store.publish import Publisher
-from handrail_collector.store.recovered import Recovered, ambiguous_findings
+from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.samples import table_of
 from handrail_collector.store.schema import Table
@@ -159,14 +162,15 @@ class Pipeline:
         self.engines = EngineBook()
         self.counted = CountedFailures(self.settings.stitch.engine_wait_ns + self.settings.stitch.settle_ns)
         self.stalling = StallDesk()
-        self.observed = Observed(recovered.observed)
+        stitch = self.settings.stitch
+        self.counting = Counting(recovered, stitch.engine_wait_ns + stitch.settle_ns + 2 * SECOND)
+        self.observed = self.counting.observed
+        self.heard = Heard()
         self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
         self._journal = journal
         self._journal_max_bytes = journal_max_bytes
         self._publisher = publisher
         self._told = recovered.evidence
-        self._told_edges = recovered.edges
-        self._told_ambiguous = recovered.ambiguous
         self._replayed_to = recovered.end_offset
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
@@ -183,7 +187,7 @@ class Pipeline:
         self._fetches: list[FetchRow] = []
         self._stalls: list[StallRow] = []
         self._events = EventRows()
-        self._found: dict[str, None] = {}
+        self._found: dict[str, None] = dict.fromkeys(recovered.found)
         self._minute = 0
         self._flushing_fetches: list[FetchRow] = []
         self._flushing_stalls: list[StallRow] = []
@@ -344,13 +348,28 @@ class Pipeline:
                     self._fault("a batch of samples was left out")
                     continue
                 for sample in samples:
-                    rows.add(table_of(sample), sample)
-                    if isinstance(sample, DeviceRun):
-                        self.stalling.activity.take(sample)
-                    self.stats.samples += len(sample.at) if isinstance(sample, DeviceRun) else 1
+                    self._take_sample(sample, entry, now, rows)
                 await asyncio.sleep(0)
         if entry.offset >= self._stored_offset:
             self._events.extend(rows)
+
+    def _take_sample(self, sample: DeviceRun | EngineSample | RequestCounts, entry: Entry, now: int, rows: EventRows) -> None:
+        again = entry.offset < self._replayed_to
+        if isinstance(sample, RequestCounts):
+            self.counting.requests(sample, now, again=again)
+            return
+        table = table_of(sample)
+        rows.add(table, sample)
+        number = 1
+        if isinstance(sample, DeviceRun):
+            self.stalling.activity.take(sample)
+            number = len(sample.at)
+        else:
+            self.counting.sample(sample, now, again=again)
+        self.heard.sample(sample, now)
+        self.stats.samples += number
+        if not again:
+            self.observed.add(Seen.SAMPLES, number, f"{table.value.removesuffix('_samples')}.{sample.source.value}")
 
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
         """Feed what a log record says to whoever it is for."""
@@ -403,7 +422,8 @@ class Pipeline:
             if once not in self._found:
                 self._remember(once)
                 row = finding_row(kind, unexplained_detail(found), fact.process.instance, "", fact.at_unix_ns, found.offset)
-                self._events.add(Table.FINDINGS, row)
+                self._events.add(Table.FINDINGS, replace(row, key=once))
+                self.observed.add(Seen.FINDINGS, word=kind)
 
     def _remember(self, finding: str) -> None:
         self._found[finding] = None
@@ -445,9 +465,13 @@ class Pipeline:
                 self.stats.rows_skipped += 1
                 continue
             self.stats.rows += 1
-            self._count(group, row, decision.closing)
+            try:
+                self._count(group, row, decision, now)
+            except Exception:
+                self._fault("a request was not counted")
             self._rows.append(row)
             earlier.pop((row.trace_id, row.request_id), None)
+            self.observed.add(Seen.WITHDRAWN_ROWS, len(earlier))
             self._rows.extend(withdrawn(row, *told, version) for told, version in sorted(earlier.items()))
             self._fetches.extend(numbered(explained.fetches, row))
             self._fetches.extend(withdrawn_fetches(row, *told, version) for told, version in sorted(earlier.items()))
@@ -456,15 +480,13 @@ class Pipeline:
             self._compare_engines(row)
 
     def _stalls_of(self, group: Group, row: RequestRow) -> list[StallRow]:
-        """Those of a decided request. Each counts once, by the cause that it was first told with."""
+        """Those of a decided request."""
         try:
             stalls = self.stalling.explain(group, row)
         except Exception:
             self._fault("a request's stalls were left out")
             return []
-        if not group.stalls_told:
-            for stall in stalls:
-                self.observed.add(Seen.STALLS, word=stall.cause)
+        self.counting.stalls(group, row, stalls)
         group.stalls_told = bool(stalls)
         return stalls
 
@@ -480,25 +502,12 @@ class Pipeline:
                 self._remember(found.key)
                 self._events.add(Table.FINDINGS, found)
 
-    def _count(self, group: Group, row: RequestRow, closing: Closing) -> None:
-        """A row that goes into the next publish. Each request of an edge counts once, by what is known of it last."""
-        self.observed.add(Seen.ROWS)
-        self.observed.add(Seen.DECISIONS, word=closing.value)
-        for join in row.joins:
-            if join.how != JoinKind.OPENED.value and join.span_id not in group.counted_joins:
-                self.observed.add(Seen.JOINS, word=join.how)
-                self.observed.add(Seen.CLOCK_CONTRADICTIONS, int(join.span_id in group.contradicting))
-        group.counted_joins |= {join.span_id for join in row.joins}
-        ambiguous = ambiguous_findings(row)
-        self.observed.add(Seen.AMBIGUOUS_JOINS, max(0, ambiguous - group.counted_ambiguous))
-        group.counted_ambiguous = max(ambiguous, group.counted_ambiguous)
+    def _count(self, group: Group, row: RequestRow, decision: Decision, now: int) -> None:
+        before = group.counted.edge
+        self.counting.row(group, row, decision.closing, now)
         if row.scope == "edge":
-            first, joined = group.counted is None, row.complete - bool(group.counted)
-            self.stats.edge_rows += first
-            self.stats.edge_complete += joined
-            self.observed.add(Seen.EDGE_REQUESTS, int(first))
-            self.observed.add(Seen.EDGE_JOINED, joined)
-            group.counted = row.complete
+            self.stats.edge_rows += before is None
+            self.stats.edge_complete += row.complete - bool(before)
 
     def _unless_told(self, group: Group, row: RequestRow) -> tuple[RequestRow | None, dict[tuple[str, str], int]]:
         """The row to store, or None for one that is in the store; and other rows in the store that it makes wrong, with versions.
@@ -511,10 +520,8 @@ class Pipeline:
         known = {(trace_id, request_id): version for trace_id, request_id, version in filter(None, told)}
         if not known:
             return row, {}
-        group.counted_joins |= {span_id for span_id in row.span_ids if span_id in self._told}
-        group.counted_ambiguous = max(group.counted_ambiguous, *(self._told_ambiguous.get(key, 0) for key in known))
-        if group.counted is None:  # it may be in the store by its edge; two edges are never one request
-            group.counted = next((self._told_edges[key] for key in known if key in self._told_edges), None)
+        group.counted.joins |= {span_id for span_id in row.span_ids if span_id in self._told}
+        self.counting.told_before(group, known)
         if len(told) == 1 and len(known) == 1:
             ((group.row_id, group.version),) = known.items()
             return None, {}
@@ -530,6 +537,15 @@ class Pipeline:
         """Who had been reporting at ``now``, which in a replay is long ago."""
         reporting = frozenset(self.stitcher.reporting(self._now_unix_ns() if now is None else now))
         return Fleet(reporting, self.engines, self.stitcher.clocks, self.settings.hung_ns)
+
+    def unpublished(self) -> dict[tuple[str, ...], int]:
+        """What waits in memory for the next publish, by kind."""
+        told = len(self._rows) + len(self._fetches) + len(self._stalls)
+        return {("row",): told, ("span",): len(self._spans), ("event",): len(self._events)}
+
+    def reporting(self, now: int) -> set[tuple[Role, str]]:
+        """(role, source) pairs that told of requests, or sent samples, lately."""
+        return self.stitcher.reporting(now) | self.heard.since(now - self.settings.stitch.source_memory_ns)
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
@@ -556,10 +572,11 @@ class Pipeline:
             events, self._events = self._events, EventRows()
             self._flushing, self._flushing_fetches, self._flushing_stalls, self._stored_offset = rows, fetches, stalls, end
             counted = self.observed.take()
+            before = self.observed[Seen.SPANS_STORED]
             try:
                 flat = events.together_with(fetches, stalls)
                 counts = self.observed.with_added(counted)
-                totals = await asyncio.to_thread(self._publish, first, end, low, spans, rows, counts, flat)
+                totals = await asyncio.to_thread(self._publish, first, end, low, spans, rows, counts, counted, flat)
             except Exception as error:
                 self.stats.publish_failures += 1
                 self.stats.failing += 1
@@ -575,11 +592,12 @@ class Pipeline:
             self._low_water = low
             if low >= self._replayed_to:
                 # nothing is held any more of what a replay could say twice
-                self._told, self._told_edges, self._told_ambiguous = {}, {}, {}
+                self._told = {}
+                self.counting.forget_told()
             self.stats.failing = 0
             self.stats.publishes += 1
-            self.stats.spans_stored += totals[Seen.SPANS_STORED.value] - self.observed[Seen.SPANS_STORED]
-            self.observed.published = totals
+            self.stats.spans_stored += totals[Seen.SPANS_STORED.value] - before
+            self.observed.done(totals, counted)
             self.stats.published_offset = end
             self._journal.release(low)
 
@@ -591,6 +609,7 @@ class Pipeline:
         spans: list[SpanRow],
         rows: list[RequestRow],
         counted: dict[str, int],
+        taken: Taken,
         flat: FlatRows,
     ) -> dict[str, int]:
         """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The totals stored."""
@@ -598,7 +617,7 @@ class Pipeline:
         before = counted.get(stored, 0)
         try:
             counted[stored] = before + len(spans)
-            self._publisher.publish(first, end, low, spans, rows, counted, flat)
+            self._publisher.publish(first, end, low, spans, rows, counted, flat, taken.added())
         except OSError:
             raise
         except Exception:
@@ -611,7 +630,7 @@ class Pipeline:
             if (fitting, telling, others) == (spans, rows, flat):
                 raise
             counted[stored] = before + len(fitting)
-            self._publisher.publish(first, end, low, fitting, telling, counted, others)
+            self._publisher.publish(first, end, low, fitting, telling, counted, others, taken.added())
         return counted
 
     def _storable(self, encode: Callable[[], object]) -> bool:

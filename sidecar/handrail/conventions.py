@@ -152,6 +152,10 @@ METRIC_ENGINE: Final = "handrail_engine"  # then the quantity of families/schema
 ENGINE_LABEL: Final = "engine"  # on a data point: the engine's own label of that name
 MODEL_LABEL: Final = "model_name"
 
+# --- what a proxy counted (scope ``handrail.counts``) -------------------------------------------------------------------------
+SCOPE_COUNTS: Final = "handrail.counts"
+METRIC_FINISHED: Final = "handrail_finished_requests"  # by OUTCOME
+
 # --- samples of devices (scope ``handrail.devices``); a counter's name is in the table of whoever reads it --------------------
 SCOPE_DEVICES: Final = "handrail.devices"
 METRIC_GPU: Final = "handrail_gpu"  # then the counter of gpu/counters.py
@@ -208,3 +212,9 @@ METRIC_TLS: Final = "handrail_tls"  # of both processes, as the two below
 METRIC_SECRET: Final = "handrail_secret"
 METRIC_AUTH: Final = "handrail_auth"
 METRIC_STALLS: Final = "handrail_stalls"
+METRIC_PHASES: Final = "handrail_phase_seconds"
+METRIC_FINDINGS: Final = "handrail_findings"
+METRIC_JOINED: Final = "handrail_joined_requests"
+METRIC_COUNTED: Final = "handrail_counted_requests"
+METRIC_COVERAGE: Final = "handrail_trace_coverage_ratio"
+METRIC_SLOW_LINK: Final = "handrail_link_slow"

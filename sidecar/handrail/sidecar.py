@@ -11,6 +11,7 @@ from handrail import conventions as names
 from handrail.admin import AdminServer
 from handrail.buckets import Histogram
 from handrail.enginemetrics import EventCounts
+from handrail.export.counts import CountsExport
 from handrail.export.device_batches import DeviceBatches
 from handrail.export.devices import named
 from handrail.export.evidence import EvidenceExport
@@ -33,7 +34,7 @@ from handrail.otlpmetrics import OtlpMetrics, OtlpMetricsStats
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.proxy.settings import ProxySettings
-from handrail.records import Process
+from handrail.records import Process, Role
 from handrail.selfmetrics import AnyRow, SelfMetrics
 from handrail.settings import LogStart, NewTraces, RequestIdMode, SidecarConfig, bound, write_ready
 from handrail.sidecarmetrics import Made, SpanWatch, sidecar_rows
@@ -79,6 +80,9 @@ def make(config: SidecarConfig) -> Made:
     objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
     live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
     proxy = _proxy(config, process, exporter, live, protection, tapped=tap is not None)
+    counts = None
+    if proxy is not None and config.role is Role.EDGE:
+        counts = CountsExport(own_resource(process, cluster=config.cluster), proxy.stats.outcomes, exporter.take)
     evidence = EvidenceExport(own_resource(process, cluster=config.cluster), exporter.take)
     logs = _logs(config, process, evidence)
     events = EventCounts(exporter.sink)
@@ -102,6 +106,7 @@ def make(config: SidecarConfig) -> Made:
         exporter=exporter,
         live=live,
         proxy=proxy,
+        counts=counts,
         tap=tap,
         plugin=plugin,
         logs=logs,
@@ -164,6 +169,8 @@ async def _main(config: SidecarConfig) -> int:
         addresses["plugin"] = str(plugin.path)
     if own is not None:
         await parts.start("pauses", own.start(), own.shutdown)
+    if made.counts is not None:
+        await parts.start("counts", made.counts.start(), made.counts.shutdown)
     if proxy is not None:
         await parts.start("proxy", proxy.start(), lambda: proxy.shutdown(drain_s))
         addresses.update(bound(proxy=proxy.address))

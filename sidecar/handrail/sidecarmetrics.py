@@ -15,6 +15,7 @@ import handrail
 from handrail import conventions as names
 from handrail.devicemetrics import device_rows
 from handrail.enginemetrics import EventCounts, engine_rows, log_rows
+from handrail.export.counts import CountsExport
 from handrail.export.device_batches import DeviceBatches
 from handrail.export.exporter import Exporter
 from handrail.gpumetrics import dcgm_rows, gpu_rows
@@ -70,6 +71,7 @@ class Made:
     exporter: Exporter
     live: LiveRequests
     proxy: ProxySource | None
+    counts: CountsExport | None
     tap: OtlpTap | None
     plugin: PluginSource | None
     logs: LogSource | None

@@ -27,7 +27,7 @@ from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.recovered import Recovered, ToldRow
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
@@ -499,16 +499,18 @@ def test_a_restart_gets_back_what_was_published_and_no_more(store: Store) -> Non
         for i, row in enumerate(request_rows(3))
     ]
     assert store.reopened() == Recovered(end_offset=0, low_water_offset=0, evidence={})
-    store.writer.publish(0, 100, 0, [], rows[:2], {"rows": 2})
-    store.writer.publish(100, 130, 40, [], [replace(rows[0], version=2, complete=True)], {"rows": 3})
+    store.writer.publish(0, 100, 0, [], rows[:2], {"rows": 2}, added={"taken": (0, 5, 3, 1)})
+    again = [replace(rows[0], version=2, complete=True)]
+    store.writer.publish(100, 130, 40, [], again, {"rows": 3}, added={"taken": (3, 1, 0, 7), "held": (1, 4)})
     store.after_publish()
-    told = [replace(rows[0], version=2), rows[1]]
+    told = [*again, rows[1]]
     assert store.reopened() == Recovered(
         end_offset=130,
         low_water_offset=40,
         evidence={span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids},
-        edges={(row.trace_id, row.request_id): True for row in told},
+        rows={(row.trace_id, row.request_id): ToldRow.of(row) for row in told},
         observed={"rows": 3},
+        added={"taken": (0, 12, 3, 2), "held": (1, 4)},
     )
     assert store.reader.count(RequestFilter()) == 2
 

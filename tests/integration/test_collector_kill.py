@@ -27,9 +27,12 @@ from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
 from handrail.export.spans import resource_of, to_span
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Retryable, Signal
+from handrail.phases import Phase
 from handrail.records import Exchange, Role
+from handrail_collector.observed import Observed, Seen, Timed
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.manifest import added_by, observed_by
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 
@@ -179,11 +182,21 @@ async def test_acknowledged_spans_survive_kill_9_exactly_once(tmp_path: Path) ->
     assert not doubled
     assert len(rows) == load.requests
     assert set(rows.values()) == {1}
+    _check_counts(reader, load.requests)
     await load.client.close()
 
 
 def _compacted(reader: StoreReader) -> bool:
     return any("-c0" in file.path for publish in reader.publishes() for file in publish.files)
+
+
+def _check_counts(reader: StoreReader, requests: int) -> None:
+    """What metrics show in the end: each request counted once over all lives, its phases too; one told in two parts twice."""
+    publishes = reader.publishes()
+    seen = Observed(observed_by(publishes, 0), added_by(publishes, 0))
+    whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, ""].histogram().count
+    assert sum(seen.by_words(Seen.JOINED, 2).values()) == requests
+    assert requests <= whole <= requests + seen[Seen.WITHDRAWN_ROWS]
 
 
 def _span_ids(store: Path, reader: StoreReader) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from handrail.gpu.counters import ALL as GPU_COUNTERS
 from handrail.hardware import DeviceRun, DeviceSample, runs
+from handrail.links.counters import BY_NAME as LINK_COUNTERS
 from handrail.times import DURATION_RULE, parse_duration_ns
-from handrail_collector.api.failure import ApiError
+from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.query import PARAMETERS, WHERE, Reading, fields_of, one_of, text_of
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.sample_filter import SampleFilter
@@ -19,6 +21,12 @@ MOST_POINTS: Final = 600
 """Of one series: of a longer time each is the mean, or the last value, of a part of it."""
 
 _KINDS: Final = {"gpu": Table.GPU_SAMPLES, "link": Table.LINK_SAMPLES}
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpu": tuple(sorted({counter.name for counter in GPU_COUNTERS})),
+    "link": tuple(sorted(LINK_COUNTERS)),
+}
+"""Counters that this release knows, by kind; a newer sidecar may send more."""
 
 SAMPLE_PARAMETERS: Final[dict[str, Reading]] = {
     **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns")},
@@ -59,14 +67,29 @@ def parse_samples(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> SampleQ
     return SampleQuestion(kind=given["kind"], wanted=wanted)
 
 
+def _refuse_unknown(question: SampleQuestion) -> None:
+    valid = NAMES[question.kind]
+    for name in sorted((question.wanted.names or frozenset()) - set(valid)):
+        others = ", ".join(kind for kind, names in NAMES.items() if name in names)
+        what = (
+            f"name: {name!r} is a counter of kind {others}" if others else f"name: no {question.kind} counter is called {name!r}"
+        )
+        raise ApiError(status=400, what=what, where=WHERE, valid=", ".join(valid), nearest=nearest(name, valid))
+
+
 def _order(run: DeviceRun) -> tuple[Any, ...]:
     return run.process.host_name, run.process.instance, run.device.kind, run.device.index or 0, run.device.key, run.at_unix_ns
 
 
 def samples_answer(reader: StoreQueries, question: SampleQuestion) -> dict[str, Any]:
-    """As JSON; ``every_ns`` says how long each part is, 0: every sample. Raises ``StoreDamagedError``."""
+    """As JSON; ``every_ns`` says how long each part is, 0: every sample.
+
+    Raises ``ApiError`` (400) for a counter that is neither known nor found, and ``StoreDamagedError``.
+    """
     wanted = question.wanted
     samples: list[DeviceSample] = reader.samples(_KINDS[question.kind], wanted)
+    if not any(sample.values for sample in samples):
+        _refuse_unknown(question)
     devices = [
         {
             "host": run.process.host_name or run.process.host,

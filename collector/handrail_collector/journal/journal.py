@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from handrail.segments import Damage, Full, Limits, SegmentLog, Stored
 
 _LOG = logging.getLogger(__name__)
 _READ_AHEAD_BYTES: Final = 4 << 20
+MOST_GROUPS: Final = 4096
+"""Times of receipt remembered of what no follower has taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,8 @@ class Journal:
         self.stats = JournalStats()
         self.followed_offset = log.begin  # what the furthest follower has taken
         self.followed_unix_ns = 0  # when that was received
+        self._opened_end = log.end
+        self._untaken: deque[tuple[int, int]] = deque()  # end of a group, when its first entry was received; newest last
         self._log = log
         self._max_pending_bytes = max_pending_bytes
         self._retry_delay_s = retry_delay_s
@@ -128,6 +133,17 @@ class Journal:
     def lag_bytes(self) -> int:
         """What is on disk and no follower has taken."""
         return max(0, self.end - self.followed_offset)
+
+    @property
+    def untaken_unix_ns(self) -> int | None:
+        """When the oldest entry was received that is on disk and no follower has taken; None where there is none.
+
+        Of what an earlier process left, the time of the last entry taken stands for it, which is a little before.
+        """
+        self._forget_taken()
+        if self.followed_offset < min(self._opened_end, self.end):
+            return self.followed_unix_ns or None
+        return self._untaken[0][1] if self._untaken else None
 
     @property
     def torn_bytes(self) -> int:
@@ -200,6 +216,11 @@ class Journal:
             for record in batch:
                 yield record
             self.followed_offset = max(self.followed_offset, position)
+            self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        while self._untaken and self._untaken[0][0] <= self.followed_offset:
+            self._untaken.popleft()
 
     def release(self, offset: int) -> None:
         """Everything below ``offset`` is safe elsewhere: its segments may go. Returns at once."""
@@ -227,6 +248,9 @@ class Journal:
                 refusals = await loop.run_in_executor(self._writer, self._commit, group)
             except Exception as fault:  # a bug; nobody may wait for ever because of it
                 refusals = [fault] * len(group)
+            received = next((w.received_unix_ns for w, refusal in zip(group, refusals, strict=True) if refusal is None), None)
+            if received is not None:
+                self._note_untaken(self.end, received)
             for waiting, refusal in zip(group, refusals, strict=True):
                 self._pending_bytes -= len(waiting.payload)
                 if waiting.done.cancelled():
@@ -255,6 +279,13 @@ class Journal:
         self.stats.syncs += 1
         self.stats.sync_ns += time.perf_counter_ns() - started_ns
         return refusals
+
+    def _note_untaken(self, end: int, received_unix_ns: int) -> None:
+        """A group that finds no room joins the one before."""
+        if len(self._untaken) < MOST_GROUPS:
+            self._untaken.append((end, received_unix_ns))
+        else:
+            self._untaken[-1] = end, self._untaken[-1][1]
 
     def _append(self, waiting: _Waiting) -> Exception | None:
         try:

@@ -32,6 +32,33 @@ class Closing(str, Enum):
 _OPENERS = (Role.EDGE, Role.ROUTER, Role.DECODE, Role.COLLOCATED, Role.UNKNOWN, Role.PREFILL)
 
 
+@dataclass(slots=True)
+class Counted:
+    """What was counted of a request, so that of its row's next version only what is new counts.
+
+    ``edge``: complete or not, as a request of an edge; None: not counted as one yet. ``joins``: span ids of the evidence whose
+    joins were; ``findings``: kinds; ``ambiguous``: how many of that kind.
+    """
+
+    row: bool = False
+    joined: bool = False
+    stalls: bool = False
+    edge: bool | None = None
+    joins: frozenset[str] = frozenset()
+    findings: frozenset[str] = frozenset()
+    ambiguous: int = 0
+
+    def merge(self, other: Counted) -> None:
+        """What was counted of either part was counted of the whole."""
+        self.row |= other.row
+        self.joined |= other.joined
+        self.stalls |= other.stalls
+        self.edge = other.edge if self.edge is None else self.edge  # two edges are never one request
+        self.joins |= other.joins
+        self.findings |= other.findings
+        self.ambiguous = max(self.ambiguous, other.ambiguous)
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """Evidence of one request. Owned by the stitcher; nothing outside changes it."""
@@ -46,9 +73,7 @@ class Group:
     first_offset: int = 0
     row_id: tuple[str, str] | None = None  # (trace id, request id) once a row was decided
     version: int = 0
-    counted: bool | None = None  # as complete or not, in the coverage; None: not yet
-    counted_joins: frozenset[str] = frozenset()  # span ids of the evidence whose joins were counted
-    counted_ambiguous: int = 0  # findings of this kind that were counted
+    counted: Counted = field(default_factory=Counted)
     contradicting: frozenset[str] = frozenset()  # span ids of the evidence that contradicts what was known of its host's clock
     stalls_told: bool = False  # rows of its stalls are out
     superseded: list[tuple[str, str, int]] = field(default_factory=list)

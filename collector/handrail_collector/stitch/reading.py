@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
-from handrail.conventions import BATCH_SEQ, SCOPE_DEVICES, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY, SCOPE_SAMPLES
+from handrail.conventions import (
+    BATCH_SEQ,
+    SCOPE_COUNTS,
+    SCOPE_DEVICES,
+    SCOPE_EVENTS,
+    SCOPE_PLUGIN,
+    SCOPE_PROXY,
+    SCOPE_SAMPLES,
+)
 from handrail.engines import load_all
+from handrail.export.counts import read_counts
 from handrail.export.devices import read_devices
 from handrail.export.facts import read_fact
 from handrail.export.plugin import read_plugin_log, read_plugin_span
@@ -19,7 +29,7 @@ from handrail.export.samples import read_samples
 from handrail.export.spans import process_of, read_exchange
 from handrail.hardware import DeviceRun
 from handrail.otlp.values import Attributes
-from handrail.records import EngineFacts, EngineSample, Iteration, LogFact, PluginSpan, Process, ProcessEvent
+from handrail.records import EngineFacts, EngineSample, Iteration, LogFact, PluginSpan, Process, ProcessEvent, RequestCounts
 from handrail_collector.stitch.evidence import Item
 
 Event = PluginSpan | Iteration | ProcessEvent | EngineFacts | LogFact
@@ -55,9 +65,17 @@ class MetricBatch:
     seq: int | None
     metrics: Sequence[Metric]
 
-    def samples(self) -> Sequence[DeviceRun | EngineSample]:
+    def samples(self) -> Sequence[DeviceRun | EngineSample | RequestCounts]:
         """What it says; samples of devices by device."""
-        return (read_devices if self.scope == SCOPE_DEVICES else read_samples)(self.metrics, self.process)
+        return _READERS[self.scope](self.metrics, self.process)
+
+
+_READERS: Final[Mapping[str, Callable[[Iterable[Metric], Process], Sequence[DeviceRun | EngineSample | RequestCounts]]]] = {
+    SCOPE_DEVICES: read_devices,
+    SCOPE_SAMPLES: read_samples,
+    SCOPE_COUNTS: read_counts,
+}
+"""By scope."""
 
 
 def batches(resource_spans: ResourceSpans) -> Iterator[Batch]:
@@ -79,7 +97,7 @@ def metric_batches(resource_metrics: ResourceMetrics) -> Iterator[MetricBatch]:
     """One batch a scope, of those that sidecars send."""
     process = process_of(resource_metrics.resource)
     for scoped in resource_metrics.scope_metrics:
-        if scoped.scope.name in (SCOPE_DEVICES, SCOPE_SAMPLES):
+        if scoped.scope.name in _READERS:
             yield MetricBatch(process, scoped.scope.name, _seq(scoped.scope), scoped.metrics)
 
 

@@ -263,6 +263,7 @@ class Stitcher:
         keep.findings.extend(gone.findings)
         keep.superseded.extend(gone.superseded)
         keep.stalls_told |= gone.stalls_told
+        keep.counted.merge(gone.counted)
         keep.contradicting |= gone.contradicting
         keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
         keep.first_offset = min(keep.first_offset, gone.first_offset)
@@ -537,6 +538,14 @@ class Stitcher:
         """(role, source) pairs that sent evidence lately."""
         oldest = now - self.settings.source_memory_ns
         return {source for source, at in self._seen_sources.items() if at >= oldest}
+
+    def last_told(self) -> dict[tuple[Role, str], int]:
+        """When each (role, source) last sent evidence, by the time of its receipt."""
+        return dict(self._seen_sources)
+
+    def oldest_open_unix_ns(self) -> int | None:
+        """When the evidence came that is open for the longest; None where nothing is."""
+        return next((g.opened_unix_ns for g in self._groups.values() if g.state is State.OPEN), None)
 
     def __len__(self) -> int:
         return len(self._groups)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
+from handrail_collector.store.added import Added
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FlatRows
@@ -72,6 +73,7 @@ class StoreWriter(Protocol):
         requests: Sequence[RequestRow],
         observed: Mapping[str, int] | None = None,
         flat: FlatRows | None = None,
+        added: Added | None = None,
     ) -> None:
         """All of it durable and visible when this returns, or nothing of it.
 

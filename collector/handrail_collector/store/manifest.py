@@ -18,13 +18,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from handrail_collector.store.added import Added, added_up
 from handrail_collector.store.durable import TEMPORARY
 from handrail_collector.store.folders import files_below
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
-MANIFEST_VERSION = 4
+MANIFEST_VERSION = 5
 """Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no
-rollups, 3 no samples."""
+rollups, 3 no samples, 4 nothing added up."""
 
 MANIFEST = "manifest.jsonl"
 
@@ -71,6 +72,7 @@ class Publish:
     ``low_water_offset``: everything before it is decided and published; a replay starts there; 0 for a compacted range.
     ``generation``: above 0 only for a head, which has no files of its own; ``retired``: files that heads still answer for.
     ``observed``: what the collector had counted of its traffic by this publish, in total; the last of a shard counts.
+    ``added``: what this publish adds to what is counted in many places; all of a shard count together.
     """
 
     generation: int = 0
@@ -81,6 +83,7 @@ class Publish:
     files: tuple[StoredFile, ...]
     retired: tuple[Retired, ...] = ()
     observed: Mapping[str, int] = field(default_factory=dict)
+    added: Added = field(default_factory=dict)
 
 
 def encode_line(publish: Publish) -> bytes:
@@ -155,10 +158,11 @@ def rewritten(
             files=(),
             retired=tuple(retired) if index == 0 else (),
             observed=observed_by(publishes, shard),
+            added=added_by(publishes, shard),
         )
         for index, (shard, last) in enumerate(sorted(_last_of_shards(publishes).items()))
     ]
-    kept = (replace(p, files=tuple(f for f in p.files if f.path not in gone), observed={}) for p in publishes)
+    kept = (replace(p, files=tuple(f for f in p.files if f.path not in gone), observed={}, added={}) for p in publishes)
     lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # stable: equal ones as they were
     return (*heads, *lines)
 
@@ -166,6 +170,11 @@ def rewritten(
 def observed_by(publishes: Sequence[Publish], shard: int) -> Mapping[str, int]:
     """The latest counts of a shard; none where it never said any."""
     return next((p.observed for p in reversed(publishes) if p.shard == shard and p.observed), {})
+
+
+def added_by(publishes: Sequence[Publish], shard: int) -> dict[str, tuple[int, ...]]:
+    """What all publishes of a shard added."""
+    return added_up(p.added for p in publishes if p.shard == shard)
 
 
 def _last_of_shards(publishes: Iterable[Publish]) -> dict[int, Publish]:

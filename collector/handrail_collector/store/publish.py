@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from handrail.files import Files, OsFiles
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.added import Added
 from handrail_collector.store.damaged import READ_ERRORS, of_machine
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
 from handrail_collector.store.flat import FlatRows
@@ -99,16 +100,17 @@ class Publisher:
         requests: Sequence[RequestRow] | pa.Table,
         observed: Mapping[str, int] | None = None,
         flat: FlatRows | None = None,
+        added: Added | None = None,
     ) -> None:
         """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
 
         Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
         ``OSError`` when the disk does; after an error this publish is not in the store, and may be tried again as it is.
         ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
-        ``flat``: rows of other tables.
+        ``flat``: rows of other tables. ``added``: what is to be added to what earlier publishes added; a start gets the sums.
         """
         with self._guard:
-            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {}, flat or {})
+            self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {}, flat or {}, added or {})
 
     def publishes(self) -> tuple[Publish, ...]:
         """Everything published by now."""
@@ -190,6 +192,7 @@ class Publisher:
         requests: Sequence[RequestRow] | pa.Table,
         observed: Mapping[str, int],
         flat: FlatRows,
+        added: Added,
     ) -> None:
         self._require_open()
         if not self._end_offset <= first_offset <= end_offset or not self._low_water_offset <= low_water_offset <= end_offset:
@@ -216,6 +219,7 @@ class Publisher:
                 low_water_offset=low_water_offset,
                 files=tuple(stored),
                 observed=observed,
+                added=added,
             )
         )
         self._end_offset, self._low_water_offset = end_offset, low_water_offset

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from handrail_collector.rows import RequestRow
-from handrail_collector.stitch.group import AMBIGUOUS
+from handrail_collector.store.added import Added
 from handrail_collector.store.damaged import ADVICE
-from handrail_collector.store.manifest import Publish, StoredFile, observed_by
+from handrail_collector.store.manifest import Publish, StoredFile, added_by, files_of, observed_by
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
 
@@ -28,51 +29,55 @@ Read = Callable[[StoredFile], tuple[Path, bytes]]
 """Where a file lies, and its bytes. Raises ``OSError``."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToldRow:
+    """What counts of a request row depend on."""
+
+    edge: bool
+    complete: bool
+    findings: tuple[str, ...] = ()  # kinds, one for each
+
+    @classmethod
+    def of(cls, row: RequestRow) -> ToldRow:
+        """Of ``row``."""
+        return cls(row.scope == "edge", row.complete, tuple(finding.split(":")[0] for finding in row.findings))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
     """What a store held when it was opened.
 
     ``end_offset``: journal entries before it have their spans in the store. ``low_water_offset``: where the replay starts.
     ``evidence``: span id to the newest request row that rests on it, of those that the replay may make again: they are in the
-    store and must not be published twice, though a replay may open the same request by another span. ``edges``: of these, the
-    rows of an edge, by trace_id and request_id, and whether they were complete; ``ambiguous``: how much evidence each of them
-    says to be ambiguous, where it says so. ``observed``: counts as of the last publish.
+    store and must not be published twice, though a replay may open the same request by another span. ``rows``: what was counted
+    of these rows, by trace_id and request_id. ``found``: keys of the findings of no single request that may be made again.
+    ``observed``: counts as of the last publish; ``added``: what all publishes added.
     """
 
     end_offset: int
     low_water_offset: int
     evidence: Mapping[str, RowId]
-    edges: Mapping[tuple[str, str], bool] = field(default_factory=dict)
-    ambiguous: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    rows: Mapping[tuple[str, str], ToldRow] = field(default_factory=dict)
+    found: frozenset[str] = frozenset()
     observed: Mapping[str, int] = field(default_factory=dict)
+    added: Added = field(default_factory=dict)
 
 
 def recover(every: Sequence[Publish], shard: int, read: Read) -> Recovered:
     """What ``every`` publish in the manifest says of a shard."""
     publishes = [publish for publish in every if publish.shard == shard]
     low_water = max((publish.low_water_offset for publish in publishes), default=0)
-    recent = [
-        row
-        for publish in publishes
-        if publish.end_offset > low_water
-        for file in publish.files
-        if file.table is Table.REQUESTS
-        for row in _rows(file, _resting_on(publish, low_water), read)
-    ]
-    told = _newest(recent)
+    recent = [publish for publish in publishes if publish.end_offset > low_water]
+    told = _newest(map(request_row, _rows(recent, Table.REQUESTS, "last_offset", low_water, read)))
     return Recovered(
         end_offset=max((publish.end_offset for publish in publishes), default=0),
         low_water_offset=low_water,
         evidence={span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids},
-        edges={(row.trace_id, row.request_id): row.complete for row in told if row.scope == "edge"},
-        ambiguous={(row.trace_id, row.request_id): count for row in told if (count := ambiguous_findings(row))},
+        rows={(row.trace_id, row.request_id): ToldRow.of(row) for row in told},
+        found=frozenset(row["key"].hex() for row in _rows(recent, Table.FINDINGS, "offset", low_water, read)),
         observed=observed_by(every, shard),
+        added=added_by(every, shard),
     )
-
-
-def ambiguous_findings(row: RequestRow) -> int:
-    """How much evidence it says to fit several requests."""
-    return sum(finding.split(":")[0] == AMBIGUOUS for finding in row.findings)
 
 
 def _resting_on(publish: Publish, low_water_offset: int) -> int:
@@ -83,17 +88,28 @@ def _resting_on(publish: Publish, low_water_offset: int) -> int:
     return low_water_offset if publish.first_offset < low_water_offset else 0
 
 
-def _rows(file: StoredFile, resting_on: int, read: Read) -> list[RequestRow]:
-    """The rows of one file that rest on an entry at ``resting_on`` or later; a replay makes those of a damaged one again."""
+def _rows(
+    publishes: Sequence[Publish], table: Table, offset: str, low_water_offset: int, read: Read
+) -> Iterator[Mapping[str, Any]]:
+    """The rows of one table that rest on an entry at the low-water mark or later; column ``offset`` says on which."""
+    for publish in publishes:
+        for file in files_of([publish], table):
+            found = _table(file, read)
+            if found is not None:
+                resting_on = _resting_on(publish, low_water_offset)
+                yield from found.filter(pc.greater_equal(found[offset], resting_on)).to_pylist()
+
+
+def _table(file: StoredFile, read: Read) -> pa.Table | None:
+    """None for a damaged one: a replay makes its rows again."""
     path, data = read(file)
     try:
-        table = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read()
+        return pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read()
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         log.error("%s (%d rows) cannot be read: %s; %s", path, file.rows, error, ADVICE)
-        return []
-    return list(map(request_row, table.filter(pc.greater_equal(table["last_offset"], resting_on)).to_pylist()))
+        return None
 
 
 def _newest(rows: Iterable[RequestRow]) -> list[RequestRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -43,6 +44,16 @@ class EngineSample:
     model: str = ""  # where the page names exactly one
     values: tuple[EngineValue, ...] = ()
     histograms: tuple[EngineHistogram, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    """How many requests a proxy has seen to their end since ``start_unix_ns``, by outcome: lost spans cannot hide them."""
+
+    process: Process
+    at_unix_ns: int
+    start_unix_ns: int
+    finished: Mapping[str, int]
 
 
 class SchemaState(str, Enum):

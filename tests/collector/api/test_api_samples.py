@@ -96,9 +96,22 @@ async def test_of_a_long_time_there_are_not_more_points_than_that(api: Api) -> N
         ({"kind": "gpu", "since": "-1m", "until": "-2m"}, "since: not before until"),
         ({"kind": "gpu", "hosts": "p0"}, "unknown parameter 'hosts'"),
         ({"kind": "gpu", "every": "often"}, "every: 'often' is not valid"),
+        ({"kind": "gpu", "name": "nope"}, "name: no gpu counter is called 'nope'"),
+        ({"kind": "gpu", "name": "congestion_events"}, "name: 'congestion_events' is a counter of kind link"),
     ],
-    ids=["no_kind", "another_kind", "backwards", "unknown", "no_duration"],
+    ids=["no_kind", "another_kind", "backwards", "unknown", "no_duration", "no_counter", "counter_of_the_other_kind"],
 )
 async def test_a_question_that_makes_no_sense_is_refused(api: Api, parameters: dict[str, str], what: str) -> None:
     status, body = await api.get("/api/v1/samples", **parameters)
     assert (status, body["error"]["what"]) == (400, what)
+
+
+async def test_an_unknown_counter_is_told_what_there_is(api: Api) -> None:
+    status, body = await api.get("/api/v1/samples", kind="gpu", name="utilisation_ratio")
+    assert (status, body["error"]["nearest"][0]) == (400, "utilization_ratio")
+    assert "power_watts" in body["error"]["valid"]
+
+
+async def test_a_known_counter_without_samples_is_no_mistake(api: Api) -> None:
+    status, body = await api.get("/api/v1/samples", kind="gpu", name="power_watts", since="-1ms")
+    assert (status, body["devices"]) == (200, [])

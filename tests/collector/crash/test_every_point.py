@@ -74,7 +74,7 @@ def test_a_start_that_forgets_what_it_told_is_seen(recorded: Recorded, tmp_path:
 
 def test_counting_again_what_is_replayed_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Publisher.open
-    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), edges={}, observed={}))
+    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), rows={}, observed={}))
     crashes = Crashes(recorded, tmp_path, every=20, again=0)
     crashes.run()
     assert total(crashes).wrong > 0

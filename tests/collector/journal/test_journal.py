@@ -14,6 +14,7 @@ from crash_files import CrashFiles
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.otlp.refusals import Unavailable
 from handrail.segments import Damage, Limits, SegmentLog
+from handrail_collector.journal import journal as journal_module
 from handrail_collector.journal.journal import Entry, Journal, JournalSettings
 
 SMALL = Limits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
@@ -309,3 +310,56 @@ class Gate(CrashFiles):
         self.reached.set()
         assert self.open.wait(10)
         super().fdatasync(fd)
+
+
+async def test_how_old_the_oldest_untaken_entry_is_whoever_looks_when(tmp_path: Path) -> None:
+    now = 1_700_000_000 * 10**9
+    journal = Journal(JournalSettings(folder=tmp_path).open_log(), now_unix_ns=lambda: now)
+    await journal.start()
+    assert journal.untaken_unix_ns is None
+    first = now
+    for _ in range(3):
+        await journal.consume(Signal.TRACES, b"x")
+        now += 10**9
+    assert journal.untaken_unix_ns == first
+    ages = []
+    following = journal.follow(0)
+    for _ in range(3):
+        await anext(following)
+        ages.append(journal.untaken_unix_ns)
+    assert ages == [first + 10**9, first + 2 * 10**9, None]
+    await journal.consume(Signal.TRACES, b"x")
+    assert journal.untaken_unix_ns == now, "an hour of quiet is no lag"
+    await following.aclose()
+    await journal.shutdown()
+
+
+async def test_what_an_earlier_process_left_lags_by_its_own_age(tmp_path: Path) -> None:
+    first = 1_700_000_000 * 10**9
+    times = iter((first, first + 3600 * 10**9))
+    journal = Journal(JournalSettings(folder=tmp_path).open_log(), now_unix_ns=lambda: next(times))
+    await journal.start()
+    for _ in range(2):
+        await journal.consume(Signal.TRACES, b"x")
+    await journal.shutdown()
+    journal = Journal(JournalSettings(folder=tmp_path).open_log())
+    await journal.start()
+    following = journal.follow(0)
+    await anext(following)
+    assert journal.untaken_unix_ns == first
+    await anext(following)
+    assert journal.untaken_unix_ns is None
+    await following.aclose()
+    await journal.shutdown()
+
+
+async def test_times_of_receipt_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MOST_GROUPS", 3)
+    times = iter(range(5, 15))
+    journal = Journal(JournalSettings(folder=tmp_path).open_log(), now_unix_ns=lambda: next(times))
+    await journal.start()
+    for _ in range(10):
+        await journal.consume(Signal.TRACES, b"x")
+    assert journal.untaken_unix_ns == 5
+    assert len(journal._untaken) == 3
+    await journal.shutdown()

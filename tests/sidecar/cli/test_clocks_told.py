@@ -9,7 +9,7 @@ import pytest
 from builders import EPOCH, MS, split_request
 from handrail.cli.handoff import handoff_lines
 from handrail.conventions import METRIC_CLOCK_BOUND
-from handrail_collector.collector import CLOCK_PAIRS, clock_bounds
+from handrail_collector.metrics.joined import CLOCK_PAIRS, clock_bounds
 from handrail_collector.stitch.clocks import HostClocks
 from joined import told
 from plugin_parts import fetch, publish

@@ -1,0 +1,157 @@
+"""Counts what is decided: each request once, whatever versions of its row there are and whatever a restart replays.
+
+A request counts when its row is told for the first time: a restart finds in the store what was told before. Its outcome, its
+phases and the causes of its stalls count as they were known then; what later versions add are findings that were not seen before
+and, where evidence from every process on its path has come by then, that it is joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from handrail.identity import JoinKind
+from handrail.records import EngineSample, RequestCounts, Role
+from handrail_collector.metrics.coverage import By, Coverage
+from handrail_collector.metrics.models import UNANSWERED, Models
+from handrail_collector.observed import Observed, Seen, Timed
+from handrail_collector.rows import RequestRow, StallRow
+from handrail_collector.stitch.group import AMBIGUOUS, Closing, Counted, Group
+from handrail_collector.store.recovered import Recovered, ToldRow
+
+_DECODES: Final = (Role.DECODE, Role.COLLOCATED)
+_FINISHED: Final = "requests_finished"
+
+_MOST_COUNTED: Final = 1 << 53
+"""A counter at or above this counts nothing that is real."""
+
+
+class Counting:
+    """One shard's. Owned by the pipeline's loop; times are passed in."""
+
+    def __init__(self, recovered: Recovered, settle_ns: int) -> None:
+        self.observed = Observed(recovered.observed, recovered.added)
+        by_model = (*self.observed.by_words(Seen.JOINED, 2), *self.observed.by_words(Seen.STALLS, 2))
+        self.models = Models(model for _, model in (*by_model, *self.observed.durations(Timed.PHASES, 2)))
+        self.coverage = Coverage(settle_ns)
+        self._told = recovered.rows
+
+    # --- requests --------------------------------------------------------------------------------------------------------
+
+    def told_before(self, group: Group, rows: Iterable[tuple[str, str]]) -> None:
+        """``group`` is in the store by these rows (trace id, request id), of an earlier life or of this one."""
+        for key in rows:
+            told = self._told.get(key)
+            if told is not None:
+                group.counted.merge(_counted(told))
+
+    def forget_told(self) -> None:
+        """Nothing of it can be told again."""
+        self._told = {}
+
+    def row(self, group: Group, row: RequestRow, closing: Closing, now_unix_ns: int) -> None:
+        """A row that goes into the next publish."""
+        observed, counted = self.observed, group.counted
+        observed.add(Seen.ROWS)
+        observed.add(Seen.DECISIONS, word=closing.value)
+        for join in row.joins:
+            if join.how != JoinKind.OPENED.value and join.span_id not in counted.joins:
+                observed.add(Seen.JOINS, word=join.how)
+                observed.add(Seen.CLOCK_CONTRADICTIONS, int(join.span_id in group.contradicting))
+        counted.joins |= {join.span_id for join in row.joins}
+        if row.scope == "edge":
+            observed.add(Seen.EDGE_REQUESTS, int(counted.edge is None))
+            observed.add(Seen.EDGE_JOINED, row.complete - bool(counted.edge))
+            counted.edge = row.complete
+        self._findings(group, row)
+        self._joined(group, row, now_unix_ns)
+        if not counted.row:
+            self._phases(row)
+            counted.row = True
+
+    def _findings(self, group: Group, row: RequestRow) -> None:
+        if not row.findings:
+            return
+        counted = group.counted
+        kinds = ToldRow.of(row).findings
+        self.observed.add(Seen.AMBIGUOUS_JOINS, max(0, kinds.count(AMBIGUOUS) - counted.ambiguous))
+        counted.ambiguous = max(kinds.count(AMBIGUOUS), counted.ambiguous)
+        for kind in dict.fromkeys(kinds):
+            if kind not in counted.findings:
+                self.observed.add(Seen.FINDINGS, word=kind)
+        counted.findings |= frozenset(kinds)
+
+    def _joined(self, group: Group, row: RequestRow, now_unix_ns: int) -> None:
+        """Once it is complete. Where an edge counts, what no edge has told of is not: of its path the edge is missing."""
+        by = self.coverage.by(now_unix_ns)
+        instance = row.edge_instance if by is By.EDGE else row.decode_instance
+        if group.counted.joined or not row.complete or instance is None or row.outcome in UNANSWERED:
+            return
+        group.counted.joined = True
+        self.observed.add(Seen.JOINED, word=_words(row.outcome, self.models.label(row)))
+        self.coverage.joined(by, instance, row.started_unix_ns + row.duration_ns)
+
+    def _phases(self, row: RequestRow) -> None:
+        """Of time to first token: what a response that is not streamed took holds its whole decoding."""
+        if row.phase_of != "ttft":
+            return
+        model = self.models.label(row)
+        spent: dict[str, int] = {}
+        for phase in row.phases:  # one phase may be told in parts: by process, and the preempted time apart
+            spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
+        for name, duration_ns in spent.items():
+            self.observed.time(Timed.PHASES, _words(name, model), duration_ns)
+
+    def stalls(self, group: Group, row: RequestRow, stalls: Sequence[StallRow]) -> None:
+        """Those of a row that goes into the next publish: each counts once, by the cause that it was first told with."""
+        causes = [stall.cause for stall in stalls if stall.number >= 0]
+        if not causes or group.counted.stalls:
+            return
+        group.counted.stalls = True
+        model = self.models.label(row)
+        for cause in causes:
+            self.observed.add(Seen.STALLS, word=_words(cause, model))
+
+    # --- what others count -----------------------------------------------------------------------------------------------
+
+    def requests(self, counts: RequestCounts, received_unix_ns: int, *, again: bool) -> None:
+        """How many an edge's proxy has counted by now; ``again``: an earlier life took it."""
+        if counts.process.role is Role.EDGE:
+            answered = sum(count for outcome, count in counts.finished.items() if outcome not in UNANSWERED)
+            self._read(By.EDGE, counts, answered, counts.start_unix_ns, received_unix_ns, again=again)
+
+    def sample(self, sample: EngineSample, received_unix_ns: int, *, again: bool) -> None:
+        """How many an engine that decodes has counted by now, where its page says so."""
+        if sample.process.role not in _DECODES:
+            return
+        finished = [value for value in sample.values if value.name == _FINISHED]
+        if finished:
+            start = min(value.start_unix_ns for value in finished)
+            self._read(By.ENGINE, sample, sum(value.value for value in finished), start, received_unix_ns, again=again)
+
+    def _read(
+        self, by: By, told: RequestCounts | EngineSample, value: float, start_unix_ns: int, received_unix_ns: int, *, again: bool
+    ) -> None:
+        if not 0 <= value < _MOST_COUNTED:  # NaN among them
+            return
+        instance = told.process.instance
+        counted = self.coverage.read(by, instance, start_unix_ns, value, told.at_unix_ns, received_unix_ns, again=again)
+        if by is self.coverage.by(received_unix_ns):
+            self.observed.add(Seen.COUNTED, counted, by.value)
+
+
+def _words(word: str, model: str) -> str:
+    """As ``Observed`` takes them. Without a model one word, as before models were told apart."""
+    return f"{word}.{model}" if model else word
+
+
+def _counted(told: ToldRow) -> Counted:
+    """What was counted when such a row was told, at most: what is not sure is not counted again."""
+    return Counted(
+        row=True,
+        joined=told.complete,
+        stalls=True,
+        edge=told.complete if told.edge else None,
+        findings=frozenset(told.findings),
+        ambiguous=told.findings.count(AMBIGUOUS),
+    )

@@ -1,0 +1,114 @@
+"""What needs the joined request to be counted, as metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from handrail import conventions as names
+from handrail.buckets import LATENCY, LATENCY_BOUND, Histogram
+from handrail.records import Outcome
+from handrail.selfmetrics import AnyRow, HistogramRow, Row, by_label
+from handrail_collector.explain.kinds import FINDINGS
+from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.metrics.counting import Counting
+from handrail_collector.metrics.coverage import By
+from handrail_collector.metrics.models import UNANSWERED
+from handrail_collector.metrics.slow_links import LEAST_TIMED, MOST_PAIRS, SlowLinks
+from handrail_collector.observed import KEPT, Observed, Seen, Timed
+from handrail_collector.stitch.clocks import HostClocks
+
+CLOCK_PAIRS: Final = 50
+
+OUTCOMES: Final = tuple(outcome.value for outcome in Outcome if outcome.value not in UNANSWERED)
+"""Of requests that a model answered."""
+
+
+def joined_rows(
+    counting: Counting, clocks: HostClocks, links: SlowLinks, now_unix_ns: Callable[[], int] = time.time_ns
+) -> list[AnyRow]:
+    """All of them."""
+    seen = counting.observed
+    return [
+        HistogramRow(
+            names.METRIC_PHASES,
+            f"Time of a phase of time to first token, of streamed requests as they were first decided; {LATENCY_BOUND}; {KEPT}",
+            lambda: phases(seen),
+            LATENCY,
+            ("phase", names.MODEL_LABEL),
+        ),
+        Row(
+            names.METRIC_JOINED,
+            "counter",
+            "Requests joined with evidence from every process on their path, of those that a model answered: over "
+            f"{names.METRIC_COUNTED}_total it is the coverage; {KEPT}",
+            lambda: _by_model(seen, Seen.JOINED, OUTCOMES, counting.models.known),
+            ("outcome", names.MODEL_LABEL),
+        ),
+        Row(
+            names.METRIC_COUNTED,
+            "counter",
+            f"Requests that a model answered, as edge proxies count them, or engines that decode where no edge counts; {KEPT}",
+            lambda: by_label(dict.fromkeys((by.value for by in By), 0) | seen.by_word(Seen.COUNTED)),
+            ("by",),
+        ),
+        Row(
+            names.METRIC_COVERAGE,
+            "gauge",
+            "Joined over counted, of the last five minutes that are settled; absent where nothing was counted",
+            lambda: _if_known(counting.coverage.ratio(now_unix_ns())),
+        ),
+        Row(
+            names.METRIC_STALLS,
+            "counter",
+            f"Stalls of streams (the longest of each), by what made them; {KEPT}",
+            lambda: _by_model(seen, Seen.STALLS, (cause.value for cause in Cause), counting.models.known),
+            ("cause", names.MODEL_LABEL),
+        ),
+        Row(
+            names.METRIC_FINDINGS,
+            "counter",
+            "Requests with a finding, each kind once a request; unexplained_failures: of an engine's counters, once an hour; "
+            f"{KEPT}",
+            lambda: by_label(dict.fromkeys(FINDINGS, 0) | seen.by_word(Seen.FINDINGS)),
+            ("kind",),
+        ),
+        Row(
+            names.METRIC_SLOW_LINK,
+            "gauge",
+            "1 while hand-offs of the last ten minutes from source (keeps the KV) to target (reads it) say that their link is "
+            f"slow; {MOST_PAIRS} pairs at most, by rate from {LEAST_TIMED} timed hand-offs on, looked at once a minute",
+            lambda: links.found,
+            ("source", "target", "finding"),
+        ),
+        Row(
+            names.METRIC_CLOCK_BOUND,
+            "gauge",
+            f"How far apart the bounds of two hosts' clock offset lie; the {CLOCK_PAIRS} widest pairs that are bounded at all",
+            lambda: clock_bounds(clocks),
+            ("host", "peer_host"),
+        ),
+    ]
+
+
+def phases(seen: Observed) -> dict[tuple[str, ...], Histogram]:
+    """By phase and model."""
+    return {words: found.histogram() for words, found in sorted(seen.durations(Timed.PHASES, 2).items())}
+
+
+def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:
+    """Seconds by (host, peer host)."""
+    widths = {pair: interval.width_ns / 1e9 for pair, interval in clocks.intervals().items() if interval.width_ns is not None}
+    return dict(sorted(widths.items(), key=lambda each: -each[1])[:CLOCK_PAIRS])
+
+
+def _by_model(seen: Observed, what: Seen, words: Iterable[str], models: Iterable[str]) -> dict[tuple[str, ...], float]:
+    """From 0 on for every known model, so that its first failure is an increase, and for what has no model."""
+    every = tuple(words)
+    counts: dict[tuple[str, ...], int] = {(word, model): 0 for model in ("", *sorted(models)) for word in every}
+    return {labels: float(count) for labels, count in (counts | seen.by_words(what, 2)).items()}
+
+
+def _if_known(ratio: float | None) -> dict[tuple[str, ...], float]:
+    return {} if ratio is None else {(): ratio}

@@ -1,0 +1,131 @@
+"""What counting joined requests costs a row, and what a scrape of the collector's page costs with 100 peers and many models."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from handrail.buckets import LATENCY_SECONDS
+from handrail.phases import Phase
+from handrail.records import Outcome
+from handrail.selfmetrics import SelfMetrics
+from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.metrics.counting import Counting
+from handrail_collector.metrics.durations import Durations
+from handrail_collector.metrics.joined import joined_rows
+from handrail_collector.metrics.slow_links import MOST_PAIRS, SlowLinks
+from handrail_collector.observed import Seen, Timed
+from handrail_collector.stitch.clocks import HostClocks
+from handrail_collector.stitch.group import Closing, Group
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.recovered import Recovered
+from made_rows import phase, request_row
+
+ROWS = 20_000
+PEERS = 100
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+PHASES = (*(each.value for each in Phase if each not in (Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)), "unattributed")
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def counting() -> Counting:
+    return Counting(Recovered(end_offset=0, low_water_offset=0, evidence={}), 20 * SECOND)
+
+
+def row_us() -> float:
+    """Of a row with every phase, as the pipeline counts it."""
+    rng = random.Random(5)
+    parts = tuple(phase(name, rng.lognormvariate(2, 1), "decode") for name in PHASES)
+    rows = [request_row(parts, model=f"org/model-{n % 3}", trace_id=f"{n:032x}") for n in range(ROWS)]
+    counts = counting()
+    groups = [Group() for _ in rows]
+    begin = time.process_time_ns()
+    for group, row in zip(groups, rows, strict=True):
+        counts.row(group, row, Closing.COMPLETE, START)
+    return (time.process_time_ns() - begin) / ROWS / 1000
+
+
+def add_us() -> float:
+    rng = random.Random(5)
+    values = [round(rng.lognormvariate(17, 2)) for _ in range(ROWS)]
+    durations = Durations()
+    begin = time.process_time_ns()
+    for value in values:
+        durations.add(value)
+    return (time.process_time_ns() - begin) / ROWS / 1000
+
+
+def page(models: int) -> tuple[float, int, int]:
+    """CPU ms, bytes and series of the joined part of a page: ``PEERS`` hosts that spoke, every phase, cause and outcome."""
+    rng = random.Random(5)
+    counts = counting()
+    for model in range(models):
+        name = f"meta-llama/Llama-3.1-{model}B-Instruct"
+        counts.models._known.add(name)
+        for each in PHASES:
+            for _ in range(500):
+                counts.observed.time(Timed.PHASES, f"{each}.{name}", round(rng.lognormvariate(17, 2)))
+        for outcome in Outcome:
+            counts.observed.add(Seen.JOINED, rng.randrange(1, 10**6), f"{outcome.value}.{name}")
+        for cause in Cause:
+            counts.observed.add(Seen.STALLS, rng.randrange(1, 10**6), f"{cause.value}.{name}")
+    taken = counts.observed.take()
+    counts.observed.done(counts.observed.with_added(taken), taken)
+    clocks = HostClocks()
+    for peer in range(PEERS):
+        there, here = ("edge", START), (f"host-{peer}", START + 1000)
+        clocks.before(there, here)
+        clocks.before(here, ("edge", START + 5_000_000))
+    with tempfile.TemporaryDirectory() as folder:
+        links = SlowLinks(StoreReader(Path(folder), threads=1))
+        links.found = {(f"10.0.0.{n}:8000", f"10.0.1.{n}:8000", "slow_path"): 1.0 for n in range(MOST_PAIRS)}
+        metrics = SelfMetrics(joined_rows(counts, clocks, links))
+        took = []
+        for _ in range(7):
+            begin = time.process_time_ns()
+            text, _ = metrics.expose(OPEN_METRICS)
+            took.append((time.process_time_ns() - begin) / 1e6)
+    series = sum(not line.startswith(b"#") for line in text.splitlines())
+    return median(took), len(text), series
+
+
+def stored_bytes(requests: int) -> int:
+    """What one publish of so many requests of one model adds to the manifest, of phases."""
+    rng = random.Random(5)
+    counts = counting()
+    for _ in range(requests):
+        parts = tuple(phase(name, rng.lognormvariate(2, 1), "decode") for name in PHASES)
+        counts.row(Group(), replace(request_row(parts)), Closing.COMPLETE, START)
+    return sum(len(name) + 8 + len(",".join(map(str, flat))) for name, flat in counts.observed.take().added().items())
+
+
+def run() -> list[dict[str, Any]]:
+    """Figures; what has a budget is a scrape."""
+    figures = [
+        _figure("joined: a row counted", row_us(), "us", None),
+        _figure("joined: a duration counted", add_us(), "us", None),
+        _figure("joined: manifest bytes of 1 request", stored_bytes(1), "B", None),
+        _figure("joined: manifest bytes of 1000 requests", stored_bytes(1000), "B", None),
+    ]
+    for models in (1, 3, 32):
+        took, size, series = page(models)
+        what = f"joined: scrape, {PEERS} peers, {models} models"
+        figures += [
+            _figure(what, took, "ms", None),
+            _figure(f"{what}, size", size, "B", None),
+            _figure(f"{what}, series ({len(LATENCY_SECONDS) + 3} a histogram)", series, "", None),
+        ]
+    return figures
+
+
+def _figure(name: str, value: float, unit: str, budget: float | None) -> dict[str, Any]:
+    return {"name": name, "value": round(value, 3), "unit": unit, "budget": budget, "ratio": None, "met": None}

@@ -1,0 +1,64 @@
+"""Durations by bucket are exact sums whatever publishes they come in, and mean the same after a restart."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.buckets import LATENCY
+from handrail_collector.metrics.durations import LAYOUT, Durations
+from handrail_collector.observed import Observed, Timed
+from handrail_collector.store.added import added_up
+
+NS = st.integers(0, 200 * 10**9)
+
+
+def of(values: list[int]) -> Durations:
+    made = Durations()
+    for value in values:
+        made.add(value)
+    return made
+
+
+@given(st.lists(NS, max_size=200))
+def test_each_duration_lies_in_its_bucket_bounds_included(values: list[int]) -> None:
+    histogram = of(values).histogram()
+    edges = [round(bound * 10**9) for bound in LATENCY.bounds]
+    expected = [0] * (len(edges) + 1)
+    for value in values:
+        expected[bisect_left(edges, value)] += 1
+    assert (histogram.counts, histogram.total, histogram.count) == (expected, sum(values), len(values))
+
+
+@given(st.lists(st.lists(NS, max_size=20), max_size=10))
+def test_what_publishes_add_is_the_whole_in_any_parts(parts: list[list[int]]) -> None:
+    whole = of([value for part in parts for value in part])
+    merged = Durations()
+    for part in parts:
+        merged.merge(of(part))
+    stored = added_up([{"x": of(part).flat()} for part in parts])
+    assert merged == whole
+    assert Durations.of(stored.get("x", (0, 0))) == whole
+    assert added_up([stored]) == stored
+
+
+def test_durations_of_other_bounds_are_left_behind() -> None:
+    kept = of([5, 10**9]).flat()
+    seen = Observed({}, {f"phases@{LAYOUT}.kv_wait.m": kept, "phases@0badc0de.kv_wait.m": kept})
+    assert {words: found.histogram().count for words, found in seen.durations(Timed.PHASES, 2).items()} == {("kv_wait", "m"): 2}
+
+
+def test_a_failed_publish_loses_no_duration_and_a_good_one_counts_once() -> None:
+    seen = Observed({})
+    seen.time(Timed.PHASES, "kv_wait.a/b-1.5", 7)
+    taken = seen.take()
+    seen.time(Timed.PHASES, "kv_wait.a/b-1.5", 8)
+    seen.put_back(taken)
+    assert seen.durations(Timed.PHASES, 2) == {}
+    taken = seen.take()
+    assert set(taken.added()) == {f"phases@{LAYOUT}.kv_wait.a/b-1.5"}
+    seen.done(seen.with_added(taken), taken)
+    assert seen.durations(Timed.PHASES, 2) == {("kv_wait", "a/b-1.5"): of([7, 8])}
+    assert seen.take().added() == {}

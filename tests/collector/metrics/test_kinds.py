@@ -1,0 +1,52 @@
+"""Every kind of finding that the code can say is in the list that is counted from 0 on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import handrail_collector
+from handrail.cli.words import FINDING
+from handrail_collector.explain.handoff_findings import _EVENTS
+from handrail_collector.explain.kinds import FINDINGS
+from handrail_collector.stitch.group import AMBIGUOUS
+
+ROOT = Path(handrail_collector.__file__).parent
+SAYING = (*sorted((ROOT / "explain").glob("*.py")), *sorted((ROOT / "stitch").glob("*.py")), ROOT / "pipeline.py")
+KIND = re.compile(r"([a-z]+(?:_[a-z]+)+)(?:: |$)")
+CALLS = {"_find", "finding_row", "append", "extend", "Breakdown"}
+
+
+def said(source: str) -> Iterator[str]:
+    """What begins a text that is yielded, found or appended as ``kind: detail``, or is a kind alone where one is asked for."""
+    for node in ast.walk(ast.parse(source)):
+        given: list[ast.expr] = []
+        alone = False
+        if isinstance(node, ast.Yield) and node.value is not None:
+            given = [node.value]
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            alone = name in ("_find", "finding_row", "Breakdown")
+            given = node.args if name in CALLS else []
+        texts = [str(part.value) for value in given for part in ast.walk(value) if isinstance(part, ast.Constant)]
+        for text in texts:
+            found = KIND.match(text)
+            if found is not None and (alone or text.startswith(f"{found[1]}: ")):
+                yield found[1]
+
+
+def test_the_list_is_what_the_code_says() -> None:
+    told = {kind for path in SAYING for kind in said(path.read_text())}
+    others = {*_EVENTS.values(), AMBIGUOUS, "handoff_near_lease", "handoff_over_lease", "unexplained_failures"}
+    assert len(told) >= 15
+    assert told | others == set(FINDINGS)
+    assert set(FINDING) <= set(FINDINGS)
+
+
+def test_a_new_kind_would_be_seen() -> None:
+    assert list(said('def f():\n    yield f"clock_gone: {1} s"\n    self._find(g, "odd_word", "x")\n')) == [
+        "clock_gone",
+        "odd_word",
+    ]
