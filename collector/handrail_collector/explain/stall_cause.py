@@ -10,7 +10,6 @@ shuffled are there in p of the stalls, so q goes to none and nothing is named (t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from handrail_collector.explain.stall_base import Base
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect
-from handrail_collector.stitch.activity import Trial
+from handrail_collector.stitch.activity import Doings, Trial
 
 ENOUGH: Final = 0.5
 """Of what a stall took too long, so much is to be accounted for."""
@@ -51,24 +50,22 @@ def accounting(found: Shares, excess_ns: int) -> list[Cause]:
     return sorted(enough, key=lambda cause: -found.ns[cause])
 
 
-def verdict(of: Suspect, found: Shares, base: Base | None, trials: Iterable[Trial], own: Trial | None) -> Verdict:
-    """Of one stall. ``base``: of the engine; ``trials``: its stalls lately, ``own`` the one among them that this stall is of."""
-    told = tuple(trials)
-    weighed = [_weighed(cause, of, found, base, told, own) for cause in accounting(found, of.excess_ns)]
+def verdict(of: Suspect, found: Shares, base: Base | None, doings: Doings | None, own: Trial | None) -> Verdict:
+    """Of one stall. ``base`` and ``doings``: of the engine; ``own``: which of its trials this stall is of."""
+    weighed = [_weighed(cause, of, found, base, doings, own) for cause in accounting(found, of.excess_ns)]
     named = next((each for each in weighed if each.doubt is not None and each.doubt <= DOUBT), None)
     if named is not None:
         return named
     return Verdict(Cause.UNKNOWN, evidence=tuple(_rejected(each) for each in weighed))
 
 
-def _weighed(
-    cause: Cause, of: Suspect, found: Shares, base: Base | None, trials: tuple[Trial, ...], own: Trial | None
-) -> Verdict:
+def _weighed(cause: Cause, of: Suspect, found: Shares, base: Base | None, doings: Doings | None, own: Trial | None) -> Verdict:
     said = (found.words[cause],)
     if cause is Cause.CLIENT_BACKPRESSURE or (cause is Cause.PREEMPTION and of.preempted and _own_preemption(of, found)):
         # no coincidence: while nothing was read nothing could come, and who stands preempted makes no token
         return Verdict(cause, found.ns[cause], None, 0.0, said)
-    chance = base.chance(cause, of) if base is not None else 1.0
+    chance = base.chance(cause, of, doings) if base is not None and doings is not None else 1.0
+    trials = doings.trials.values() if doings is not None else ()
     others = [trial for trial in trials if trial is not own and trial.stalls]
     present = sum(trial.alone.get(cause.value, 0) / trial.stalls for trial in others)
     stalls = present + sum(trial.alone.get("", 0) / trial.stalls for trial in others)
