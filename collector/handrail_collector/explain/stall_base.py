@@ -40,7 +40,7 @@ class Base:
     ordinary: Stretches
 
     def chance(self, cause: Cause, of: Suspect, doings: Doings) -> float:
-        """The share of windows without a stall that have as much of ``cause`` as ``doings`` had in the time of the stall, or nearly.
+        """The share of windows without a stall that have as much of ``cause`` as ``doings`` had during the stall, or nearly.
 
         Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
         nothing can be compared.

@@ -152,8 +152,8 @@ def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[i
     """The same streams beside engines whose doings happened at other times: each kind of each engine is turned by a share of the
     run of its own, and what leaves at its end comes in at its beginning.
 
-    By ``APART_NS`` at least, for what is hardly moved is still the cause; and each ``SLICE_NS`` of it by some more of its own, for what
-    comes at even times would else meet all of the stalls that it made, or none.
+    By ``APART_NS`` at least, for what is hardly moved is still the cause; and each ``SLICE_NS`` of it by some more of its own, for
+    what comes at even times would else meet all of the stalls that it made, or none.
     """
     times = [received for received, record in records if isinstance(record, Exchange)]
     first, last = min(times), max(times)
@@ -161,7 +161,7 @@ def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[i
     more: dict[tuple[str, str, int], int] = {}
 
     def turned(kind: str, instance: str, at: int) -> int:
-        by = turns.setdefault((kind, instance), random.randrange(APART_NS, last - first - APART_NS))
+        by = turns.setdefault((kind, instance), random.randrange(APART_NS, last - first - APART_NS - JITTER_NS))
         by += more.setdefault((kind, instance, at // SLICE_NS), random.randrange(JITTER_NS))
         return (at - first + by) % (last - first) + first - at
 
