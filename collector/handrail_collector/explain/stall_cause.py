@@ -26,8 +26,10 @@ DOUBT: Final = 0.05
 """The most doubt with which a cause is named."""
 
 PRIOR_NONE: Final = 0.7
+PRIOR_NONE_OF_STEPS: Final = 0.3
+"""What made a step long was in that step: its tokens are seldom there by chance."""
+
 _SHARES: Final = np.concatenate([[0.0], (np.arange(20) + 0.5) / 20])
-_PRIOR: Final = np.concatenate([[PRIOR_NONE], np.full(20, (1 - PRIOR_NONE) / 20)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def _weighed(cause: Cause, of: Suspect, found: Shares, base: Base | None, doings
     others = [trial for trial in trials if trial is not own and trial.stalls]
     present = sum(trial.alone.get(cause.value, 0) / trial.stalls for trial in others)
     stalls = present + sum(trial.alone.get("", 0) / trial.stalls for trial in others)
-    doubt = _doubt(chance, present, stalls)
+    in_steps = cause in (Cause.PREFILL_COSCHEDULED, Cause.PREEMPTION)
+    doubt = _doubt(chance, present, stalls, PRIOR_NONE_OF_STEPS if in_steps else PRIOR_NONE)
     lift = (present + 1) / (stalls + 1) / chance
     return Verdict(cause, found.ns[cause], round(lift, 1), round(doubt, 4), said)
 
@@ -79,10 +82,14 @@ def _own_preemption(of: Suspect, found: Shares) -> bool:
     return stood >= ENOUGH * of.excess_ns
 
 
-def _doubt(chance: float, present: float, stalls: float) -> float:
-    """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``."""
+def _doubt(chance: float, present: float, stalls: float, none: float) -> float:
+    """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``.
+
+    ``none``: how likely it is from the start that the cause makes no stalls here.
+    """
     there = np.minimum(_SHARES + (1 - _SHARES) * chance, 1 - 1e-9)
-    weights = np.log(_PRIOR) + present * np.log(there) + (stalls - present) * np.log1p(-there)
+    prior = np.concatenate([[none], np.full(20, (1 - none) / 20)])
+    weights = np.log(prior) + present * np.log(there) + (stalls - present) * np.log1p(-there)
     weights = np.exp(weights - weights.max())
     by_chance = (1 - _SHARES) * chance / there
     return float((weights * by_chance * there).sum() / (weights * there).sum())
