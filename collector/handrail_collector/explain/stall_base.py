@@ -42,12 +42,13 @@ class Base:
     def chance(self, cause: Cause, of: Suspect, doings: Doings) -> float:
         """The share of windows without a stall that have as much of ``cause`` as ``doings`` had during the stall, or nearly.
 
+        Windows are as long as the stall; for what steps computed, only as long as the time in which its last step must have ended.
         Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
         nothing can be compared.
         """
-        length = float(of.end - of.begin + LATE_NS)
+        begin, end = of.last_steps if cause in OF_STEPS else (of.begin - LATE_NS, of.end)
+        length = float(end - begin)
         total = self.ordinary.total_ns
-        begin, end = of.begin - LATE_NS, of.end
         here = curve_of(_amounts(cause, doings, begin, end), begin).within(0, end - begin)
         if total < length or here <= 0:
             return 1.0
@@ -63,7 +64,7 @@ def base_of(doings: Doings, at_unix_ns: int) -> Base:
     """That of an engine around a time, by what it has told so far."""
     first, last = at_unix_ns - AROUND_NS, at_unix_ns + AROUND_NS
     ran = [(max(first, s.begin_unix_ns), min(last, s.end_unix_ns)) for s in doings.streams.during(first, last)]
-    stalled = [(s.begin_unix_ns, s.end_unix_ns) for s in doings.stalls.during(first, last)]
+    stalled = [(s.begin_unix_ns - LATE_NS, s.end_unix_ns + LATE_NS) for s in doings.stalls.during(first, last)]
     curves = ((cause, _amounts(cause, doings, first, last)) for cause in _INFERRED)
     return Base(
         origin_ns=first,
@@ -71,6 +72,9 @@ def base_of(doings: Doings, at_unix_ns: int) -> Base:
         ordinary=stretches(ran, stalled, first),
     )
 
+
+OF_STEPS: Final = frozenset({Cause.PREFILL_COSCHEDULED, Cause.PREEMPTION})
+"""What a step computed beside the stream: it comes with the end of that step."""
 
 _INFERRED: Final = (
     Cause.PREFILL_COSCHEDULED,
@@ -95,12 +99,12 @@ def _amounts(cause: Cause, doings: Doings, first: int, last: int) -> list[Amount
 
 
 def _tokens(doings: Doings, first: int, last: int, tokens: Callable[[Step | Second], int]) -> list[Amount]:
-    """Of long steps where they were, of the others spread over their second."""
+    """Of long steps at their ends, of the others spread over their second."""
     seconds = list(doings.seconds.during(first, last))
     if seconds:
         first, last = min(first, seconds[0].begin_unix_ns), max(last, seconds[-1].end_unix_ns)
     steps = list(doings.steps.during(first, last))
-    found = [(float(s.begin_unix_ns), float(s.end_unix_ns), float(tokens(s))) for s in steps if tokens(s)]
+    found = [(float(s.end_unix_ns), float(s.end_unix_ns), float(tokens(s))) for s in steps if tokens(s)]
     place = 0
     for second in seconds:
         rest = tokens(second)

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from handrail_collector.explain.stall_base import Base
+from handrail_collector.explain.stall_base import OF_STEPS, Base
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect
 from handrail_collector.stitch.activity import Doings, Trial
 
@@ -26,8 +26,9 @@ DOUBT: Final = 0.05
 """The most doubt with which a cause is named."""
 
 PRIOR_NONE: Final = 0.7
-PRIOR_NONE_OF_STEPS: Final = 0.3
-"""What made a step long was in that step: its tokens are seldom there by chance."""
+PRIOR_NONE_OF_STEPS: Final = 0.5
+"""What made a step long was in that step. With no more doubt than this a first stall is named where the evidence is there by
+chance at most 1.7 % of the time, so of stalls that other things made no more than so many are."""
 
 _SHARES: Final = np.concatenate([[0.0], (np.arange(20) + 0.5) / 20])
 
@@ -71,8 +72,7 @@ def _weighed(cause: Cause, of: Suspect, found: Shares, base: Base | None, doings
     others = [trial for trial in trials if trial is not own and trial.stalls]
     present = sum(trial.alone.get(cause.value, 0) / trial.stalls for trial in others)
     stalls = present + sum(trial.alone.get("", 0) / trial.stalls for trial in others)
-    in_steps = cause in (Cause.PREFILL_COSCHEDULED, Cause.PREEMPTION)
-    doubt = _doubt(chance, present, stalls, PRIOR_NONE_OF_STEPS if in_steps else PRIOR_NONE)
+    doubt = _doubt(chance, present, stalls, PRIOR_NONE_OF_STEPS if cause in OF_STEPS else PRIOR_NONE)
     lift = (present + 1) / (stalls + 1) / chance
     return Verdict(cause, found.ns[cause], round(lift, 1), round(doubt, 4), said)
 

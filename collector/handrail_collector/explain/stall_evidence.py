@@ -66,6 +66,15 @@ class Suspect:
         """By how much it is longer than usual."""
         return self.end - self.begin - self.median_ns
 
+    @property
+    def last_steps(self) -> Interval:
+        """Where the last of the steps that made it ended, if steps did.
+
+        A stream's token comes at the end of each step that the stream is in, so what else a step computed held up the token that
+        ended the stall, and none before it. That step may be an ordinary one after those which computed prompts alone.
+        """
+        return self.end - max(LATE_NS + 2 * self.median_ns, (self.end - self.begin) // 4), self.end + LATE_NS
+
 
 @dataclass(slots=True)
 class Shares:
@@ -160,9 +169,18 @@ def slow_times(gpu: Gpu, begin: int, end: int) -> Iterable[tuple[int, int, float
 def _steps(found: Shares, doings: Doings, of: Suspect, taken: Sequence[Interval], slowed_ns: float) -> None:
     """What of the long steps went into tokens that are none of this stream's. ``taken`` and ``slowed_ns`` are given already."""
     begin, end = of.begin - LATE_NS, of.end
-    steps = sorted(doings.steps.during(begin, end), key=lambda step: step.begin_unix_ns - step.end_unix_ns)
-    a_token_ns = doings.a_token_ns() if steps else None
-    heavy = [step for step in steps if step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS and _took_ns(step) > 0]
+    earliest, latest = of.last_steps
+    heavy = [
+        step
+        for step in doings.steps.during(begin, end)
+        if of.begin < step.end_unix_ns <= latest  # one that ended before gave the token before
+        and step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS
+        and _took_ns(step) > 0
+    ]
+    if not any(step.end_unix_ns >= earliest for step in heavy):
+        return
+    heavy.sort(key=lambda step: step.begin_unix_ns - step.end_unix_ns)
+    a_token_ns = doings.a_token_ns()
     causes = (
         (Cause.PREEMPTION, [step.resumed_tokens for step in heavy], "tokens again after a preemption"),
         (Cause.PREFILL_COSCHEDULED, [step.prefill_tokens for step in heavy], "prompt tokens"),

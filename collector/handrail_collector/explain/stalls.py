@@ -19,7 +19,7 @@ from handrail_collector.explain.stall_base import AROUND_NS, Base, base_of
 from handrail_collector.explain.stall_cause import Verdict, accounting, verdict
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect, shares
 from handrail_collector.rows import NO_STALLS, RequestRow, StallRow
-from handrail_collector.stitch.activity import Activity, Doings, Stretch
+from handrail_collector.stitch.activity import LEAST_TOKENS, Activity, Doings, Stretch
 from handrail_collector.stitch.group import Group
 
 ALIKE_NS: Final = 50_000_000
@@ -279,10 +279,13 @@ def _row(row: RequestRow, path: Path, number: int, each: Seen, found: Verdict) -
 def _nothing(each: Seen) -> str:
     """Why nothing is suspected."""
     if each.at == ON_PATH:
-        return "D's own stream went on: it was lost between D and the witness"
+        return "the engine's own stream went on: it was lost between there and the witness"
     doings = each.suspect.doings
     if doings is None or not (doings.seconds or doings.steps):
         return "the engine does not tell what its steps run: the plugin would"
-    if len(list(doings.steps.during(each.suspect.begin, each.suspect.end))):
+    steps = list(doings.steps.during(each.suspect.begin, each.suspect.end))
+    if any(step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS for step in steps):
+        return "what the engine's steps computed then does not account for it"
+    if steps:
         return "a step took long, and ran nothing unusual"
     return "the engine's steps were no longer than usual"
