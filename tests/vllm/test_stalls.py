@@ -137,8 +137,9 @@ def test_long_prompts_beside_the_streams_are_named(lone: Lone, figures: Figures)
     )
     figures.add(TITLE, f"stalls in a burst: {causes(inside)}; at other times: {causes(outside)}")
     named = [stall for stall in inside if stall.cause == "prefill_coscheduled"]
-    assert len(inside) >= 5
-    assert len(named) >= 0.6 * len(inside)
+    kept_waiting = [stall for stall in inside if stall.cause == "host_pause"]  # true of a machine that does other things too
+    assert len(named) >= 5
+    assert len(named) >= 0.75 * (len(inside) - len(kept_waiting))
     assert all("prompt tokens" in " ".join(stall.evidence) for stall in named)
     assert sum(stall.cause == "prefill_coscheduled" for stall in outside) <= 0.1 * len(named)
 

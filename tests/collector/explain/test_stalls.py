@@ -128,6 +128,14 @@ def test_a_pause_longer_than_the_prompt_tokens_in_it_is_the_cause() -> None:
     assert by_cause(stalls_of(records)[2:]) == {"host_pause": 10}
 
 
+def test_a_step_that_stood_still_with_a_few_tokens_is_no_prefill() -> None:
+    """They would have taken 2 ms."""
+    records, begins = at_d(gap_ms=500)
+    for at in begins:
+        records += [step(at - 700, 60, prefill_tokens=1000), step(at, 500, prefill_tokens=40)]
+    assert by_cause(stalls_of(records)) == {"unknown": 12}
+
+
 def test_a_thread_that_waits_for_a_long_step_is_no_cause_of_it() -> None:
     """Whoever computes may keep the interpreter's lock, and the plugin's thread wakes late: no reason was told for that."""
     records, begins = at_d()
