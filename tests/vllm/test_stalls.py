@@ -1,4 +1,4 @@
-"""Why streams of a real engine stood still: for a processor quota.
+"""Why streams of a real engine stood still: for long prompts that it computed beside them, and for a processor quota.
 
 One engine with the plugin that does both, behind an edge: prompts come without KV, so they are computed where the streams run.
 """
@@ -6,9 +6,11 @@ One engine with the plugin that does both, behind an edge: prompts come without 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,12 +26,15 @@ from vllm.client import Request, Result, load, new_traceparent
 from vllm.figures import Figures
 from vllm.handoffs import MIDDLEWARE, processes
 from vllm.observed import make_plugin_site
-from vllm.pair import ENGINE_ENV, START_S, Engine, EngineSettings, find_installation, start_engine
+from vllm.pair import ENGINE_ENV, MODEL_NAME, START_S, Engine, EngineSettings, find_installation, start_engine
 from vllm.stack import Api, Starter
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 STREAMS, AT_ONCE, TOKENS = 12, 3, 500
+LONG_STREAMS, LONG = 9, 1500  # about ten seconds each
+BURST, LONG_PROMPT, EVERY_S = 4, 1900, 2.5
+VOCABULARY = 2000  # of the tiny model, and no special tokens among them
 SHARE = 0.3  # of a processor, while there is a quota
 TITLE = "stalls of a real engine"
 
@@ -96,12 +101,47 @@ def streams(name: str, count: int = STREAMS, tokens: int = TOKENS) -> list[Reque
     ]
 
 
+def long_prompt(url: str, source: random.Random) -> None:
+    """One answer of one token to a prompt that nobody has sent before."""
+    prompt = [source.randrange(10, VOCABULARY) for _ in range(LONG_PROMPT)]
+    body = json.dumps({"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        response.read()
+
+
 def within(stall: StallRow, times: Times) -> bool:
     return any(stall.started_unix_ns < last and stall.started_unix_ns + stall.gap_ns > first for first, last in times)
 
 
 def causes(stalls: Sequence[StallRow]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in Counter(stall.cause for stall in stalls).most_common()) or "none"
+
+
+def test_long_prompts_beside_the_streams_are_named(lone: Lone, figures: Figures) -> None:
+    source = random.Random(1)
+    bursts: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(BURST + 1) as pool:
+        under_way: Future[list[Result]] = pool.submit(load, lone.edge_url, streams("beside", LONG_STREAMS, LONG), AT_ONCE)
+        while not under_way.done():
+            time.sleep(EVERY_S)
+            begin = time.time_ns()
+            list(pool.map(lambda _: long_prompt(lone.engine.url, source), range(BURST)))
+            bursts.append((begin, time.time_ns()))
+        results = under_way.result()
+    stalls = lone.stalls(results)
+    inside = [stall for stall in stalls if within(stall, bursts)]
+    outside = [stall for stall in stalls if not within(stall, bursts)]
+    figures.add(
+        TITLE, f"{len(bursts)} bursts of {BURST} prompts of {LONG_PROMPT} tokens, {LONG_STREAMS} streams of {LONG} tokens"
+    )
+    figures.add(TITLE, f"stalls in a burst: {causes(inside)}; at other times: {causes(outside)}")
+    named = [stall for stall in inside if stall.cause == "prefill_coscheduled"]
+    kept_waiting = [stall for stall in inside if stall.cause == "host_pause"]  # true of a machine that does other things too
+    assert len(named) >= 5
+    assert len(named) >= 0.75 * (len(inside) - len(kept_waiting))
+    assert all("prompt tokens" in " ".join(stall.evidence) for stall in named)
+    assert sum(stall.cause == "prefill_coscheduled" for stall in outside) <= 0.1 * len(named)
 
 
 def test_a_processor_quota_is_named(lone: Lone, figures: Figures) -> None:

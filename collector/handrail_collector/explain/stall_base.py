@@ -39,52 +39,72 @@ class Base:
     curves: dict[Cause, Curve]
     ordinary: Stretches
 
-    def chance(self, cause: Cause, of: Suspect) -> float:
-        """The share of windows without a stall that have as much of ``cause`` as the time of the stall, or nearly.
+    def chance(self, cause: Cause, of: Suspect, doings: Doings) -> float:
+        """The share of windows without a stall that have as much of ``cause`` as ``doings`` had during the stall, or nearly.
 
+        Windows are as long as the stall; for what steps computed, only as long as the time in which its last step must have ended.
         Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
         nothing can be compared.
         """
-        curve = self.curves.get(cause)
-        length = float(of.end - of.begin + LATE_NS)
+        begin, end = of.last_steps if cause in OF_STEPS else (of.begin - LATE_NS, of.end)
+        length = float(end - begin)
         total = self.ordinary.total_ns
-        if curve is None or total < length:
+        here = curve_of(_amounts(cause, doings, begin, end), begin).within(0, end - begin)
+        if total < length or here <= 0:
             return 1.0
-        here = curve.within(of.begin - LATE_NS - self.origin_ns, of.end - self.origin_ns)
-        if here <= 0:
-            return 1.0
-        starts: Floats = (np.arange(WINDOWS, dtype=np.float64) + 0.5) * ((total - length) / WINDOWS)
-        found = self.ordinary.amounts(curve, starts, length)
-        share, apart = float(np.count_nonzero(found >= ENOUGH * here)) / WINDOWS, total / length
+        found = 0
+        if (curve := self.curves.get(cause)) is not None:
+            starts: Floats = (np.arange(WINDOWS, dtype=np.float64) + 0.5) * ((total - length) / WINDOWS)
+            found = np.count_nonzero(self.ordinary.amounts(curve, starts, length) >= ENOUGH * here)
+        share, apart = found / WINDOWS, total / length
         return (share * apart + 0.5) / (apart + 1)
 
 
 def base_of(doings: Doings, at_unix_ns: int) -> Base:
-    """That of an engine around a time."""
+    """That of an engine around a time, by what it has told so far."""
     first, last = at_unix_ns - AROUND_NS, at_unix_ns + AROUND_NS
-    seconds = list(doings.seconds.during(first, last))
-    steps = list(doings.steps.during(first, last))
     ran = [(max(first, s.begin_unix_ns), min(last, s.end_unix_ns)) for s in doings.streams.during(first, last)]
-    stalled = [(s.begin_unix_ns, s.end_unix_ns) for s in doings.stalls.during(first, last)]
-    curves: dict[Cause, list[Amount]] = {
-        Cause.PREFILL_COSCHEDULED: _tokens(steps, seconds, lambda each: each.prefill_tokens),
-        Cause.PREEMPTION: _tokens(steps, seconds, lambda each: each.resumed_tokens),
-        Cause.KV_LANDING: [(x.begin_unix_ns, x.begin_unix_ns, float(x.tokens)) for x in doings.landings.during(first, last)],
-        Cause.HOST_PAUSE: [
-            (p.begin_unix_ns, p.end_unix_ns, p.end_unix_ns - p.begin_unix_ns) for p in doings.pauses.during(first, last)
-        ],
-        Cause.GPU_THROTTLED: list(_lost(doings, first, last)),
-    }
+    stalled = [(s.begin_unix_ns - LATE_NS, s.end_unix_ns + LATE_NS) for s in doings.stalls.during(first, last)]
+    curves = ((cause, _amounts(cause, doings, first, last)) for cause in _INFERRED)
     return Base(
         origin_ns=first,
-        curves={cause: curve_of(amounts, first) for cause, amounts in curves.items() if amounts},
+        curves={cause: curve_of(amounts, first) for cause, amounts in curves if amounts},
         ordinary=stretches(ran, stalled, first),
     )
 
 
-def _tokens(steps: list[Step], seconds: list[Second], tokens: Callable[[Step | Second], int]) -> list[Amount]:
-    """Of long steps where they were, of the others spread over their second."""
-    found = [(float(s.begin_unix_ns), float(s.end_unix_ns), float(tokens(s))) for s in steps if tokens(s)]
+OF_STEPS: Final = frozenset({Cause.PREFILL_COSCHEDULED, Cause.PREEMPTION})
+"""What a step computed beside the stream: it comes with the end of that step."""
+
+_INFERRED: Final = (
+    Cause.PREFILL_COSCHEDULED,
+    Cause.PREEMPTION,
+    Cause.KV_LANDING,
+    Cause.HOST_PAUSE,
+    Cause.GPU_THROTTLED,
+)
+
+
+def _amounts(cause: Cause, doings: Doings, first: int, last: int) -> list[Amount]:
+    """What there was of the evidence of a cause, and when."""
+    if cause is Cause.PREFILL_COSCHEDULED:
+        return _tokens(doings, first, last, lambda each: each.prefill_tokens)
+    if cause is Cause.PREEMPTION:
+        return _tokens(doings, first, last, lambda each: each.resumed_tokens)
+    if cause is Cause.KV_LANDING:
+        return [(x.begin_unix_ns, x.begin_unix_ns, float(x.tokens)) for x in doings.landings.during(first, last)]
+    if cause is Cause.HOST_PAUSE:
+        return [(p.begin_unix_ns, p.end_unix_ns, p.end_unix_ns - p.begin_unix_ns) for p in doings.pauses.during(first, last)]
+    return list(_lost(doings, first, last)) if cause is Cause.GPU_THROTTLED else []
+
+
+def _tokens(doings: Doings, first: int, last: int, tokens: Callable[[Step | Second], int]) -> list[Amount]:
+    """Of long steps at their ends, of the others spread over their second."""
+    seconds = list(doings.seconds.during(first, last))
+    if seconds:
+        first, last = min(first, seconds[0].begin_unix_ns), max(last, seconds[-1].end_unix_ns)
+    steps = list(doings.steps.during(first, last))
+    found = [(float(s.end_unix_ns), float(s.end_unix_ns), float(tokens(s))) for s in steps if tokens(s)]
     place = 0
     for second in seconds:
         rest = tokens(second)

@@ -10,15 +10,14 @@ shuffled are there in p of the stalls, so q goes to none and nothing is named (t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from handrail_collector.explain.stall_base import Base
+from handrail_collector.explain.stall_base import OF_STEPS, Base
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect
-from handrail_collector.stitch.activity import Trial
+from handrail_collector.stitch.activity import Doings, Trial
 
 ENOUGH: Final = 0.5
 """Of what a stall took too long, so much is to be accounted for."""
@@ -27,8 +26,11 @@ DOUBT: Final = 0.05
 """The most doubt with which a cause is named."""
 
 PRIOR_NONE: Final = 0.7
+PRIOR_NONE_OF_STEPS: Final = 0.5
+"""What made a step long was in that step. With no more doubt than this a first stall is named where the evidence is there by
+chance at most 1.7 % of the time, so of stalls that other things made no more than so many are."""
+
 _SHARES: Final = np.concatenate([[0.0], (np.arange(20) + 0.5) / 20])
-_PRIOR: Final = np.concatenate([[PRIOR_NONE], np.full(20, (1 - PRIOR_NONE) / 20)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +53,26 @@ def accounting(found: Shares, excess_ns: int) -> list[Cause]:
     return sorted(enough, key=lambda cause: -found.ns[cause])
 
 
-def verdict(of: Suspect, found: Shares, base: Base | None, trials: Iterable[Trial], own: Trial | None) -> Verdict:
-    """Of one stall. ``base``: of the engine; ``trials``: its stalls lately, ``own`` the one among them that this stall is of."""
-    told = tuple(trials)
-    weighed = [_weighed(cause, of, found, base, told, own) for cause in accounting(found, of.excess_ns)]
+def verdict(of: Suspect, found: Shares, base: Base | None, doings: Doings | None, own: Trial | None) -> Verdict:
+    """Of one stall. ``base`` and ``doings``: of the engine; ``own``: which of its trials this stall is of."""
+    weighed = [_weighed(cause, of, found, base, doings, own) for cause in accounting(found, of.excess_ns)]
     named = next((each for each in weighed if each.doubt is not None and each.doubt <= DOUBT), None)
     if named is not None:
         return named
     return Verdict(Cause.UNKNOWN, evidence=tuple(_rejected(each) for each in weighed))
 
 
-def _weighed(
-    cause: Cause, of: Suspect, found: Shares, base: Base | None, trials: tuple[Trial, ...], own: Trial | None
-) -> Verdict:
+def _weighed(cause: Cause, of: Suspect, found: Shares, base: Base | None, doings: Doings | None, own: Trial | None) -> Verdict:
     said = (found.words[cause],)
     if cause is Cause.CLIENT_BACKPRESSURE or (cause is Cause.PREEMPTION and of.preempted and _own_preemption(of, found)):
         # no coincidence: while nothing was read nothing could come, and who stands preempted makes no token
         return Verdict(cause, found.ns[cause], None, 0.0, said)
-    chance = base.chance(cause, of) if base is not None else 1.0
+    chance = base.chance(cause, of, doings) if base is not None and doings is not None else 1.0
+    trials = doings.trials.values() if doings is not None else ()
     others = [trial for trial in trials if trial is not own and trial.stalls]
     present = sum(trial.alone.get(cause.value, 0) / trial.stalls for trial in others)
     stalls = present + sum(trial.alone.get("", 0) / trial.stalls for trial in others)
-    doubt = _doubt(chance, present, stalls)
+    doubt = _doubt(chance, present, stalls, PRIOR_NONE_OF_STEPS if cause in OF_STEPS else PRIOR_NONE)
     lift = (present + 1) / (stalls + 1) / chance
     return Verdict(cause, found.ns[cause], round(lift, 1), round(doubt, 4), said)
 
@@ -82,10 +82,14 @@ def _own_preemption(of: Suspect, found: Shares) -> bool:
     return stood >= ENOUGH * of.excess_ns
 
 
-def _doubt(chance: float, present: float, stalls: float) -> float:
-    """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``."""
+def _doubt(chance: float, present: float, stalls: float, none: float) -> float:
+    """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``.
+
+    ``none``: how likely it is from the start that the cause makes no stalls here.
+    """
     there = np.minimum(_SHARES + (1 - _SHARES) * chance, 1 - 1e-9)
-    weights = np.log(_PRIOR) + present * np.log(there) + (stalls - present) * np.log1p(-there)
+    prior = np.concatenate([[none], np.full(20, (1 - none) / 20)])
+    weights = np.log(prior) + present * np.log(there) + (stalls - present) * np.log1p(-there)
     weights = np.exp(weights - weights.max())
     by_chance = (1 - _SHARES) * chance / there
     return float((weights * by_chance * there).sum() / (weights * there).sum())

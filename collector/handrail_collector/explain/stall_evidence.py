@@ -2,8 +2,8 @@
 
 Time is given away once, to what is measured before what is inferred: what the client held up and pauses whose reason the kernel
 told, then the request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other
-prompts' tokens: as much as so many took in other steps), then pauses without a reason, which a long step may itself have made by
-keeping the interpreter's lock; KV that landed gets what is left. Pure.
+prompts' tokens: as much as so many took in the engine's quick steps), then pauses without a reason, which a long step may itself
+have made by keeping the interpreter's lock, then what so many tokens took in its slow steps; KV that landed gets what is left. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_REASON: Final = "held"
 """What the plugin says of a pause whose reason the kernel does not tell (guest/pauses.py)."""
 
 PLAUSIBLE: Final = 2.0
-"""So many times what tokens take in the engine's other long steps, and no more, they may have taken here."""
+"""So many times what tokens take in the engine's other long steps, quick or slow ones, and no more, they may have taken here."""
 
 Interval = tuple[int, int]
 """From, to."""
@@ -66,6 +66,15 @@ class Suspect:
         """By how much it is longer than usual."""
         return self.end - self.begin - self.median_ns
 
+    @property
+    def last_steps(self) -> Interval:
+        """Where the last of the steps that made it ended, if steps did.
+
+        A stream's token comes at the end of each step that the stream is in, so what else a step computed held up the token that
+        ended the stall, and none before it. That step may be an ordinary one after those which computed prompts alone.
+        """
+        return self.end - max(LATE_NS + 2 * self.median_ns, (self.end - self.begin) // 4), self.end + LATE_NS
+
 
 @dataclass(slots=True)
 class Shares:
@@ -102,8 +111,10 @@ def shares(of: Suspect) -> Shares:
     found.give(Cause.PREEMPTION, apart, f"it stood preempted for {ms(apart)}")
     taken = _union([*taken, *own])
     slowed_ns = _slowed(found, doings, begin, end)
-    _steps(found, doings, of, taken, slowed_ns)
+    work = _work(doings, of, taken, slowed_ns)
+    work.give(found, slow=False)
     _pauses(found, doings, begin, end, reasoned=False)
+    work.give(found, slow=True)
     landed = {landing.request_id: landing.tokens for landing in doings.landings.during(begin - LATE_NS, end)}
     if landed:
         whose = f"of {len(landed)} requests" if len(landed) > 1 else "of a request"
@@ -157,40 +168,74 @@ def slow_times(gpu: Gpu, begin: int, end: int) -> Iterable[tuple[int, int, float
             yield first, last, reading.hertz / usual, reading.reasons
 
 
-def _steps(found: Shares, doings: Doings, of: Suspect, taken: Sequence[Interval], slowed_ns: float) -> None:
-    """What of the long steps went into tokens that are none of this stream's. ``taken`` and ``slowed_ns`` are given already."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Long steps that computed tokens which are none of this stream's. ``more_ns``: by how much each was longer than usual, of
+    the time that is not given already; ``a_token_ns``: as in ``Doings``.
+    """
+
+    steps: tuple[Step, ...] = ()
+    more_ns: tuple[float, ...] = ()
+    a_token_ns: tuple[float, float] | None = None
+
+    def give(self, found: Shares, *, slow: bool) -> None:
+        """What so many tokens may have taken; ``slow``: and what they took beyond that, as others did at this engine."""
+        tokens = [(step.resumed_tokens, step.prefill_tokens) for step in self.steps]
+        words = [self._words([each[number] for each in tokens], what) for number, (_, what) in enumerate(_COMPUTED)]
+        for step_tokens, more_ns in zip(tokens, self.more_ns, strict=True):
+            whole = sum(step_tokens)
+            if self.a_token_ns is None:
+                given_ns = 0.0 if slow else more_ns
+            else:
+                quick_ns, slow_ns = (min(more_ns, PLAUSIBLE * each * whole) for each in self.a_token_ns)
+                given_ns = slow_ns - quick_ns if slow else quick_ns
+            for (cause, _), part, said in zip(_COMPUTED, step_tokens, words, strict=True):
+                found.give(cause, given_ns * part / whole, said)
+
+    def _words(self, tokens: Sequence[int], what: str) -> str:
+        those = [(_took_ns(step), step.usual_ns, part) for step, part in zip(self.steps, tokens, strict=True) if part]
+        if not those:
+            return ""
+        took_ns, usual_ns, _ = max(those)
+        whole = sum(tokens)
+        steps_of = f"{len(those)} steps of up to" if len(those) > 1 else "a step of"
+        said = f"{steps_of} {ms(took_ns)}, usual are {ms(usual_ns)}, computed {whole:,} {what}"
+        if self.a_token_ns is not None and sum(self.more_ns) > PLAUSIBLE * (quick_ns := self.a_token_ns[0] * whole):
+            said += f" (so many took {ms(quick_ns)} in its quicker steps)"
+        return said
+
+
+_COMPUTED: Final = (
+    (Cause.PREEMPTION, "tokens again after a preemption"),
+    (Cause.PREFILL_COSCHEDULED, "prompt tokens"),
+)
+
+
+def _work(doings: Doings, of: Suspect, taken: Sequence[Interval], slowed_ns: float) -> _Work:
+    """What of the long steps may have gone into such tokens. ``taken`` and ``slowed_ns`` are given already."""
     begin, end = of.begin - LATE_NS, of.end
-    steps = sorted(doings.steps.during(begin, end), key=lambda step: step.begin_unix_ns - step.end_unix_ns)
-    a_token_ns = doings.a_token_ns() if steps else None
-    heavy = [step for step in steps if step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS and _took_ns(step) > 0]
-    causes = (
-        (Cause.PREEMPTION, [step.resumed_tokens for step in heavy], "tokens again after a preemption"),
-        (Cause.PREFILL_COSCHEDULED, [step.prefill_tokens for step in heavy], "prompt tokens"),
-    )
-    words = {cause: _computed(heavy, tokens, what) for cause, tokens, what in causes}
-    for number, step in enumerate(heavy):
-        tokens, took_ns = step.prefill_tokens + step.resumed_tokens, _took_ns(step)
+    earliest, latest = of.last_steps
+    heavy = [
+        step
+        for step in doings.steps.during(begin, end)
+        if of.begin < step.end_unix_ns <= latest  # one that ended before gave the token before
+        and step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS
+        and _took_ns(step) > 0
+    ]
+    if not any(step.end_unix_ns >= earliest for step in heavy):
+        return _Work()
+    heavy.sort(key=lambda step: step.begin_unix_ns - step.end_unix_ns)
+    more = []
+    for step in heavy:
         here = _clipped([(step.begin_unix_ns, step.end_unix_ns)], begin, end)
         free_ns = _length(_union([*here, *taken])) - _length(taken)
-        more_ns = max(0.0, free_ns * (1 - step.usual_ns / took_ns) - slowed_ns)
+        more.append(max(0.0, free_ns * (1 - step.usual_ns / _took_ns(step)) - slowed_ns))
         slowed_ns = max(0.0, slowed_ns - free_ns)
-        if a_token_ns is not None:
-            more_ns = min(more_ns, PLAUSIBLE * a_token_ns * tokens)
-        for cause, parts, _ in causes:
-            found.give(cause, more_ns * parts[number] / tokens, words[cause])
+    return _Work(tuple(heavy), tuple(more), doings.a_token_ns())
 
 
 def _took_ns(step: Step) -> int:
     return step.end_unix_ns - step.begin_unix_ns
-
-
-def _computed(steps: Sequence[Step], tokens: Sequence[int], what: str) -> str:
-    """Of those that computed any, in words; ``steps``: the longest first."""
-    those = [step for step, part in zip(steps, tokens, strict=True) if part]
-    if not those:
-        return ""
-    steps_of = f"{len(those)} steps of up to" if len(those) > 1 else "a step of"
-    return f"{steps_of} {ms(_took_ns(those[0]))}, usual are {ms(those[0].usual_ns)}, computed {sum(tokens):,} {what}"
 
 
 def _clipped(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]:

@@ -15,18 +15,18 @@ from typing import Final
 from handrail.records import Exchange
 from handrail.stalls import Stall, unpack_times
 from handrail_collector.explain.path import Path, Visit, path_of
-from handrail_collector.explain.stall_base import Base, base_of
+from handrail_collector.explain.stall_base import AROUND_NS, Base, base_of
 from handrail_collector.explain.stall_cause import Verdict, accounting, verdict
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect, shares
 from handrail_collector.rows import NO_STALLS, RequestRow, StallRow
-from handrail_collector.stitch.activity import Activity, Doings, Stretch
+from handrail_collector.stitch.activity import LEAST_TOKENS, Activity, Doings, Stretch
 from handrail_collector.stitch.group import Group
 
 ALIKE_NS: Final = 50_000_000
 """Two witnesses see one stall so much apart at most, counted from the stream's first content."""
 
 BASE_KEPT_NS: Final = 5_000_000_000
-"""So long what was compared with serves for stalls nearby: to make it anew takes milliseconds."""
+"""So long what was compared with serves for stalls nearby: to make it anew takes some milliseconds, of a busy engine 90."""
 
 BASES: Final = 256
 DECODE, ON_PATH = "decode", "path"
@@ -46,7 +46,7 @@ class StallDesk:
     """Explains stalls by what engines were doing, and remembers them as what later ones are compared with."""
 
     activity: Activity = field(default_factory=Activity)
-    _bases: OrderedDict[int, tuple[int, int, Base]] = field(default_factory=OrderedDict)  # by id of the doings; see ``_base``
+    _bases: OrderedDict[tuple[int, int], _Kept] = field(default_factory=OrderedDict)  # by id of the doings, and time
 
     def explain(self, group: Group, row: RequestRow) -> list[StallRow]:
         """Rows of ``row``'s stalls, of its version. Told once of each request: what later versions say is not learned again."""
@@ -68,25 +68,35 @@ class StallDesk:
     def _verdict(self, suspect: Suspect, of: Shares) -> Verdict:
         doings = suspect.doings or suspect.observer
         if doings is None or not accounting(of, suspect.excess_ns):
-            return verdict(suspect, of, None, (), None)
+            return verdict(suspect, of, None, None, None)
         compared = suspect if suspect.doings is not None else replace(suspect, begin=suspect.seen[0], end=suspect.seen[1])
         own = doings.trials.get(compared.begin // 1_000_000_000)
-        return verdict(compared, of, self._base(doings, compared.begin, compared.end), doings.trials.values(), own)
+        return verdict(compared, of, self._base(doings, compared.begin), doings, own)
 
-    def _base(self, doings: Doings, begin: int, end: int) -> Base:
-        """The last one made serves where it was made for a time nearby, when all of this stall was told already."""
-        key = id(doings)
+    def _base(self, doings: Doings, begin: int) -> Base:
+        """One that was made for about this time, unless much was told since then that it should hold."""
+        slot = begin // BASE_KEPT_NS
+        key = id(doings), slot
         known = self._bases.get(key)
-        if known is not None:
-            made_for, told_until, base = known
-            if abs(begin - made_for) < BASE_KEPT_NS and end <= told_until:
-                return base
-        base = base_of(doings, begin)
-        self._bases[key] = begin, doings.newest_unix_ns, base
+        if known is not None and known.doings is doings:
+            whole = known.told_until > (slot + 1) * BASE_KEPT_NS + AROUND_NS
+            if whole or doings.newest_unix_ns - known.told_until < BASE_KEPT_NS:
+                return known.base
+        base = base_of(doings, (2 * slot + 1) * BASE_KEPT_NS // 2)
+        self._bases[key] = _Kept(doings, doings.newest_unix_ns, base)
         self._bases.move_to_end(key)
         if len(self._bases) > BASES:
             self._bases.popitem(last=False)
         return base
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """``told_until``: the latest that the engine had told when the base was made."""
+
+    doings: Doings
+    told_until: int
+    base: Base
 
 
 def remember_stream(path: Path, activity: Activity) -> None:
@@ -269,10 +279,13 @@ def _row(row: RequestRow, path: Path, number: int, each: Seen, found: Verdict) -
 def _nothing(each: Seen) -> str:
     """Why nothing is suspected."""
     if each.at == ON_PATH:
-        return "D's own stream went on: it was lost between D and the witness"
+        return "the engine's own stream went on: it was lost between there and the witness"
     doings = each.suspect.doings
     if doings is None or not (doings.seconds or doings.steps):
         return "the engine does not tell what its steps run: the plugin would"
-    if len(list(doings.steps.during(each.suspect.begin, each.suspect.end))):
+    steps = list(doings.steps.during(each.suspect.begin, each.suspect.end))
+    if any(step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS for step in steps):
+        return "what the engine's steps computed then does not account for it"
+    if steps:
         return "a step took long, and ran nothing unusual"
     return "the engine's steps were no longer than usual"

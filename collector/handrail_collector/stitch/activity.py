@@ -6,9 +6,11 @@ of two hosts. Bounded by instance and by number: the least heard-of engine goes 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
 from handrail import conventions as names
@@ -150,7 +152,7 @@ class Doings:
     landings: Timeline[Landing] = field(default_factory=lambda: Timeline(REMEMBERED))
     pauses: Timeline[Pause] = field(default_factory=lambda: Timeline(REMEMBERED))
     gpus: dict[str, Gpu] = field(default_factory=dict)
-    token_costs: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))
+    token_costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))  # ns each, how many
     streams: Timeline[Stretch] = field(default_factory=lambda: Timeline(REMEMBERED))
     stalls: Timeline[Stretch] = field(default_factory=lambda: Timeline(4 * REMEMBERED))
     trials: OrderedDict[int, Trial] = field(default_factory=OrderedDict)  # by second
@@ -160,11 +162,18 @@ class Doings:
         """Something of this time was told."""
         self.newest_unix_ns = max(self.newest_unix_ns, at_unix_ns)
 
-    def a_token_ns(self) -> float | None:
-        """What a prompt token takes in its long steps: lower quartile of the last ones, since others may have been held up by
-        something else; None where there were too few."""
+    def a_token_ns(self) -> tuple[float, float] | None:
+        """What a prompt token takes in its long steps: lower and upper quartile of the tokens of the last ones; None where there
+        were too few.
+
+        Lower, since steps may have been held up by something else; upper, since all of them may be slow for a while. Of the tokens,
+        since a step that stood still with a few of them says little of what so many take.
+        """
+        if len(self.token_costs) < LEAST_STEPS:
+            return None
         costs = sorted(self.token_costs)
-        return costs[len(costs) // 4] if len(costs) >= LEAST_STEPS else None
+        totals = list(accumulate(tokens for _, tokens in costs))
+        return costs[bisect_right(totals, totals[-1] / 4)][0], costs[bisect_left(totals, totals[-1] * 3 / 4)][0]
 
     def trial(self, at_unix_ns: int) -> Trial:
         """That of the stalls of this time."""
@@ -228,7 +237,7 @@ def _take_iteration(doings: Doings, told: Iteration) -> None:
             doings.steps.put(step)
             tokens = step.prefill_tokens + step.resumed_tokens
             if tokens >= LEAST_TOKENS:
-                doings.token_costs.append((end - begin - step.usual_ns) / tokens)
+                doings.token_costs.append(((end - begin - step.usual_ns) / tokens, tokens))
     else:
         second = Second(begin, end, told.decode_tokens, told.prefill_tokens, told.resumed_tokens)
         if second not in doings.seconds:

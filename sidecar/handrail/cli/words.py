@@ -88,8 +88,8 @@ KV_OUTCOME: Final[Mapping[str, str]] = {
 }
 
 STALL: Final[Mapping[str, str]] = {
-    "prefill_coscheduled": "D computed other prompts in the same step",
-    "kv_landing": "D was busy with the KV load of another request",
+    "prefill_coscheduled": "the step also computed other prompts",
+    "kv_landing": "the engine was busy with the KV load of another request",
     "preemption": "it, or others, computed again what a preemption had thrown away",
     "gpu_throttled": "the GPU's clock was held down",
     "host_pause": "a process on the way had no processor, or collected garbage",

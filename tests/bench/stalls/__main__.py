@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does, so that ``
 from rich.console import Console
 
 from bench.stalls.referee import judge
-from bench.stalls.report import missed, plain, table
+from bench.stalls.report import missed, plain, table, write_page
 from bench.stalls.scenes import SCENES
 from handrail.process import spare_the_heap
 
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one object a scene on standard output")
     parser.add_argument("--seed", type=int, help="repeat the runs of this seed (default: a fresh one)")
     parser.add_argument("--requests", type=int, default=500, help="of each run (default 500)")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/stalls.md")
     given = parser.parse_args(arguments)
     valid = [scene.name for scene in SCENES]
     if unknown := set(given.names) - set(valid):
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = missed(scores)
     for line in wrong:
         say.print(f"[yellow]{line}[/yellow]", highlight=False)
+    if given.write:
+        write_page(scores, again)
     return 1 if wrong else 0
 
 

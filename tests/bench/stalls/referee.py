@@ -27,6 +27,13 @@ from handrail_fleet.virtual import Settings, ran
 NEARBY: Final = 8
 """Gaps before and after: without the reason the run's times move a little, and with them what else made streams stand still."""
 
+TURNS: Final = 4
+"""Of a run: in a hundred seconds little happens, so one turn says little of coincidence."""
+
+APART_NS: Final = 5_000_000_000
+SLICE_NS: Final = 2_000_000_000
+JITTER_NS: Final = 4_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -85,9 +92,10 @@ def judge(scene: Scene, requests: int, seed: int) -> Score:
     score = Score(scene.name)
     for judged in judged_of(scene, flown, requests, seed):
         count(score, judged)
-    for row in told(scene.setting, flown, seed, Random(seed)):
-        score.shuffled += 1
-        score.shuffled_named += row.cause not in (Cause.UNKNOWN.value, Cause.CLIENT_BACKPRESSURE.value)
+    for turn in range(TURNS):
+        for row in told(scene.setting, flown, seed, Random(f"{seed} {turn}")):
+            score.shuffled += 1
+            score.shuffled_named += row.cause not in (Cause.UNKNOWN.value, Cause.CLIENT_BACKPRESSURE.value)
     return score
 
 
@@ -146,13 +154,19 @@ def _by_id(flights: Iterable[Flight]) -> dict[str, Flight]:
 
 def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[int, Any]]:
     """The same streams beside engines whose doings happened at other times: each kind of each engine is turned by a share of the
-    run of its own, and what leaves at its end comes in at its beginning."""
+    run of its own, and what leaves at its end comes in at its beginning.
+
+    By ``APART_NS`` at least, for what is hardly moved is still the cause; and each ``SLICE_NS`` of it by some more of its own,
+    for what comes at even times would else meet all of the stalls that it made, or none.
+    """
     times = [received for received, record in records if isinstance(record, Exchange)]
     first, last = min(times), max(times)
     turns: dict[tuple[str, str], int] = {}
+    more: dict[tuple[str, str, int], int] = {}
 
     def turned(kind: str, instance: str, at: int) -> int:
-        by = turns.setdefault((kind, instance), random.randrange(last - first))
+        by = turns.setdefault((kind, instance), random.randrange(APART_NS, last - first - APART_NS - JITTER_NS))
+        by += more.setdefault((kind, instance, at // SLICE_NS), random.randrange(JITTER_NS))
         return (at - first + by) % (last - first) + first - at
 
     found = []

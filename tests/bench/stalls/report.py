@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from rich.table import Table
 
 from bench.stalls.referee import Score
 
+PAGE: Final = Path(__file__).parents[3] / "docs" / "stalls.md"
+MARK: Final = "<!-- scores -->"
 RIGHT: Final = 0.9
 SHUFFLED: Final = 0.02
 LEAST: Final = 30
@@ -32,17 +35,21 @@ def table(scores: Sequence[Score]) -> Table:
     for heading, justify in _HEADINGS:
         made.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for score in scores:
-        made.add_row(
-            score.name,
-            f"{score.told:,}",
-            f"{score.clear:,}",
-            _percent(score.right, score.clear),
-            _percent(score.unknown, score.clear),
-            _percent(score.wrong, score.told),
-            f"{score.none_named} of {score.none}",
-            _percent(score.shuffled_named, score.shuffled),
-        )
+        made.add_row(*_cells(score))
     return made
+
+
+def _cells(score: Score) -> list[str]:
+    return [
+        score.name,
+        f"{score.told:,}",
+        f"{score.clear:,}",
+        _percent(score.right, score.clear),
+        _percent(score.unknown, score.clear),
+        _percent(score.wrong, score.told),
+        f"{score.none_named} of {score.none}",
+        _percent(score.shuffled_named, score.shuffled),
+    ]
 
 
 def plain(score: Score) -> dict[str, Any]:
@@ -84,3 +91,15 @@ def _share(part: int, whole: int) -> float | None:
 
 def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "–"
+
+
+def write_page(scores: Sequence[Score], again: str) -> None:
+    """Replace the table in docs/stalls.md. ``again``: the arguments that repeat the run."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARK}\n")
+    after = rest[rest.index("\n## ") :]
+    names = [" ".join(heading.split()) for heading, _ in _HEADINGS]
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(_cells(score)) + " |" for score in scores]
+    goals = "; ".join(missed(scores)) or "none"
+    told = f"\n`make bench-stalls ARGS='{again} --write'` wrote this.\n\n" + "\n".join(lines)
+    PAGE.write_text(f"{before}{MARK}\n{told}\n\nGoals missed in this run: {goals}.\n{after}", encoding="utf-8")

@@ -110,12 +110,30 @@ def test_a_step_that_computed_little_is_no_prefill() -> None:
     assert stalls_of(records)[0].evidence == ("a step took long, and ran nothing unusual",)
 
 
+@pytest.mark.parametrize(("since_ms", "took_ms"), [(0, 80), (-40, 110), (60, 130)], ids=["short", "early", "late"])
+def test_a_step_that_did_not_end_with_the_stall_did_not_hold_it_up(since_ms: float, took_ms: float) -> None:
+    """The stream's token would have come with the end of that step: something else held it up, however often."""
+    records, begins = at_d()
+    records += [step(at + since_ms, took_ms, prefill_tokens=2048) for at in begins]
+    stalls = stalls_of(records)
+    assert by_cause(stalls) == {"unknown": 12}
+    assert {stall.evidence for stall in stalls} == {("what the engine's steps computed then does not account for it",)}
+
+
 def test_a_pause_longer_than_the_prompt_tokens_in_it_is_the_cause() -> None:
     """A process that was stopped while its step computed a prompt: what so many tokens take is known from the other steps."""
     records, begins = at_d(gap_ms=500)
     for at in begins:
         records += [step(at - 700, 60, prefill_tokens=1000), step(at, 500, prefill_tokens=1000), pause(at + 20, 440, "held")]
     assert by_cause(stalls_of(records)[2:]) == {"host_pause": 10}
+
+
+def test_a_step_that_stood_still_with_a_few_tokens_is_no_prefill() -> None:
+    """They would have taken 2 ms."""
+    records, begins = at_d(gap_ms=500)
+    for at in begins:
+        records += [step(at - 700, 60, prefill_tokens=1000), step(at, 500, prefill_tokens=40)]
+    assert by_cause(stalls_of(records)) == {"unknown": 12}
 
 
 def test_a_thread_that_waits_for_a_long_step_is_no_cause_of_it() -> None:
@@ -214,7 +232,7 @@ def test_a_stall_that_d_did_not_have_is_none_of_ds_doing() -> None:
     at = 130 + 160 + 3000
     (stall,) = stalls_of([edge, d, *seconds(0, 8000), step(at, 131, prefill_tokens=2048)])
     assert (stall.cause, stall.at) == ("unknown", "path")
-    assert stall.evidence == ("D's own stream went on: it was lost between D and the witness",)
+    assert stall.evidence == ("the engine's own stream went on: it was lost between there and the witness",)
 
 
 def test_a_pause_of_the_sidecar_at_the_edge_is_the_edges() -> None:

@@ -139,7 +139,10 @@ def test_other_events_of_a_process_are_no_pauses() -> None:
 def test_what_tokens_take_is_known_after_a_few_long_steps() -> None:
     made = [iteration(n * 200 * MS, 100 * MS, full=True, prefill_tokens=1000, usual_ns=10 * MS) for n in range(5)]
     assert taken(*made[:4]).a_token_ns() is None
-    assert taken(*made, iteration(2000 * MS, 300 * MS, full=True, prefill_tokens=1)).a_token_ns() == 90 * MS / 1000
+    few = [iteration((2000 + n) * MS, 300 * MS, full=True, prefill_tokens=tokens) for n, tokens in enumerate((1, 40, 40, 40))]
+    assert taken(*made, *few).a_token_ns() == (90 * MS / 1000, 90 * MS / 1000)
+    slow = [iteration(n * 500 * MS, 410 * MS, full=True, prefill_tokens=1000, usual_ns=10 * MS) for n in range(5, 10)]
+    assert taken(*made, *slow).a_token_ns() == (90 * MS / 1000, 400 * MS / 1000)
 
 
 def test_the_usual_clock_is_that_of_the_fastest_tenth() -> None:
