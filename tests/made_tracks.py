@@ -73,7 +73,10 @@ def samples_of(
                 gauge(names.GPU_DRAM_ACTIVE, dram(seconds)),
                 gauge("throttled", float(index == 1 and busy > 0.5), "power_cap"),
                 counter(names.GPU_NVLINK_BYTES, 10**14, names.TRANSMIT),
+                counter(names.GPU_PCIE_BYTES, 10**12 + (total - 10**15) // gpus, way),
             )
+            if tick == -10:  # told every 10 s
+                values += (gauge(names.GPU_PCIE_LINE, 63e9),)
             made.append(sample(gpu(index, host, engine=engine), at, *values, of=of))
         total += round(bytes_a_second(seconds) * TICK / S)
         if links:

@@ -3,6 +3,8 @@
 A benchmark is a module ``bench_<name>.py`` with ``run() -> list[dict]``; a figure is {name, value, unit, budget, ratio, met}:
 ``ratio`` is value over budget (for rates too), ``met`` whether the budget holds. They belong on idle cores: the load average is
 printed, since a figure taken beside other work says little.
+
+``--write`` puts a benchmark's figures into the page of docs/ that has ``<!-- figures NAME -->`` and ``<!-- /figures -->``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+_PLACE = "<!-- figures {name} -->"
+_END = "<!-- /figures -->"
 NAMES = tuple(sorted(file.stem.removeprefix("bench_") for file in HERE.glob("bench_*.py")))
 
 
@@ -30,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run (default: all of {', '.join(NAMES)})")
     parser.add_argument("--json", action="store_true", help="one object a line on standard output")
+    parser.add_argument("--write", action="store_true", help="put the figures into the pages of docs/ that have a place for them")
     given = parser.parse_args(arguments)
     unknown = set(given.names) - set(NAMES)
     if unknown:
@@ -37,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say = Console(stderr=True)
     load = os.getloadavg()[0]
     machine = platform.processor() or platform.machine()
-    say.print(f"{machine}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}")
+    where = f"{machine}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}"
+    say.print(where)
     if load > 0.5:
         say.print("[yellow]the machine is not idle: wait for it, or take these figures as worse than they are[/yellow]")
     figures: list[dict[str, Any]] = []
@@ -47,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = run(name)
         say.print(f"{name}: {time.monotonic() - started:.0f} s")
         figures += rows
+        if given.write and rows:
+            for page in pages(name):
+                page.write_text(written(page.read_text("utf-8"), name, rows, where), "utf-8")
+                say.print(f"{name}: written to {page}")
         if given.json:
             for row in rows:
                 print(json.dumps(row), flush=True)
@@ -62,6 +73,26 @@ def run(name: str) -> list[dict[str, Any]]:
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, cwd=HERE.parents[1])
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
+
+
+def pages(name: str) -> list[Path]:
+    """Those that have a place for its figures."""
+    return [page for page in sorted(DOCS.glob("*.md")) if _PLACE.format(name=name) in page.read_text("utf-8")]
+
+
+def written(page: str, name: str, figures: Sequence[dict[str, Any]], where: str) -> str:
+    """The page with these figures in their place; ``where``: the machine they were taken on, and what it did else."""
+    begin, rest = page.split(_PLACE.format(name=name), 1)
+    _, end = rest.split(_END, 1)
+    rows = [f"| {row['name']} | {number(row['value'])} {row['unit']} | {_judged(row)} |" for row in figures]
+    lines = ["", f"| {where} | | budget |", "|---|---|---|", *rows, ""]
+    return begin + _PLACE.format(name=name) + "\n".join(lines) + _END + end
+
+
+def _judged(row: dict[str, Any]) -> str:
+    if row["met"] is None:
+        return ""
+    return f"{budget(row)} {row['unit']}, {'met' if row['met'] else '**missed**'}"
 
 
 def table(figures: Sequence[dict[str, Any]]) -> Table:

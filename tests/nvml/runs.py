@@ -14,13 +14,14 @@ from typing import Any
 from handrail.gpu import lane as lane_module
 from handrail.gpu import view as view_module
 from handrail.gpu.counters import Pace
-from handrail.gpu.devices import Unavailable, list_gpus, open_nvml
+from handrail.gpu.devices import Unavailable, list_gpus, open_nvml, versions
 from handrail.gpu.processes import processes_of
 from handrail.gpu.reader import DeviceReader, Job, read_round
 from handrail.gpu.sampler import Sampler
 from handrail.gpu.state import SamplerSettings
 from handrail.gpu.steps import unguarded
 from handrail.gpu.view import absences, fresh_values
+from handrail.gpu.visible import Visible
 from handrail.hardware import DeviceSample
 from handrail.records import Process, ProcessEvent, Role
 from nvml.child import control
@@ -55,10 +56,15 @@ def jobs_of(all_readers: list[DeviceReader]) -> list[Job]:
     return [job for reader in all_readers for job in reader.lane_jobs()]
 
 
-def virtual(seconds: float, period_ns: int, late_ns: Callable[[int], int] = lambda round_: 0) -> Iterator[DeviceSample]:
-    """Every sample of a span, each job read when it is due and ``late_ns`` after."""
+def virtual(
+    seconds: float,
+    period_ns: int,
+    late_ns: Callable[[int], int] = lambda round_: 0,
+    of: list[DeviceReader] | None = None,
+) -> Iterator[DeviceSample]:
+    """Every sample of a span, each job read when it is due and ``late_ns`` after. ``of``: readers that the caller made."""
     clock = VirtualClock()
-    all_readers = readers(clock, period_ns)
+    all_readers = of if of is not None else readers(clock, period_ns)
     jobs, rounds = jobs_of(all_readers), 0
     for job in jobs:
         job.begin_at(1)
@@ -121,6 +127,40 @@ def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
         "parents": {reader.gpu.device.key: reader.gpu.device.parent for reader in all_readers},
         "snapshots": [reader.gpu.device.key for reader in all_readers if Pace.SNAPSHOT in reader.jobs],
     }
+
+
+def page(columns: int) -> str:
+    """What ``handrail gpus`` shows after 1.2 s of the double's clock, on a terminal so wide."""
+    import contextlib
+    import io
+    import os
+
+    from handrail.cli.gpu_table import show_gpus
+    from handrail.cli.gpus import Found, Seen
+    from handrail.cli.terminal import answer_console
+
+    nvml, clock, seen = open_nvml(), VirtualClock(), Seen()
+    gpus, lost = list_gpus(nvml)
+    all_readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000) for gpu in gpus]
+    for sample in virtual(1.2, 100_000_000, of=all_readers):
+        seen.take(sample)
+    driver, version = versions(nvml)
+    found = Found(
+        driver=driver,
+        nvml=version,
+        devices=tuple(gpu.device for gpu in gpus),
+        seen=seen,
+        absent=tuple(absences(all_readers, None)),
+        lost=lost,
+        stuck=(),
+        processes=tuple(each for gpu in gpus if not gpu.is_mig for each in processes_of(nvml, gpu)),
+        visible=Visible(keys=None),
+        failures={},
+    )
+    os.environ.update(COLUMNS=str(columns), NO_COLOR="1")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        show_gpus(answer_console(in_pipe=columns), found)
+    return out.getvalue()
 
 
 def windows(gaps_ms: list[int]) -> list[dict[str, float]]:
@@ -406,7 +446,7 @@ def snapshots() -> dict[str, Any]:
         {"utilization_ratio", "pcie_snapshot_bytes_per_second"} <= {each.name for each in sample.values}
         for sample in running.samples
     )
-    absent = [each.counter for each in absences(running.sampler)]
+    absent = [each.counter for each in absences(running.sampler.readers.values(), None)]
     running.sampler.stop()
     return {"values": values, "lanes": apart, "in_loop": in_loop, "absent": absent}
 

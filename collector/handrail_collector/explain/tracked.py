@@ -9,7 +9,7 @@ from typing import Any, Final
 from handrail import conventions as names
 from handrail.clocks import OffsetInterval
 from handrail.hardware import DeviceSample
-from handrail_collector.explain.tracks import TRACKED, Place, between, clock_offset, place_of
+from handrail_collector.explain.tracks import LINES, TRACKED, Place, between, clock_offset, place_of
 from handrail_collector.rows import ClockPairRow, RequestRow
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.sample_filter import SampleFilter
@@ -19,6 +19,9 @@ from handrail_collector.store.span import SpanRow
 SECOND: Final = 1_000_000_000
 MARGIN_NS: Final = 2 * SECOND
 """Before and after the request: the sample that its first one is compared with."""
+
+LINES_NS: Final = 25 * SECOND
+"""Line rates are sampled every 10 s and hardly change: looked for so far before and after."""
 
 MOST_POINTS: Final = 600
 """Of one series; a request of more than a minute is told in as many parts."""
@@ -88,7 +91,23 @@ def _place(
     samples: list[DeviceSample] = []
     for table in (Table.GPU_SAMPLES, Table.LINK_SAMPLES):
         samples += reader.samples(table, wanted)
+    samples += _lines(reader, host, samples, (since + shift, until + shift))
     return place_of(place, instance, host, samples, since, offset)
+
+
+def _lines(reader: StoreReader, host: str, of: Iterable[DeviceSample], window: tuple[int, int]) -> list[DeviceSample]:
+    """The samples of line rates of those devices, each device's nearest before the end of its time."""
+    devices = {(sample.process.instance, sample.device.key) for sample in of}
+    since, until = window
+    wanted = SampleFilter(
+        since_unix_ns=since - LINES_NS, until_unix_ns=until + LINES_NS, hosts=frozenset({host}), names=LINES
+    )
+    told: dict[tuple[str, str], DeviceSample] = {}
+    for sample in reader.samples(Table.GPU_SAMPLES, wanted):
+        key = (sample.process.instance, sample.device.key)
+        if sample.values and key in devices and (key not in told or sample.at_unix_ns <= until):
+            told[key] = sample
+    return list(told.values())
 
 
 def _host_id(host: str, spans: Iterable[SpanRow]) -> str:

@@ -33,6 +33,9 @@ TRACKED: Final = frozenset(
 )
 """Counters that are told of a request."""
 
+LINES: Final = frozenset({names.GPU_PCIE_LINE, names.GPU_NVLINK_LINE})
+"""What a GPU's links can carry: told with them, though it is sampled only every 10 s."""
+
 LONGEST_HOLD_NS: Final = 2_000_000_000
 """A gauge says nothing of more than so long before it."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES
+from handrail.conventions import GPU_NVLINK_BYTES, GPU_NVLINK_LINE, GPU_PCIE_BYTES, GPU_PCIE_LINE
 from handrail.links.counters import BYTES, ERRORS, UP
 from handrail.records import EngineSample
 from handrail_collector.api.live import newest_told
@@ -33,7 +33,7 @@ _MOST_FACTS: Final = 20_000
 _MOST_PAIRS: Final = 10_000
 _DEVICES_A_HOST: Final = 16
 _AROUND_NS: Final = 30 * SECOND
-_NAMES: Final = frozenset({BYTES, ERRORS, UP, GPU_NVLINK_BYTES, GPU_PCIE_BYTES})
+_NAMES: Final = frozenset({BYTES, ERRORS, UP, GPU_NVLINK_BYTES, GPU_PCIE_BYTES, GPU_NVLINK_LINE, GPU_PCIE_LINE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES
+from handrail.conventions import GPU_NVLINK_BYTES, GPU_NVLINK_LINE, GPU_PCIE_BYTES, GPU_PCIE_LINE
 from handrail.hardware import Device, DeviceKind, DeviceSample
 from handrail.links.counters import BYTES, ERRORS, RECEIVE, TRANSMIT, UP
 from handrail.links.nic import Nature
@@ -105,7 +105,7 @@ def counted(samples: Iterable[DeviceSample]) -> list[Counted]:
     return [each for each in found if each.curves]
 
 
-_GPU_LINES: Final = {Medium.PCIE: "pcie_line_bytes_per_second", Medium.NVLINK: "nvlink_line_bytes_per_second"}
+_GPU_LINES: Final = {Medium.PCIE: GPU_PCIE_LINE, Medium.NVLINK: GPU_NVLINK_LINE}
 """Gauges of ``handrail.gpu.counters``; a port's or an interface's line rate stands in its description."""
 
 

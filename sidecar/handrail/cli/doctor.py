@@ -25,7 +25,7 @@ from handrail.cli.access import access, add_access_flags
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.kv_size import add_serving_flags, config_failure, serving
 from handrail.config import ConfigError, load
-from handrail.doctor.checks import counts, findings
+from handrail.doctor.checks import counts, findings, nothing_was_judged
 from handrail.doctor.deployment import Started, engines_in
 from handrail.doctor.facts import Asked, SidecarSetup
 from handrail.doctor.gather import Wanted, gather
@@ -38,6 +38,9 @@ from handrail.kvsize.keys import ModelConfigError
 from handrail.kvsize.read import read_model
 from handrail.settings import SidecarConfig
 from handrail.times import TimeError, parse_duration_ns
+
+EXIT_NOTHING: Final = 3
+"""Nothing could be judged or predicted: an init container that checks nothing must not look like one whose checks pass."""
 
 DEFAULT_TOKENS: Final = 8000
 _MOST_TOKENS: Final = 10**9
@@ -101,7 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: nothing failed; 1: something did (with ``--strict``: or warned). Raises ``CliError`` (2) for flags and files."""
+    """0: nothing failed; 1: something did (with ``--strict``: or warned); 3: nothing could be judged.
+
+    Raises ``CliError`` (2) for flags and files.
+    """
     return check(arguments, NvmlReader())
 
 
@@ -120,6 +126,8 @@ def check(arguments: argparse.Namespace, reader: P2pReader) -> int:
         doctor_page.print_json(facts, found, rate, answer)
     else:
         doctor_page.print_page(facts, found, rate, answer)
+    if nothing_was_judged(facts, found):
+        return EXIT_NOTHING
     number = counts(found)
     return EXIT_FAILED if number[Verdict.FAIL] or (arguments.strict and number[Verdict.WARN]) else EXIT_OK
 
@@ -291,4 +299,4 @@ def _duration(flag: str, text: str | None) -> int | None:
 
 def _positive(flag: str, value: float, most: Any) -> None:
     if not 0 < value <= most:
-        raise CliError(what=f"{flag} is {value:g}", valid=f"above 0, at most {most:g}", exit_code=EXIT_USAGE)
+        raise CliError(what=f"{flag} is {value:,}", valid=f"above 0, at most {most:,}", exit_code=EXIT_USAGE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from handrail.cli.kv_size import format_bytes
-from handrail.doctor.checks import counts
+from handrail.cli.amounts import format_bytes
+from handrail.doctor.checks import counts, nothing_was_judged
 from handrail.doctor.facts import Facts
 from handrail.doctor.pair import Placement
 from handrail.doctor.predict import Rate
@@ -27,6 +27,11 @@ _WORTHS: Final = {
     Worth.UNLIKELY: "Stay collocated.",
     Worth.OPEN: "Whether splitting pays here cannot be told yet.",
 }
+
+NOTHING_JUDGED: Final = (
+    "Nothing was checked. Give --prefill URL and --decode URL of running engines, --config FILE with what starts them, or, on an "
+    "engine's host, --on; --model MODEL_CONFIG alone gives the prediction."
+)
 
 
 def print_page(facts: Facts, found: dict[str, list[Finding]], rate: Rate | None, answer: Answer) -> None:
@@ -52,7 +57,8 @@ def print_page(facts: Facts, found: dict[str, list[Finding]], rate: Rate | None,
         table.add_column()
         for finding in listed:
             style = _STYLES[finding.verdict]
-            told: list[Any] = [Text(finding.seen, style="dim" if finding.verdict is Verdict.SKIP else "")]
+            seen = Text(finding.seen, style="dim" if finding.verdict is Verdict.SKIP else "")
+            told: list[Any] = [seen.append(f"  [{finding.check}]", style="dim")]
             if finding.verdict in (Verdict.WARN, Verdict.FAIL):
                 told += [Text.assemble(("why  ", "bold"), finding.why), Text.assemble(("do   ", "bold"), finding.do)]
             elif finding.do and finding.verdict is Verdict.SKIP:
@@ -71,6 +77,8 @@ def print_page(facts: Facts, found: dict[str, list[Finding]], rate: Rate | None,
         f"{number[verdict]} {verdict.value}" for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
     )
     console.print(Text(shown, style=_STYLES[Verdict.FAIL] if number[Verdict.FAIL] else "bold"))
+    if nothing_was_judged(facts, found):
+        console.print(Text(NOTHING_JUDGED, style="bold"))
 
 
 def _prediction(facts: Facts, rate: Rate | None) -> list[str]:

@@ -11,7 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from handrail.cli.handoff import format_bytes, kv_tone, rate
+from handrail.cli.amounts import format_bytes
+from handrail.cli.handoff import kv_tone, rate
 from handrail.times import format_duration, format_time
 from handrail_collector.rows import FetchRow
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from handrail.cli.amounts import format_gib
 from handrail.gpu.counters import ALL, REASONS
 from handrail.gpu.failures import failure
 from handrail.hardware import Device
@@ -98,7 +99,7 @@ def _show_processes(console: Console, found: Found) -> None:
     console.print()
     console.print(Text("processes", style="bold"))
     for each in found.processes:
-        held = f"{each.memory_bytes / 1e9:.1f} GB" if each.memory_bytes is not None else "memory not told"
+        held = f"{format_gib(each.memory_bytes)} GiB" if each.memory_bytes is not None else "memory not told"
         console.print(Text(f"  {_which(found, each.gpu)}: pid {each.pid} {each.name or '?'}, {held}"))
     if not all(each.seen_here for each in found.processes):
         console.print(
@@ -198,16 +199,16 @@ def _used(device: Device, found: Found) -> Text:
 
 _COLUMNS: Final = (
     _Column("GPU", 9, lambda device, found: Text(_number(device, found))),
-    _Column("product", 7, lambda device, found: Text(device.product)),
+    _Column("product", 7, lambda device, found: Text(device.product.removeprefix("NVIDIA "))),
     _Column("visible", 4, _used),
     _Column("busy", 9, _share("utilization_ratio"), right=True),
     _Column("SM", 8, _share("sm_active_ratio"), right=True),
     _Column("tensor", 6, _share("tensor_active_ratio"), right=True),
     _Column("DRAM", 8, _share("dram_active_ratio"), right=True),
-    _Column("memory", 8, _of_two("memory_used_bytes", "", "memory_total_bytes", 1e9, "GB", 1), right=True),
-    _Column("power", 7, _power, right=True),
+    _Column("memory", 8, _of_two("memory_used_bytes", "", "memory_total_bytes", 2**30, "GiB", 1), right=True),
+    _Column("power", 8, _power, right=True),
     _Column("SM clock", 6, _of_two("clock_hertz", "sm", "clock_max_hertz", 1e6, "MHz", 0), right=True),
-    _Column("throttled", 7, _throttled),
+    _Column("throttled", 8, _throttled),
     _Column("temp", 5, _temperature, right=True),
     _Column("PCIe in / out", 7, _traffic("pcie_bytes", "pcie_line_bytes_per_second"), right=True),
     _Column("NVLink in / out", 6, _traffic("nvlink_bytes", "nvlink_line_bytes_per_second"), right=True),

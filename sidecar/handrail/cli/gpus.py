@@ -193,7 +193,7 @@ def _found(sampler: Sampler, seen: Seen) -> Found:
         nvml=sampler.state.nvml,
         devices=devices,
         seen=seen,
-        absent=tuple(absences(sampler)),
+        absent=tuple(absences(readers, sampler.xid_watch)),
         lost=dict(sampler.state.lost),
         stuck=tuple((reader.gpu.device.key, call, ns / 1e9) for reader, call, ns in hanging),
         processes=tuple(_processes(sampler)),

@@ -9,13 +9,13 @@ from typing import Final
 from rich.text import Text
 
 from handrail.cli import words
+from handrail.cli.amounts import format_bytes
 from handrail.outcomes import FAILURES, FetchOutcome
 from handrail.times import format_duration
 from handrail_collector.rows import FetchRow
 
 _INDENT: Final = "  "
 _FAILED: Final = frozenset(outcome.value for outcome in FAILURES)
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def handoff_lines(fetches: Sequence[FetchRow], width: int) -> Iterator[Text]:
@@ -42,16 +42,6 @@ def kv_tone(fetch: FetchRow) -> str:
     if fetch.outcome in _FAILED or fetch.tainted:
         return "red"
     return "green" if fetch.outcome == FetchOutcome.OK.value else "yellow"
-
-
-def format_bytes(count: int | None) -> str:
-    """``470 MiB``; ``–`` where it is not known."""
-    if count is None:
-        return "–"
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if value >= 100 or unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
 def rate(fetch: FetchRow) -> str:

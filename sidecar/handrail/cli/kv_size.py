@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from handrail.cli.amounts import format_bytes
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.config import Flags
 from handrail.kvsize.dtypes import AUTO, KV_DTYPES
@@ -185,12 +186,3 @@ def _sentences(found: Sizes, tokens: int, link_gbps: float | None) -> list[str]:
         took = format_duration(request.transfer_ns(link_gbps * 1e9 / 8))
         lines.append(f"over {link_gbps:g} Gb/s ({link_gbps / 8:g} GB/s) that is {took} at line rate, before any overhead")
     return lines
-
-
-def format_bytes(count: float) -> str:
-    """Three digits with a decimal unit: ``3.28 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

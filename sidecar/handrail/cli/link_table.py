@@ -12,7 +12,7 @@ from rich.text import Text
 
 from handrail.cli.explained import dated
 from handrail.cli.fitted import Column, Trimmed, fitted
-from handrail.cli.handoff import format_bytes
+from handrail.cli.amounts import format_bytes
 from handrail.times import format_duration, format_time
 
 Plain = Mapping[str, Any]

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from handrail.cli.amounts import format_bytes
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.families.checks import Expected, page_notes
 from handrail.families.counters import CounterTracks
@@ -192,30 +193,5 @@ def _amount(name: str, value: float) -> str:
     if BY_NAME[name].unit == "s":
         return format_duration(round(value * 1e9))
     if BY_NAME[name].unit == "By":
-        return _bytes(value)
+        return format_bytes(value)
     return f"{value:,.4g}"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:,.3g} GiB"
-
-
-def _number(value: float) -> str:
-    if value.is_integer():
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _unit(name: str) -> str:
-    unit = BY_NAME[name].unit
-    return {"1": "ratio", "By": "bytes", "s": "s"}.get(unit, unit.strip("{}") + "s")
-
-
-def _seen(note: SchemaNote) -> str:
-    if not note.seen:
-        return note.expected
-    return f"{note.seen} (expected {note.expected})" if note.expected else note.seen

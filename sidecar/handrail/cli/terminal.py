@@ -14,14 +14,28 @@ from handrail.cli.shown import clean, is_clean
 
 
 class _CleanConsole(Console):
-    """Lets no control character through that is not its own, whatever was not ``cleaned`` before."""
+    """Lets no control character through that is not its own, whatever was not ``cleaned`` before, and no blanks before the end of
+    a line: tables fill their last column with them."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        blanks: list[Segment] = []
         for segment in super().render(renderable, options):
-            if segment.control or is_clean(segment.text):
+            if segment.control:
                 yield segment
-            else:
-                yield segment._replace(text="\n".join(map(clean, segment.text.split("\n"))))
+                continue
+            text = segment.text
+            if not is_clean(text):
+                *ended, last = map(clean, text.split("\n"))
+                text = "\n".join([*(line.rstrip(" ") for line in ended), last])
+            kept = text.rstrip(" ")
+            if kept:
+                if not kept.startswith("\n"):
+                    yield from blanks
+                blanks = []
+                yield segment._replace(text=kept)
+            if len(kept) < len(text):
+                blanks.append(segment._replace(text=text[len(kept) :]))
+        yield from blanks
 
 
 def answer_console(*, in_pipe: int) -> Console:

@@ -54,11 +54,12 @@ _GAUGES: Final = (
     ("DRAM active", names.GPU_DRAM_ACTIVE),
 )
 _LINKS: Final = (
-    ("NVLink", "gpu", names.GPU_NVLINK_BYTES),
-    ("PCIe", "gpu", names.GPU_PCIE_BYTES),
-    ("RDMA", "rdma", names.LINK_BYTES),
-    ("NIC", "nic", names.LINK_BYTES),
+    ("NVLink", "gpu", names.GPU_NVLINK_BYTES, names.GPU_NVLINK_LINE),
+    ("PCIe", "gpu", names.GPU_PCIE_BYTES, names.GPU_PCIE_LINE),
+    ("RDMA", "rdma", names.LINK_BYTES, ""),
+    ("NIC", "nic", names.LINK_BYTES, ""),
 )
+"""Name, kind of device, counter, and the one that tells its line rate where the device itself does not."""
 
 
 def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int) -> Iterator[Text]:
@@ -129,29 +130,36 @@ def _sampled_every(devices: Sequence[Mapping[str, Any]]) -> int | None:
 def _shown(place: Mapping[str, Any]) -> Iterator[Shown]:
     devices = place["devices"]
     for name, counter in _GAUGES:
-        found = _series(devices, "gpu", counter, "")
+        found = _series(devices, "gpu", counter, "", "")
         if found:
             yield Shown(name, [values for values, _ in found], 1.0)
     direction, way = _DIRECTION.get(place["place"], _DIRECTION["decode"])
-    for name, kind, counter in _LINKS:
-        moving = [(values, most) for values, most in _series(devices, kind, counter, direction) if any(v for *_, v in values)]
+    for name, kind, counter, line in _LINKS:
+        found = _series(devices, kind, counter, direction, line)
+        moving = [(values, most) for values, most in found if any(v for *_, v in values)]
         if moving:
             rates = [most for _, most in moving]
-            known = None if kind == "gpu" or None in rates else sum(most for most in rates if most is not None)
+            known = None if None in rates else sum(most for most in rates if most is not None)
             yield Shown(f"{name} {way}", [values for values, _ in moving], known, total=True)
 
 
 def _series(
-    devices: Sequence[Mapping[str, Any]], kind: str, counter: str, label: str
+    devices: Sequence[Mapping[str, Any]], kind: str, counter: str, label: str, line: str
 ) -> list[tuple[list[tuple[int, int, float]], float | None]]:
     """Of each device that has it, and its line rate."""
     return [
-        (list(zip(track["from_ns"], track["to_ns"], track["values"], strict=True)), device["line_rate_bytes"])
+        (list(zip(track["from_ns"], track["to_ns"], track["values"], strict=True)), _line_rate(device, line))
         for device in devices
         if device["kind"] == kind
         for track in device["tracks"]
         if (track["name"], track["label"]) == (counter, label)
     ]
+
+
+def _line_rate(device: Mapping[str, Any], counter: str) -> float | None:
+    """What its link can carry a second and direction, as it said last; None where that is not known, or a counter says 0."""
+    told = (track["values"][-1] for track in device["tracks"] if counter and track["name"] == counter and track["values"])
+    return next(told, device["line_rate_bytes"]) or None
 
 
 def _line(shown: Shown, axis: Axis, style: str) -> Iterator[Text]:

@@ -30,3 +30,9 @@ def counts(found: dict[str, list[Finding]]) -> dict[Verdict, int]:
     """How many of each verdict."""
     verdicts = [finding.verdict for group in found.values() for finding in group]
     return {verdict: verdicts.count(verdict) for verdict in Verdict}
+
+
+def nothing_was_judged(facts: Facts, found: dict[str, list[Finding]]) -> bool:
+    """No check could be made, and nothing was predicted either."""
+    number = counts(found)
+    return facts.sizes is None and number[Verdict.SKIP] == sum(number.values())

@@ -154,7 +154,7 @@ def check_gpudirect(facts: Facts) -> Finding | None:
     """Whether adapters can read GPU memory: nvidia_peermem, or dma-buf with the open driver."""
     check, title = "gpu.gpudirect", "GPUDirect RDMA"
     host = facts.host
-    if not has_rdma(facts):
+    if not has_rdma(facts) or (host.gpus.missing and not host.here):
         return None
     if host.open_driver is None and not host.gpus.devices:
         return skipped(check, title, "no NVIDIA driver is seen here")

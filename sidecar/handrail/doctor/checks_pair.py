@@ -97,6 +97,20 @@ def _resolved(facts: Facts, side: Side, name: str) -> Told | None:
     return told
 
 
+def check_two_engines(facts: Facts) -> Finding | None:
+    """P and D at one address are one engine, which agrees with itself in everything."""
+    prefill, decode = facts.engine(Side.PREFILL).url, facts.engine(Side.DECODE).url
+    if prefill is None or prefill != decode:
+        return None
+    return warned(
+        "pair.two_engines",
+        "two engines",
+        f"--prefill and --decode are both {prefill}",
+        why="one engine was looked at twice, so what P and D must have alike was compared with itself",
+        do="the other engine's own address; where one engine serves both phases there is no hand-off to check",
+    )
+
+
 def check_served(facts: Facts) -> Finding | None:
     """Both serve a model under one name, by which a router sends requests."""
     prefill, decode = facts.engine(Side.PREFILL).live, facts.engine(Side.DECODE).live
@@ -178,6 +192,7 @@ def check_connector(facts: Facts) -> Finding | None:
 
 def checks(facts: Facts) -> Iterator[Finding | None]:
     """All of them, in the order in which they are shown."""
+    yield check_two_engines(facts)
     yield check_served(facts)
     for equal in EQUAL:
         yield check_equal(facts, equal)

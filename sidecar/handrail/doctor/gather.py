@@ -69,7 +69,9 @@ async def gather(wanted: Wanted, reader: P2pReader, environment: Mapping[str, st
     except ModelConfigError as error:
         no_sizes = f"{error.what} ({error.where})"
     host, channels, otlp = await asyncio.gather(
-        asyncio.to_thread(read_host, here, reader, wanted.root, timeout_s=wanted.timeout_s),
+        asyncio.to_thread(
+            read_host, here, reader, wanted.root, timeout_s=wanted.timeout_s, elsewhere=_elsewhere(wanted, views, here)
+        ),
         _side_channels(wanted, views, here),
         _otlp(wanted, views, here),
     )
@@ -114,6 +116,15 @@ async def _collector(wanted: Wanted) -> tuple[tuple[ClockPair, ...], Traffic | N
 def _here(views: Mapping[Side, EngineView]) -> frozenset[Side]:
     """The engines whose address is one of this host's."""
     return frozenset(side for side, view in views.items() if view.host and is_local(view.host))
+
+
+def _elsewhere(wanted: Wanted, views: Mapping[Side, EngineView], here: frozenset[Side]) -> str:
+    """How it is known that neither engine runs on this host; '' where one does, or nothing says."""
+    if here:
+        return ""
+    if wanted.on is not None:
+        return "--on neither"
+    return "by their addresses" if all(view.host for view in views.values()) else ""
 
 
 def _own_setup(environment: Mapping[str, str]) -> Setup:

@@ -21,13 +21,17 @@ _PLUGIN_GROUP: Final = "vllm.general_plugins"
 _PLUGIN: Final = "handrail"
 
 
-def read_host(here: frozenset[Side], reader: P2pReader, root: Path, *, timeout_s: float) -> Host:
-    """``root``: what / is for sysfs and procfs. Takes at most about twice ``timeout_s``."""
+def read_host(here: frozenset[Side], reader: P2pReader, root: Path, *, timeout_s: float, elsewhere: str = "") -> Host:
+    """``root``: what / is for sysfs and procfs. Takes at most about twice ``timeout_s``.
+
+    ``elsewhere``: how it is known that neither engine runs here, '' where it is not; this host's GPUs then say nothing of them.
+    """
     stuck = Gpus(
         missing=f"NVML has not answered for {timeout_s:g} s: the driver hangs",
         provide="a look at dmesg (Xid), then a restart of the driver",
     )
-    gpus = within(timeout_s, reader.read, stuck)
+    others = Gpus(missing=f"neither engine runs here: {elsewhere}", provide="doctor on the engines' hosts (--on says which)")
+    gpus = others if elsewhere else within(timeout_s, reader.read, stuck)
     files = within(
         timeout_s, lambda: _read_files(here, root), Host(here=here, unread=(f"sysfs has not answered for {timeout_s:g} s",))
     )

@@ -517,14 +517,14 @@ WINDOW: Final = Counter(
     _GPM_ABSENT,
 )
 PCIE_LINE: Final = Counter(
-    "pcie_line_bytes_per_second",
+    names.GPU_PCIE_LINE,
     Kind.GAUGE,
     "By/s",
     "What PCIe can carry each way with its lanes and generation, before packet headers: at most; the link may be slower now",
     "in vGPUs",
 )
 NVLINK_LINE: Final = Counter(
-    "nvlink_line_bytes_per_second",
+    names.GPU_NVLINK_LINE,
     Kind.GAUGE,
     "By/s",
     "What all NVLinks can carry each way",

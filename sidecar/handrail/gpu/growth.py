@@ -38,6 +38,8 @@ class Growth:
 
         ``line_bytes``: what the link can carry a second and direction.
         """
+        if began_ns < self._began_ns:
+            return  # an answer that is told after a later one
         if raw >= _NARROW:
             self.bits = 64
         last, elapsed = self._last, ended_ns - self._began_ns  # at most this long since the last one

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 QUIET_ROUNDS: Final = 50
 """Quick rounds after which a call that hung is read together with the others again."""
 
+_NEVER: Final = 1 << 63
 _LONGEST_PAUSE_NS: Final = 60_000_000_000
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _RETRIES_AT_ONCE: Final = 2
@@ -76,7 +77,7 @@ class Lane:
         self.limit_ns = limit_ns  # of one call
         self.alone = False
         self.guard = Guard(owner.clock)
-        self.wave = going_on
+        self.wave = going_on if going_on is not None else Wave()
         self.due_ns = 0  # when it wakes, while it sleeps
         self.not_replaced_ns = 0  # the call, by when it began, for which there was no thread left
         self.ending = False
@@ -96,27 +97,30 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            while not self.ending and self.jobs and not self._owner.stopping.is_set():
-                wave = self.wave or self._awaited()
-                if wave is None:
-                    return
+            while not self.ending and self.jobs:
+                wave = self.wave
                 try:
+                    if wave.place == len(wave.rounds) and not self._await(wave):
+                        self._tell(wave)  # what waited for it; the sampler stops
+                        return
+                    began_ns = self._owner.clock.mono_ns()
                     self._ask(wave)
-                    self.wave = None
-                    self._tell(wave)
+                    if self.alone or wave.is_to_tell(min([job.next_ns for job in self.jobs], default=_NEVER)):
+                        self._tell(wave)
+                    self._look_back(wave, began_ns)
                 except GivenUp:
                     if not self._keep():
                         return
                 except Exception:  # a fault of ours in one wave must not end all reading
                     self._fault("reading GPU counters failed in %s", self.name)
-                    self.wave = None
+                    self.wave = Wave()
                     for job in self.jobs:
                         job.plan_next(self._owner.clock.mono_ns())
         finally:
             self._owner.ended(self)
 
-    def _awaited(self) -> Wave | None:
-        """What is due, when it is; None where the sampler stops first."""
+    def _await(self, wave: Wave) -> bool:
+        """Sleep until something is due, and add it; False where the sampler stops first."""
         owner = self._owner
         while self.incoming:
             self.jobs += self.incoming.pop()
@@ -125,27 +129,33 @@ class Lane:
         if wait_ns > 0:
             self.due_ns = next_ns
             if owner.stopping.wait(wait_ns / 1e9):
-                return None
+                return False
             self.due_ns = 0
+        elif owner.stopping.is_set():
+            return False
         now = max(next_ns, owner.clock.mono_ns())
-        self.wave = Wave([Round(job) for job in self.jobs if job.next_ns <= now])
-        return self.wave
+        wave.rounds += [Round(job) for job in self.jobs if job.next_ns <= now]
+        return True
 
     def _ask(self, wave: Wave) -> None:
         while wave.place < len(wave.rounds):
             round_ = wave.rounds[wave.place]
             try:
-                self._ask_round(round_)
+                self._ask_round(wave, round_)
             except NvmlFailed as lost:
-                self._lost(wave, round_, lost.code)
+                self._tell(wave)  # what was before
+                if round_ in wave.rounds:
+                    self._lost(wave, round_, lost.code)
             else:
                 wave.place += 1
+                self._owner.stats.missed += round_.job.plan_next(self._owner.clock.mono_ns())
 
-    def _ask_round(self, round_: Round) -> None:
+    def _ask_round(self, wave: Wave, round_: Round) -> None:
         owner, guard, job = self._owner, self.guard, round_.job
         self.reader = job.reader
         if not round_.began_ns:
             round_.at_unix_ns, round_.began_ns = owner.clock.unix_ns(), owner.clock.mono_ns()
+        wave.soon = wave.soon or job.is_new
         steps, began_ns = job.steps, round_.began_ns
         while round_.next_step < len(steps):
             step = guard.step = steps[round_.next_step]
@@ -153,37 +163,42 @@ class Lane:
             if step.resume_ns > began_ns:
                 continue
             try:
-                step.ask(guard)
+                answer = step.ask(guard)
             except Exception as error:
+                wave.soon = True
                 self._failed(step, error)
             else:
-                round_.asked.append(step)
+                round_.asked.append((step, answer))
         guard.step = None
         round_.took_ns = owner.clock.mono_ns() - began_ns
 
     def _tell(self, wave: Wave) -> None:
-        """Make sense of the answers and deliver them."""
-        began_ns = wave.rounds[0].began_ns if wave.rounds else 0
-        while wave.rounds:
+        """Make sense of the answers so far and deliver them."""
+        wave.soon = False
+        while wave.place:
             round_ = wave.rounds.pop(0)
+            wave.place -= 1
             try:
                 self._finish(round_)
             except NvmlFailed as lost:
                 self._lost(wave, round_, lost.code)
-        took_ns = self._owner.clock.mono_ns() - began_ns if began_ns else 0
-        self._busy_ns += took_ns
+
+    def _look_back(self, wave: Wave, began_ns: int) -> None:
+        """After a waking: whether this thread has too much to do, or none is needed for it."""
+        now = self._owner.clock.mono_ns()
+        self._busy_ns += now - began_ns
         if self.alone:
             self.ending = not any(job.steps for job in self.jobs)
-            self._perhaps_rejoin(took_ns)
-        elif began_ns + took_ns - self._since_ns > _SHARE_OVER_NS:
-            self._balance(began_ns + took_ns)
+            self._perhaps_rejoin(now - began_ns)
+        elif not wave.rounds and now - self._since_ns > _SHARE_OVER_NS:
+            self._balance(now)
 
     def _finish(self, round_: Round) -> None:
         owner, job = self._owner, round_.job
         values: list[DeviceValue] = []
-        for step in round_.asked:
+        for step, answer in round_.asked:
             try:
-                values += step.told()
+                values += step.told(answer)
                 step.failures = 0
             except Exception as error:  # noqa: PERF203 - one step must not hide the others
                 self._failed(step, error)
@@ -191,7 +206,6 @@ class Lane:
         if values:
             owner.stats.samples += 1
             owner.deliver(job.reader.sample(values, round_.at_unix_ns, round_.took_ns, job.pace))
-        owner.stats.missed += job.plan_next(owner.clock.mono_ns())
         if changed and not self.alone:
             self.jobs = [each for each in self.jobs if each.reader is not job.reader or each.pace is Pace.SNAPSHOT]
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
@@ -247,7 +261,7 @@ class Lane:
     def _lost(self, wave: Wave, round_: Round, code: int) -> None:
         """The device of this round answers nothing more: its jobs end; with the session all do."""
         if failure(code).meaning is Meaning.SESSION_LOST:
-            self.jobs, wave.rounds = [], []
+            self.jobs, wave.rounds, wave.place = [], [], 0
         else:
             index = round_.index
             self.jobs = [each for each in self.jobs if each.reader.gpu.device.index != index]

@@ -22,6 +22,7 @@ from handrail.gpu.halt import Halt
 from handrail.gpu.lane import Deliver, Lane, LaneStats
 from handrail.gpu.reader import DeviceReader, Job
 from handrail.gpu.steps import Clock, Step
+from handrail.gpu.wave import Wave
 
 log = logging.getLogger(__name__)
 
@@ -175,12 +176,11 @@ class Lanes:
     def _shared_out(self, lane: Lane, step: Step) -> list[Lane]:
         """New lanes for what ``lane`` was to read but ``step``: that GPU's and the rest, each with its part of the wave."""
         wave, jobs = lane.wave, lane.jobs
-        assert wave is not None
         round_ = wave.rounds[wave.place]
         job, index = round_.job, round_.index
         job.remove(step)
         round_.next_step = max(0, round_.next_step - 1)
-        lane.alone, lane.jobs, lane.wave = True, [job.alone(step)], None
+        lane.alone, lane.jobs, lane.wave = True, [job.alone(step)], Wave()
         same = [each for each in jobs if each.reader.gpu.device.index == index]
         others = [each for each in jobs if each.reader.gpu.device.index != index]
         lanes = [Lane(self, f"device {index}", same, lane.limit_ns, wave.of(index))] if same else []

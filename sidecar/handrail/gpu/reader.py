@@ -22,6 +22,7 @@ _S: Final = 1_000_000_000
 _APART_NS: Final = 100_000_000  # samples of performance monitoring lie more than that apart (nvml.h)
 _LEAST_PERIOD_NS: Final = 5_000_000
 _SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
+_NEW_ROUNDS: Final = 2
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
 
 Key = tuple[str, str]
@@ -40,6 +41,11 @@ class Job:
         self.period_ns = period_ns  # the pace's, or less where a counter would wrap unseen
         self._base_ns = period_ns
         self._rounds = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it may still turn out what of it the device does not give: a window takes two rounds."""
+        return self._rounds < _NEW_ROUNDS
 
     def alone(self, step: Step) -> Job:
         """A job of the same pace for one step that was taken out of this one."""
@@ -168,7 +174,8 @@ class DeviceReader:
         """Values that stand at 0 and should not go the way of those that are not given."""
         for step in job.steps:
             if isinstance(step, GpmStep) and step.fresh_s:
-                for slot, code in self._agreement.window(step.fresh_s):
+                window_s, step.fresh_s = step.fresh_s, 0.0
+                for slot, code in self._agreement.window(window_s):
                     holder = next((each for one in self.jobs.values() for each in one.steps if slot in each.slots), None)
                     if holder is not None:
                         holder.slots.remove(slot)

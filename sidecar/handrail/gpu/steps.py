@@ -62,19 +62,21 @@ class Step:
         self.spent_ns = 0
         self.longest_ns = 0
 
-    def ask(self, guard: Guard) -> None:
-        """Make the call and keep what it answers. Raises what the call does, and ``GivenUp``."""
+    def ask(self, guard: Guard) -> Any:
+        """Make the call; what it answers, for ``told``. Raises what the call does, and ``GivenUp``."""
         raise NotImplementedError
 
-    def told(self) -> list[DeviceValue]:
-        """The values of what was answered last; not to be changed. Raises ``NvmlFailed`` where the answer itself says so."""
+    def told(self, answer: Any) -> list[DeviceValue]:
+        """The values in an answer; not to be changed. Answers come oldest first, and perhaps long after they were asked for.
+
+        Raises ``NvmlFailed`` where the answer itself says so.
+        """
         raise NotImplementedError
 
     def read(self, guard: Guard) -> list[DeviceValue]:
         """Both. Raises ``GivenUp``, and ``NvmlFailed`` for what may pass or is lost."""
         try:
-            self.ask(guard)
-            return self.told()
+            return self.told(self.ask(guard))
         except Exception as error:
             self.failed(error)
             return []
@@ -107,18 +109,18 @@ class CallStep(Step):
         self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
         self._attributes: Callable[[Any], Any] | None = None
         self._of = 0  # slots that the rest is made for
-        self._came: Any = None
         self._answer: Any = None  # that the values are of
         self._values: list[DeviceValue] = []
         self._seldom = False
         self._whole_ns = -_WHOLE_NS  # when all were told last
         self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
 
-    def ask(self, guard: Guard) -> None:
-        self._came = guard(self._ask)
+    def ask(self, guard: Guard) -> Any:
+        return guard(self._ask)
 
-    def told(self) -> list[DeviceValue]:
-        answer = self._came
+    def told(self, answer: Any) -> list[DeviceValue]:
+        if not self.slots:
+            return []  # it has failed for good since
         if self._of != len(self.slots):
             self._lay_out()
         if self._attributes is not None:
@@ -196,6 +198,18 @@ class _Entry:
         growth.follow(raw, began_ns, ended_ns, at_unix_ns, self.line)
 
 
+class _Plan:
+    """What one batch asks for, and how its answer is laid out."""
+
+    __slots__ = ("ask", "entries", "growing", "layout")
+
+    def __init__(self, nvml: Nvml, gpu: Gpu, entries: list[_Entry], slots: list[Slot]) -> None:
+        self.entries = entries
+        self.growing = [slot for slot in slots if slot.counter.link is not None]
+        self.layout = struct.Struct("=" + _ENTRY * len(entries))
+        self.ask = _asking(nvml, gpu.handle, [(entry.how.id, entry.scope) for entry in entries])
+
+
 class FieldStep(Step):
     """One batch of field values. Each has its own return code, which is looked at before the value is (case F08)."""
 
@@ -204,30 +218,30 @@ class FieldStep(Step):
         self._nvml = nvml
         self._gpu = gpu
         self._clock = clock
-        self._of: list[Slot] = []  # what the rest is made for
-        self._entries: list[_Entry] = []
-        self._growing: list[Slot] = []
-        self._layout = struct.Struct("=")
-        self._ask: Callable[[], Any] = list
-        self._came: Any = None
-        self._began_ns = self._ended_ns = self._at_unix_ns = 0
+        self._of: list[Slot] = []  # what the plan is made for
+        self._plan: _Plan | None = None
 
-    def ask(self, guard: Guard) -> None:
-        if self._of != self.slots:
-            self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
-        if self._entries:
-            self._began_ns, self._at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
-            self._came = guard(self._ask)
-            self._ended_ns = self._clock.mono_ns()
+    def ask(self, guard: Guard) -> Any:
+        if not self.slots:
+            return None
+        plan = self._plan
+        if plan is None or self._of != self.slots:
+            plan = self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
+        began_ns, at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
+        array = guard(plan.ask)
+        return plan, plan.layout.unpack_from(array), began_ns, self._clock.mono_ns(), at_unix_ns
 
-    def told(self) -> list[DeviceValue]:
-        if not self._entries:
+    def told(self, answer: Any) -> list[DeviceValue]:
+        if answer is None:
             return []
-        began_ns, ended_ns, at_unix_ns = self._began_ns, self._ended_ns, self._at_unix_ns
-        flat = iter(self._layout.unpack_from(self._came))
+        plan, numbers, began_ns, ended_ns, at_unix_ns = answer
+        stale = plan is not self._plan
+        flat = iter(numbers)
         found: list[DeviceValue] = []
         refused: list[tuple[_Entry, int]] = []
-        for entry, kind, code, bits in zip(self._entries, flat, flat, flat, strict=True):
+        for entry, kind, code, bits in zip(plan.entries, flat, flat, flat, strict=True):
+            if stale and entry.slot.how is not entry.how:
+                continue  # it is read in another way by now
             if code:
                 refused.append((entry, code))
             elif entry.line:
@@ -236,19 +250,17 @@ class FieldStep(Step):
                 value = entry.tell(kind, bits, at_unix_ns)
                 if value is not None:
                     found.append(value)
-        found += [slot.grown() for slot in self._growing if slot.growths]
+        found += [slot.grown() for slot in plan.growing if slot.growths]
         if refused:
-            self._refused(refused)
+            self._refused(plan, refused)
         return found
 
-    def _lay_out(self, entries: list[_Entry]) -> None:
+    def _lay_out(self, entries: list[_Entry]) -> _Plan:
         self._of = list(self.slots)
-        self._entries = entries
-        self._growing = [slot for slot in self.slots if slot.counter.link is not None]
-        self._layout = struct.Struct("=" + _ENTRY * len(entries))
-        self._ask = _asking(self._nvml, self._gpu.handle, [(entry.how.id, entry.scope) for entry in entries])
+        self._plan = _Plan(self._nvml, self._gpu, entries, self._of)
+        return self._plan
 
-    def _refused(self, refused: list[tuple[_Entry, int]]) -> None:
+    def _refused(self, plan: _Plan, refused: list[tuple[_Entry, int]]) -> None:
         """Entries that failed: those that will never come are not asked for again; a lost device is one, whatever else came."""
         lost = [code for _, code in refused if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST)]
         if lost:
@@ -257,16 +269,19 @@ class FieldStep(Step):
         if not never:
             return
         codes = {id(entry.slot): never[id(entry)] for entry, _ in refused if id(entry) in never}
-        left = [entry for entry in self._entries if id(entry) not in never]
+        left = [entry for entry in plan.entries if id(entry) not in never]
         served = {id(entry.slot) for entry in left}
-        self.gone += [(slot, codes[id(slot)]) for slot in self.slots if id(slot) not in served]
-        self.slots[:] = [slot for slot in self.slots if id(slot) in served]
-        self._lay_out(left)
+        gone = [slot for slot in self.slots if id(slot) in codes and id(slot) not in served]
+        as_planned = plan is self._plan and self._of == self.slots
+        self.gone += [(slot, codes[id(slot)]) for slot in gone]
+        self.slots[:] = [slot for slot in self.slots if slot not in gone]
+        if as_planned:  # else the next question is made anew, of what is left by then
+            self._lay_out(left)
 
     def due_within_ns(self) -> int | None:
         spans = [
             entry.slot.growths[entry.scope].due_within_ns(entry.line)
-            for entry in self._entries
+            for entry in (self._plan.entries if self._plan is not None else ())
             if entry.line and entry.scope in entry.slot.growths
         ]
         return min((each for each in spans if each is not None), default=None)

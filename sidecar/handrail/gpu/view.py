@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ from handrail.gpu.reader import DeviceReader
 from handrail.gpu.sampler import Sampler
 from handrail.gpu.steps import Step
 from handrail.gpu.window import GpmStep
+from handrail.gpu.xids import XidWatch
 from handrail.hardware import Device, DeviceValue
 
 _STALE_NS: Final = 5_000_000_000
@@ -46,16 +47,18 @@ def fresh_values(sampler: Sampler) -> list[tuple[Device, DeviceValue]]:
     return found
 
 
-def absences(sampler: Sampler) -> list[Absent]:
-    """Counters of which a device gives no value, in the table's order; not those that the settings leave out."""
+def absences(readers: Iterable[DeviceReader], watch: XidWatch | None) -> list[Absent]:
+    """Counters of which a device gives no value, in the table's order; not those that the settings leave out.
+
+    ``readers``, ``watch``: of a sampler.
+    """
     found = []
-    for reader in list(sampler.readers.values()):
+    for reader in list(readers):
         absent = dict(reader.absent)
         for name in (name for name in BY_NAME if name in reader.wanted):
             codes = {absent.get((name, value.label)) for value in BY_NAME[name].values}
             if None not in codes:
                 found.append(_absent(reader, name, next(iter(codes)) or 0, BY_NAME[name].counter.absent))
-        watch = sampler.xid_watch
         if watch is not None and reader.gpu.device.key in watch.absent:
             found.append(_absent(reader, XID.name, watch.absent[reader.gpu.device.key], XID.absent))
     return found
@@ -63,7 +66,7 @@ def absences(sampler: Sampler) -> list[Absent]:
 
 def supported(sampler: Sampler) -> Iterator[tuple[Device, str, bool]]:
     """(device, counter, whether it gives it) for every counter that is looked for; ``False`` once it has said no."""
-    none = {(each.device.key, each.counter) for each in absences(sampler)}
+    none = {(each.device.key, each.counter) for each in absences(sampler.readers.values(), sampler.xid_watch)}
     for reader in list(sampler.readers.values()):
         names = [name for name in BY_NAME if name in reader.wanted] + ([] if reader.gpu.is_mig else [XID.name])
         for name in names:

@@ -37,26 +37,27 @@ class GpmStep(Step):
         self._layout = struct.Struct(_HEAD)
         self._before_ns: int | None = None
         self.window: DeviceValue | None = None
-        self.fresh_s = 0.0  # of the window that ended with the last read; 0: none did
+        self.fresh_s = 0.0  # of the window that was told last, until it has been compared
         self._of: list[Slot] = []
 
-    def ask(self, guard: Guard) -> None:
-        self.fresh_s = 0.0
+    def ask(self, guard: Guard) -> Any:
         if not self._samples:
             self._prepare(guard)
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
-            return  # the window goes on
+            return None  # the window goes on
         self._before_ns = None  # until this look has worked
         earlier, later = self._samples
+        answer = None
         guard(partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later))
         if before is not None:
             if self._of != self.slots:
                 self._ask_for_slots()
             self._request.sample1, self._request.sample2 = earlier, later
             guard(partial(self._nvml.nvmlGpmMetricsGet, self._request))
-            self.fresh_s = (now - before) / 1e9
+            answer = (self._of, self._layout.unpack_from(self._request), (now - before) / 1e9)
         self._samples, self._before_ns = [later, earlier], now
+        return answer
 
     def _prepare(self, guard: Guard) -> None:
         if not guard(partial(self._nvml.nvmlGpmQueryDeviceSupport, self._gpu.handle)).isSupportedDevice:
@@ -73,14 +74,17 @@ class GpmStep(Step):
         self._request, self._of = request, list(self.slots)
         self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
 
-    def told(self) -> list[DeviceValue]:
-        if not self.fresh_s:
+    def told(self, answer: Any) -> list[DeviceValue]:
+        if answer is None:
             return []
+        of, numbers, self.fresh_s = answer
         found = []
-        flat = iter(self._layout.unpack_from(self._request))
-        for slot, code, raw in zip(self._of, flat, flat, strict=True):
+        flat = iter(numbers)
+        for slot, code, raw in zip(of, flat, flat, strict=True):
+            if not isinstance(slot.how, Gpm):
+                continue  # it is not believed any more (``agreement.py``)
             if code:
-                if failure(code).meaning is Meaning.ABSENT:
+                if failure(code).meaning is Meaning.ABSENT and slot in self.slots:
                     self.gone.append((slot, code))
                 continue
             value = slot.gauge(raw)

@@ -99,8 +99,8 @@ class NicReader:
         reading = self._read(_REST)
         values = dict(reading.values)
         values[names.UP, ""] = float(self.up())
-        for name, value in ((names.LINE_RATE, self.line_rate_bytes()), (names.MTU, sysfs.count(f"{self.folder}/mtu"))):
-            if value is not None and not isinstance(value, Why):
+        for name, value in ((names.LINE_RATE, self.line_rate_bytes()), (names.MTU, self.mtu())):
+            if value is not None:
                 values[name, ""] = value
         return Reading(values=values, missing=reading.missing)
 
@@ -135,6 +135,11 @@ class NicReader:
         if isinstance(speed, Why) or speed in UNKNOWN_SPEEDS:
             return None
         return speed * 1_000_000 // 8
+
+    def mtu(self) -> int | None:
+        """Largest packet, in bytes."""
+        found = sysfs.count(f"{self.folder}/mtu")
+        return None if isinstance(found, Why) else found
 
     def _read(self, files: Mapping[str, Key]) -> Reading:
         values: dict[Key, float] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from handrail.hardware import Device, DeviceKind
@@ -26,7 +26,7 @@ STUCK: Final = 2**32 - 1
 ACTIVE: Final = "ACTIVE"
 
 _PORT: Final = re.compile(r"\d{1,3}")
-_RATE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec\b")
+_RATE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec\b(?: \((\d{1,2})X)?")
 
 _WORDS: Final = "words"
 _PLAIN: Final = "plain"
@@ -98,6 +98,7 @@ class PortReader:
     folder: str  # of the adapter
     adapter: str
     port: str
+    _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, compare=False, repr=False)  # the file of a direction
 
     @property
     def key(self) -> str:
@@ -108,14 +109,15 @@ class PortReader:
         return Source.RDMA
 
     @property
-    def _port(self) -> str:
+    def folder_of_port(self) -> str:
+        """Where its files are."""
         return f"{self.folder}/ports/{self.port}"
 
     def bytes_moved(self) -> Reading:
         values: dict[Key, float] = {}
         missing: dict[str, Why] = {}
         for direction, files in _BYTES.items():
-            found = self._first(files, missing)
+            found = self._first(files, missing, direction)
             if found is not None:
                 values[names.BYTES, direction] = found
         return Reading(values=values, missing=missing, gone=not values and self._is_gone(missing))
@@ -123,6 +125,7 @@ class PortReader:
     def rest(self) -> Reading:
         values: dict[Key, float] = {}
         missing: dict[str, Why] = {}
+        self._known.clear()  # a better file may have come
         for direction, files in _PACKETS.items():
             found = self._first(tuple((file, _PLAIN) for file in files), missing)
             if found is not None:
@@ -140,8 +143,7 @@ class PortReader:
 
     def device(self) -> Device:
         product = sysfs.text(f"{self.folder}/hca_type")
-        layer = sysfs.text(f"{self._port}/link_layer")
-        words = [each[:64] for each in (product, layer) if not isinstance(each, Why) and each]
+        words = [each[:64] for each in (product, self.said("link_layer")) if not isinstance(each, Why) and each]
         return Device(
             kind=DeviceKind.RDMA,
             key=self.key,
@@ -160,35 +162,65 @@ class PortReader:
         return f"{guid if not isinstance(guid, Why) else ''} {made}"
 
     def up(self) -> bool:
-        """Whether the port carries data: ``4: ACTIVE``."""
-        state = sysfs.text(f"{self._port}/state")
-        return not isinstance(state, Why) and state.partition(":")[2].strip() == ACTIVE
+        """Whether the port carries data."""
+        return self.state() == ACTIVE
+
+    def state(self) -> str:
+        """``ACTIVE`` of ``4: ACTIVE``; '' where it cannot be read."""
+        return _word(self.said("state"))
+
+    def physical_state(self) -> str:
+        """``LinkUp`` of ``5: LinkUp``; '' where it cannot be read."""
+        return _word(self.said("phys_state"))
 
     def line_rate_bytes(self) -> int | None:
         """A second and direction, where the port is up: one that is down says 10 Gb/sec or 2.5, and means nothing."""
-        return rate_bytes(sysfs.text(f"{self._port}/rate")) if self.up() else None
+        return rate_bytes(self.said("rate")) if self.up() else None
 
-    def _first(self, files: tuple[tuple[str, str], ...], missing: dict[str, Why]) -> int | None:
-        """The value of the first file that gives one. What stands still in one may be counted on by the next."""
+    def lanes(self) -> int | None:
+        """With which it came up: 4 of ``400 Gb/sec (4X NDR)``."""
+        found = _RATE.match(self.said("rate"))
+        return int(found[2]) if found is not None and found[2] else None
+
+    def said(self, file: str) -> str:
+        """What a file of the port holds; '' where it cannot be read."""
+        text = sysfs.text(f"{self.folder_of_port}/{file}")
+        return "" if isinstance(text, Why) else text
+
+    def _first(self, files: tuple[tuple[str, str], ...], missing: dict[str, Why], direction: str = "") -> int | None:
+        """The value of the first file that gives one. ``direction``: of bytes, whose file is remembered and tried first."""
         tried: dict[str, Why] = {}
-        port = self._port
-        for file, unit in files:
-            raw = sysfs.count(f"{port}/{file}")
-            if isinstance(raw, Why):
-                tried[file] = raw
-            elif unit == _WORDS and raw == STUCK:
-                tried[file] = Why.STUCK
-            else:
-                return raw * WORD_BYTES if unit == _WORDS else raw
+        known = self._known.get(direction)
+        for file, unit in (known, *files) if known is not None else files:
+            if file in tried:
+                continue
+            found = self._value(file, unit)
+            if not isinstance(found, Why):
+                if direction:
+                    self._known[direction] = (file, unit)
+                return found
+            tried[file] = found
         missing.update(tried)
         return None
 
+    def _value(self, file: str, unit: str) -> int | Why:
+        """What a file counts, in bytes where it counts words. What stands still in one may be counted on by the next."""
+        raw = sysfs.count(f"{self.folder_of_port}/{file}")
+        if unit != _WORDS or isinstance(raw, Why):
+            return raw
+        return Why.STUCK if raw == STUCK else raw * WORD_BYTES
+
     def _is_gone(self, missing: Mapping[str, Why]) -> bool:
-        return Why.GONE in missing.values() or not os.path.isdir(self._port)
+        return Why.GONE in missing.values() or not os.path.isdir(self.folder_of_port)
 
 
-def rate_bytes(text: str | Why) -> int | None:
+def _word(text: str) -> str:
+    number, colon, word = text.partition(":")
+    return word.strip() if colon and number.isdecimal() else text
+
+
+def rate_bytes(text: str) -> int | None:
     """``400 Gb/sec (4X NDR)`` as bytes a second; None for anything else. The decimals of ``2.5 Gb/sec (1X SDR)`` count."""
-    found = _RATE.match(text) if not isinstance(text, Why) else None
+    found = _RATE.match(text)
     rate = round(float(found[1]) * 1e9 / 8) if found is not None else 0
     return rate or None

@@ -91,7 +91,7 @@ class LinkSampler:
 
     def take(self) -> list[DeviceSample]:
         """Samples since the last call, of each device in order."""
-        return [watch.waiting.popleft() for watch in list(self.watches.values()) for _ in range(len(watch.waiting))]
+        return [sample for watch in list(self.watches.values()) for sample in watch.take()]
 
     def state(self, watch: Watch) -> State:
         """What is becoming of its reads."""

@@ -77,7 +77,7 @@ class NvmlSource:
         self._looks += 1
         if self._looks < _SETTLED_LOOKS:
             return
-        for line in told(absences(self.sampler), self._said):
+        for line in told(absences(self.sampler.readers.values(), self.sampler.xid_watch), self._said):
             log.info("%s", line)
 
 

@@ -144,7 +144,13 @@ def test_a_pool_is_never_both_and_never_bound_by_what_it_used_less(shares: list[
         ("NVIDIA L4", 121, 0.3),
         ("Tesla T4", 65, 0.32),
         ("NVIDIA GH200 480GB", 989, 4.0),
-        ("NVIDIA B200", 2250, 8.0),
+        ("NVIDIA GB200", 2500, 8.0),
+        ("NVIDIA B200", 2250, 7.7),
+        ("NVIDIA H100 NVL", 835, 3.9),
+        ("NVIDIA H20-3e", 148, 4.8),
+        ("Tesla V100-PCIE-16GB", 112, 0.9),
+        ("Tesla V100-SXM2-32GB", 125, 0.9),
+        ("Tesla V100S-PCIE-32GB", 130, 1.134),
     ],
 )
 def test_products_by_nvmls_names(product: str, tera_operations: float, tera_bytes: float) -> None:
@@ -154,9 +160,10 @@ def test_products_by_nvmls_names(product: str, tera_operations: float, tera_byte
 
 
 def test_products_that_are_not_known_and_slices_have_no_peak() -> None:
-    assert peak_of("NVIDIA A10G") is None
-    assert peak_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
-    assert peak_of("") is None
+    for product in ("NVIDIA A10G", "NVIDIA A16", "NVIDIA B300 SXM6 AC", "NVIDIA L40G", "Tesla V100-SXM3-32GB", "NVIDIA GH200 144G HBM3e", ""):
+        assert peak_of(product) is None, product
+    for part in ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA L40S-16Q", "GRID A100-20C", "NVIDIA A40-48Q"):
+        assert peak_of(part) is None, part
     assert all(30 < peak.ridge < 500 for _, peak in PEAKS)
 
 

@@ -126,6 +126,26 @@ def test_hosts_that_never_spoke_are_related_through_one_that_both_did() -> None:
     assert between(pairs, "a", "nobody") is None
 
 
+def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -> None:
+    told = [
+        sample(gpu(0, "host-p"), ROW.started_unix_ns + at * S, gauge(names.GPU_PCIE_LINE, rate), of=process("host-p"))
+        for at, rate in ((-18, 31e9), (-8, 63e9), (15, 31e9))
+    ]
+    moved = [
+        sample(
+            gpu(0, "host-p"), ROW.started_unix_ns + at * S, counter(names.GPU_PCIE_BYTES, at, names.TRANSMIT), of=process("host-p")
+        )
+        for at in range(4)
+    ]
+    gone = sample(gpu(1, "host-p"), ROW.started_unix_ns - 20 * S, gauge(names.GPU_PCIE_LINE, 63e9), of=process("host-p"))
+    stored(tmp_path, sorted([*told, *moved, gone], key=lambda each: each.at_unix_ns))
+    reader = StoreReader(tmp_path / "store")
+    hardware = tracked(reader, ROW, evidence())
+    reader.close()
+    (device,) = hardware["places"][0]["devices"]
+    assert {track["name"]: track["values"][-1] for track in device["tracks"]} == {names.GPU_PCIE_BYTES: 1, names.GPU_PCIE_LINE: 63e9}
+
+
 def test_a_request_of_ten_minutes_is_told_in_parts(tmp_path: Path) -> None:
     long = replace(ROW, duration_ns=600 * S)
     told = [

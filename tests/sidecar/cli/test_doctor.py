@@ -148,10 +148,31 @@ def test_a_warning_is_a_failure_when_strict(
 
 def test_nothing_given_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HANDRAIL_API", raising=False)
-    assert main(["doctor", "--root", str(tmp_path)]) == 0
+    assert main(["doctor", "--root", str(tmp_path)]) == doctor.EXIT_NOTHING
     out = capsys.readouterr().out
     assert "cannot be predicted: no model config was given (--model)" in out
     assert "0 fail" in out
+    assert "Nothing was checked. Give --prefill URL" in out
+
+
+def test_a_prediction_alone_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Path(__file__).parents[2] / "data/model_configs/llama-3.1-70b.json"
+    assert main(["doctor", "--root", str(tmp_path), "--model", str(config), "--link-gbps", "400"]) == 0
+    assert "Nothing was checked" not in capsys.readouterr().out
+
+
+def test_every_line_names_its_check(l40s_pair: tuple[FakeNvml, tuple[str, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+    nvml, flags = l40s_pair
+    whole = told(capsys, nvml, flags, code=1)
+    doctor.check(parsed(*flags), nvml.reader())
+    page = capsys.readouterr().out
+    assert [check for check in verdicts(whole) if f"[{check}]" not in page] == []
+
+
+def test_one_address_for_both_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--prefill", "http://127.0.0.1:1", "--decode", "127.0.0.1:1", "--root", str(tmp_path), "--timeout", "1", "--on", "neither")
+    main(["doctor", *flags, "--json"])
+    assert verdicts(json.loads(capsys.readouterr().out))["pair.two_engines"] == "warn"
 
 
 SIDECAR = "role: decode\ninstance: 10.0.0.8:8200\nplugin_socket: /run/handrail/other.sock\ncollector: {endpoint: 'http://127.0.0.1:1'}\n"
@@ -181,6 +202,7 @@ def test_a_sidecars_configuration_is_held_against_the_engine(
         (("--header", "token"), "--header has no value"),
         (("--same-env",), "--same-env needs to know whose"),
         (("--timeout", "0"), "--timeout is 0"),
+        (("--tokens", "20000000000"), "above 0, at most 1,000,000,000"),
         (("--model", "/nowhere"), "cannot be read"),
         (("--config", "/nowhere.yaml"), "cannot be read"),
         (("--placement", "here"), "invalid choice"),

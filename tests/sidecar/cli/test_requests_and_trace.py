@@ -262,7 +262,7 @@ async def test_a_trace_shows_its_hand_off_with_who_said_so(ask: Ask, capsys: pyt
     assert await ask("trace", "user-42-7") == 0
     text = capsys.readouterr().out
     assert "KV hand-off\nP 10.0.0.1:8100 → D 10.0.0.2:8200   ok" in text
-    assert "3.0 GiB moved, 512 blocks, 8192 tokens, 48.81 GB/s, pull, NixlConnector" in text
+    assert "3.22 GB moved, 512 blocks, 8192 tokens, 48.81 GB/s, pull, NixlConnector" in text
     assert "peer known, no handshake" in text
     assert "by decode:plugin loaded and seen by the scheduler" in text
     assert await ask("trace", "user-42-7", "--json") == 0

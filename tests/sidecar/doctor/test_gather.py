@@ -12,9 +12,11 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from doctor_doubles import NO_NVML, l40s, pair_yaml
 from doctor_facts import CONFIGS, D, P, found, verdict
 from doctor_servers import listening, serving
+from handrail.doctor.checks import findings
 from handrail.doctor.deployment import Started, engines_in
 from handrail.doctor.facts import Asked, Facts, Reach, SidecarSetup
 from handrail.doctor.gather import Wanted, gather
+from handrail.doctor.hostfacts import Gpus
 from handrail.doctor.pair import SIDES, Placement, Side
 from handrail.doctor.verdict import Verdict
 from handrail.kvsize.size import Serving
@@ -53,6 +55,30 @@ async def test_where_they_stand_is_told_from_their_addresses(tmp_path: Path) -> 
         said = await look(tmp_path, urls={P: prefill, D: decode}, placement=Placement.ACROSS_HOSTS, on=frozenset({D}))
     assert (here.placement, here.placement_by, here.host.here) == (Placement.SAME_HOST, "by their addresses", frozenset(SIDES))
     assert (said.placement, said.placement_by, said.host.here) == (Placement.ACROSS_HOSTS, "--placement", frozenset({D}))
+
+
+class Untouched:
+    """GPUs that nobody may look at."""
+
+    def read(self) -> Gpus:
+        raise AssertionError("this host's GPUs were asked")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"on": frozenset(), "placement": Placement.SAME_HOST},
+        {"urls": {P: "http://192.0.2.1:1", D: "http://192.0.2.1:2"}, "timeout_s": 0.2},
+    ],
+    ids=["said", "by-address"],
+)
+async def test_the_gpus_of_a_host_that_runs_neither_engine_are_not_judged(tmp_path: Path, wanted: dict[str, Any]) -> None:
+    facts = await gather(Wanted(**{"asked": Asked(tokens=8000), "root": tmp_path, "timeout_s": 10.0, **wanted}), Untouched(), {})
+    judged = [each for each in findings(facts)["GPUs"] if each.verdict is not Verdict.SKIP]
+    assert judged == []
+    nvml = found(facts, "gpu.nvml")
+    assert nvml is not None
+    assert "neither engine runs here" in nvml.seen
 
 
 async def test_a_side_channel_is_tried_by_the_surest_address(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def standing(scenario: Scenario) -> Scenario:
     return scenario
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, 120, 200])
 def test_what_a_person_sees(double: Double, golden: Callable[[Path | str, str], None], columns: int) -> None:
     scenario = standing(h100(4)).add(
         *(line.replace("gpu *", "gpu 1") for line in standing(l40s()).lines if line.startswith("gpu *")),
@@ -78,9 +78,16 @@ def test_what_a_person_sees(double: Double, golden: Callable[[Path | str, str], 
         *memory(total=42_000_000_000, used=7_000_000_000, which="2.1"),
         f"gpu 3 error * {GPU_IS_LOST}",
     )
-    done = gpus(double, scenario, columns=columns)
+    shown = double.call("nvml.runs:page", scenario, columns, virtual=True)
+    assert [line for line in shown.splitlines() if line != line.rstrip()] == []
+    golden(f"cli/gpus_{columns}.txt", shown)
+
+
+def test_the_command_shows_what_it_saw(double: Double) -> None:
+    done = gpus(double, h100(2), "--for", "3s")
     assert (done.returncode, done.stderr) == (0, "")
-    golden(f"cli/gpus_{columns}.txt", done.stdout)
+    assert done.stdout.count("530 of 700 W") == 2
+    assert "driver 575.57.08" in done.stdout
 
 
 def test_the_answer_as_json(double: Double) -> None:

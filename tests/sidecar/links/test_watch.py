@@ -37,9 +37,7 @@ class Watched:
         )
 
     def taken(self) -> list[DeviceSample]:
-        found = list(self.watch.waiting)
-        self.watch.waiting.clear()
-        return found
+        return self.watch.take()
 
 
 @pytest.fixture
@@ -109,6 +107,19 @@ def test_what_grew_since_a_start_is_never_negative_whatever_the_counter_does(
     received = [next(v for v in s.values if (v.name, v.label) == (names.BYTES, names.RECEIVE)) for s in watched.taken()]
     for before, after in pairwise(received):
         assert after.start_unix_ns > before.start_unix_ns or after.value >= before.value
+
+
+def test_another_device_under_the_name_is_told_though_its_first_readings_were_dropped(sysfs: FakeSysfs, port: Watched) -> None:
+    port.tick(everything=True)
+    port.taken()
+    (sysfs.root / "class/infiniband/mlx5_0/node_guid").write_text("0000:0000:0000:0001\n")
+    sysfs.move_port(4_000_000, 8_000_000)
+    port.tick(2.0, everything=True)
+    for _ in range(MOST_WAITING):
+        port.tick()
+    first, *_ = port.taken()
+    assert since(first, names.BYTES, names.TRANSMIT) == (4_000_000, 2200)
+    assert port.watch.stats.resets == 1
 
 
 def test_a_device_that_is_gone_says_so_and_gives_nothing(sysfs: FakeSysfs, port: Watched) -> None:
