@@ -1,0 +1,178 @@
+"""The chart, rendered by Helm's own library and held against the schemas of Kubernetes and the operators. Never installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from manifests import CHART, chart, containers, of_kind, one, rendered_chart
+from operator_schemas import KINDS
+
+EVERYTHING: dict[str, Any] = {
+    "cluster": "eu-1",
+    "image": {"registry": "registry.example.com/team/", "tag": "1.2.3", "pullSecrets": [{"name": "regcred"}]},
+    "collector": {
+        "forward": ["http://tempo.monitoring:4318", "grpcs://otel.example.com"],
+        "config": {"decision": {"hung_after": "30s"}},
+        "storage": {"size": "1Ti", "storageClass": "fast"},
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "observability", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "serving"},
+    },
+    "sidecar": {"gpu": "nvml", "extraArgs": ["--log-start=start"]},
+    "podMonitor": {"labels": {"release": "kube-prometheus-stack"}, "namespaces": ["llm", "llm-2"]},
+    "prometheusRule": {"labels": {"release": "kube-prometheus-stack"}},
+    "networkPolicy": {"senders": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}}]},
+    "example": {
+        "enabled": True,
+        "prefillReplicas": 2,
+        "gpus": 8,
+        "huggingFaceSecret": "hf",
+        "extraArgs": ["--tensor-parallel-size=8"],
+    },
+}
+VALUES: dict[str, Mapping[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "example, inline": {"example": {"enabled": True, "mode": "proxy"}, "sidecar": {"gpu": "dcgm"}},
+    "bare": {
+        "podMonitor": {"enabled": False},
+        "prometheusRule": {"enabled": False},
+        "dashboards": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+    },
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_objects_are_what_kubernetes_takes(values: str) -> None:
+    documents = chart(VALUES[values])
+    for document in documents:
+        if document["apiVersion"] not in KINDS:
+            kubernetes_validate.validate(document, "1.37", strict=True)
+    names = [(each["kind"], each["metadata"]["name"]) for each in documents]
+    assert len(names) == len(set(names)), "two objects of one name"
+
+
+def test_helm_lints_it() -> None:
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no build for this machine: the chart is not linted")
+    told = helm.lint(str(CHART), {}, strict=True)
+    assert told["errors"] == []
+    assert [each["error"] for each in told["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"exampel": {}}, "exampel"),
+        ({"sidecar": {"gpu": "cuda"}}, "/sidecar/gpu"),
+        ({"example": {"mode": "inline"}}, "/example/mode"),
+        ({"collector": {"forward": ["tempo:4318"]}}, "/collector/forward"),
+        ({"collector": {"replicas": 2}}, "replicas"),
+        ({"podMonitor": {"interval": "15"}}, "/podMonitor/interval"),
+        ({"cluster": "a b"}, "/cluster"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        rendered_chart(values)
+
+
+def test_every_value_is_in_the_schema_and_has_a_default() -> None:
+    """Down to what Kubernetes defines itself; a value without a default would be one that nobody finds."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+    def walk(given: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
+        assert set(given) == set(declared["properties"]) - {"global"}
+        for key, value in given.items():
+            inner = declared["properties"][key]
+            if key != "resources" and inner.get("properties"):
+                walk(value, inner)
+
+    walk(values, schema)
+
+
+def test_a_change_of_the_configuration_rolls_the_collector() -> None:
+    def checksum(values: Mapping[str, Any]) -> str:
+        (found,) = of_kind(chart(values), "StatefulSet")
+        annotation: str = found["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        return annotation
+
+    assert checksum({}) == checksum({"cluster": "eu-1"})
+    assert checksum({}) != checksum({"collector": {"config": {"flush_interval": "1s"}}})
+
+
+def test_the_store_is_bounded_below_its_volume() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["collector"]
+    bound, size = values["config"]["store"]["max_bytes"], values["storage"]["size"]
+    journal_gib = 4
+    assert int(bound.removesuffix("GiB")) + journal_gib < int(size.removesuffix("Gi"))
+
+
+def test_the_collectors_data_outlives_the_release() -> None:
+    (stateful,) = of_kind(chart(), "StatefulSet")
+    assert stateful["spec"]["replicas"] == 1
+    assert stateful["spec"]["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+
+
+def test_every_series_carries_the_cluster_and_the_job() -> None:
+    for monitor in of_kind(chart({"cluster": "eu-1"}), "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        made = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
+        assert made == {"job": monitor["metadata"]["name"], "cluster": "eu-1"}
+
+
+def test_the_network_policy_lets_out_only_what_is_forwarded() -> None:
+    closed = one(chart(), "NetworkPolicy", "handrail-collector")["spec"]
+    assert closed["egress"] == []
+    assert "Egress" in closed["policyTypes"]
+    opened = one(chart(EVERYTHING), "NetworkPolicy", "handrail-collector")["spec"]
+    ports = [port["port"] for rule in opened["egress"] for port in rule["ports"]]
+    assert ports == [53, 53, 4318, 4317]
+
+
+@pytest.mark.parametrize("values", ["everything", "example, inline"])
+def test_no_policy_of_ours_touches_an_engine(values: str) -> None:
+    documents = chart(VALUES[values])
+    for policy in of_kind(documents, "NetworkPolicy"):
+        wanted = policy["spec"]["podSelector"]["matchLabels"].items()
+        assert [each.workload for each in containers(documents) if wanted <= each.labels.items()] == ["handrail-collector"]
+
+
+def test_each_image_is_taken_from_the_given_registry() -> None:
+    for each in containers(chart(EVERYTHING)):
+        if each.name in ("handrail", "handrail-plugin", "collector"):
+            assert each.spec["image"].startswith("registry.example.com/team/handrail")
+            assert each.spec["image"].endswith(":1.2.3")
+            assert each.pod["imagePullSecrets"] == [{"name": "regcred"}]
+
+
+def test_gpu_counters_come_from_where_the_values_say() -> None:
+    def sidecar(gpu: str) -> tuple[list[str], dict[str, str | None]]:
+        values = {"example": {"enabled": True}, "sidecar": {"gpu": gpu}}
+        found = next(
+            each for each in containers(chart(values)) if each.name == "handrail" and each.labels["handrail-role"] == "decode"
+        )
+        return found.words(), found.env
+
+    assert "--gpu-sample=off" in sidecar("none")[0]
+    words, env = sidecar("nvml")
+    assert not [word for word in words if word.startswith("--gpu")]
+    assert env["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    assert "--gpu-dcgm-url=http://10.0.0.1:9400/metrics" in sidecar("dcgm")[0]
+
+
+def test_H15_a_rule_that_no_prometheus_selects_is_warned_of() -> None:
+    """Rules without the label that a Prometheus selects by install clean and never fire: said at installation."""
+    assert "set prometheusRule.labels" in rendered_chart()["handrail/templates/NOTES.txt"]
+    labels = {"prometheusRule": {"labels": {"release": "x"}}}
+    assert "set prometheusRule.labels" not in rendered_chart(labels)["handrail/templates/NOTES.txt"]
+    assert "ruleSelector" in rendered_chart(labels)["handrail/templates/NOTES.txt"]

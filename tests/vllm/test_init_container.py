@@ -1,0 +1,119 @@
+"""The way of the plugin into a stock image, run for real: the wheel unpacked as the init container brings it, mounted read-only
+beside a vLLM that knows nothing of it, found by PYTHONPATH and the entry point in its metadata.
+
+One engine, started once. Where this is root, the folder is a read-only mount in a mount namespace of the engine's own, as in a
+pod; else its files cannot be written by their modes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import handrail
+from handrail.records import EngineFacts, EngineTimes
+from vllm.observed import _ASK_P as ASK_P
+from vllm.observed import Heard, Listeners, post
+from vllm.pair import ENGINE_ENV, MODEL_NAME, START_S, EngineSettings, Installation, find_installation, start_engine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+_ROOT = Path(__file__).parents[2]
+# What `mount -o ro` in a pod does: the engine sees the folder, and cannot write there.
+_READ_ONLY = """#!/bin/sh
+exec unshare --mount sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"' {site} {vllm} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted(Installation):
+    """The engine behind a command that mounts the plugin's folder read-only first."""
+
+    command: Path
+
+    @property
+    def vllm(self) -> Path:
+        return self.command
+
+
+def unpacked_wheel(folder: Path) -> Path:
+    """The wheel of this checkout, built and unpacked as deploy/docker/Dockerfile does."""
+    wheels, site = folder / "wheels", folder / "site"
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels))
+    subprocess.run(build, cwd=_ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = wheels.glob("handrail-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
+def mounted(installation: Installation, site: Path, folder: Path) -> Installation:
+    if os.geteuid() != 0:
+        for path in (*site.rglob("*"), site):
+            path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+        return installation
+    command = folder / "vllm"
+    command.write_text(_READ_ONLY.format(site=site, vllm=installation.vllm), encoding="utf-8")
+    command.chmod(0o755)
+    return Mounted(installation.root, command)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What stands in the pod: the engine and who listens beside it."""
+
+    url: str
+    heard: Heard
+    site: Path
+    before: frozenset[Path]
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    folder = tmp_path_factory.mktemp("init-container")
+    site = unpacked_wheel(folder)
+    before = frozenset(site.rglob("*"))
+    run = folder / "run"
+    run.mkdir()
+    env = {"PYTHONPATH": f"{site}:{ENGINE_ENV['PYTHONPATH']}", "HANDRAIL_SOCKET": str(run / "engine.sock")}
+    flags = ("--middleware", "handrail.guest.middleware.Handrail")
+    listeners = Listeners()
+    try:
+        heard = listeners.listen("prefill", run / "engine.sock")
+        installation = mounted(find_installation(), site, folder)
+        engine = start_engine(installation, "prefill", EngineSettings(env=env, flags=flags), logs=folder)
+        with engine.child:
+            engine.wait_healthy(time.monotonic() + START_S)
+            yield Pod(engine.url, heard, site, before)
+    finally:
+        listeners.close()
+
+
+def test_a_stock_vllm_finds_the_plugin_in_the_unpacked_wheel(pod: Pod) -> None:
+    facts = pod.heard.wait_records(EngineFacts, 1)
+    assert facts, "the plugin said nothing: it was not found, or not by its entry point"
+    assert facts[-1].plugin_version == handrail.__version__
+    assert facts[-1].missing == ()
+
+
+def test_events_arrive(pod: Pod) -> None:
+    body = {"model": MODEL_NAME, "prompt": "a prompt " * 40, "max_tokens": 1, "temperature": 0, "kv_transfer_params": dict(ASK_P)}
+    assert post(pod.url, body, "pod-0").status == 200
+    (times,) = pod.heard.wait(EngineTimes, lambda found: len(found) >= 1)
+    assert times.request_id.startswith("cmpl-pod-0-")
+    publish = pod.heard.publish_of("pod-0", lambda found: bool(found.kv_bytes))
+    assert publish.kv_bytes
+
+
+def test_nothing_was_written_beside_the_plugin(pod: Pod) -> None:
+    """An engine that needs to write there would fail in a pod, whose mount is read-only."""
+    assert frozenset(pod.site.rglob("*")) == pod.before
