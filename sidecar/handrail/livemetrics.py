@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from handrail import conventions as names
-from handrail.buckets import LATENCY, LATENCY_BOUND, Histogram
+from handrail.buckets import LATENCY, LATENCY_BOUND, Exemplar, Histogram
 from handrail.live.objectives import ITL, TTFT
 from handrail.live.requests import LiveRequests
 from handrail.records import Role
@@ -27,6 +27,9 @@ def request_rows(
     def outcomes() -> Mapping[tuple[str, ...], float]:
         live.know(served())
         return {(model, role.value, outcome.value): float(count) for (model, outcome), count in live.outcomes.items()}
+
+    def failed() -> Mapping[tuple[str, ...], Exemplar]:
+        return {(model, role.value, outcome.value): last for (model, outcome), last in live.failed.items()}
 
     def judged() -> Mapping[tuple[str, ...], float]:
         return {
@@ -63,7 +66,7 @@ def request_rows(
             live.tpot,
         ),
         _histogram(names.METRIC_E2E, "Arrival to the end of the answer, of requests that were answered", _BY_ROLE, live.e2e),
-        Row(names.METRIC_REQUESTS, "counter", "Requests by how they ended", outcomes, (*_BY_ROLE, "outcome")),
+        Row(names.METRIC_REQUESTS, "counter", "Requests by how they ended", outcomes, (*_BY_ROLE, "outcome"), failed),
         Row(
             names.METRIC_REQUESTS_OPEN,
             "gauge",

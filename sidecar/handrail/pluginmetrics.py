@@ -66,6 +66,7 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
             "KV fetches that ended, as the receiving engine tells it; reason: the engine's failure type",
             lambda: {key: float(count) for key, count in source.hand_offs.fetches.items()},
             ("outcome", "reason"),
+            lambda: source.hand_offs.last,
         ),
         *_peer_rows(source),
         Row(

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as ClientExemplar
 from prometheus_client.utils import floatToGoString
 
-from handrail.buckets import LATENCY, SIZE, Histogram, Layout
+from handrail.buckets import LATENCY, SIZE, Exemplar, Histogram, Layout
 
 _Key = TypeVar("_Key")
 
@@ -29,13 +30,17 @@ _EOF: Final = b"# EOF\n"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric. ``name`` is in base units and, for a counter, without ``_total``; ``read`` is called at every scrape."""
+    """One metric. ``name`` is in base units and, for a counter, without ``_total``; ``read`` is called at every scrape.
+
+    ``exemplars``: of a counter, the last request that was counted, by label values; told where the format has them.
+    """
 
     name: str
     kind: Literal["counter", "gauge"]
     help: str
     read: Callable[[], Value]
     labels: tuple[str, ...] = ()
+    exemplars: Callable[[], Mapping[tuple[str, ...], Exemplar]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,18 @@ class SelfMetrics(Collector):
             value = row.read()
             for labels, number in value.items() if isinstance(value, Mapping) else (((), value),):
                 family.add_metric(labels, float(number))
+            if row.exemplars is not None:
+                _point(family, row.labels, row.exemplars())
             yield family
+
+
+def _point(family: Metric, names: tuple[str, ...], exemplars: Mapping[tuple[str, ...], Exemplar]) -> None:
+    """Give a counter's samples their exemplars."""
+    for at, sample in enumerate(family.samples):
+        held = exemplars.get(tuple(sample.labels[name] for name in names))
+        if held is not None:
+            told = ClientExemplar({"trace_id": held.trace_id}, float(held.value), held.unix_ns / 1e9)
+            family.samples[at] = sample._replace(exemplar=told)
 
 
 def _number(value: float) -> str:

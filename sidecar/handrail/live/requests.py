@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from handrail.buckets import LATENCY, Histogram
+from handrail.buckets import LATENCY, Exemplar, Histogram
 from handrail.live.exemplars import Exemplars
 from handrail.live.models import UNKNOWN, ModelLabels
-from handrail.live.objectives import ANSWERED, OBJECTIVES, TTFT, Objectives, judge
+from handrail.live.objectives import ANSWERED, FAILURES, OBJECTIVES, TTFT, Objectives, judge
 from handrail.proxy.stream import ResponseReader
 from handrail.records import ENGINE_GONE, EngineTimes, Exchange, Gaps, Outcome, Role
 from handrail.sketch import GapSketch, bucket_middle_ns
@@ -105,6 +105,7 @@ class LiveRequests:
         self.e2e: dict[Labels, Histogram] = {}
         self.outcomes: dict[tuple[str, Outcome], int] = {}
         self.judged: dict[tuple[str, str, bool], int] = {}
+        self.failed: dict[tuple[str, Outcome], Exemplar] = {}  # the last of each
         self.exemplars = Exemplars(wall)
         self._make = make
         self._role = role
@@ -144,6 +145,9 @@ class LiveRequests:
 
     def ended(self, model: str, record: Exchange, *, ttft_judged: bool) -> None:
         self._count(model, record.outcome)
+        if record.outcome in FAILURES:
+            ended_unix_ns = record.arrival_unix_ns + record.duration_ns
+            self.failed[model, record.outcome] = Exemplar(record.ids.trace_id, 1, ended_unix_ns)
         if record.outcome in ANSWERED:
             self._of(self.e2e, (model, self._role.value)).observe(record.duration_ns)
             if record.tpot_mean_ns is not None:

@@ -15,9 +15,10 @@ from handrail.live.health import Restarts
 from handrail.live.objectives import Objectives
 from handrail.live.requests import LiveRequests
 from handrail.pluginmetrics import plugin_rows
-from handrail.records import ENGINE_LOST, Observation, Outcome, ProcessEvent, ProcessEventKind, Role, Source
+from handrail.records import ENGINE_LOST, FetchEffect, Observation, Outcome, ProcessEvent, ProcessEventKind, Role, Source
 from handrail.selfmetrics import HistogramRow, SelfMetrics
 from handrail.sources.datagram import Heard, Packet
+from handrail.sources.merging.tally import REASONS
 from handrail.sources.plugin import PluginSource
 from plugin_parts import fetch, happened
 
@@ -112,6 +113,19 @@ def test_times_and_sizes_of_fetches() -> None:
     page = engine.page()
     assert page["handrail_kv_fetch_seconds_count", "ok"] == 1
     assert page["handrail_kv_fetch_wait_seconds_sum",] == pytest.approx(0.031)
+
+
+@pytest.mark.parametrize("reason", ["", *REASONS])
+def test_H01_the_first_failure_of_every_known_type_is_an_increase_and_leads_to_its_trace(reason: str) -> None:
+    engine, series = Engine(), ("handrail_kv_fetches_total", *sorted(("failed", reason)))
+    assert engine.page()[series] == 0
+    lost = fetch(0, failure=reason or None, done_ms=None, ranks_done=0, effect=FetchEffect.FAILED, trace="t9")
+    engine.source.hand_offs.take(lost)
+    assert engine.page()[series] == 1
+    modern = SelfMetrics(plugin_rows(engine.source, S)).expose("application/openmetrics-text")[0].decode()
+    told = [line for line in modern.splitlines() if lost.ids.trace_id in line]
+    assert len(told) == 1
+    assert told[0].startswith(f'handrail_kv_fetches_total{{outcome="failed",reason="{reason}"}} 1.0 # {{trace_id=')
 
 
 def test_every_histogram_of_the_plugin_says_what_its_buckets_are_worth() -> None:

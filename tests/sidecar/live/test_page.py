@@ -98,6 +98,16 @@ def test_exemplars_are_in_open_metrics_alone() -> None:
     assert page_of(some(), OPEN).count("# EOF") == 1
 
 
+def test_a_counter_points_to_the_last_that_was_counted_in_open_metrics_alone() -> None:
+    held = {("b", "a"): Exemplar("c" * 32, 1, 1_700_000_000_125_000_000)}
+    row = Row("handrail_y", "counter", "Ends", lambda: {("a", "b"): 2, ("b", "a"): 3}, ("one", "two"), lambda: held)
+    modern, plain = (SelfMetrics([row]).expose(accept)[0].decode() for accept in (OPEN, PLAIN))
+    (line,) = [line for line in modern.splitlines() if "trace_id" in line]
+    assert line == f'handrail_y_total{{one="b",two="a"}} 3.0 # {{trace_id="{"c" * 32}"}} 1.0 1700000000.125'
+    assert "trace_id" not in plain
+    assert list(read_modern(modern))
+
+
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_any_label_value_comes_back(model: str, role: str) -> None:
     page = page_of({(model, role): Histogram(LATENCY)}, OPEN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from handrail.buckets import LATENCY, SIZE, Histogram
+from handrail.buckets import LATENCY, SIZE, Exemplar, Histogram
 from handrail.outcomes import FetchOutcome
 from handrail.records import ENGINE_GONE, FetchEffect, KvFetch, KvPublish, Observation
 
@@ -22,7 +22,25 @@ OUTCOMES: Final = (
 )
 """Those that one engine can tell by itself."""
 
+_FAILED: Final = (FetchOutcome.FAILED, FetchOutcome.RECOMPUTED)
+
 ENDS: Final = ("read", FetchOutcome.EXPIRED.value, FetchOutcome.STALE_READ.value, "lost", FetchOutcome.UNKNOWN.value)
+REASONS: Final = (
+    "transfer_setup_failed",
+    "transfer_failed",
+    "transfer_exception",
+    "handshake_setup_failed",
+    "handshake_failed",
+    "push_handshake_failed",
+    "push_reg_handshake_failed",
+    "push_reg_notif_failed",
+    "load_failed",
+)
+"""Failure types of vLLM 0.32 (``nixl/worker.py``, ``push_worker.py``) that cost a load, and ours for a load that only failed.
+
+Counted from 0 on, so that the first failure of a type is an increase (case H01).
+"""
+
 MAX_REASONS: Final = 32
 OTHER: Final = "other"
 
@@ -31,23 +49,29 @@ class HandOffTally:
     """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended.
 
     ``seconds``: from the transfer's post until it was done, by outcome; ``waits``: from when the load was known until its post
-    (for blocks, for a slot, for the first contact); ``sizes``: bytes moved. ``make``: which kind of histogram.
+    (for blocks, for a slot, for the first contact); ``sizes``: bytes moved. ``last``: the last fetch that did
+    not go well. ``make``: which kind of histogram.
     """
 
     def __init__(self, make: type[Histogram] = Histogram) -> None:
         self.fetches: Counter[tuple[str, str]] = Counter({(outcome.value, ""): 0 for outcome in OUTCOMES})
+        self.fetches.update({(outcome.value, reason): 0 for outcome in _FAILED for reason in REASONS})
+        self.last: dict[tuple[str, ...], Exemplar] = {}  # that did not go well, by outcome and reason
         self.publishes: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.bytes_fetched = 0
         self.seconds: dict[tuple[str, ...], Histogram] = {(FetchOutcome.OK.value,): make(LATENCY)}
         self.waits = make(LATENCY)
         self.sizes = make(SIZE)
         self._make = make
-        self._reasons: set[str] = {""}
+        self._reasons: set[str] = {"", *REASONS}
 
     def take(self, record: Observation) -> None:
         if isinstance(record, KvFetch) and not record.provisional:
             outcome = outcome_of(record).value
-            self.fetches[outcome, self._reason(record.failure or "")] += 1
+            counted = (outcome, self._reason(record.failure or ""))
+            self.fetches[counted] += 1
+            if outcome != FetchOutcome.OK.value:
+                self.last[counted] = Exemplar(record.ids.trace_id, 1, record.known_unix_ns + (record.ended_ns or 0))
             self.bytes_fetched += record.bytes_moved or 0
             self._time(outcome, record)
         elif isinstance(record, KvPublish) and not record.provisional:

@@ -1,0 +1,123 @@
+"""A real Prometheus reads a sidecar's page: quantiles within a tenth, exemplars, and every series of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.admin import AdminServer
+from handrail.catalogue import everything, sidecar_metrics
+from handrail.selfmetrics import SelfMetrics
+from handrail.sidecar import make
+from handrail.sidecarmetrics import sidecar_rows
+from otlp_parts import free_port
+from plugin_parts import fetch
+from proxied import DEADLINE_S
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on this machine")
+
+S = 10**9
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
+    """One that scrapes ``target`` every 200 ms; its address. Ended by its own pid."""
+    address = f"127.0.0.1:{free_port()}"
+    config = folder / "prometheus.yml"
+    config.write_text(
+        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+        f"scrape_configs: [{{job_name: sidecar, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    with (folder / "prometheus.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            "prometheus",
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={address}",
+            "--enable-feature=exemplar-storage",
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield address
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 10)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def ask(address: str, path: str, **query: str) -> Any:
+    def get() -> Any:
+        with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=5) as answer:
+            return json.load(answer)["data"]
+
+    return await asyncio.to_thread(get)
+
+
+async def value(address: str, query: str) -> float:
+    """Of the one series, as soon as there is one."""
+
+    async def found() -> float:
+        while True:
+            with suppress(OSError):
+                result = (await ask(address, "query", query=query))["result"]
+                if result:
+                    (series,) = result
+                    return float(series["value"][1])
+            await asyncio.sleep(0.1)
+
+    return await asyncio.wait_for(found(), 2 * DEADLINE_S)
+
+
+async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
+    made, draw = make(everything()), random.Random(7)
+    raw = sorted(min(round(draw.lognormvariate(19.5, 1.5)), 100 * S) for _ in range(3000))
+    for ttft_ns in draw.sample(raw, len(raw)):
+        made.live.first_token("m", ttft_ns, "ab" * 16)
+    gaps = sorted(max(1_000_001, round(draw.lognormvariate(17, 1))) for _ in range(5000))
+    made.live.gaps_of("m").extend(gaps)
+    assert made.plugin is not None
+    made.plugin.hand_offs.take(fetch(0, failure="handshake_failed", done_ms=None, ranks_done=0, trace="t7"))
+    admin = AdminServer("127.0.0.1", 0, SelfMetrics(sidecar_rows(made)), lambda: "")
+    await admin.start()
+    try:
+        async with prometheus(tmp_path, f"127.0.0.1:{admin.address[1]}") as address:
+            assert await value(address, "handrail_ttft_seconds_count") == len(raw)
+            for name, values in (("handrail_ttft_seconds", raw), ("handrail_stream_gap_seconds", gaps)):
+                for q in (0.5, 0.99, 0.999):
+                    exact = values[max(1, ceil(q * len(values) - 1e-9)) - 1] / S
+                    read = await value(address, f"histogram_quantile({q}, sum by (le) ({name}_bucket))")
+                    assert exact / 1.1 <= read <= exact * 1.1, (name, q)
+            above = await value(
+                address, '1 - handrail_ttft_seconds_bucket{le="0.5"} / on (model_name) handrail_ttft_seconds_count'
+            )
+            assert above == pytest.approx(sum(ns > S // 2 for ns in raw) / len(raw))
+            known = set(await ask(address, "label/__name__/values"))
+            told = {name for metric in sidecar_metrics() if metric.born for name in metric.series}
+            assert told <= known | _DCGM
+            now = (await ask(address, "query", query="time()"))["result"][0]
+            window = {"start": str(float(now) - 10**9), "end": str(float(now) + 60)}
+            shown = await ask(address, "query_exemplars", query="handrail_kv_fetches_total", **window)
+            (failed,) = [each for each in shown if each["seriesLabels"].get("reason") == "handshake_failed"]
+            assert failed["exemplars"][0]["labels"] == {"trace_id": b"t7".hex().rjust(32, "0")}
+    finally:
+        await admin.shutdown()
+
+
+_DCGM = {"handrail_sidecar_gpu_scrapes_total", "handrail_sidecar_gpu_scrape_failures_total"}
+"""Of a sidecar that reads dcgm-exporter instead of NVML."""
