@@ -13,8 +13,9 @@ from handrail.proxy.stream import ResponseReader
 from handrail.records import ENGINE_GONE, EngineTimes, Exchange, Gaps, Outcome, Role
 from handrail.sketch import GapSketch, bucket_middle_ns
 
-SCOPES: Final = {Role.EDGE: "edge", Role.ROUTER: "edge", Role.DECODE: "decode", Role.COLLOCATED: "decode"}
-"""Whose first token an exchange tells: the client's, or that of D's arrival. P's own answer has none that anybody waits for."""
+SCOPES: Final = {Role.EDGE: "edge", Role.ROUTER: "router", Role.DECODE: "decode", Role.COLLOCATED: "decode"}
+"""From whose arrival an exchange's first token is told. P's own answer has none that anybody waits for. An edge and a router that
+see the same request must not be added up, so each has its own scope."""
 
 ENGINE_SCOPE: Final = "engine"
 OUTCOMES: Final = tuple(outcome for outcome in Outcome if outcome is not Outcome.TAINTED)

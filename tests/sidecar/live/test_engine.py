@@ -64,6 +64,34 @@ def test_the_first_token_counts_when_the_scheduler_tells_it_and_once() -> None:
     assert (labels, histogram.count, histogram.total) == (("unknown", "decode", "engine"), 1, 80 * MS)
 
 
+def test_the_middlewares_exchanges_are_told_as_they_go_on_and_the_engine_counts_no_more() -> None:
+    engine = Engine()
+    headers = {"content-type": ["application/json"]}
+    body = '{"model":"m","prompt":"p","stream":true}'
+    engine.say(
+        1 * S,
+        "http_request",
+        exchange=1,
+        arrival_ns=1 * S,
+        method="POST",
+        path="/v1/completions",
+        headers=headers,
+        body_bytes=len(body),
+    )
+    engine.say(1 * S, "http_part", exchange=1, part=body, tail=False)
+    engine.say(1 * S, "queued", request="r", prompt_tokens=4)
+    engine.say(1 * S, "http_head", exchange=1, status=200, content_type="text/event-stream")
+    chunk = 'data: {"id":"cmpl-x","model":"m","choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
+    engine.say(1 * S + 90 * MS, "http_body", exchange=1, part=chunk)
+    engine.say(1 * S + 115 * MS, "http_body", exchange=1, part=chunk)
+    assert list(engine.source.open_since()) == [1 * S]
+    assert {labels: each.total for labels, each in engine.live.ttft.items()} == {("m", "decode", "decode"): 90 * MS}
+    assert {labels: each.total for labels, each in engine.live.gaps.items()} == {("m", "decode"): 25 * MS}
+    engine.say(2 * S, "finished", request="r", status="FINISHED_ABORTED")
+    engine.say(2 * S, "http_end", exchange=1, ending="client_gone")
+    assert {key: count for key, count in engine.live.outcomes.items() if count} == {("m", Outcome.CLIENT_DISCONNECT): 1}
+
+
 @pytest.mark.parametrize(("status", "outcome"), [("FINISHED_STOPPED", Outcome.OK), ("FINISHED_ERROR", Outcome.STREAM_ERROR)])
 def test_requests_end_as_the_scheduler_says(status: str, outcome: Outcome) -> None:
     engine = Engine()

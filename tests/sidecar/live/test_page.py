@@ -99,7 +99,7 @@ def test_exemplars_are_in_open_metrics_alone() -> None:
 
 
 def test_a_counter_points_to_the_last_that_was_counted_in_open_metrics_alone() -> None:
-    held = {("b", "a"): Exemplar("c" * 32, 1, 1_700_000_000_125_000_000)}
+    held: dict[tuple[str, ...], Exemplar] = {("b", "a"): Exemplar("c" * 32, 1, 1_700_000_000_125_000_000)}
     row = Row("handrail_y", "counter", "Ends", lambda: {("a", "b"): 2, ("b", "a"): 3}, ("one", "two"), lambda: held)
     modern, plain = (SelfMetrics([row]).expose(accept)[0].decode() for accept in (OPEN, PLAIN))
     (line,) = [line for line in modern.splitlines() if "trace_id" in line]
