@@ -139,13 +139,15 @@ class Protection:
             tls = self.tls(each.name)
             if tls is None:
                 log.warning(
-                    "%s listens on %s without TLS, as plaintext says: only a network that is trusted may reach it",
+                    "%s (%s) on %s speaks no TLS, as plaintext says: only a network that is trusted may reach it",
+                    each.name,
                     each.path,
                     each.address,
                 )
             elif each.guarded and self._tokens is None and not tls.wants_clients:
                 log.warning(
-                    "%s listens on %s and lets in whoever reaches it: set auth.token_file or tls.client_ca_file",
+                    "%s (%s) on %s lets in whoever reaches it: set auth.token_file or tls.client_ca_file",
+                    each.name,
                     each.path,
                     each.address,
                 )

@@ -331,6 +331,10 @@ class OtlpMetricsConfig:
         unset="the system's",
     )
 
+    def client(self, endpoint: str) -> ClientSettings:
+        """For whoever sends there."""
+        return ClientSettings(endpoint=endpoint, headers=self.headers, ca_file=self.ca_file)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:

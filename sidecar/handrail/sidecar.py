@@ -69,14 +69,15 @@ def make(config: SidecarConfig) -> Made:
     process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
     protection = Protection(config.tls, config.auth, [each.value for each in config.plaintext])
     client = config.collector.client
-    security = ClientSecurity(parse_endpoint(client.endpoint), client, use="collector", prefix="collector.")
+    security = _security(client, "collector")
+    backend = config.otlp_metrics.endpoint
     exporter = Exporter(
         ExportSettings(folder=config.spool.dir, max_bytes=config.spool.max_bytes),
         own_resource(process, cluster=config.cluster),
         lambda: OtlpClient.of(client, security),
     )
     tap = _tap(config, process, exporter, protection)
-    kind = ExponentialHistogram if config.otlp_metrics.endpoint is not None else Histogram
+    kind = ExponentialHistogram if backend is not None else Histogram
     objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
     live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
     proxy = _proxy(config, process, exporter, live, protection, tapped=tap is not None)
@@ -118,7 +119,8 @@ def make(config: SidecarConfig) -> Made:
         own=own,
         watch=SpanWatch(),
         resource=own_resource(process, cluster=config.cluster),
-        pushed=OtlpMetricsStats() if config.otlp_metrics.endpoint is not None else None,
+        pushed=OtlpMetricsStats() if backend is not None else None,
+        pushing=_security(config.otlp_metrics.client(backend), "otlp_metrics") if backend is not None else None,
     )
 
 
@@ -193,13 +195,19 @@ async def _main(config: SidecarConfig) -> int:
     return 0
 
 
+def _security(client: ClientSettings, section: str) -> ClientSecurity:
+    """``section``: of the settings."""
+    return ClientSecurity(parse_endpoint(client.endpoint), client, use=section, prefix=f"{section}.")
+
+
 def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:
     config = made.config.otlp_metrics
     if config.endpoint is None:
         return None
-    ca_file = str(config.ca_file) if config.ca_file is not None else None
-    client = ClientSettings(endpoint=config.endpoint, headers=config.headers, ca_file=ca_file)
-    return OtlpMetrics(rows, made.resource, lambda: OtlpClient.of(client), config.interval.seconds, stats=made.pushed)
+    client = config.client(config.endpoint)
+    return OtlpMetrics(
+        rows, made.resource, lambda: OtlpClient.of(client, made.pushing), config.interval.seconds, stats=made.pushed
+    )
 
 
 def _tap(config: SidecarConfig, process: Process, exporter: Exporter, protection: Protection) -> OtlpTap | None:

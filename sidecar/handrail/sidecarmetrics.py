@@ -84,11 +84,13 @@ class Made:
     watch: SpanWatch
     resource: Resource
     pushed: OtlpMetricsStats | None
+    pushing: ClientSecurity | None  # towards who takes OTLP metrics
 
     @property
     def watched(self) -> list[Watched[Any]]:
         """The certificates and tokens that may change."""
-        return [*self.protection.watched, *self.security.watched]
+        pushing = self.pushing.watched if self.pushing is not None else ()
+        return [*self.protection.watched, *self.security.watched, *pushing]
 
 
 def sidecar_rows(made: Made) -> list[AnyRow]:

@@ -136,11 +136,11 @@ class _Maker:
             context.load_default_certs(self._purpose)
         cert, key = contents.get(self._cert), contents.get(self._key)
         if cert is not None and key is not None:
-            dates = self._dates(self._cert, cert)[0]
+            chain = self._dates(self._cert, cert)
             self._load_chain(context, key)
-            self._mind_dates(dates)
-            expiries[self._use] = dates.not_after_unix_s
-            self._former = dates
+            self._mind_dates(chain[0])
+            expiries[self._use] = min(each.not_after_unix_s for each in chain)
+            self._former = chain[0]
         return Identity(context=context, cert=cert, key=key, authorities=authorities, expiries=expiries)
 
     def _dates(self, setting: str, pem: bytes) -> list[Validity]:

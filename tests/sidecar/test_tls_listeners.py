@@ -118,13 +118,15 @@ def test_what_anyone_may_use_is_said_at_start(tmp_path: Path, caplog: pytest.Log
     def said(protected: Protection) -> list[str]:
         caplog.clear()
         protected.warn_of_open(listeners)
-        return [record.getMessage().partition(":4317 ")[2] or record.getMessage() for record in caplog.records]
+        return [record.getMessage() for record in caplog.records]
 
-    assert said(protection(ca)) == ["and lets in whoever reaches it: set auth.token_file or tls.client_ca_file"]
+    assert said(protection(ca)) == [
+        "tap (otlp_grpc) on 0.0.0.0:4317 lets in whoever reaches it: set auth.token_file or tls.client_ca_file"
+    ]
     assert said(protection(ca, token=token)) == []
     assert said(protection(ca, client_ca=True)) == []
     assert said(protection(ca, plaintext=("tap",))) == [
-        "without TLS, as plaintext says: only a network that is trusted may reach it"
+        "tap (otlp_grpc) on 0.0.0.0:4317 speaks no TLS, as plaintext says: only a network that is trusted may reach it"
     ]
 
 

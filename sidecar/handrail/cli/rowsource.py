@@ -195,6 +195,9 @@ class ApiSource:
             if isinstance(reason, ConnectionResetError) and self._url.startswith("https://"):
                 what = f"it hangs up before it answers ({reason}), as a collector that does not accept our certificate does"
                 raise CliError(what=what, where=self._url, valid=_LET_IN[403]) from None
+            if isinstance(reason, ConnectionResetError):
+                what = f"it hangs up before it answers ({reason})"
+                raise CliError(what=what, where=self._url, valid="https:// where the collector speaks TLS") from None
             valid = f"the address that 'handrail collector' printed, by --api or {API_VARIABLE}; or --data DIR to read its folder"
             raise CliError(what=f"no collector answers: {reason}", where=self._url, valid=valid) from None
         try:

@@ -131,6 +131,7 @@ async def test_who_is_not_let_in_is_told_why_and_what_to_do(setup: Setup, capsys
         assert "--ca-file FILE (or HANDRAIL_API_CA_FILE)" in said
         code, said = await told(url.replace("https", "http"), *token)
         assert code == 1
+        assert "https:// where the collector speaks TLS" in said
         code, said = await told(url, *ca, "--token-file", setup.token.parent / "none")
         assert code == 2
         assert "--token-file: " in said

@@ -15,11 +15,14 @@ import pytest
 
 from certs import DAY, Authority, Files, now, replace
 from handrail.auth import Guard, tokens
+from handrail.doctor.reach import export_nothing
 from handrail.otlp.client import Backoff, DeliveryStats, OtlpClient, deliver
 from handrail.otlp.contract import Accepted, Signal
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.refusals import KeptOut, Unauthorized, Untrusted
 from handrail.otlp.server import OtlpServer
+from handrail.otlp.settings import ClientSettings
+from handrail.sources.otlp import OtlpTap, TapSettings
 from handrail.tls import ServerTls, client_identity
 from otlp_parts import Keeping, span, span_bytes, spans_of, traces, until
 
@@ -259,6 +262,31 @@ async def test_certificates_and_authority_change_under_traffic_and_no_batch_is_l
         await sending
     assert [each.span_id for each in spans_of(kept.payloads)] == [number.to_bytes(8, "big") for number in range(1, sent + 1)]
     assert (stats.items_rejected, stats.retries) == (0, 0)
+
+
+@PROTOCOLS
+async def test_the_tap_and_the_doctor(protocol: str, ca: Authority, tmp_path: Path) -> None:
+    """A tap beyond this host, and a check of it with what a sidecar's configuration says."""
+    replace(tmp_path / "tokens", TOKEN.encode())
+    files, kept = ca.files("server"), Keeping()
+    guard = Guard("tap", tokens(tmp_path / "tokens", use="tokens", setting="auth.token_file"))
+    tls = ServerTls(files.cert, files.key)
+    settings = TapSettings(grpc_port=0, http_port=0, loopback_only=False, grpc_host="0.0.0.0", tls=tls, guard=guard)
+    tap = OtlpTap(settings, kept.consume)
+    await tap.start()
+    try:
+        address = tap.grpc_address if protocol == "grpcs" else tap.http_address
+        assert address is not None
+        endpoint = f"{protocol}://127.0.0.1:{address[1]}"
+        known = ClientSettings(endpoint=endpoint, ca_file=ca.file, token_file=tmp_path / "tokens")
+        assert (await export_nothing("the tap", endpoint, {}, known)).problem == ""
+        assert "certificate is not accepted" in (await export_nothing("the tap", endpoint, {})).problem
+        assert guard.refused == 0
+        async with client_of(endpoint, ca_file=ca.file) as client:
+            assert isinstance(await kept_out(client), Unauthorized)
+        assert guard.refused == 1
+    finally:
+        await tap.shutdown(1.0)
 
 
 @PROTOCOLS
