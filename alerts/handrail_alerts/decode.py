@@ -48,9 +48,9 @@ def _imbalance(context: Context) -> Alert:
 
 
 def _stalling(context: Context) -> Alert:
-    window, fleet = context.window(minutes(15)), context.fleet()
+    window, fleet = context.window(minutes(15)), context.fleet("model_name")
     stalls = context.series("handrail_stalls_total", f'cause!="{_NOT_OURS}"')
-    stalls = f"sum by {context.fleet('cause')} (increase({stalls}[{window}]))"
+    stalls = f"sum by {context.fleet('cause', 'model_name')} (increase({stalls}[{window}]))"
     requests = f"sum by {fleet} (increase({context.series('handrail_joined_requests_total')}[{window}]))"
     return Alert(
         name="StreamsStalling",
@@ -60,7 +60,7 @@ def _stalling(context: Context) -> Alert:
         ),
         severity=Severity.TICKET,
         wait=minutes(5),
-        summary="Streams stall: {{ $labels.cause }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
+        summary="Streams of {{ $labels.model_name }} stall: {{ $labels.cause }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
             'There were {{ $value | printf "%.2f" }} stalls a request by {{ $labels.cause }} in the last 15 minutes: gaps far '
             "above those around them in the same stream."

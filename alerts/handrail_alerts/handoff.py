@@ -34,6 +34,7 @@ def groups(context: Context) -> Iterator[Group]:
             _fetch_hung(context),
             _transfers_stuck(context),
             _stale_read(context),
+            _unexplained(context),
             _wrong_request(context),
             _mismatch(context),
             _expiring(context),
@@ -82,7 +83,8 @@ def _failures_counted(context: Context) -> Alert:
 def _failure_spike(context: Context) -> Alert:
     fleet = context.fleet()
     failed = context.series(_FETCHES, FAILED_FETCHES)
-    now, before = f"sum by {fleet} (rate({failed}[5m]))", f"sum by {fleet} (rate({failed}[1h] offset 15m))"
+    now = f"sum by {fleet} (rate({failed}[{context.window(minutes(5))}]))"
+    before = f"sum by {fleet} (rate({failed}[1h] offset 15m))"
     return Alert(
         name="KvFetchFailureSpike",
         expr=f"{now} > 3 * {before}\nand {now} > {SPIKE_FLOOR}\nand count by {fleet} ({failed} offset 75m)",
@@ -151,6 +153,20 @@ def _wrong_request(context: Context) -> Alert:
             "One user's answer may rest on another user's prompt."
         ),
         command="handrail fetches --outcome wrong_request --since -1h",
+    )
+
+
+def _unexplained(context: Context) -> Alert:
+    return Alert(
+        name="KvFailuresUnexplained",
+        expr=context.grew(_FINDINGS, 'kind="unexplained_failures"'),
+        severity=Severity.TICKET,
+        summary="An engine counted KV failures that no request explains{{ with $labels.cluster }} in {{ . }}{{ end }}",
+        description=(
+            'Such findings in the last 10 minutes: {{ $value | printf "%.0f" }} (one an engine and hour). Its counters rose, and '
+            "neither plugin, log nor proxy told of a request that failed then: what failed is not known."
+        ),
+        command="handrail events --since -1h",
     )
 
 

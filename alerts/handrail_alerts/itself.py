@@ -29,6 +29,7 @@ LOSSES: Final = (
 )
 """What is counted where evidence is lost, or a fault of ours left some out."""
 
+LAG_SECONDS: Final = 60
 _FETCHES_SEEN: Final = (
     "handrail_kv_fetches_total",
     "handrail_sidecar_log_failed_fetches_total",
@@ -51,6 +52,7 @@ def groups(context: Context) -> Iterator[Group]:
             _collector_down(context),
             _dropping(context),
             _not_delivering(context),
+            _lagging(context),
             _coverage(context),
             _unwatched(context),
             _silent_engine(context),
@@ -163,6 +165,22 @@ def _not_delivering(context: Context) -> Alert:
             "its spool. When that is full, what comes next is dropped."
         ),
         command="handrail config check sidecar.yaml",
+    )
+
+
+def _lagging(context: Context) -> Alert:
+    return Alert(
+        name="CollectorLagging",
+        expr=f"{context.series('handrail_collector_journal_lag_seconds')} > {LAG_SECONDS}",
+        severity=Severity.TICKET,
+        wait=minutes(5),
+        summary=f"The collector {_AT} is {{{{ $value | humanizeDuration }}}} behind",
+        description=(
+            f"The oldest entry in the journal of the collector {_AT} that it has not looked at yet is "
+            "{{ $value | humanizeDuration }} old, and it was so far behind for 5 minutes or longer. What it says is of that "
+            "time; when its journal is full it tells senders to come later."
+        ),
+        command="handrail requests --since -15m",
     )
 
 

@@ -130,8 +130,8 @@ CASES: Final = (
         name="H14 from 20 a second to 80",
         suite=LONG,
         every="1m",
-        given={_FAILED: "0+1200x90 112800+4800x20"},
-        at="1h40m",
+        given={_FAILED: "0+1200x90 112800+4800x30"},
+        at="1h50m",
         fires=(CLUSTER,),
     ),
     Case(
@@ -139,8 +139,8 @@ CASES: Final = (
         name="H14 five times as many, but few: 0.1 a second to 0.5",
         suite=LONG,
         every="1m",
-        given={_FAILED: "0+6x90 570+30x20"},
-        at="1h40m",
+        given={_FAILED: "0+6x90 570+30x30"},
+        at="1h50m",
     ),
     Case(
         alert="KvFetchFailureSpike",
@@ -208,7 +208,20 @@ CASES: Final = (
         },
         at="6m",
     ),
-    # --- KvWrongRequest, KvMismatch
+    # --- KvFailuresUnexplained, KvWrongRequest, KvMismatch
+    Case(
+        alert="KvFailuresUnexplained",
+        name="counted, and told by nobody",
+        given={at_collector("handrail_findings_total", kind="unexplained_failures"): "0x20 1x20"},
+        at="6m",
+        fires=({**COLLECTOR, **CLUSTER, "kind": "unexplained_failures"},),
+    ),
+    Case(
+        alert="KvFailuresUnexplained",
+        name="every failure is some request's",
+        given={at_collector("handrail_findings_total", kind="unexplained_failures"): "1x80"},
+        at="15m",
+    ),
     Case(
         alert="KvWrongRequest",
         name="A03 another request's KV was read",

@@ -123,6 +123,20 @@ CASES: Final = (
         given={at_decode("handrail_sidecar_export_up"): "0x60", at_decode("handrail_sidecar_spool_bytes"): "0x60"},
         at="11m",
     ),
+    # --- CollectorLagging
+    Case(
+        alert="CollectorLagging",
+        name="two minutes",
+        given={at_collector("handrail_collector_journal_lag_seconds"): "120x40"},
+        at="6m",
+        fires=({**COLLECTOR, **CLUSTER},),
+    ),
+    Case(
+        alert="CollectorLagging",
+        name="a second",
+        given={at_collector("handrail_collector_journal_lag_seconds"): "1x40"},
+        at="6m",
+    ),
     # --- TraceCoverageLost
     Case(
         alert="TraceCoverageLost",

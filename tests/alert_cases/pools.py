@@ -59,7 +59,7 @@ CASES: Final = (
             at_collector("handrail_joined_requests_total", model_name="llama", outcome="ok"): "0+60x30",
         },
         at="25m",
-        fires=({**CLUSTER, "cause": "prefill_coscheduled"},),
+        fires=({**CLUSTER, "cause": "prefill_coscheduled", "model_name": "llama"},),
     ),
     Case(
         alert="StreamsStalling",

@@ -1,0 +1,49 @@
+"""Every expression of every rule reads metrics and labels that exist, as the linter and the catalogue of metrics have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from handrail.catalogue import sidecar_metrics
+from handrail.times import parse_duration_ns
+from handrail.values import Duration
+from handrail_alerts.alert import Alert, Recording
+from handrail_alerts.groups import files
+from handrail_alerts.promql import Metric, Type, metrics, problems
+from handrail_alerts.slo import load
+
+pages = pytest.importorskip("handrail_collector.metrics.page", reason="the collector's catalogue of metrics is not there yet")
+SLO = load()
+RULES = [rule for groups in files(SLO).values() for group in groups for rule in group.rules]
+KNOWN = {each.name: Metric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *pages.collector_metrics())}
+RECORDED = {
+    rule.record: Metric(Type.GAUGE, frozenset({"slo", "model_name", "role"})) for rule in RULES if isinstance(rule, Recording)
+}
+
+
+def _id(rule: Alert | Recording) -> str:
+    return "-".join((rule.name if isinstance(rule, Alert) else rule.record, *rule.labels.values()))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_id)
+def test_a_rule_reads_what_exists_and_reads_it_right(rule: Alert | Recording) -> None:
+    found = problems(rule.expr, {**KNOWN, **RECORDED}, scrape_s=SLO.prometheus.scrape_interval.seconds)
+    assert found == (), f"{_id(rule)}: {found}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_id)
+def test_D08_a_rule_reads_one_schema_and_no_engines_own_names(rule: Alert | Recording) -> None:
+    """Old and new names of an engine are one series already when they come here: none is counted twice, none is missed."""
+    for name in metrics(rule.expr):
+        assert name.startswith(("handrail_", "handrail:")) or name == "up", name
+
+
+@pytest.mark.parametrize("scrape", ["15s", "30s", "60s", "2m"])
+def test_H06_windows_grow_with_the_scrape_interval(scrape: str) -> None:
+    interval = Duration(parse_duration_ns(scrape))
+    slo = replace(SLO, prometheus=replace(SLO.prometheus, scrape_interval=interval))
+    for groups in files(slo).values():
+        for rule in (rule for group in groups for rule in group.rules):
+            assert problems(rule.expr, {**KNOWN, **RECORDED}, scrape_s=interval.seconds) == ()
