@@ -42,7 +42,7 @@ class Base:
     def chance(self, cause: Cause, of: Suspect, doings: Doings) -> float:
         """The share of windows without a stall that have as much of ``cause`` as ``doings`` had during the stall, or nearly.
 
-        Windows are as long as the stall; for what steps computed, only as long as the time in which its last step must have ended.
+        Windows are as long as the stall; for what steps computed, as long as the time in which its last step must have ended.
         Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
         nothing can be compared.
         """

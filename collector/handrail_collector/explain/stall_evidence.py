@@ -3,7 +3,7 @@
 Time is given away once, to what is measured before what is inferred: what the client held up and pauses whose reason the kernel
 told, then the request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other
 prompts' tokens: as much as so many took in the engine's quick steps), then pauses without a reason, which a long step may itself
-have made by keeping the interpreter's lock, then what so many tokens took in its slow steps; KV that landed gets what is left. Pure.
+have made by keeping the interpreter's lock, then what so many tokens took in its slow steps; KV that landed gets what is left.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class _Work:
         steps_of = f"{len(those)} steps of up to" if len(those) > 1 else "a step of"
         said = f"{steps_of} {ms(took_ns)}, usual are {ms(usual_ns)}, computed {whole:,} {what}"
         if self.a_token_ns is not None and sum(self.more_ns) > PLAUSIBLE * (quick_ns := self.a_token_ns[0] * whole):
-            said += f" (so many took {ms(quick_ns)} in its quicker steps)"
+            said += f" (so many took {ms(round(quick_ns))} in its quicker steps)"
         return said
 
 

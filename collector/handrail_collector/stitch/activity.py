@@ -166,8 +166,8 @@ class Doings:
         """What a prompt token takes in its long steps: lower and upper quartile of the tokens of the last ones; None where there
         were too few.
 
-        Lower, since steps may have been held up by something else; upper, since all of them may be slow for a while. Of the tokens,
-        since a step that stood still with a few of them says little of what so many take.
+        Lower, since steps may have been held up by something else; upper, since all of them may be slow for a while. Of the
+        tokens, since a step that stood still with a few of them says little of what so many take.
         """
         if len(self.token_costs) < LEAST_STEPS:
             return None
