@@ -18,8 +18,7 @@ from handrail.settings import bound, write_ready
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
 from handrail_collector.journal.journal import Journal, JournalSettings
-from handrail_collector.metrics.joined import joined_rows
-from handrail_collector.metrics.own import own_rows
+from handrail_collector.metrics.page import page_rows
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.running import Running
@@ -102,7 +101,7 @@ async def _main(config: CollectorConfig) -> int:
             running.status,
             config.api.host,
             config.api.port,
-            metrics=SelfMetrics([*own_rows(running, links), *joined_rows(pipeline.counting, pipeline.stitcher.clocks, links)]),
+            metrics=SelfMetrics(page_rows(running, links)),
             not_ready=running.not_ready,
         )
         await parts.start("api", api.start(), api.shutdown)
