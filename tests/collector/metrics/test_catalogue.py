@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,3 +57,11 @@ def test_no_name_twice_and_what_counts_failures_is_there_from_the_start() -> Non
         assert metrics[f"handrail_{name}_total"].born, name
     assert not metrics["handrail_trace_coverage_ratio"].born
     assert not metrics["handrail_link_slow"].born
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+def test_promtool_accepts_every_name_and_help() -> None:
+    sample = {"counter": "{0} 0\n", "gauge": "{0} 0\n", "histogram": '{0}_bucket{{le="+Inf"}} 0\n{0}_sum 0\n{0}_count 0\n'}
+    page = "".join(f"# HELP {m.name} {m.help}\n# TYPE {m.name} {m.type}\n{sample[m.type].format(m.name)}" for m in METRICS)
+    done = subprocess.run(["promtool", "check", "metrics"], input=page.encode(), capture_output=True, timeout=60)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +101,3 @@ def test_help_says_how_exact_a_quantile_is(tmp_path: Path) -> None:
     rows = joined_rows(counting, HostClocks(), SlowLinks(StoreReader(tmp_path, threads=1)))
     assert "10 %" in rows[0].help
     assert not {"trace_id", "request_id", "instance", "job", "host_id"} & {label for row in rows for label in row.labels}
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
-async def test_promtool_accepts_the_page(tmp_path: Path) -> None:
-    clock = Clock()
-    async with running(tmp_path, clock) as (_, pipeline):
-        pipeline.observed.time(Timed.PHASES, "kv_transfer.m", 66 * MS)
-        taken = pipeline.observed.take()
-        pipeline.observed.done({}, taken)
-        rows = joined_rows(
-            pipeline.counting, pipeline.stitcher.clocks, SlowLinks(StoreReader(tmp_path / "store", threads=1)), clock
-        )
-        text, _ = SelfMetrics(rows).expose("")
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
-    assert done.returncode == 0, (done.stdout + done.stderr).decode()
