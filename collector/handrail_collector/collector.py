@@ -21,8 +21,7 @@ from handrail.watched import Watcher
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
 from handrail_collector.journal.journal import Journal, JournalSettings
-from handrail_collector.metrics.joined import joined_rows
-from handrail_collector.metrics.own import own_rows
+from handrail_collector.metrics.page import page_rows
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.running import Running
@@ -117,13 +116,7 @@ async def _main(config: CollectorConfig) -> int:
             running.status,
             config.api.host,
             config.api.port,
-            metrics=SelfMetrics(
-                [
-                    *own_rows(running, links),
-                    *joined_rows(pipeline.counting, pipeline.stitcher.clocks, links),
-                    *security_rows(protection.watched, protection.guards),
-                ]
-            ),
+            metrics=SelfMetrics([*page_rows(running, links), *security_rows(protection.watched, protection.guards)]),
             not_ready=running.not_ready,
             tls=protection.context("api", ask_only=True),
             guard=api_guard,

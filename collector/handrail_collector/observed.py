@@ -39,6 +39,8 @@ class Seen(str, Enum):
     JOINS = "joins"  # how
     DECISIONS = "decisions"  # closing
     STALLS = "stalls"  # cause.model; before models were told apart the cause alone
+    SLOW_REQUESTS = "slow_requests"  # model
+    SLOW_NS = "slow_ns"  # phase.model
     JOINED = "joined"  # outcome.model
     COUNTED = "counted"  # edge | engine
     FINDINGS = "findings"  # kind
@@ -81,7 +83,10 @@ class Observed:
 
     def by_words(self, seen: Seen, words: int) -> dict[tuple[str, ...], int]:
         """As ``by_word``, by each of so many words; what has fewer has them empty at its end."""
-        return {_words(key, words): n for key, n in self.by_word(seen).items()}
+        found: Counter[tuple[str, ...]] = Counter()
+        for key, n in self.by_word(seen).items():
+            found[_words(key, words)] += n
+        return found
 
     def durations(self, timed: Timed, words: int) -> dict[tuple[str, ...], Durations]:
         """Published by now, by words."""

@@ -70,7 +70,7 @@ def page(models: int) -> tuple[float, int, int]:
     counts = counting()
     for model in range(models):
         name = f"meta-llama/Llama-3.1-{model}B-Instruct"
-        counts.models._known.add(name)
+        counts.models.serve(name)
         for each in PHASES:
             for _ in range(500):
                 counts.observed.time(Timed.PHASES, f"{each}.{name}", round(rng.lognormvariate(17, 2)))

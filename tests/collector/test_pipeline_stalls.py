@@ -54,7 +54,7 @@ async def test_a_stall_is_a_row_with_its_cause_and_counted_once_over_restarts(tm
             if life == 0:
                 assert [stall.cause for stall in pipeline.stalls()] == ["prefill_coscheduled"]
             await pipeline.flush()
-            assert pipeline.observed.by_word(Seen.STALLS) == {"prefill_coscheduled": 1}
+            assert pipeline.observed.by_words(Seen.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
     (row,) = stored(tmp_path)
     (stall,) = stalls(tmp_path)
     assert (stall.trace_id, stall.request_id, stall.version, stall.number) == (row.trace_id, row.request_id, row.version, 0)
@@ -77,7 +77,7 @@ async def test_a_late_span_makes_a_new_version_and_no_second_stall(tmp_path: Pat
         await taken(pipeline, journal)
         pipeline._sweep(clock.now + 40 * SECOND)
         await pipeline.flush()
-        assert pipeline.observed.by_word(Seen.STALLS) == {"prefill_coscheduled": 1}
+        assert pipeline.observed.by_words(Seen.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
     (row,) = stored(tmp_path)
     (stall,) = stalls(tmp_path)
     assert row.version == stall.version == 2

@@ -163,7 +163,8 @@ def _availability(sampler: Sampler) -> dict[str, Any]:
         ],
         "available": sorted({name for _, name, given in supported(sampler) if given}),
         "absent": [
-            {"counter": each.counter, "gpu": each.device.index, "code": each.code, "why": each.why} for each in absences(sampler.readers.values(), sampler.xid_watch)
+            {"counter": each.counter, "gpu": each.device.index, "code": each.code, "why": each.why}
+            for each in absences(sampler.readers.values(), sampler.xid_watch)
         ],
         "width": {
             f"{reader.gpu.device.index} {slot.name} {slot.label}": [each.bits for each in slot.growths.values()]

@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from builders import split_request
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
 from handrail.export.spans import resource_of, to_span
+from handrail.live.models import UNKNOWN
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Retryable, Signal
 from handrail.phases import Phase
@@ -194,7 +195,7 @@ def _check_counts(reader: StoreReader, requests: int) -> None:
     """What metrics show in the end: each request counted once over all lives, its phases too; one told in two parts twice."""
     publishes = reader.publishes()
     seen = Observed(observed_by(publishes, 0), added_by(publishes, 0))
-    whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, ""].histogram().count
+    whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
     assert sum(seen.by_words(Seen.JOINED, 2).values()) == requests
     assert requests <= whole <= requests + seen[Seen.WITHDRAWN_ROWS]
 

@@ -99,9 +99,7 @@ def _lines(reader: StoreReader, host: str, of: Iterable[DeviceSample], window: t
     """The samples of line rates of those devices, each device's nearest before the end of its time."""
     devices = {(sample.process.instance, sample.device.key) for sample in of}
     since, until = window
-    wanted = SampleFilter(
-        since_unix_ns=since - LINES_NS, until_unix_ns=until + LINES_NS, hosts=frozenset({host}), names=LINES
-    )
+    wanted = SampleFilter(since_unix_ns=since - LINES_NS, until_unix_ns=until + LINES_NS, hosts=frozenset({host}), names=LINES)
     told: dict[tuple[str, str], DeviceSample] = {}
     for sample in reader.samples(Table.GPU_SAMPLES, wanted):
         key = (sample.process.instance, sample.device.key)

@@ -11,13 +11,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from handrail.identity import JoinKind
-from handrail.records import EngineSample, RequestCounts, Role
+from handrail.live.models import OTHER, UNKNOWN, ModelLabels
+from handrail.records import EngineSample, Outcome, RequestCounts, Role
 from handrail_collector.metrics.coverage import By, Coverage
-from handrail_collector.metrics.models import UNANSWERED, Models
+from handrail_collector.metrics.slow import SlowRequests
 from handrail_collector.observed import Observed, Seen, Timed
 from handrail_collector.rows import RequestRow, StallRow
 from handrail_collector.stitch.group import AMBIGUOUS, Closing, Counted, Group
 from handrail_collector.store.recovered import Recovered, ToldRow
+
+UNANSWERED: Final = frozenset({Outcome.HTTP_ERROR.value, Outcome.UPSTREAM_UNREACHABLE.value})
+"""No model answered: its name is the client's alone, and whether it got past the router is not known."""
 
 _DECODES: Final = (Role.DECODE, Role.COLLOCATED)
 _FINISHED: Final = "requests_finished"
@@ -32,7 +36,10 @@ class Counting:
     def __init__(self, recovered: Recovered, settle_ns: int) -> None:
         self.observed = Observed(recovered.observed, recovered.added)
         by_model = (*self.observed.by_words(Seen.JOINED, 2), *self.observed.by_words(Seen.STALLS, 2))
-        self.models = Models(model for _, model in (*by_model, *self.observed.durations(Timed.PHASES, 2)))
+        told = (model for _, model in (*by_model, *self.observed.durations(Timed.PHASES, 2)))
+        self.models = ModelLabels()
+        self.models.names = dict.fromkeys(model for model in told if model not in ("", UNKNOWN, OTHER))
+        self._slow = SlowRequests()
         self.coverage = Coverage(settle_ns)
         self._told = recovered.rows
 
@@ -88,19 +95,23 @@ class Counting:
         if group.counted.joined or not row.complete or instance is None or row.outcome in UNANSWERED:
             return
         group.counted.joined = True
-        self.observed.add(Seen.JOINED, word=_words(row.outcome, self.models.label(row)))
+        self.observed.add(Seen.JOINED, word=f"{row.outcome}.{self._model(row)}")
         self.coverage.joined(by, instance, row.started_unix_ns + row.duration_ns)
 
     def _phases(self, row: RequestRow) -> None:
         """Of time to first token: what a response that is not streamed took holds its whole decoding."""
         if row.phase_of != "ttft":
             return
-        model = self.models.label(row)
+        model = self._model(row)
         spent: dict[str, int] = {}
         for phase in row.phases:  # one phase may be told in parts: by process, and the preempted time apart
             spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
         for name, duration_ns in spent.items():
-            self.observed.time(Timed.PHASES, _words(name, model), duration_ns)
+            self.observed.time(Timed.PHASES, f"{name}.{model}", duration_ns)
+        if self._slow.slow(model, row.scope, sum(spent.values())):
+            self.observed.add(Seen.SLOW_REQUESTS, word=model)
+            for name, duration_ns in spent.items():
+                self.observed.add(Seen.SLOW_NS, duration_ns, f"{name}.{model}")
 
     def stalls(self, group: Group, row: RequestRow, stalls: Sequence[StallRow]) -> None:
         """Those of a row that goes into the next publish: each counts once, by the cause that it was first told with."""
@@ -108,9 +119,13 @@ class Counting:
         if not causes or group.counted.stalls:
             return
         group.counted.stalls = True
-        model = self.models.label(row)
+        model = self._model(row)
         for cause in causes:
-            self.observed.add(Seen.STALLS, word=_words(cause, model))
+            self.observed.add(Seen.STALLS, word=f"{cause}.{model}")
+
+    def _model(self, row: RequestRow) -> str:
+        """Its label. A name that only a client has told gets none of its own."""
+        return self.models.ask(row.model) if row.outcome in UNANSWERED else self.models.serve(row.model)
 
     # --- what others count -----------------------------------------------------------------------------------------------
 
@@ -138,11 +153,6 @@ class Counting:
         counted = self.coverage.read(by, instance, start_unix_ns, value, told.at_unix_ns, received_unix_ns, again=again)
         if by is self.coverage.by(received_unix_ns):
             self.observed.add(Seen.COUNTED, counted, by.value)
-
-
-def _words(word: str, model: str) -> str:
-    """As ``Observed`` takes them. Without a model one word, as before models were told apart."""
-    return f"{word}.{model}" if model else word
 
 
 def _counted(told: ToldRow) -> Counted:

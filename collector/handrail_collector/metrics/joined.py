@@ -8,13 +8,14 @@ from typing import Final
 
 from handrail import conventions as names
 from handrail.buckets import LATENCY, LATENCY_BOUND, Histogram
+from handrail.live.models import UNKNOWN
 from handrail.records import Outcome
 from handrail.selfmetrics import AnyRow, HistogramRow, Row, by_label
 from handrail_collector.explain.kinds import FINDINGS
 from handrail_collector.explain.stall_evidence import Cause
-from handrail_collector.metrics.counting import Counting
+from handrail_collector.metrics.counting import UNANSWERED, Counting
 from handrail_collector.metrics.coverage import By
-from handrail_collector.metrics.models import UNANSWERED
+from handrail_collector.metrics.slow import WINDOW
 from handrail_collector.metrics.slow_links import LEAST_TIMED, MOST_PAIRS, SlowLinks
 from handrail_collector.observed import KEPT, Observed, Seen, Timed
 from handrail_collector.stitch.clocks import HostClocks
@@ -39,11 +40,26 @@ def joined_rows(
             ("phase", names.MODEL_LABEL),
         ),
         Row(
+            names.METRIC_SLOW_PHASES,
+            "counter",
+            "Time of the phases of slow requests, summed: their time to first token was at or above the 99th percentile of their "
+            f"model's last {WINDOW} of that scope; {KEPT}",
+            lambda: {words: ns / 1e9 for words, ns in sorted(seen.by_words(Seen.SLOW_NS, 2).items())},
+            ("phase", names.MODEL_LABEL),
+        ),
+        Row(
+            names.METRIC_SLOW_REQUESTS,
+            "counter",
+            f"Slow requests, whose phases {names.METRIC_SLOW_PHASES}_total sums; {KEPT}",
+            lambda: by_label(dict.fromkeys((UNKNOWN, *sorted(counting.models.names)), 0) | seen.by_word(Seen.SLOW_REQUESTS)),
+            (names.MODEL_LABEL,),
+        ),
+        Row(
             names.METRIC_JOINED,
             "counter",
             "Requests joined with evidence from every process on their path, of those that a model answered: over "
             f"{names.METRIC_COUNTED}_total it is the coverage; {KEPT}",
-            lambda: _by_model(seen, Seen.JOINED, OUTCOMES, counting.models.known),
+            lambda: _by_model(seen, Seen.JOINED, OUTCOMES, counting.models.names),
             ("outcome", names.MODEL_LABEL),
         ),
         Row(
@@ -63,7 +79,7 @@ def joined_rows(
             names.METRIC_STALLS,
             "counter",
             f"Stalls of streams (the longest of each), by what made them; {KEPT}",
-            lambda: _by_model(seen, Seen.STALLS, (cause.value for cause in Cause), counting.models.known),
+            lambda: _by_model(seen, Seen.STALLS, (cause.value for cause in Cause), counting.models.names),
             ("cause", names.MODEL_LABEL),
         ),
         Row(
@@ -106,8 +122,11 @@ def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:
 def _by_model(seen: Observed, what: Seen, words: Iterable[str], models: Iterable[str]) -> dict[tuple[str, ...], float]:
     """From 0 on for every known model, so that its first failure is an increase, and for what has no model."""
     every = tuple(words)
-    counts: dict[tuple[str, ...], int] = {(word, model): 0 for model in ("", *sorted(models)) for word in every}
-    return {labels: float(count) for labels, count in (counts | seen.by_words(what, 2)).items()}
+    counts: dict[tuple[str, ...], float] = {(word, model): 0.0 for model in (UNKNOWN, *sorted(models)) for word in every}
+    for (word, model), count in seen.by_words(what, 2).items():
+        key = word, model or UNKNOWN  # before models were told apart there was none
+        counts[key] = counts.get(key, 0.0) + count
+    return counts
 
 
 def _if_known(ratio: float | None) -> dict[tuple[str, ...], float]:

@@ -73,7 +73,11 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
         ("store_fold_seconds", "Time spent compacting", lambda: kept_up.fold_ns / 1e9),
         ("store_rollup_seconds", "Time spent making rollups", lambda: kept_up.rollups.made_ns / 1e9),
         ("store_expired_files", "Files that left the store by retention", lambda: kept_up.files_expired),
-        ("store_quota_days", "Days that left the store early because it was over its bound", lambda: kept_up.quota_days),
+        (
+            "store_quota_folders",
+            "Folders of a day that left the store early because it was over its bound",
+            lambda: kept_up.quota_days,
+        ),
         ("store_quota_bytes", "Bytes of these days", lambda: kept_up.quota_bytes),
         ("store_set_aside_files", "Files that left the store because they were put aside", lambda: kept_up.files_set_aside),
         (

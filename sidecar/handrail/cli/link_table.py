@@ -10,9 +10,9 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from handrail.cli.amounts import format_bytes
 from handrail.cli.explained import dated
 from handrail.cli.fitted import Column, Trimmed, fitted
-from handrail.cli.amounts import format_bytes
 from handrail.times import format_duration, format_time
 
 Plain = Mapping[str, Any]

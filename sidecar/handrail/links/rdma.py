@@ -98,7 +98,9 @@ class PortReader:
     folder: str  # of the adapter
     adapter: str
     port: str
-    _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, compare=False, repr=False)  # the file of a direction
+    _known: dict[str, tuple[str, str]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )  # the file of a direction
 
     @property
     def key(self) -> str:

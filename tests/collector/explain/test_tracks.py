@@ -133,7 +133,10 @@ def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -
     ]
     moved = [
         sample(
-            gpu(0, "host-p"), ROW.started_unix_ns + at * S, counter(names.GPU_PCIE_BYTES, at, names.TRANSMIT), of=process("host-p")
+            gpu(0, "host-p"),
+            ROW.started_unix_ns + at * S,
+            counter(names.GPU_PCIE_BYTES, at, names.TRANSMIT),
+            of=process("host-p"),
         )
         for at in range(4)
     ]
@@ -143,7 +146,10 @@ def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -
     hardware = tracked(reader, ROW, evidence())
     reader.close()
     (device,) = hardware["places"][0]["devices"]
-    assert {track["name"]: track["values"][-1] for track in device["tracks"]} == {names.GPU_PCIE_BYTES: 1, names.GPU_PCIE_LINE: 63e9}
+    assert {track["name"]: track["values"][-1] for track in device["tracks"]} == {
+        names.GPU_PCIE_BYTES: 1,
+        names.GPU_PCIE_LINE: 63e9,
+    }
 
 
 def test_a_request_of_ten_minutes_is_told_in_parts(tmp_path: Path) -> None:

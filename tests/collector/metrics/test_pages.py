@@ -16,7 +16,6 @@ from handrail_collector.explain.kinds import FINDINGS
 from handrail_collector.explain.stall_evidence import Cause
 from handrail_collector.metrics.coverage import By
 from handrail_collector.metrics.joined import OUTCOMES, joined_rows
-from handrail_collector.metrics.models import OTHER
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.observed import Seen, Timed
 from handrail_collector.pipeline import Pipeline
@@ -65,7 +64,7 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
     clock = Clock()
     async with running(tmp_path, clock) as (_, pipeline):
         seen = pipeline.observed
-        pipeline.counting.models._known.add("org/model-1.5")
+        pipeline.counting.models.serve("org/model-1.5")
         seen.add(Seen.JOINED, 3, "ok.org/model-1.5")
         seen.add(Seen.STALLS, 2, "kv_landing")  # as by an earlier release, which knew no models
         for ns in (1 * MS, 66 * MS, 200_000 * MS):
@@ -81,7 +80,7 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
         dict(labels)["outcome"]: value for labels, value in joined.items() if dict(labels)["model_name"] == "org/model-1.5"
     }
     assert of_model == dict.fromkeys(OUTCOMES, 0.0) | {"ok": 3.0}
-    assert values(found["handrail_stalls"])[("cause", "kv_landing"), ("model_name", "")] == 2.0
+    assert values(found["handrail_stalls"])[("cause", "kv_landing"), ("model_name", "unknown")] == 2.0
     samples = found["handrail_phase_seconds"].samples
     buckets = [sample for sample in samples if sample.name.endswith("_bucket")]
     assert len(buckets) == len(LATENCY_SECONDS) + 1
@@ -101,5 +100,4 @@ def test_help_says_how_exact_a_quantile_is(tmp_path: Path) -> None:
     counting = Counting(Recovered(end_offset=0, low_water_offset=0, evidence={}), 0)
     rows = joined_rows(counting, HostClocks(), SlowLinks(StoreReader(tmp_path, threads=1)))
     assert "10 %" in rows[0].help
-    assert OTHER not in {label for row in rows for label in row.labels}
     assert not {"trace_id", "request_id", "instance", "job", "host_id"} & {label for row in rows for label in row.labels}

@@ -1,0 +1,67 @@
+"""Every metric of the collector as data, and its part of docs/metrics.md; ``pytest --update`` rewrites the list."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from handrail.catalogue import Metric
+from handrail_collector.metrics.page import collector_metrics
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+BEGIN, END = "<!-- collector -->\n", "<!-- /collector -->"
+METRICS = collector_metrics()
+
+
+def table(metrics: Sequence[Metric]) -> str:
+    lines = ["| metric | type | labels | unit | what it is | at start |", "|---|---|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(metric.labels) or "–"
+        text = metric.help.replace("|", "\\|")
+        lines.append(
+            f"| `{metric.name}` | {metric.type} | {labels} | {metric.unit or '–'} | {text} | {'yes' if metric.born else '–'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_every_metric(request: pytest.FixtureRequest) -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    kept, _, after = rest.partition(END)
+    if request.config.getoption("--update"):
+        PAGE.write_text(before + BEGIN + table(METRICS) + END + after, encoding="utf-8")
+        return
+    assert kept == table(METRICS), "docs/metrics.md differs from the rows: run this test with --update"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_and_labels_are_as_prometheus_wants_them(metric: Metric) -> None:
+    assert re.fullmatch(r"handrail_[a-z0-9_]+", metric.name)
+    assert (metric.name.endswith("_total")) is (metric.type == "counter")
+    assert not {"instance", "job", "le", "request_id", "trace_id"} & set(metric.labels)
+    assert metric.help
+    assert not metric.help.endswith(".")
+    assert not re.search(r"_(milliseconds|ms|us|ns|kb|mb|percent|minutes)(_total)?$", metric.name), "base units"
+    if metric.type == "histogram":
+        assert "Buckets" in metric.help, "the bound of its quantiles is told"
+
+
+def test_no_name_twice_and_what_counts_failures_is_there_from_the_start() -> None:
+    metrics = {metric.name: metric for metric in METRICS}
+    assert len(metrics) == len(METRICS)
+    for name in ("findings", "stalls", "joined_requests", "counted_requests", "collector_faults", "collector_publish_failures"):
+        assert metrics[f"handrail_{name}_total"].born, name
+    assert not metrics["handrail_trace_coverage_ratio"].born
+    assert not metrics["handrail_link_slow"].born
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+def test_promtool_accepts_every_name_and_help() -> None:
+    sample = {"counter": "{0} 0\n", "gauge": "{0} 0\n", "histogram": '{0}_bucket{{le="+Inf"}} 0\n{0}_sum 0\n{0}_count 0\n'}
+    page = "".join(f"# HELP {m.name} {m.help}\n# TYPE {m.name} {m.type}\n{sample[m.type].format(m.name)}" for m in METRICS)
+    done = subprocess.run(["promtool", "check", "metrics"], input=page.encode(), capture_output=True, timeout=60)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
