@@ -66,6 +66,10 @@ class Collected:
         return [record for record in self.logs if isinstance(record, LogFact)]
 
     @property
+    def reports(self) -> list[SchemaReport]:
+        return [record for record in self.logs if isinstance(record, SchemaReport)]
+
+    @property
     def samples(self) -> list[EngineSample]:
         return [
             sample
@@ -155,7 +159,7 @@ async def test_log_and_metrics_alone(tmp_path: Path) -> None:
                 exposed = await response.text()
         append(tmp_path, "while-down")
         async with sidecar(tmp_path, collector, page):
-            await got.until(lambda: len(got.facts) >= 2)
+            await got.until(lambda: len(got.facts) >= 2 and len(got.reports) >= 2)
     assert [(fact.kind, fact.request_id) for fact in got.facts] == [
         (LogKind.REQUEST_FAILED_BY_KV, "cmpl-one-0-00000001"),
         (LogKind.REQUEST_FAILED_BY_KV, "cmpl-while-down-0-00000001"),
@@ -164,7 +168,7 @@ async def test_log_and_metrics_alone(tmp_path: Path) -> None:
     values = {(value.name, value.label): value.value for value in got.samples[0].values}
     assert values[("requests_finished", "error")] == 1.0
     assert values[("kv_transfer_failures", "nixl")] == 1.0
-    assert [report.emitters for report in got.logs if isinstance(report, SchemaReport)] == [("vllm", "vllm-nixl")] * 2
+    assert [report.emitters for report in got.reports] == [("vllm", "vllm-nixl")] * 2
     assert 'handrail_engine_kv_transfer_failures_total{engine="0",transport="nixl"} 1.0' in exposed
     assert 'handrail_sidecar_log_facts_total{kind="request_failed_by_kv"} 1.0' in exposed
     assert 'handrail_sidecar_log_facts_total{kind="stale_read"} 0.0' in exposed
