@@ -313,11 +313,16 @@ class Observation:
         try:
             for data, stamp_ns in late:
                 reader.feed(data, stamp_ns - self.arrival_ns)
-            if late and self._live is not None:
-                self._live.look(reader)
         except Exception:  # an observer's bug must not cost the response
             self._stats.observer_errors += 1
             self._reader = None
+            return
+        if late and self._live is not None:
+            try:
+                self._live.look(reader)
+            except Exception:  # nor may a count that fails cost what is read
+                self._stats.observer_errors += 1
+                self._live = None
 
     def _facts(self) -> RequestFacts:
         if self._asked is None:

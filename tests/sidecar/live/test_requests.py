@@ -201,6 +201,21 @@ def test_an_answer_that_is_not_streamed_has_an_end_and_no_first_token() -> None:
     assert {key: n for key, n in requests.judged.items() if n} == {("m", "success", True): 1}
 
 
+def test_a_fault_of_counting_costs_neither_the_record_nor_the_times_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = live()
+    request = Request(requests).head()
+
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(requests, "first_token", broken)
+    request.read(100, chunk()).read(140, chunk(finish="stop")).read(141, b"data: [DONE]\n\n")
+    record = request.observation.record(Ending.CLEAN, S + 142 * MS)
+    assert (record.outcome, record.ttft_token_ns) == (Outcome.OK, 100 * MS)
+    assert record.gaps is not None
+    assert request.stats.observer_errors == 1
+
+
 # --- models and births ----------------------------------------------------------------------------------------------------
 
 
