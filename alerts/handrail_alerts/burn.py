@@ -110,7 +110,10 @@ def hopeless(window: Duration) -> float:
 def groups(context: Context) -> Iterator[Group]:
     """One group an objective."""
     for objective in context.slo.objectives:
-        rules = (*_recordings(context, objective), *(_alert(context, objective, burn) for burn in BURNS))
+        rules: tuple[Alert | Recording, ...] = (
+            *_recordings(context, objective),
+            *(_alert(context, objective, burn) for burn in BURNS),
+        )
         yield Group(name=f"handrail-slo-{objective.name}", rules=rules)
 
 

@@ -84,7 +84,7 @@ def _metrics_changed(context: Context) -> Alert:
             "{{ $value }} families of the engine's metrics page look like ones that are known under other names, for 15 minutes "
             "or longer: an engine newer than this Handrail. What they counted is not seen now."
         ),
-        command="handrail metrics http://ENGINE:8000/metrics",
+        command="handrail metrics http://ENGINE:8000/metrics --role decode",
     )
 
 

@@ -166,7 +166,7 @@ def _unexplained(context: Context) -> Alert:
             'Such findings in the last 10 minutes: {{ $value | printf "%.0f" }} (one an engine and hour). Its counters rose, and '
             "neither plugin, log nor proxy told of a request that failed then: what failed is not known."
         ),
-        command="handrail events --since -1h",
+        command="handrail events --since -2h",
     )
 
 

@@ -43,5 +43,5 @@ def _alert(context: Context, objective: Objective) -> Alert:
             f"{{{{ $value | humanizePercentage }}}} of {words.unit} in the last {window} "
             f"{words.broken.format(over=bound.said)}; with the 99th percentile under it, at most 1% would."
         ),
-        command=words.command,
+        command="handrail explain --since -30m",
     )

@@ -11,7 +11,8 @@ from handrail_alerts.alert import Alert, Recording
 from handrail_alerts.groups import files
 from handrail_alerts.slo import SloFile
 
-_SELECTOR: Final = re.compile(r'\b(?:handrail_[a-z0-9_]+|up)\b(?:\{(?:[^}"]|"(?:[^"\\]|\\.)*")*\})?')
+_TEXT: Final = r'"(?:[^"\\]|\\.)*"'
+_SELECTOR: Final = re.compile(rf'{_TEXT}|\b((?:handrail_[a-z0-9_]+|up)\b(?:\{{(?:[^}}"]|{_TEXT})*\}})?)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,7 @@ class Unmatched:
 
 def selectors(expr: str) -> Iterator[str]:
     """The selectors of scraped series in one of our own expressions, each as it stands there."""
-    for found in _SELECTOR.finditer(expr):
-        yield found[0]
+    yield from filter(None, _SELECTOR.findall(expr))
 
 
 def unmatched(slo: SloFile, has_result: Callable[[str], bool]) -> tuple[Unmatched, ...]:

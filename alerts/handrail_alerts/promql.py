@@ -143,8 +143,8 @@ class _Lint:
         if not names(node):
             self.found.append(f"{node} names no metric, so nothing can be checked: write the name")
 
-    def _window(self, window: timedelta, function: str) -> None:
-        if function not in _OF_COUNTERS:
+    def _window(self, window: timedelta | None, function: str) -> None:
+        if function not in _OF_COUNTERS or window is None:
             return
         if window == INTERVAL:
             self.found.append(f"{function}() over $__interval is empty when zoomed in: use $__rate_interval")

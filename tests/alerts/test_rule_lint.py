@@ -13,11 +13,11 @@ from handrail_alerts.alert import Alert, Recording
 from handrail_alerts.groups import files
 from handrail_alerts.promql import Metric, Type, metrics, problems
 from handrail_alerts.slo import load
+from handrail_collector.metrics.page import collector_metrics
 
-pages = pytest.importorskip("handrail_collector.metrics.page", reason="the collector's catalogue of metrics is not there yet")
 SLO = load()
 RULES = [rule for groups in files(SLO).values() for group in groups for rule in group.rules]
-KNOWN = {each.name: Metric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *pages.collector_metrics())}
+KNOWN = {each.name: Metric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *collector_metrics())}
 RECORDED = {
     rule.record: Metric(Type.GAUGE, frozenset({"slo", "model_name", "role"})) for rule in RULES if isinstance(rule, Recording)
 }

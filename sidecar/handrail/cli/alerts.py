@@ -113,19 +113,25 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _with_intervals(slo: SloFile, arguments: argparse.Namespace) -> SloFile:
-    changed = {}
-    for name in ("evaluation_interval", "scrape_interval"):
-        text = getattr(arguments, name)
-        if text is None:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        try:
-            changed[name] = Duration(parse_duration_ns(text))
-        except TimeError as error:
-            raise CliError(what=f"{flag}: {error}", valid=f"{flag} 30s", exit_code=EXIT_USAGE) from None
-        if changed[name] < 10**9:
-            raise CliError(what=f"{flag} is {text}", valid="at least 1s", exit_code=EXIT_USAGE)
-    return replace(slo, prometheus=replace(slo.prometheus, **changed))
+    told = slo.prometheus
+    told = replace(
+        told,
+        evaluation_interval=_interval("--evaluation-interval", arguments.evaluation_interval, told.evaluation_interval),
+        scrape_interval=_interval("--scrape-interval", arguments.scrape_interval, told.scrape_interval),
+    )
+    return replace(slo, prometheus=told)
+
+
+def _interval(flag: str, text: str | None, otherwise: Duration) -> Duration:
+    if text is None:
+        return otherwise
+    try:
+        interval = Duration(parse_duration_ns(text))
+    except TimeError as error:
+        raise CliError(what=f"{flag}: {error}", valid=f"{flag} 30s", exit_code=EXIT_USAGE) from None
+    if interval < 10**9:
+        raise CliError(what=f"{flag} is {text}", valid="at least 1s", exit_code=EXIT_USAGE)
+    return interval
 
 
 def _loaded(file: Path) -> SloFile:

@@ -1,0 +1,90 @@
+"""Every alert has a page that says what it means, what to run and what to do; and the lines to run are ones that run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from handrail.cli.main import COMMANDS, Parser
+from handrail_alerts.companions import COMPANIONS, INHIBITIONS
+from handrail_alerts.groups import alerts
+from handrail_alerts.slo import load
+
+RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks"
+ALERTS = alerts(load())
+NAMES = sorted({alert.name for alert in ALERTS})
+HEADINGS = ["What it means", "What to look at", "How to mitigate", "May fire with it"]
+_COMMAND = re.compile(r"^    (handrail .+)$", re.M)
+_LINK = re.compile(r"\]\((\w+)\.md\)")
+
+
+def page_of(alert: str) -> str:
+    file = RUNBOOKS / f"{alert}.md"
+    assert file.exists(), f"{file} is missing: write what {alert} means, what to look at, how to mitigate"
+    return file.read_text("utf-8")
+
+
+def section(page: str, heading: str) -> str:
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def parses(line: str) -> None:
+    """Raises ``SystemExit`` for a line that the command line refuses."""
+    _, name, *rest = shlex.split(line)
+    module = importlib.import_module(COMMANDS[name].module)
+    parser = Parser(prog=f"handrail {name}")
+    module.add_arguments(parser)
+    parser.parse_args([each.replace("-", "−", 1) if re.match(r"-\d", each) else each for each in rest])
+
+
+@pytest.mark.parametrize("alert", NAMES)
+def test_a_page_has_all_its_parts(alert: str) -> None:
+    page = page_of(alert)
+    assert page.startswith(f"# {alert}\n")
+    assert re.findall(r"^## (.+)$", page, re.M) == HEADINGS
+    assert all(section(page, heading).strip() for heading in HEADINGS)
+    severities = list(dict.fromkeys(each.severity.value for each in ALERTS if each.name == alert))
+    assert f"\nSeverity: {', '.join(severities)}.\n" in page
+    assert re.findall(r"^- ", section(page, "How to mitigate"), re.M), "it says nothing to do"
+
+
+@pytest.mark.parametrize("alert", NAMES)
+def test_the_lines_to_run_are_ones_that_run(alert: str) -> None:
+    commands = _COMMAND.findall(section(page_of(alert), "What to look at"))
+    for line in commands:
+        parses(line)
+    first = next(each.command for each in ALERTS if each.name == alert)
+    assert first in commands, f"the alert says '{first}', its page does not"
+
+
+@pytest.mark.parametrize("alert", NAMES)
+def test_the_page_lists_the_companions(alert: str) -> None:
+    listed = _LINK.findall(section(page_of(alert), "May fire with it"))
+    assert listed == list(COMPANIONS[alert])
+
+
+def test_there_is_no_page_without_its_alert_and_no_link_without_its_page() -> None:
+    pages = {file.stem for file in RUNBOOKS.glob("*.md")} - {"README"}
+    assert pages == set(NAMES) == set(COMPANIONS)
+    for name in pages:
+        assert set(_LINK.findall(page_of(name))) <= pages
+    assert {name for names in COMPANIONS.values() for name in names} <= pages
+    assert all(name not in companions for name, companions in COMPANIONS.items())
+
+
+def test_what_holds_back_what_is_told_as_its_companion() -> None:
+    """A page of an inhibited alert would be no surprise either."""
+    for each in INHIBITIONS:
+        source = re.findall(r'alertname="(\w+)"', " ".join(each.source))
+        for target in re.findall(r'alertname=~"([\w|]+)"', " ".join(each.target)):
+            for name in source:
+                assert set(target.split("|")) <= set(COMPANIONS[name]), (name, target)
+
+
+def test_the_list_of_pages_is_complete() -> None:
+    listed = _LINK.findall((RUNBOOKS / "README.md").read_text("utf-8"))
+    assert sorted(listed) == NAMES
