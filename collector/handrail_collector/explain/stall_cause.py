@@ -96,6 +96,7 @@ def _doubt(chance: float, present: float, stalls: float, none: float) -> float:
 
 
 def _rejected(each: Verdict) -> str:
-    assert each.lift is not None and each.doubt is not None  # what is measured is named
+    assert each.lift is not None  # what is measured is named
+    assert each.doubt is not None
     how = f"{each.lift:.3g} times as often as without a stall, by chance in {100 * each.doubt:.2g} %"
     return f"{each.evidence[0]}, but that may be chance ({how})"
