@@ -26,7 +26,7 @@ ALIKE_NS: Final = 50_000_000
 """Two witnesses see one stall so much apart at most, counted from the stream's first content."""
 
 BASE_KEPT_NS: Final = 5_000_000_000
-"""So long what was compared with serves for stalls nearby: to make it anew takes some milliseconds, of a busy engine 90."""
+"""So long what was compared with serves for stalls nearby: to make it anew takes some milliseconds, of a busy engine 60."""
 
 BASES: Final = 256
 DECODE, ON_PATH = "decode", "path"
