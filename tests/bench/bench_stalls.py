@@ -65,7 +65,7 @@ def _watch_ns(gaps: list[int]) -> float:
 
 
 def _wake_up_us() -> float:
-    """Without the sleep itself. There are twenty a second."""
+    """Without the sleep itself. There are ten a second."""
     watch = PauseWatch(lambda event: None)
     watch.begin()
     try:

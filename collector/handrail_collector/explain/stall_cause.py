@@ -96,5 +96,7 @@ def _doubt(chance: float, present: float, stalls: float, none: float) -> float:
 
 
 def _rejected(each: Verdict) -> str:
-    lift = f"{each.lift:g} times as often as in other times" if each.lift is not None else "nothing to compare with"
-    return f"{each.evidence[0]}, but that may be chance ({lift})"
+    assert each.lift is not None  # what is measured is named
+    assert each.doubt is not None
+    how = f"{each.lift:.3g} times as often as without a stall, by chance in {100 * each.doubt:.2g} %"
+    return f"{each.evidence[0]}, but that may be chance ({how})"

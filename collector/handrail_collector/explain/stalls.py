@@ -26,7 +26,7 @@ ALIKE_NS: Final = 50_000_000
 """Two witnesses see one stall so much apart at most, counted from the stream's first content."""
 
 BASE_KEPT_NS: Final = 5_000_000_000
-"""So long what was compared with serves for stalls nearby: to make it anew takes some milliseconds, of a busy engine 90."""
+"""So long what was compared with serves for stalls nearby: to make it anew takes some milliseconds, of a busy engine 60."""
 
 BASES: Final = 256
 DECODE, ON_PATH = "decode", "path"
@@ -199,14 +199,17 @@ def _first_at(decode: Visit | None) -> int | None:
 def _same(outer: Exchange, stall: Stall, inner: Exchange) -> Stall | None:
     """The stall that D's own witness saw; one too short to be among those it told is made up of what is known.
 
-    None where D's stream did not stand still.
+    The same gap of the stream where both counted as many, for a first chunk that came late shifts all times; else by time. None
+    where D's stream did not stand still.
     """
     here, there = _first(outer), _first(inner)
     if here is None or there is None:
         return None
     told = inner.stalls.longest if inner.stalls is not None else ()
     end = stall.end_ns - here
-    near = [each for each in told if abs(each.end_ns - there - end) <= max(ALIKE_NS, stall.gap_ns // 4)]
+    alike = outer.gaps is not None and inner.gaps is not None and outer.gaps.count == inner.gaps.count
+    near = [each for each in told if alike and each.index == stall.index]
+    near = near or [each for each in told if abs(each.end_ns - there - end) <= max(ALIKE_NS, stall.gap_ns // 4)]
     found = max(near, key=lambda each: each.gap_ns, default=None)
     if found is not None:
         return found if 2 * found.gap_ns >= stall.gap_ns else None

@@ -96,7 +96,7 @@ def _percent(part: int, whole: int) -> str:
 def write_page(scores: Sequence[Score], again: str) -> None:
     """Replace the table in docs/stalls.md. ``again``: the arguments that repeat the run."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARK}\n")
-    after = rest[rest.index("\n## ") :]
+    after = rest[rest.index("\n#") :]
     names = [" ".join(heading.split()) for heading, _ in _HEADINGS]
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(_cells(score)) + " |" for score in scores]

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bench.stalls import report
 from bench.stalls.parts import Parts
 from bench.stalls.referee import Score, count, fly, judge, judged_of, largest
 from bench.stalls.report import LEAST, missed, plain, table
@@ -63,3 +65,19 @@ def test_the_goals_missed_are_told() -> None:
     ]
     assert (plain(few)["right"], plain(Score("none"))["right"]) == (1.0, None)
     assert table([good, bad, few]).row_count == 3
+
+
+def test_the_page_keeps_all_but_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "stalls.md"
+    before = "# Stalls\n\n<!-- scores -->\n"
+    after = "\n### On a real engine\n\nSo many.\n\n## What it costs\n\nLittle.\n"
+    page.write_text(f"{before}\n| an old table |\n{after}", encoding="utf-8")
+    monkeypatch.setattr(report, "PAGE", page)
+    good = Score("good", told=100, clear=100, right=95, shuffled=100, shuffled_named=2)
+    for _ in range(2):
+        report.write_page([good], "--seed=1")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(before)
+    assert text.endswith(after)
+    assert text.count("| good | 100 | 100 | 95.0% |") == 1
+    assert "an old table" not in text
