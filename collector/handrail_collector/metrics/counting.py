@@ -107,7 +107,7 @@ class Counting:
         for phase in row.phases:  # one phase may be told in parts: by process, and the preempted time apart
             spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
         for name, duration_ns in spent.items():
-            self.observed.time(Timed.PHASES, f"{name}.{model}", duration_ns)
+            self.observed.time(Timed.PHASES, (name, model), duration_ns)
         if self._slow.slow(model, row.scope, sum(spent.values())):
             self.observed.add(Seen.SLOW_REQUESTS, word=model)
             for name, duration_ns in spent.items():
