@@ -102,13 +102,13 @@ class Observed:
         if count:
             self._counts[seen, word] += count
 
-    def time(self, timed: Timed, words: tuple[str, ...], duration_ns: int) -> None:
-        """One duration, for the next publish."""
+    def time(self, timed: Timed, words: tuple[str, ...], duration_ns: int, trace_id: str = "", at_unix_ns: int = 0) -> None:
+        """One duration, of that trace and decided then, for the next publish."""
         key = timed, words
         found = self._timed.get(key)
         if found is None:
             found = self._timed[key] = Durations()
-        found.add(duration_ns)
+        found.add(duration_ns, trace_id, at_unix_ns)
 
     def take(self) -> Taken:
         """What the publish that begins now is to add; what is counted from here on goes into the one after it."""
