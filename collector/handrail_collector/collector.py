@@ -14,7 +14,6 @@ from handrail.otlp.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
-from handrail.securitymetrics import security_rows
 from handrail.selfmetrics import SelfMetrics
 from handrail.settings import bound, write_ready
 from handrail.watched import Watcher
@@ -116,7 +115,7 @@ async def _main(config: CollectorConfig) -> int:
             running.status,
             config.api.host,
             config.api.port,
-            metrics=SelfMetrics([*page_rows(running, links), *security_rows(protection.watched, protection.guards)]),
+            metrics=SelfMetrics(page_rows(running, links, protection.watched, protection.guards)),
             not_ready=running.not_ready,
             tls=protection.context("api", ask_only=True),
             guard=api_guard,

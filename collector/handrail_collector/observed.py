@@ -70,7 +70,9 @@ class Observed:
     def __init__(self, published: Mapping[str, int], added: Added | None = None) -> None:
         self.published: Mapping[str, int] = dict(published)
         self._durations = {name: Durations.of(flat) for name, flat in (added or {}).items()}
-        self._since = Taken()
+        self._counts: Counter[tuple[Seen, str]] = Counter()  # since the last publish; names are made when one begins
+        self._timed: dict[tuple[Timed, tuple[str, ...]], Durations] = {}
+        self._left = Taken()  # of a publish that failed
 
     def __getitem__(self, seen: Seen) -> int:
         """Published by now."""
@@ -98,19 +100,23 @@ class Observed:
     def add(self, seen: Seen, count: int = 1, word: str = "") -> None:
         """Count something that goes into the next publish. Going back is allowed where a fact was taken back."""
         if count:
-            self._since.counts[f"{seen.value}.{word}" if word else seen.value] += count
+            self._counts[seen, word] += count
 
-    def time(self, timed: Timed, word: str, duration_ns: int) -> None:
-        """One duration, for the next publish."""
-        name = f"{timed.value}.{word}"
-        found = self._since.durations.get(name)
+    def time(self, timed: Timed, words: tuple[str, ...], duration_ns: int, trace_id: str = "", at_unix_ns: int = 0) -> None:
+        """One duration, of that trace and decided then, for the next publish."""
+        key = timed, words
+        found = self._timed.get(key)
         if found is None:
-            found = self._since.durations[name] = Durations()
-        found.add(duration_ns)
+            found = self._timed[key] = Durations()
+        found.add(duration_ns, trace_id, at_unix_ns)
 
     def take(self) -> Taken:
         """What the publish that begins now is to add; what is counted from here on goes into the one after it."""
-        taken, self._since = self._since, Taken()
+        taken, self._left = self._left, Taken()
+        for (seen, word), count in self._counts.items():
+            taken.counts[f"{seen.value}.{word}" if word else seen.value] += count
+        _merge(taken.durations, {".".join((timed.value, *words)): found for (timed, words), found in self._timed.items()})
+        self._counts, self._timed = Counter(), {}
         return taken
 
     def with_added(self, taken: Taken) -> dict[str, int]:
@@ -121,10 +127,8 @@ class Observed:
         return totals
 
     def put_back(self, taken: Taken) -> None:
-        """That publish failed: the next one adds it."""
-        for key, count in taken.counts.items():
-            self._since.counts[key] += count
-        _merge(self._since.durations, taken.durations)
+        """That publish failed: the next one adds it. There is one publish at a time."""
+        self._left = taken
 
     def done(self, totals: Mapping[str, int], taken: Taken) -> None:
         """That publish is in the store, with these totals."""

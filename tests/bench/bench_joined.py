@@ -21,19 +21,22 @@ from handrail_collector.explain.stall_evidence import Cause
 from handrail_collector.metrics.counting import Counting
 from handrail_collector.metrics.durations import Durations
 from handrail_collector.metrics.joined import joined_rows
-from handrail_collector.metrics.slow_links import MOST_PAIRS, SlowLinks
+from handrail_collector.metrics.slow_links import MOST_HAND_OFFS, MOST_PAIRS, WINDOW_NS, SlowLinks
 from handrail_collector.observed import Seen, Timed
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.group import Closing, Group
+from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.schema import Table
+from link_parts import fetch_row
 from made_rows import phase, request_row
 
 ROWS = 20_000
 PEERS = 100
 SECOND = 10**9
 START = 1_700_000_000 * SECOND
-PHASES = (*(each.value for each in Phase if each not in (Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)), "unattributed")
+PHASES = tuple(each.value for each in Phase if each not in (Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS))
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -44,8 +47,14 @@ def counting() -> Counting:
 def row_us() -> float:
     """Of a row with every phase, as the pipeline counts it."""
     rng = random.Random(5)
-    parts = tuple(phase(name, rng.lognormvariate(2, 1), "decode") for name in PHASES)
-    rows = [request_row(parts, model=f"org/model-{n % 3}", trace_id=f"{n:032x}") for n in range(ROWS)]
+    rows = [
+        request_row(
+            tuple(phase(name, rng.lognormvariate(2, 1), "decode") for name in PHASES),
+            model=f"org/model-{n % 3}",
+            trace_id=f"{n:032x}",
+        )
+        for n in range(ROWS)
+    ]
     counts = counting()
     groups = [Group() for _ in rows]
     begin = time.process_time_ns()
@@ -73,7 +82,7 @@ def page(models: int) -> tuple[float, int, int]:
         counts.models.serve(name)
         for each in PHASES:
             for _ in range(500):
-                counts.observed.time(Timed.PHASES, f"{each}.{name}", round(rng.lognormvariate(17, 2)))
+                counts.observed.time(Timed.PHASES, (each, name), round(rng.lognormvariate(17, 2)))
         for outcome in Outcome:
             counts.observed.add(Seen.JOINED, rng.randrange(1, 10**6), f"{outcome.value}.{name}")
         for cause in Cause:
@@ -108,11 +117,47 @@ def stored_bytes(requests: int) -> int:
     return sum(len(name) + 8 + len(",".join(map(str, flat))) for name, flat in counts.observed.take().added().items())
 
 
+def look_ms() -> float:
+    """CPU of one look at which links are slow: as many hand-offs as it looks at, of ``PEERS`` pairs that crawl."""
+    now = START + 600 * SECOND
+    every = WINDOW_NS // MOST_HAND_OFFS
+    rows = [
+        fetch_row(
+            0,
+            started_unix_ns=now - WINDOW_NS + n * every,
+            trace_id=f"{n:032x}",
+            request_id=f"{n:016x}",
+            span_id=f"{n:016x}",
+            keeper_instance=f"10.0.0.{n % PEERS}:8000",
+            keeper_host=f"p{n % PEERS}",
+            reader_instance=f"10.0.1.{n % PEERS}:8000",
+            reader_host=f"d{n % PEERS}",
+            transfer_ns=SECOND,
+            duration_ns=2 * SECOND,
+        )
+        for n in range(MOST_HAND_OFFS)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        publisher = Publisher(Path(folder))
+        publisher.open()
+        publisher.publish(0, 1, 0, [], [], flat={Table.KV_FETCHES: rows})
+        publisher.close()
+        links = SlowLinks(StoreReader(Path(folder), threads=1), now_unix_ns=lambda: now)
+        links.look()  # what it imports takes a while the first time
+        begin = time.process_time_ns()
+        links.look()
+        took = (time.process_time_ns() - begin) / 1e6
+        if len(links.found) != MOST_PAIRS:
+            raise AssertionError(f"{len(links.found)} slow links found, {links.failures} failures")
+    return took
+
+
 def run() -> list[dict[str, Any]]:
     """Figures; what has a budget is a scrape."""
     figures = [
         _figure("joined: a row counted", row_us(), "us", None),
         _figure("joined: a duration counted", add_us(), "us", None),
+        _figure(f"joined: a look at links, {PEERS} pairs, {MOST_HAND_OFFS} hand-offs", look_ms(), "ms", None),
         _figure("joined: manifest bytes of 1 request", stored_bytes(1), "B", None),
         _figure("joined: manifest bytes of 1000 requests", stored_bytes(1000), "B", None),
     ]

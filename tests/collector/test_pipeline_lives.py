@@ -16,10 +16,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from builders import split_request
+from handrail.live.models import UNKNOWN
 from handrail.otlp.contract import Retryable, Signal
+from handrail.phases import Phase
 from handrail.records import Exchange, Role, SpanIds
 from handrail_collector.journal.journal import Journal, JournalSettings
-from handrail_collector.observed import Seen
+from handrail_collector.observed import Seen, Timed
 from handrail_collector.pipeline import Pipeline, PipelineSettings, SteadyClock
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
@@ -153,6 +155,12 @@ def _check_counts(root: Path, pipeline: Pipeline, spans: int, records: int) -> N
     written = [row for row in every_version(root) if row.scope != MERGED]
     assert seen[Seen.ROWS] == sum(seen.by_word(Seen.DECISIONS).values()) == len(written)
     assert sum(seen.by_word(Seen.JOINS).values()) <= records
+    # phases and outcomes: each request once, but one that was told in parts before they were joined, once a part
+    assert sum(seen.by_words(Seen.JOINED, 2).values()) == REQUESTS
+    unattributed = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
+    told_apart = sum(row.scope == MERGED for row in every_version(root))
+    assert REQUESTS <= unattributed <= REQUESTS + told_apart
+    assert seen[Seen.WITHDRAWN_ROWS] == told_apart
     assert sum(row.version == 1 for row in written) >= REQUESTS
 
 

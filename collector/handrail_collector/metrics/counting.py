@@ -73,7 +73,7 @@ class Counting:
         self._findings(group, row)
         self._joined(group, row, now_unix_ns)
         if not counted.row:
-            self._phases(row)
+            self._phases(row, now_unix_ns)
             counted.row = True
 
     def _findings(self, group: Group, row: RequestRow) -> None:
@@ -98,7 +98,7 @@ class Counting:
         self.observed.add(Seen.JOINED, word=f"{row.outcome}.{self._model(row)}")
         self.coverage.joined(by, instance, row.started_unix_ns + row.duration_ns)
 
-    def _phases(self, row: RequestRow) -> None:
+    def _phases(self, row: RequestRow, now_unix_ns: int) -> None:
         """Of time to first token: what a response that is not streamed took holds its whole decoding."""
         if row.phase_of != "ttft":
             return
@@ -107,7 +107,7 @@ class Counting:
         for phase in row.phases:  # one phase may be told in parts: by process, and the preempted time apart
             spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
         for name, duration_ns in spent.items():
-            self.observed.time(Timed.PHASES, f"{name}.{model}", duration_ns)
+            self.observed.time(Timed.PHASES, (name, model), duration_ns, row.trace_id, now_unix_ns)
         if self._slow.slow(model, row.scope, sum(spent.values())):
             self.observed.add(Seen.SLOW_REQUESTS, word=model)
             for name, duration_ns in spent.items():

@@ -22,6 +22,9 @@ from handrail_collector.stitch.clocks import HostClocks
 
 CLOCK_PAIRS: Final = 50
 
+FRESH_NS: Final = 3600 * 10**9
+"""A request is an exemplar of its bucket for so long."""
+
 OUTCOMES: Final = tuple(outcome.value for outcome in Outcome if outcome.value not in UNANSWERED)
 """Of requests that a model answered."""
 
@@ -35,7 +38,7 @@ def joined_rows(
         HistogramRow(
             names.METRIC_PHASES,
             f"Time of a phase of time to first token, of streamed requests as they were first decided; {LATENCY_BOUND}; {KEPT}",
-            lambda: phases(seen),
+            lambda: phases(seen, now_unix_ns() - FRESH_NS),
             LATENCY,
             ("phase", names.MODEL_LABEL),
         ),
@@ -108,9 +111,9 @@ def joined_rows(
     ]
 
 
-def phases(seen: Observed) -> dict[tuple[str, ...], Histogram]:
-    """By phase and model."""
-    return {words: found.histogram() for words, found in sorted(seen.durations(Timed.PHASES, 2).items())}
+def phases(seen: Observed, oldest_unix_ns: int) -> dict[tuple[str, ...], Histogram]:
+    """By phase and model. Exemplars are of traces that the store has: it keeps all."""
+    return {words: found.histogram(oldest_unix_ns) for words, found in sorted(seen.durations(Timed.PHASES, 2).items())}
 
 
 def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:

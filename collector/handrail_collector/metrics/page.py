@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from handrail.auth import Guard
 from handrail.catalogue import Metric, metrics_of
 from handrail.otlp.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
+from handrail.securitymetrics import security_rows
 from handrail.selfmetrics import AnyRow
+from handrail.watched import Watched
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.metrics.joined import joined_rows
 from handrail_collector.metrics.own import own_rows
@@ -24,10 +28,11 @@ from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
 COLLECTOR: Final = "collector"
 
 
-def page_rows(running: Running, links: SlowLinks) -> list[AnyRow]:
-    """All of them."""
+def page_rows(running: Running, links: SlowLinks, watched: Sequence[Watched[Any]], guards: Sequence[Guard]) -> list[AnyRow]:
+    """All of them. ``watched``: certificates and tokens; ``guards``: of what listens."""
     pipeline = running.pipeline
-    return [*own_rows(running, links), *joined_rows(pipeline.counting, pipeline.stitcher.clocks, links)]
+    joined = joined_rows(pipeline.counting, pipeline.stitcher.clocks, links)
+    return [*own_rows(running, links), *joined, *security_rows(watched, guards)]
 
 
 def collector_metrics() -> list[Metric]:
@@ -45,6 +50,6 @@ def collector_metrics() -> list[Metric]:
             Upkeep(publisher, UpkeepSettings()),
             0,
         )
-        found = metrics_of(page_rows(running, SlowLinks(StoreReader(root / "store"))), COLLECTOR)
+        found = metrics_of(page_rows(running, SlowLinks(StoreReader(root / "store")), (), ()), COLLECTOR)
         publisher.close()
     return found

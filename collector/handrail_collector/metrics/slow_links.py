@@ -18,7 +18,7 @@ SECOND: Final = 10**9
 WINDOW_NS: Final = 600 * SECOND
 EVERY_S: Final = 60.0
 MOST_PAIRS: Final = 50
-MOST_HAND_OFFS: Final = 20_000
+MOST_HAND_OFFS: Final = 5_000
 """Of a window with more the last ones are looked at."""
 
 LEAST_TIMED: Final = 5

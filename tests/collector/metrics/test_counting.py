@@ -16,6 +16,7 @@ from handrail.export.spans import resource_of
 from handrail.otlp.contract import Signal
 from handrail.otlp.payload import with_batch_seq
 from handrail.records import EngineSample, EngineValue, Exchange, LineClock, LogFact, LogKind, Outcome, Role, Source
+from handrail_collector.metrics.joined import phases
 from handrail_collector.observed import Observed, Seen, Timed
 from handrail_collector.pipeline import Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
@@ -70,6 +71,21 @@ async def test_phases_in_parts_are_one_duration_and_their_sum_is_the_time_to_fir
         durations = pipeline.observed.durations(Timed.PHASES, 2)
         assert set(phase_counts(pipeline.observed).values()) == {1}
         assert sum(found.sum_ns for found in durations.values()) == 300 * MS
+
+
+async def test_the_last_request_of_a_bucket_is_its_exemplar_for_an_hour(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+        for seq, name in ((1, "a"), (10, "b")):
+            await send(journal, of_model(proxies(f"req-{name}", f"t{name}")), seq)
+            await decide(pipeline, journal, clock)
+        (_, b) = sorted(stored(tmp_path), key=lambda row: row.client_request_id or "")
+        for found in phases(pipeline.observed, 0).values():
+            assert {exemplar.trace_id for exemplar in found.exemplars.values()} == {b.trace_id}
+            assert all(found.counts[bucket] == 2 for bucket in found.exemplars)
+        assert not any(found.exemplars for found in phases(pipeline.observed, clock.now + 1).values())
+    async with running(tmp_path, clock, stitch=QUICK) as (_, pipeline):
+        assert not any(found.exemplars for found in phases(pipeline.observed, 0).values())
 
 
 async def test_a_response_that_is_not_streamed_has_no_phases_of_a_first_token(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def test_durations_of_other_bounds_are_left_behind() -> None:
 
 def test_a_failed_publish_loses_no_duration_and_a_good_one_counts_once() -> None:
     seen = Observed({})
-    seen.time(Timed.PHASES, "kv_wait.a/b-1.5", 7)
+    seen.time(Timed.PHASES, ("kv_wait", "a/b-1.5"), 7)
     taken = seen.take()
-    seen.time(Timed.PHASES, "kv_wait.a/b-1.5", 8)
+    seen.time(Timed.PHASES, ("kv_wait", "a/b-1.5"), 8)
     seen.put_back(taken)
     assert seen.durations(Timed.PHASES, 2) == {}
     taken = seen.take()

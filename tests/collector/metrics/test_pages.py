@@ -68,7 +68,7 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
         seen.add(Seen.JOINED, 3, "ok.org/model-1.5")
         seen.add(Seen.STALLS, 2, "kv_landing")  # as by an earlier release, which knew no models
         for ns in (1 * MS, 66 * MS, 200_000 * MS):
-            seen.time(Timed.PHASES, "kv_transfer.org/model-1.5", ns)
+            seen.time(Timed.PHASES, ("kv_transfer", "org/model-1.5"), ns, f"{ns:032x}", clock.now)
         assert "handrail_phase_seconds" in page(pipeline, tmp_path, clock, accept)
         await pipeline.flush()
         clock.now += 1
@@ -87,6 +87,8 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
     assert {tuple(sorted(s.labels)) for s in buckets} == {("le", "model_name", "phase")}
     assert [s.value for s in buckets if s.labels["le"] in ("0.001", "100.0", "+Inf")] == [1.0, 2.0, 3.0]
     assert [s.value for s in samples if s.name.endswith("_sum")] == [200.067]
+    exemplars = [s.exemplar.labels["trace_id"] for s in buckets if s.exemplar is not None]
+    assert exemplars == ([f"{ns * MS:032x}" for ns in (1, 66, 200_000)] if accept else []), "text has none"
     assert values(found["handrail_link_slow"]) == {
         (("finding", "slow_path"), ("source", "p:1"), ("target", "d:1")): 1.0,
     }

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from builders import EPOCH, process
+from handrail.catalogue import everything
 from handrail.conventions import METRIC_FINISHED, SCOPE_COUNTS
 from handrail.export.counts import CountsExport, counts_request, read_counts
 from handrail.export.spans import resource_of
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.records import Outcome, RequestCounts, Role
+from handrail.sidecar import make
 
 EDGE = process(Role.EDGE)
 
@@ -80,3 +82,9 @@ async def test_one_that_is_refused_is_left_out(refusal: Exception) -> None:
     await export.start()
     await export.shutdown()
     assert export.not_taken == 2
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_only_an_edge_is_counted_over(role: Role) -> None:
+    made = make(replace(everything(), role=role))
+    assert (made.counts is not None) is (role is Role.EDGE)
