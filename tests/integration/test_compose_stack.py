@@ -124,7 +124,7 @@ def test_the_services_find_each_other(stack: tuple[Stack, Callable[[str, Callabl
 
 
 def complete(row: Mapping[str, Any]) -> bool:
-    evidence = set(row.get("evidence", ()))
-    return {"edge:proxy", "prefill:proxy", "decode:proxy", "prefill:otlp", "decode:otlp"} <= evidence and not row.get(
-        "provisional"
-    )
+    """Decided, with both engines on its path, and the engines' own spans beside what the proxies saw."""
+    told = {phase["source"] for phase in row["phases"]}
+    both = bool(row["prefill_instance"] and row["decode_instance"])
+    return both and "otlp" in told and "proxy+otlp" in told and not row.get("provisional")
