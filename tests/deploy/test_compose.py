@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -99,6 +101,22 @@ def test_grafana_and_alertmanager_are_told_what_runs() -> None:
     urls = {urlsplit(hook["url"]).netloc for receiver in told["receivers"] for hook in receiver["webhook_configs"]}
     assert urls == {"127.0.0.1:9095"}, "where the service pager listens, in Alertmanager's network"
     assert '("127.0.0.1", 9095)' in (COMPOSE / "pager.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not on this machine (Debian: apt-get install prometheus)"
+)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_prometheus_itself_accepts_its_file_with_the_rules(profile: str, tmp_path: Path) -> None:
+    text = (COMPOSE / "prometheus.yml").read_text(encoding="utf-8")
+    for target, source in mounts(compose(profile)["services"]["prometheus"]):
+        if target.startswith("."):
+            text = text.replace(source, str((COMPOSE / target).resolve()))
+    (tmp_path / "prometheus.yml").write_text(text, encoding="utf-8")
+    command = ("promtool", "check", "config", str(tmp_path / "prometheus.yml"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rules found" in done.stdout
 
 
 def test_prometheus_loads_rules_and_nothing_else() -> None:
