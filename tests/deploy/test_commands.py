@@ -18,7 +18,11 @@ from handrail_fleet.__main__ import parser as fleet_parser
 from manifests import COMPOSE, DEPLOY, Container, chart, collector_settings, compose, containers, of_kind, one, sidecar_settings
 from manifests import kustomization as built
 
+TLS = {"tls": {"mode": "secret", "clientCertificates": True}, "auth": {"secret": "handrail-token"}}
 EXAMPLES = {
+    "helm, TLS": lambda: chart({"example": {"enabled": True}, **TLS}),
+    "helm, inline, TLS": lambda: chart({"example": {"enabled": True, "mode": "proxy"}, **TLS}),
+    "kustomize, TLS": lambda: built("overlays/vllm-pd-tls"),
     "helm, plugin": lambda: chart({"example": {"enabled": True}}),
     "helm, proxy": lambda: chart({"example": {"enabled": True, "mode": "proxy"}, "cluster": "eu-1", "sidecar": {"gpu": "dcgm"}}),
     "kustomize, plugin": lambda: built("overlays/vllm-pd"),
@@ -60,7 +64,7 @@ def test_sidecars_send_to_the_collectors_service_on_a_port_where_it_listens(exam
     for each in sidecars(containers(documents)):
         endpoint = sidecar_settings(each.words()).collector.endpoint
         assert endpoint.host == "handrail-collector.handrail.svc"
-        assert exposed[endpoint.port] == (settings.otlp_http if endpoint.scheme == "http" else settings.otlp_grpc).port
+        assert exposed[endpoint.port] == settings.otlp_http.port
     (data,) = [mount["mountPath"] for mount in collector.spec["volumeMounts"] if mount["name"] == "data"]
     assert settings.data.is_relative_to(data), "the store would lie in the container, and be lost with it"
 
@@ -91,7 +95,7 @@ def test_ports_paths_and_probes_agree_within_each_pod(example: str) -> None:
             assert settings.metrics.url.port == listens
 
 
-@pytest.mark.parametrize("example", ["helm, plugin", "kustomize, plugin"])
+@pytest.mark.parametrize("example", ["helm, plugin", "kustomize, plugin", "helm, TLS", "kustomize, TLS"])
 def test_the_plugin_goes_from_the_image_to_where_python_looks(example: str) -> None:
     documents = EXAMPLES[example]()
     for each in containers(documents):
@@ -105,6 +109,45 @@ def test_the_plugin_goes_from_the_image_to_where_python_looks(example: str) -> N
         env = {entry["name"]: entry.get("value") for entry in engine.spec["env"]}
         assert mount["mountPath"] == env["PYTHONPATH"]
         assert mount["readOnly"] is True
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_connections_are_as_secure_at_both_ends(example: str, tmp_path: Path) -> None:
+    """Scheme, certificate, token and probes agree, and every file that is named lies in a volume that is mounted."""
+    documents = EXAMPLES[example]()
+    secured = "TLS" in example
+    config = one(documents, "ConfigMap", "handrail-collector")["data"]["collector.yaml"]
+    (collector,) = [each for each in containers(documents) if each.name == "collector"]
+    settings = collector_settings(collector.words(), config, tmp_path)
+    assert (settings.tls.cert_file is not None) is secured
+    assert [each.value for each in settings.plaintext] == ([] if secured else ["otlp_grpc", "otlp_http", "api"])
+    for each in (collector, *sidecars(containers(documents))):
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if "httpGet" in each.spec.get(probe, {}):
+                assert each.spec[probe]["httpGet"]["scheme"] == ("HTTPS" if secured else "HTTP"), (each.workload, probe)
+        if secured:
+            assert each.pod["securityContext"]["fsGroup"] == 65532, "the process could not read its key"
+            (volume,) = [volume for volume in each.pod["volumes"] if volume["name"] == "handrail-tls"]
+            assert volume["projected"]["defaultMode"] == 0o440
+            assert each.mounts["handrail-tls"]["mountPath"] == "/etc/handrail-tls"
+    for each in sidecars(containers(documents)):
+        sidecar = sidecar_settings(each.words())
+        to, own = sidecar.collector, sidecar.tls
+        assert to.endpoint.scheme == ("https" if secured else "http")
+        assert (to.token_file is not None) is (settings.auth.token_file is not None)
+        if settings.tls.client_ca_file is not None:
+            assert to.cert_file is not None
+        named = [to.ca_file, to.token_file, to.cert_file, to.key_file, own.cert_file, own.key_file, sidecar.auth.token_file]
+        files = {file for file in named if file is not None}
+        wanted = {"ca.crt", "tls.crt", "tls.key", "token"} if secured else set()
+        assert {file.name for file in files} == wanted
+        assert all(file.parent == Path("/etc/handrail-tls") for file in files)
+    for monitor in of_kind(documents, "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint.get("scheme", "http") == ("https" if secured else "http")
+        assert ("authorization" in endpoint) is secured
+        if settings.tls.client_ca_file is not None:
+            assert endpoint["tlsConfig"]["cert"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

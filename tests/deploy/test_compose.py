@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from manifests import COMPOSE, compose, run_compose
+from manifests import COMPOSE, ROOT, compose, run_compose
 
 PROFILES = ("emulated", "vllm")
 
@@ -83,14 +87,41 @@ def test_the_plugin_is_there_before_the_engine_imports_it() -> None:
     assert dict(mounts(services["plugin"]))["plugin"] + "/" == services["plugin"]["entrypoint"][3]
 
 
-def test_grafana_is_provisioned_with_what_prometheus_and_tempo_serve() -> None:
-    sources = yaml.safe_load((COMPOSE / "grafana/datasources/handrail.yml").read_text(encoding="utf-8"))["datasources"]
-    assert {each["type"]: each["url"] for each in sources} == {
-        "prometheus": "http://prometheus:9090",
-        "tempo": "http://tempo:3200",
-    }
+def test_grafana_and_alertmanager_are_told_what_runs() -> None:
+    services = compose("emulated")["services"]
+    grafana = services["grafana"]
+    provisioning = ROOT / "dashboards/handrail_dashboards/provisioning"
+    sources = (provisioning / "datasources.yaml").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?<!\$)\$([A-Z][A-Z_]+)", sources)) <= set(grafana["environment"])
     tempo = yaml.safe_load((COMPOSE / "tempo.yml").read_text(encoding="utf-8"))
-    assert tempo["server"]["http_listen_port"] == 3200
-    provider = yaml.safe_load((COMPOSE / "grafana/dashboards/handrail.yml").read_text(encoding="utf-8"))["providers"][0]
-    volumes = dict(mounts(compose("emulated")["services"]["grafana"]))
-    assert volumes["../../dashboards/generated"] == provider["options"]["path"]
+    assert grafana["environment"]["TEMPO_URL"] == f"http://tempo:{tempo['server']['http_listen_port']}"
+    provider = yaml.safe_load((provisioning / "dashboards.yaml").read_text(encoding="utf-8"))["providers"][0]
+    assert dict(mounts(grafana))["../../dashboards/handrail_dashboards/generated"] == provider["options"]["path"]
+    told = yaml.safe_load((ROOT / "alerts/alertmanager.yaml").read_text(encoding="utf-8"))
+    urls = {urlsplit(hook["url"]).netloc for receiver in told["receivers"] for hook in receiver["webhook_configs"]}
+    assert urls == {"127.0.0.1:9095"}, "where the service pager listens, in Alertmanager's network"
+    assert '("127.0.0.1", 9095)' in (COMPOSE / "pager.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not on this machine (Debian: apt-get install prometheus)"
+)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_prometheus_itself_accepts_its_file_with_the_rules(profile: str, tmp_path: Path) -> None:
+    text = (COMPOSE / "prometheus.yml").read_text(encoding="utf-8")
+    for target, source in mounts(compose(profile)["services"]["prometheus"]):
+        if target.startswith("."):
+            text = text.replace(source, str((COMPOSE / target).resolve()))
+    (tmp_path / "prometheus.yml").write_text(text, encoding="utf-8")
+    command = ("promtool", "check", "config", str(tmp_path / "prometheus.yml"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rules found" in done.stdout
+
+
+def test_prometheus_loads_rules_and_nothing_else() -> None:
+    loaded = yaml.safe_load((COMPOSE / "prometheus.yml").read_text(encoding="utf-8"))["rule_files"]
+    assert loaded == ["/etc/prometheus/rules/*.yaml"]
+    files = [*(ROOT / "alerts/generated").glob("*.yaml")]
+    assert files
+    assert all("groups" in yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +91,33 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     wheel = (ROOT / "pyproject.toml").read_text().split("packages = [")[1].split("]")[0]
     for package in re.findall(r'"([^"]+)"', wheel):
         assert any(package.startswith(kept_path) for kept_path in kept), f"{package} is part of the wheel, but not of the context"
+
+
+def test_the_wheel_can_be_built_from_what_the_context_holds(tmp_path: Path) -> None:
+    """As the stage ``build`` does, and unpacked: the plugin is there with its entry point, and needs no dependency."""
+    context, wheels = tmp_path / "context", tmp_path / "wheels"
+    for copied in stages()["build"].of("COPY"):
+        *sources, target = copied.split()
+        for source in sources:
+            destination = context / (target if target != "./" else Path(source).name)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, destination, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, destination)
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels))
+    done = subprocess.run(build, cwd=context, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = wheels.glob("handrail-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry_points = archive.read(next(name for name in names if name.endswith("/entry_points.txt"))).decode()
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+        unpacked = sum(info.file_size for info in archive.infolist())
+    assert "handrail/guest/plugin.py" in names
+    assert "[vllm.general_plugins]" in entry_points
+    assert all("extra ==" in line for line in metadata.splitlines() if line.startswith("Requires-Dist"))
+    assert unpacked < 32 << 20, "the volume that it is copied to holds 64 MiB"
 
 
 def test_the_router_is_the_one_that_is_tested() -> None:

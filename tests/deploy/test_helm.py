@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from manifests import CHART, chart, containers, of_kind, one, rendered_chart
+from manifests import CHART, ROOT, chart, containers, of_kind, one, rendered_chart, sidecar_settings
 from operator_schemas import KINDS
 
 EVERYTHING: dict[str, Any] = {
@@ -42,6 +42,11 @@ VALUES: dict[str, Mapping[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
     "example, inline": {"example": {"enabled": True, "mode": "proxy"}, "sidecar": {"gpu": "dcgm"}},
+    "TLS by cert-manager": {
+        "tls": {"mode": "certManager", "issuer": {"kind": "ClusterIssuer", "name": "ca"}},
+        "example": {"enabled": True},
+    },
+    "mutual TLS": {"tls": {"mode": "secret", "clientCertificates": True}, "auth": {"secret": "t"}, "example": {"enabled": True}},
     "bare": {
         "podMonitor": {"enabled": False},
         "prometheusRule": {"enabled": False},
@@ -63,7 +68,7 @@ def test_objects_are_what_kubernetes_takes(values: str) -> None:
 
 def test_helm_lints_it() -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no build for this machine: the chart is not linted")
-    told = helm.lint(str(CHART), {}, strict=True)
+    told = helm.lint(str(CHART), {"tls": {"mode": "plaintext"}}, strict=True)
     assert told["errors"] == []
     assert [each["error"] for each in told["messages"]] == ["icon is recommended"]
 
@@ -78,6 +83,9 @@ def test_helm_lints_it() -> None:
         ({"collector": {"replicas": 2}}, "replicas"),
         ({"podMonitor": {"interval": "15"}}, "/podMonitor/interval"),
         ({"cluster": "a b"}, "/cluster"),
+        ({"tls": {"mode": ""}}, "tls.mode must be chosen: certManager .* secret .* or plaintext"),
+        ({"tls": {"mode": "certManager"}}, "tls.issuer.name"),
+        ({"tls": {"mode": "mtls"}}, "/tls/mode"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(values: dict[str, Any], said: str) -> None:
@@ -168,6 +176,38 @@ def test_gpu_counters_come_from_where_the_values_say() -> None:
     assert not [word for word in words if word.startswith("--gpu")]
     assert env["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
     assert "--gpu-dcgm-url=http://10.0.0.1:9400/metrics" in sidecar("dcgm")[0]
+
+
+def test_certificates_are_for_the_names_that_are_connected_to() -> None:
+    documents = chart(VALUES["TLS by cert-manager"])
+    names = {each["metadata"]["name"]: each["spec"]["dnsNames"] for each in of_kind(documents, "Certificate")}
+    servers = {each["metadata"]["name"]: each["spec"]["podMetricsEndpoints"][0] for each in of_kind(documents, "PodMonitor")}
+    assert set(names) == {"handrail-collector", "handrail-sidecar"}
+    for name, endpoint in servers.items():
+        assert endpoint["tlsConfig"]["serverName"] in names[name]
+    sidecars = [each for each in containers(documents) if each.name == "handrail"]
+    assert {sidecar_settings(each.words()).collector.endpoint.host for each in sidecars} <= set(names["handrail-collector"])
+    mounted = {
+        source["secret"]["name"]
+        for each in containers(documents)
+        for volume in each.pod["volumes"]
+        for source in volume.get("projected", {}).get("sources", [])
+    }
+    assert mounted == {each["spec"]["secretName"] for each in of_kind(documents, "Certificate")}
+
+
+def test_rules_and_dashboards_are_all_there() -> None:
+    documents = chart({"prometheusRule": {"runbooks": "https://runbooks.example.com/"}})
+    rules = {each["metadata"]["name"]: each for each in of_kind(documents, "PrometheusRule")}
+    files = sorted((ROOT / "alerts/generated").glob("*.yaml"))
+    assert set(rules) == {f"handrail-{file.stem}" for file in files}
+    for file in files:
+        told = yaml.safe_dump(rules[f"handrail-{file.stem}"]["spec"])
+        meant = yaml.safe_dump(yaml.safe_load(file.read_text(encoding="utf-8")))
+        assert told == meant.replace("docs/runbooks/", "https://runbooks.example.com/")
+    assert "runbook_url: https://runbooks.example.com/" in told
+    boards = [each["metadata"]["name"] for each in of_kind(documents, "ConfigMap") if "-dashboard-" in each["metadata"]["name"]]
+    assert len(boards) == len([*(ROOT / "dashboards/handrail_dashboards/generated").glob("*.json")]) > 0
 
 
 def test_H15_a_rule_that_no_prometheus_selects_is_warned_of() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,28 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from manifests import KUSTOMIZE, NAMESPACE, Document, chart, containers, kustomization, of_kind
+from handrail.settings import SidecarListener
+from manifests import KUSTOMIZE, NAMESPACE, ROOT, Document, chart, containers, kustomization, of_kind, one, sidecar_settings
 from operator_schemas import KINDS
 
-OVERLAYS = ("overlays/vllm-pd", "overlays/vllm-pd-proxy")
 # What of the chart goes where.
+_COLLECTOR = ("ServiceAccount", "ConfigMap", "Service", "StatefulSet", "NetworkPolicy")
+_MONITORING = ("PodMonitor", "PrometheusRule")
+PLAINTEXT: dict[str, Any] = {"tls": {"mode": "plaintext"}}
+TLS: dict[str, Any] = {
+    "tls": {"mode": "secret", "collectorSecret": "handrail-tls", "sidecarSecret": "handrail-tls"},
+    "auth": {"secret": "handrail-token"},
+}
 RENDERED = {
-    "base/rendered.yaml": ("ServiceAccount", "ConfigMap", "Service", "StatefulSet", "NetworkPolicy"),
-    "components/monitoring/rendered.yaml": ("PodMonitor", "PrometheusRule"),
+    "base/rendered.yaml": (_COLLECTOR, PLAINTEXT),
+    "base-tls/rendered.yaml": (_COLLECTOR, TLS),
+    "components/monitoring/rendered.yaml": (_MONITORING, PLAINTEXT),
+    "components/monitoring-tls/rendered.yaml": (_MONITORING, TLS),
+}
+OVERLAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "overlays/vllm-pd": ("plugin", PLAINTEXT),
+    "overlays/vllm-pd-proxy": ("proxy", PLAINTEXT),
+    "overlays/vllm-pd-tls": ("plugin", TLS),
 }
 _HELMS_OWN = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
@@ -38,7 +54,8 @@ def without_helm(documents: Sequence[Document], kinds: Sequence[str]) -> Iterato
 
 @pytest.mark.parametrize("file", RENDERED)
 def test_what_is_rendered_is_the_charts(file: str, request: pytest.FixtureRequest) -> None:
-    made = list(without_helm(chart(), RENDERED[file]))
+    kinds, values = RENDERED[file]
+    made = list(without_helm(chart(values), kinds))
     path = KUSTOMIZE / file
     text = "# Made from deploy/helm/handrail by `pytest tests/deploy --update`: change it there.\n"
     text += yaml.safe_dump_all(made, sort_keys=False, width=200)
@@ -47,15 +64,16 @@ def test_what_is_rendered_is_the_charts(file: str, request: pytest.FixtureReques
     assert path.read_text(encoding="utf-8") == text, f"{file} is not what the chart makes: pytest tests/deploy --update"
 
 
-@pytest.mark.parametrize("folder", [*OVERLAYS, "base", "examples/vllm-pd"])
+@pytest.mark.parametrize("folder", [*OVERLAYS, "base", "base-tls", "examples/vllm-pd"])
 def test_objects_are_what_kubernetes_takes(folder: str) -> None:
     for document in kustomization(folder):
         if document["apiVersion"] not in KINDS:
             kubernetes_validate.validate(document, "1.37", strict=True)
 
 
-def test_all_that_belongs_to_the_collector_lies_in_one_namespace() -> None:
-    for document in kustomization("base"):
+@pytest.mark.parametrize("base", ["base", "base-tls"])
+def test_all_that_belongs_to_the_collector_lies_in_one_namespace(base: str) -> None:
+    for document in kustomization(base):
         assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == NAMESPACE
 
 
@@ -80,11 +98,12 @@ def lost(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [f"{path}: {before!r} became {after!r}"]
 
 
-@pytest.mark.parametrize(("overlay", "mode"), [*zip(OVERLAYS, ("plugin", "proxy"), strict=True)])
-def test_engines_are_attached_as_the_chart_attaches_them(overlay: str, mode: str) -> None:
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_engines_are_attached_as_the_chart_attaches_them(overlay: str) -> None:
     """Two ways to the same pod: sidecars, the init container, variables, mounts, volumes."""
+    mode, values = OVERLAYS[overlay]
     ours = attached(kustomization(overlay))
-    theirs = attached(chart({"example": {"enabled": True, "mode": mode}}))
+    theirs = attached(chart({**values, "example": {"enabled": True, "mode": mode}}))
     assert ours == theirs
 
 
@@ -97,8 +116,13 @@ def attached(documents: Sequence[Document]) -> dict[str, Any]:
             continue
         added = found.setdefault(role, {"volumes": plain(each.pod["volumes"])})
         if each.init:
-            spec = {key: value for key, value in each.spec.items() if key not in ("env", "args")}
-            added[each.name] = {**spec, "args": sorted(each.words())}
+            added[each.name] = {key: value for key, value in each.spec.items() if key not in ("env", "args", "volumeMounts")}
+            added[each.name]["mounts"] = each.mounts
+            if each.sidecar:
+                settings = sidecar_settings(each.words())
+                own = set(settings.plaintext) - ({SidecarListener.PROXY} if settings.listen is None else set())
+                added["settings"] = replace(settings, plaintext=tuple(sorted(own)))
+                added["resource"] = each.env["OTEL_RESOURCE_ATTRIBUTES"]
         else:
             added["mounts"] = plain([*each.mounts.values()])
             added["env"] = {name: value for name, value in each.env.items() if name in ("HANDRAIL_SOCKET", "PYTHONPATH")}
@@ -109,6 +133,20 @@ def attached(documents: Sequence[Document]) -> dict[str, Any]:
 def plain(named: Sequence[Document]) -> dict[str, Document]:
     """Those of ours, by name."""
     return {each["name"]: each for each in named if each["name"].startswith("handrail")}
+
+
+def test_every_dashboard_is_in_the_kustomization() -> None:
+    made = kustomization("overlays/vllm-pd")
+    generated = sorted((ROOT / "dashboards/handrail_dashboards/generated").glob("*.json"))
+    assert generated
+    for file in generated:
+        ours = one(made, "ConfigMap", f"handrail-dashboard-{file.stem}")
+        theirs = one(chart(), "ConfigMap", f"handrail-dashboard-{file.stem}")
+        assert json.loads(ours["data"][f"handrail-{file.name}"]) == json.loads(file.read_text(encoding="utf-8"))
+        assert {key: value.strip() for key, value in ours["data"].items()} == {k: v.strip() for k, v in theirs["data"].items()}
+        assert ours["metadata"]["labels"].items() <= theirs["metadata"]["labels"].items()
+        assert ours["metadata"]["annotations"] == theirs["metadata"]["annotations"]
+        assert len(ours["data"][f"handrail-{file.name}"]) < 900_000, "a ConfigMap holds 1 MiB"
 
 
 @pytest.mark.parametrize("component", ["plugin", "middleware", "proxy"])

@@ -16,6 +16,8 @@ VALUES: tuple[dict[str, Any], ...] = (
         "prometheusRule": {"labels": {"a": "b"}},
     },
     {"podMonitor": {"namespaces": ["any"]}},
+    {"tls": {"mode": "certManager", "issuer": {"kind": "ClusterIssuer", "name": "ca"}}},
+    {"tls": {"mode": "secret", "clientCertificates": True}, "auth": {"secret": "handrail-token"}},
 )
 
 
@@ -25,7 +27,9 @@ def test_the_operators_take_our_objects_and_would_not_take_wrong_ones() -> None:
     monitor["spec"]["podMetricsEndpoints"][0] |= {"interval": "a while", "pathh": "/metrics"}
     rule = {"apiVersion": KINDS[0], "kind": "PrometheusRule", "metadata": {"name": "wrong"}, "spec": {"groups": [{"rules": []}]}}
     ours = [document for values in VALUES for document in chart(values)]
-    ours += [document for overlay in ("vllm-pd", "vllm-pd-proxy") for document in kustomization(f"overlays/{overlay}")]
+    ours += [
+        document for overlay in ("vllm-pd", "vllm-pd-proxy", "vllm-pd-tls") for document in kustomization(f"overlays/{overlay}")
+    ]
     told = operator_problems([*ours, monitor, rule])
     assert [line for line in told if "/wrong:" not in line] == []
     wrong = "\n".join(told)

@@ -21,14 +21,64 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if $image.registry }}{{ printf "%s/%s" (trimSuffix "/" $image.registry) $name }}{{ else }}{{ $name }}{{ end }}
 {{- end }}
 
+{{/* "true" where connections are TLS; fails where nobody chose. */}}
+{{- define "handrail.secured" -}}
+{{- if not .Values.tls.mode }}
+{{- fail "tls.mode must be chosen: certManager (and tls.issuer.name), secret (and your secrets), or plaintext where something else protects the network; see docs/security.md" }}
+{{- end }}
+{{- if and (eq .Values.tls.mode "certManager") (not .Values.tls.issuer.name) }}
+{{- fail "tls.mode certManager needs tls.issuer.name: the Issuer or ClusterIssuer that signs" }}
+{{- end }}
+{{- if ne .Values.tls.mode "plaintext" }}true{{ end }}
+{{- end }}
+
+{{/* The secret of a part: dict root, part (collector | sidecar). */}}
+{{- define "handrail.secret" -}}
+{{- index .root.Values.tls (printf "%sSecret" .part) | default (printf "%s-%s-tls" (include "handrail.name" .root) .part) }}
+{{- end }}
+
+{{/* A volume handrail-tls with certificate, key, authority and token of a part; empty where there are none. */}}
+{{- define "handrail.tlsVolume" -}}
+{{- if or (include "handrail.secured" .root) .root.Values.auth.secret }}
+- name: handrail-tls
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- if include "handrail.secured" .root }}
+      - secret: {name: {{ include "handrail.secret" . }}}
+      {{- end }}
+      {{- with .root.Values.auth.secret }}
+      - secret: {name: {{ . }}, items: [{key: token, path: token}]}
+      {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "handrail.tlsMount" -}}
+{{- if or (include "handrail.secured" .) .Values.auth.secret }}
+- {name: handrail-tls, mountPath: /etc/handrail-tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "handrail.scheme" -}}
+{{ ternary "HTTPS" "HTTP" (eq (include "handrail.secured" .) "true") }}
+{{- end }}
+
 {{/* Where sidecars send to. */}}
 {{- define "handrail.endpoint" -}}
-http://{{ include "handrail.name" . }}-collector.{{ .Release.Namespace }}.svc:4318
+{{ lower (include "handrail.scheme" .) }}://{{ include "handrail.name" . }}-collector.{{ .Release.Namespace }}.svc:4318
 {{- end }}
 
 {{/* The collector's configuration file. */}}
 {{- define "handrail.collectorConfig" -}}
 {{- $own := dict "otlp_grpc" "0.0.0.0:4317" "otlp_http" "0.0.0.0:4318" "api" "0.0.0.0:4380" "data" "/var/lib/handrail/data" -}}
+{{- if include "handrail.secured" . }}
+{{- $tls := dict "cert_file" "/etc/handrail-tls/tls.crt" "key_file" "/etc/handrail-tls/tls.key" }}
+{{- if .Values.tls.clientCertificates }}{{ $_ := set $tls "client_ca_file" "/etc/handrail-tls/ca.crt" }}{{ end }}
+{{- $_ := set $own "tls" $tls }}
+{{- else }}
+{{- $_ := set $own "plaintext" (list "otlp_grpc" "otlp_http" "api") }}
+{{- end }}
+{{- if .Values.auth.secret }}{{ $_ := set $own "auth" (dict "token_file" "/etc/handrail-tls/token") }}{{ end -}}
 {{- if .Values.collector.forward }}{{ $_ := set $own "forward" .Values.collector.forward }}{{ end -}}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.collector.config)) -}}
 {{- end }}

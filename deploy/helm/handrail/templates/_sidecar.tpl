@@ -48,6 +48,25 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     - --cluster={{ . }}
     {{- end }}
     - --admin=0.0.0.0:9464
+    {{- if include "handrail.secured" $root }}
+    - --collector-ca-file=/etc/handrail-tls/ca.crt
+    {{- if $root.Values.tls.clientCertificates }}
+    - --collector-cert-file=/etc/handrail-tls/tls.crt
+    - --collector-key-file=/etc/handrail-tls/tls.key
+    {{- end }}
+    - --tls-cert-file=/etc/handrail-tls/tls.crt
+    - --tls-key-file=/etc/handrail-tls/tls.key
+    {{- else }}
+    - --plaintext=admin
+    {{- end }}
+    {{- if $root.Values.auth.secret }}
+    - --collector-token-file=/etc/handrail-tls/token
+    - --auth-token-file=/etc/handrail-tls/token
+    {{- end }}
+    {{- if $proxy }}
+    # As plain as the process behind it was before.
+    - --plaintext=proxy
+    {{- end }}
     - --spool-dir=/var/lib/handrail/spool
     {{- if ne .role "edge" }}
     {{- if eq $root.Values.sidecar.gpu "none" }}
@@ -84,17 +103,17 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     - {name: http, containerPort: {{ .port }}}
     {{- end }}
   livenessProbe:
-    httpGet: {path: /healthz, port: handrail}
+    httpGet: {path: /healthz, port: handrail, scheme: {{ include "handrail.scheme" $root }}}
     periodSeconds: 10
     failureThreshold: 6
   {{- if $proxy }}
   # Traffic goes through it, so the pod is ready only when it is.
   startupProbe:
-    httpGet: {path: /readyz, port: handrail}
+    tcpSocket: {port: http}
     periodSeconds: 1
     failureThreshold: 60
   readinessProbe:
-    httpGet: {path: /readyz, port: handrail}
+    tcpSocket: {port: http}
     periodSeconds: 5
   {{- else }}
   # No startup and no readiness probe, on purpose: it observes, and must neither hold the engine back nor take it out of service.
@@ -106,6 +125,15 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     {{- if not $proxy }}
     - {name: handrail-run, mountPath: /run/handrail}
     {{- end }}
+    {{- include "handrail.tlsMount" $root | nindent 4 }}
+{{- end }}
+
+{{/* What the pod needs under securityContext where there are secrets: so the sidecar can read them, and nobody else on the node. */}}
+{{- define "handrail.podSecurity" -}}
+{{- if or (include "handrail.secured" .) .Values.auth.secret }}
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
 {{- end }}
 
 {{/* The list under the engine's env (mode plugin). Where yours sets PYTHONPATH or VLLM_PLUGINS already, add to them instead. */}}
@@ -130,4 +158,5 @@ What a pod needs to be observed, as named templates. Each takes a dict:
 - name: handrail-run
   emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
+{{- include "handrail.tlsVolume" (dict "root" .root "part" "sidecar") }}
 {{- end }}
