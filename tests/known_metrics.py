@@ -1,4 +1,4 @@
-"""Which metrics there are, as the lint wants to know it: from the catalogue that is made of the code which exposes them."""
+"""Which metrics there are, as the linter wants to know it: from the catalogue that is made of the code which exposes them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from handrail.catalogue import sidecar_metrics
-from handrail_dashboards.lint import Known
+from handrail_alerts.promql import Metric, Type
 
-_COLLECTOR: Mapping[str, Known] = {
-    name: Known("histogram" if kind == "h" else "counter" if kind == "c" else "gauge", frozenset(labels))
+_COLLECTOR: Mapping[str, Metric] = {
+    name: Metric(Type.HISTOGRAM if kind == "h" else Type.COUNTER if kind == "c" else Type.GAUGE, frozenset(labels))
     for kind, name, *labels in (
         ("g", "handrail_trace_coverage_ratio"),
         ("h", "handrail_phase_seconds", "phase", "model_name"),
@@ -42,5 +42,5 @@ _COLLECTOR: Mapping[str, Known] = {
 
 
 @cache
-def known() -> Mapping[str, Known]:
-    return {**{metric.name: Known(metric.type, frozenset(metric.labels)) for metric in sidecar_metrics()}, **_COLLECTOR}  # type: ignore[arg-type]
+def known() -> Mapping[str, Metric]:
+    return {**{metric.name: Metric(Type(metric.type), frozenset(metric.labels)) for metric in sidecar_metrics()}, **_COLLECTOR}

@@ -16,10 +16,11 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 from grafana_foundation_sdk.models import text as text_model
 
 from handrail_dashboards.layout import Place, places
-from handrail_dashboards.panel import GREEN, RED, Board, Kind, Panel, Query, Row, Steps
+from handrail_dashboards.panel import GREEN, GREY, RED, Board, Kind, Panel, Query, Row, Steps
 from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_links, changes, source, variables
 
 LIMIT: Final = "limit of the SLO"
+_NARROW: Final = 60
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Visual = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel | text_build.Panel
 
@@ -72,11 +73,21 @@ def _panel(panel: Panel, number: int, place: Place) -> _Visual:
     if panel.decimals is not None:
         made.decimals(panel.decimals)
     made.thresholds(_thresholds(panel.steps))
+    if panel.kind is Kind.STAT:
+        made.mappings([_nothing(panel.no_value)])
     for letter, query in zip(_LETTERS, panel.queries, strict=False):
         made.with_target(_target(query, letter, panel.kind))
     for name, colour in panel.colours.items():
         made.override_by_name(name, [_fixed(colour)])
     return made
+
+
+def _nothing(words: str) -> model.SpecialValueMap:
+    """What is not known is neither good nor bad: grey, not the colour of the lowest threshold."""
+    result = model.ValueMappingResult(text=words, color=GREY, index=0)
+    return model.SpecialValueMap(
+        options=model.DashboardSpecialValueMapOptions(match=model.SpecialValueMatch.NULL_AND_NAN, result=result)
+    )
 
 
 def _target(query: Query, letter: str, kind: Kind) -> prometheus.Dataquery:
@@ -120,7 +131,7 @@ def _series(panel: Panel) -> timeseries.Panel:
         .legend(
             common_build.VizLegendOptions()
             .display_mode(common.LegendDisplayMode.LIST)
-            .placement(common.LegendPlacement.BOTTOM)
+            .placement(common.LegendPlacement.RIGHT if panel.legend_right else common.LegendPlacement.BOTTOM)
             .show_legend(True)
             .calcs([])
         )
@@ -153,9 +164,9 @@ def _stat(panel: Panel) -> stat.Panel:
     return (
         stat.Panel()
         .reduce_options(_reduced())
-        .color_mode(common.BigValueColorMode.BACKGROUND if panel.steps else common.BigValueColorMode.VALUE)
+        .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if panel.steps else common.BigValueColorMode.VALUE)
         .graph_mode(common.BigValueGraphMode.NONE if whole_range else common.BigValueGraphMode.AREA)
-        .text_mode(common.BigValueTextMode.AUTO)
+        .text_mode(common.BigValueTextMode.VALUE_AND_NAME if panel.names else common.BigValueTextMode.AUTO)
         .justify_mode(common.BigValueJustifyMode.AUTO)
         .orientation(common.VizOrientation.AUTO)
     )
@@ -181,6 +192,7 @@ def _table(panel: Panel) -> table.Panel:
         table.Panel()
         .show_header(True)
         .cell_height(common.TableCellHeight.SM)
+        .min_width(_NARROW)
         .with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(
             model.DataTransformerConfig(
@@ -198,7 +210,11 @@ def _table(panel: Panel) -> table.Panel:
 
 
 def _column(query: Query) -> list[model.DynamicConfigValue]:
-    found = [model.DynamicConfigValue(id_val="unit", value=query.unit or "none")]
+    found = [
+        model.DynamicConfigValue(id_val="unit", value=query.unit or "none"),
+        model.DynamicConfigValue(id_val="noValue", value="–"),
+        model.DynamicConfigValue(id_val="decimals", value=0 if query.unit in ("", "none") else 1),
+    ]
     if query.steps:
         first, *rest = query.steps
         steps = [{"value": None, "color": first[1]}, *({"value": at, "color": colour} for at, colour in rest)]

@@ -179,7 +179,7 @@ BOARD: Final = Board(
                     Query(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"),
                     Query(quantile(0.5, live("handrail_itl_seconds_bucket"), "model_name", "role"), "ITL p50", unit="s"),
                     width=6,
-                    sort="Gap p99",
+                    sort="-Gap p99",
                     no_value=_NO_STREAM,
                 ),
             ),

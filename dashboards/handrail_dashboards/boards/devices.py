@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
-from handrail_dashboards.query import PORT, RANGE, each_of, increase, mean, own, pooled, rate, total, worst
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
+from handrail_dashboards.query import PORT, RANGE, each_of, increase, mean, named, own, pooled, rate, renamed, total, worst
 
 _NO_GPU: Final = "no GPU is sampled"
 _NO_GPM: Final = "no GPU gives it: performance monitoring (GPM) comes with Hopper"
@@ -26,6 +26,19 @@ def _each(values: str) -> str:
 def _of_line(rates: str, line: str) -> str:
     both = total(rates, *_EACH, "direction")
     return each_of(both, worst(line, *_EACH), *_EACH)
+
+
+def _errors(name: str, label: str, what: str) -> str:
+    found = total(increase(_gpu(name)), "instance", "gpu", label) + " > 0"
+    return named(renamed(found, label, "which"), "what", what)
+
+
+_ERRORS: Final = (
+    _errors("xid_errors_total", "xid", "Xid"),
+    _errors("ecc_errors_total", "kind", "ECC"),
+    _errors("nvlink_errors_total", "kind", "NVLink"),
+    named(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", "what", "PCIe replays"),
+)
 
 
 def _over(how: str, name: str) -> str:
@@ -172,7 +185,7 @@ BOARD: Final = Board(
                     no_value=_NO_GPU,
                 ),
                 series(
-                    "Temperature and clock",
+                    "Temperature",
                     "Hottest sensor of each GPU.",
                     "celsius",
                     Query(_each(_gpu("temperature_celsius")), _GPU),
@@ -224,23 +237,12 @@ BOARD: Final = Board(
                     high=1,
                     no_value="no counter of PCIe bytes",
                 ),
-                bars(
+                table(
                     "Errors of this time range",
                     "Xid, ECC, NVLink errors and PCIe replays, those that happened.",
-                    "none",
-                    Query(
-                        total(increase(_gpu("xid_errors_total")), "instance", "gpu", "xid") + " > 0", f"{_GPU} Xid {{{{xid}}}}"
-                    ),
-                    Query(
-                        total(increase(_gpu("ecc_errors_total")), "instance", "gpu", "kind") + " > 0", f"{_GPU} ECC {{{{kind}}}}"
-                    ),
-                    Query(
-                        total(increase(_gpu("nvlink_errors_total")), "instance", "gpu", "kind") + " > 0",
-                        f"{_GPU} NVLink {{{{kind}}}}",
-                    ),
-                    Query(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", f"{_GPU} PCIe replays"),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"instance": "Sidecar", "gpu": "GPU", "what": "What", "which": "Which"},
+                    Query(" or ".join(_ERRORS), "Times", unit="none", steps=((0, ORANGE),)),
+                    sort="-Times",
                     no_value="no error",
                 ),
             ),

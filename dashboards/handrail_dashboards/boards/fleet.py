@@ -31,6 +31,7 @@ _TTFT, _GAP = "handrail_ttft_seconds", "handrail_stream_gap_seconds"
 _SLO: Final = "handrail_slo_requests_total"
 _TTFT_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="ttft"')), "limit of the SLO")
 _GAP_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="itl"')), "limit of the SLO")
+_REQUESTS: Final = total(rate(live("handrail_requests_total")), "model_name", "role")
 _OWN_SCOPE: Final = 'scope=~"edge|decode"'
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 
@@ -84,6 +85,7 @@ BOARD: Final = Board(
                     "s",
                     client_ttft(0.99),
                     no_value=_IDLE,
+                    legend="{{scope}}",
                 ),
                 stat(
                     "Stream gap p99",
@@ -131,28 +133,28 @@ BOARD: Final = Board(
             (
                 table(
                     "Models and pools",
-                    "Each model at each role, worst goodput first. Figures of an edge are the client's; those of P and D "
-                    "begin at their own arrival. P gives one token, so it has no gaps.",
+                    "Each model at each role that has requests, worst goodput first. Figures of an edge are the client's; "
+                    "those of P and D begin at their own arrival. P gives one token, so it has no gaps.",
                     _POOL,
                     Query(
-                        _met("all", "model_name", "role"),
-                        "SLO met",
+                        f"1 - {_met('all', 'model_name', 'role')}",
+                        "SLO missed",
                         unit="percentunit",
-                        steps=((0, RED), (0.95, ORANGE), (0.99, GREEN)),
+                        steps=((0, GREEN), (0.01, ORANGE), (0.05, RED)),
                     ),
-                    Query(total(rate(live("handrail_requests_total")), "model_name", "role"), "Requests/s", unit="reqps"),
+                    Query(f"{_REQUESTS} > 0", "Requests", unit="reqps"),
                     Query(quantile(0.5, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p50", unit="s"),
                     Query(quantile(0.99, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p99", unit="s"),
                     Query(quantile(0.99, live(f"{_GAP}_bucket"), "model_name", "role"), "Gap p99", unit="s"),
                     Query(
-                        total(increase(live("handrail_requests_total", FAILED_REQUESTS)), "model_name", "role"),
+                        f"{total(increase(live('handrail_requests_total', FAILED_REQUESTS)), 'model_name', 'role')} and "
+                        f"{total(increase(live('handrail_requests_total')), 'model_name', 'role')} > 0",
                         "Failed",
                         unit="none",
                         steps=((0, GREEN), (0.5, RED)),
                     ),
                     width=15,
-                    height=8,
-                    sort="SLO met",
+                    sort="-SLO missed",
                     no_value=_IDLE,
                 ),
                 series(
@@ -176,6 +178,7 @@ BOARD: Final = Board(
                     "s",
                     *_pools(_TTFT, _TTFT_LIMIT, "scope"),
                     width=12,
+                    legend_right=True,
                     log=True,
                     no_value=_IDLE,
                     to_requests=True,
@@ -187,6 +190,7 @@ BOARD: Final = Board(
                     "s",
                     *_pools(_GAP, _GAP_LIMIT),
                     width=12,
+                    legend_right=True,
                     log=True,
                     no_value="not applicable: no stream, or a prefill pool, which gives one token",
                     to_requests=True,
@@ -210,6 +214,7 @@ BOARD: Final = Board(
                         "{{phase}}",
                     ),
                     width=12,
+                    legend_right=True,
                     stacked=True,
                     no_value="no slow request was joined in this time",
                     to_requests=True,
@@ -221,6 +226,7 @@ BOARD: Final = Board(
                     "s",
                     Query(quantile(0.99, joined_model("handrail_phase_seconds_bucket"), "phase"), "{{phase}}"),
                     width=12,
+                    legend_right=True,
                     log=True,
                     no_value="no request was joined in this time",
                     to_requests=True,

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
-from handrail_dashboards.query import increase, joined, own, rate, role, total, worst
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
+from handrail_dashboards.query import increase, joined, named, own, rate, renamed, role, total, worst
 
 _NONE: Final = ((0, GREEN), (0.5, RED))
 _SIDECAR: Final = "no sidecar is scraped"
 _COLLECTOR: Final = "no collector is scraped"
 _LOST_BY_SIDECARS: Final = (
-    ("handrail_sidecar_spans_dropped_total", "span: {{reason}}", ("reason",)),
-    ("handrail_sidecar_device_samples_dropped_total", "GPU or link sample: {{reason}}", ("reason",)),
-    ("handrail_sidecar_export_rejected_items_total", "refused by the collector", ()),
-    ("handrail_sidecar_plugin_lost_events_total", "plugin: event lost in the engine", ()),
-    ("handrail_sidecar_plugin_lost_datagrams_total", "plugin: datagram lost", ()),
-    ("handrail_sidecar_plugin_evicted_total", "plugin: too many open ({{kind}})", ("kind",)),
-    ("handrail_sidecar_scrape_samples_dropped_total", "engine sample", ()),
-    ("handrail_sidecar_links_samples_dropped_total", "link sample", ()),
+    ("handrail_sidecar_spans_dropped_total", "reason", "spans"),
+    ("handrail_sidecar_device_samples_dropped_total", "reason", "GPU and link samples"),
+    ("handrail_sidecar_export_rejected_items_total", "", "refused by the collector"),
+    ("handrail_sidecar_plugin_lost_events_total", "", "plugin: events in the engine"),
+    ("handrail_sidecar_plugin_lost_datagrams_total", "", "plugin: datagrams"),
+    ("handrail_sidecar_plugin_evicted_total", "kind", "plugin: too many open"),
+    ("handrail_sidecar_scrape_samples_dropped_total", "", "engine samples"),
+    ("handrail_sidecar_links_samples_dropped_total", "", "link samples"),
 )
 _LOST_BY_COLLECTORS: Final = (
-    ("handrail_collector_rejected_items_total", "refused: bad ids", ()),
-    ("handrail_collector_unreadable_spans_total", "span that could not be read", ()),
-    ("handrail_collector_faults_total", "left out: a fault of ours", ()),
+    ("handrail_collector_rejected_items_total", "", "refused: bad ids"),
+    ("handrail_collector_unreadable_spans_total", "", "spans that could not be read"),
+    ("handrail_collector_faults_total", "", "left out: a fault of ours"),
 )
+
+
+def _lost(select: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
+    """One series for each that lost something, told apart by ``what`` and ``why``."""
+    found = []
+    for name, label, what in counters:
+        lost = total(increase(select(name)), *filter(None, (label,))) + " > 0"
+        found.append(named(renamed(lost, label, "why") if label else lost, "what", what))
+    return " or ".join(found)
+
 
 BOARD: Final = Board(
     "handrail",
@@ -55,7 +66,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Lost by sidecars",
+                    "Sidecars lost",
                     "What sidecars did not deliver in this time range, all causes together; the bars below say which.",
                     "none",
                     " + ".join(f"({total(increase(own(name)))} or vector(0))" for name, _, _ in _LOST_BY_SIDECARS),
@@ -65,7 +76,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Lost by collectors",
+                    "Unused",
                     "What collectors took and could not use in this time range.",
                     "none",
                     " + ".join(f"({total(increase(joined(name)))} or vector(0))" for name, _, _ in _LOST_BY_COLLECTORS),
@@ -75,7 +86,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Refused for now",
+                    "Refused",
                     "Times that a collector told a sender to come back later: its journal is full. Nothing is lost by it as "
                     "long as spools have room.",
                     "none",
@@ -97,7 +108,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Widest clock bound",
+                    "Clock bound",
                     "How far apart the bounds of two hosts' clock offset lie, the widest pair. Times across those hosts are "
                     "known no better.",
                     "s",
@@ -179,31 +190,33 @@ BOARD: Final = Board(
         Row(
             "What it loses",
             (
-                bars(
+                table(
                     "Sidecars: lost in this time range",
                     "By what was lost and why. Nothing here means that nothing was lost.",
-                    "none",
-                    *(Query(total(increase(own(name)), *by) + " > 0", legend) for name, legend, by in _LOST_BY_SIDECARS),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"what": "What", "why": "Why"},
+                    Query(_lost(own, *_LOST_BY_SIDECARS), "Lost", unit="none", steps=((0, ORANGE),)),
+                    sort="-Lost",
                     no_value="nothing was lost",
                 ),
-                bars(
+                table(
                     "Collectors: not used in this time range",
                     "By what was not used and why.",
-                    "none",
-                    *(Query(total(increase(joined(name)), *by) + " > 0", legend) for name, legend, by in _LOST_BY_COLLECTORS),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"what": "What", "why": "Why"},
+                    Query(_lost(joined, *_LOST_BY_COLLECTORS), "Lost", unit="none", steps=((0, ORANGE),)),
+                    sort="-Lost",
                     no_value="everything was used",
                 ),
-                bars(
+                table(
                     "Findings of this time range",
                     "What is wrong with requests or with their evidence, as the collector found by joining.",
-                    "none",
-                    Query(total(increase(joined("handrail_findings_total")), "kind") + " > 0", "{{kind}}"),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"kind": "Finding"},
+                    Query(
+                        total(increase(joined("handrail_findings_total")), "kind") + " > 0",
+                        "Requests",
+                        unit="none",
+                        steps=((0, ORANGE),),
+                    ),
+                    sort="-Requests",
                     no_value="no finding",
                 ),
             ),
