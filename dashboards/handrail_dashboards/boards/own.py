@@ -150,12 +150,12 @@ BOARD: Final = Board(
                     no_value=_COLLECTOR,
                 ),
                 series(
-                    "Memory",
-                    "Resident memory of sidecars and collectors.",
+                    "Sidecars: memory",
+                    "Resident memory of each sidecar.",
                     "bytes",
-                    Query(own("handrail_sidecar_resident_memory_bytes"), "sidecar {{instance}}"),
-                    Query(joined("handrail_collector_resident_memory_bytes"), "collector {{instance}}"),
+                    Query(own("handrail_sidecar_resident_memory_bytes"), "{{instance}}"),
                     low=0,
+                    no_value=_SIDECAR,
                 ),
                 series(
                     "Event loop of sidecars stood still",
