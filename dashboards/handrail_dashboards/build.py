@@ -21,6 +21,8 @@ from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_l
 
 LIMIT: Final = "limit of the SLO"
 _NARROW: Final = 60
+_WIDE: Final = 140
+_WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "finding", "kind", "what", "phase", "reason"})
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Visual = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel | text_build.Panel
 
@@ -139,6 +141,8 @@ def _series(panel: Panel) -> timeseries.Panel:
     )
     if panel.stacked:
         made.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    if panel.bars:
+        made.draw_style(common.GraphDrawStyle.BARS).fill_opacity(80).line_width(0)
     if panel.log:
         made.scale_distribution(common_build.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10))
     if panel.steps:
@@ -204,6 +208,9 @@ def _table(panel: Panel) -> table.Panel:
     if panel.sort:
         name = panel.sort.removeprefix("-")
         made.sort_by([common_build.TableSortByFieldState().display_name(name).desc(panel.sort.startswith("-"))])
+    for label, title in panel.labels.items():
+        if label in _WIDE_LABELS:
+            made.override_by_name(title, [model.DynamicConfigValue(id_val="custom.minWidth", value=_WIDE)])
     for query in panel.queries:
         made.override_by_name(query.legend, _column(query))
     return made

@@ -68,11 +68,12 @@ class Panel:
     low: float | None = None
     high: float | None = None
     stacked: bool = False
+    bars: bool = False
     log: bool = False
     decimals: int | None = None
     colours: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    sort: str = ""
+    sort: str = ""  # a column; from the highest down with a - before it
     legend_right: bool = False
     names: bool = False  # of a stat: what the number is of stands beside it
     text: str = ""

@@ -15,6 +15,7 @@ from handrail.outcomes import FAILURES
 
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
+FEW: Final = 6
 IDENTITY: Final = "cluster, job, instance"
 """What a scrape says a process by. ``cluster`` is empty where nobody set it, which matches itself."""
 
@@ -82,6 +83,19 @@ def worst(values: str, *by: str) -> str:
     return f"max{_by(by)} ({values})"
 
 
+def least(values: str, *by: str) -> str:
+    return f"min{_by(by)} ({values})"
+
+
+def highest(values: str) -> str:
+    """The few that stand out: of a hundred hosts nobody reads a hundred lines."""
+    return f"topk({FEW}, {values})"
+
+
+def lowest(values: str) -> str:
+    return f"bottomk({FEW}, {values})"
+
+
 def mean(values: str, *by: str) -> str:
     return f"avg{_by(by)} ({values})"
 
@@ -96,14 +110,24 @@ def each_of(parts: str, whole: str, *on: str) -> str:
     return f"{parts} / on ({', '.join(on)}) group_left () ({whole} > 0)"
 
 
+def of_line_rate(rates: str) -> str:
+    """Of ports, each direction's share of what the port can carry, the fullest of them."""
+    return highest(each_of(rates, own("handrail_link_line_rate_bytes_per_second"), *PORT))
+
+
 def quantile(share: float, buckets: str, *by: str) -> str:
     """Of all processes together, never a mean of their quantiles. Absent where nothing was counted: NaN is not above 0."""
     return f"histogram_quantile({share:g}, {total(rate(buckets), 'le', *by)}) > 0"
 
 
+def quantile_of_range(share: float, buckets: str, *by: str) -> str:
+    """The like over the whole time range, for what is asked once."""
+    return f"histogram_quantile({share:g}, {total(increase(buckets), 'le', *by)}) > 0"
+
+
 def client_ttft(share: float) -> str:
     """As near to the client as it is seen: at an edge, else from D's arrival on, else as D's scheduler tells. Never added up."""
-    scopes = (live("handrail_ttft_seconds_bucket", f'scope="{scope}"') for scope in ("edge", "decode", "engine"))
+    scopes = (live("handrail_ttft_seconds_bucket", f'scope="{scope}"') for scope in ("edge", "router", "decode", "engine"))
     return " or on () ".join(f"({quantile(share, buckets, 'scope')})" for buckets in scopes)
 
 

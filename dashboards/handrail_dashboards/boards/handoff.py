@@ -8,10 +8,10 @@ from handrail.outcomes import FetchOutcome
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
 from handrail_dashboards.query import (
     FAILED_FETCHES,
-    PORT,
-    each_of,
+    highest,
     increase,
     joined,
+    of_line_rate,
     own,
     pooled,
     quantile,
@@ -148,7 +148,7 @@ BOARD: Final = Board(
                     "read is counted as expired before.",
                     "ops",
                     Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}"),
-                    width=12,
+                    width=10,
                     stacked=True,
                     low=0,
                     colours=_OUTCOMES,
@@ -171,14 +171,14 @@ BOARD: Final = Board(
                 table(
                     "Failed, by peer",
                     "Failures of this time range by the reading sidecar and the peer that KV was read from.",
-                    {"instance": "Reader's sidecar", "peer": "Peer"},
+                    {"instance": "Reader", "peer": "Peer"},
                     Query(
                         total(increase(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
                         "Failed",
                         unit="none",
                         steps=_NONE,
                     ),
-                    width=6,
+                    width=8,
                     sort="-Failed",
                     no_value="none failed",
                 ),
@@ -260,20 +260,16 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Ports against their line rate",
-                    "Share of its line rate that a port carried, mean of the step; and the highest second of the last "
-                    "minute, which a mean hides. A virtual port has no line rate and is not here.",
+                    "The fullest ports: the share of its line rate that each carried, mean of the step; and the highest "
+                    "second of the last minute, which a mean hides. A virtual port has no line rate and is not here.",
                     "percentunit",
+                    Query(of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}, mean"),
                     Query(
-                        each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
-                        "{{instance}} {{device}} {{direction}}, mean",
-                    ),
-                    Query(
-                        each_of(
-                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
-                        ),
+                        of_line_rate(own("handrail_link_peak_bytes_per_second")),
                         "{{instance}} {{device}} {{direction}}, peak second",
                     ),
-                    width=12,
+                    width=14,
+                    legend_right=True,
                     no_value="no port with a line rate is sampled",
                     low=0,
                     high=1,
@@ -284,7 +280,7 @@ BOARD: Final = Board(
                     "What the collector finds of pairs of P and D, with `handrail links` for the numbers and what to do.",
                     {"source": "From", "target": "To", "finding": "Finding"},
                     Query(worst(joined("handrail_link_slow"), "source", "target", "finding") + " > 0", "Now", unit="none"),
-                    width=12,
+                    width=10,
                     no_value="no slow link is known",
                 ),
             ),
@@ -306,7 +302,7 @@ BOARD: Final = Board(
                     "Pinned KV",
                     "Bytes that each P keeps for peers that have not read them: memory that serves nobody.",
                     "decbytes",
-                    Query(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0", "{{instance}}"),
+                    Query(highest(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0"), "{{instance}}"),
                     width=8,
                     low=0,
                     no_value="nothing is pinned",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
-from handrail_dashboards.query import increase, joined, named, own, rate, renamed, role, total, worst
+from handrail_dashboards.query import highest, increase, joined, named, own, rate, renamed, role, total, worst
 
 _NONE: Final = ((0, GREEN), (0.5, RED))
 _SIDECAR: Final = "no sidecar is scraped"
@@ -33,7 +33,7 @@ def _lost(select: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
     found = []
     for name, label, what in counters:
         lost = total(increase(select(name)), *filter(None, (label,))) + " > 0"
-        found.append(named(renamed(lost, label, "why") if label else lost, "what", what))
+        found.append(named(total(renamed(lost, label, "why"), "why") if label else lost, "what", what))
     return " or ".join(found)
 
 
@@ -133,16 +133,16 @@ BOARD: Final = Board(
             "What it costs",
             (
                 series(
-                    "Sidecars: processor",
-                    "Cores that each sidecar uses. The in-engine plugin's cost is in docs/overhead.md: it is measured, not "
-                    "scraped.",
+                    "Sidecars: cores in use",
+                    "Cores in use, the sidecars with most. The in-engine plugin's cost is in docs/overhead.md: it is "
+                    "measured, not scraped.",
                     "none",
-                    Query(rate(own("handrail_sidecar_cpu_seconds_total")), "{{instance}}"),
+                    Query(highest(rate(own("handrail_sidecar_cpu_seconds_total"))), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
                 series(
-                    "Collectors: processor",
+                    "Collectors: cores in use",
                     "Cores that each collector uses.",
                     "none",
                     Query(rate(joined("handrail_collector_cpu_seconds_total")), "{{instance}}"),
@@ -151,9 +151,9 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Sidecars: memory",
-                    "Resident memory of each sidecar.",
+                    "Resident memory, the sidecars with most.",
                     "bytes",
-                    Query(own("handrail_sidecar_resident_memory_bytes"), "{{instance}}"),
+                    Query(highest(own("handrail_sidecar_resident_memory_bytes")), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
@@ -162,19 +162,19 @@ BOARD: Final = Board(
                     "Share of time in which a sidecar's event loop stood still for 20 ms or more: the times that it stamped "
                     "are late then.",
                     "percentunit",
-                    Query(rate(own("handrail_sidecar_pause_seconds_total")), "{{instance}}"),
+                    Query(highest(rate(own("handrail_sidecar_pause_seconds_total"))), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
                 series(
-                    "Time inside NVML calls, and scrapes of engines",
+                    "NVML calls and scrapes, the slowest",
                     "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the "
                     "engine's page took.",
                     "s",
                     Query(
                         total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance"), "{{instance}} NVML, per second"
                     ),
-                    Query(worst(own("handrail_sidecar_scrape_seconds"), "instance"), "{{instance}} scrape of the engine"),
+                    Query(worst(own("handrail_sidecar_scrape_seconds")), "scrape of an engine's page"),
                     low=0,
                     no_value="nothing is sampled",
                 ),
@@ -229,7 +229,7 @@ BOARD: Final = Board(
                     "Age of the oldest batch that the collector has not acknowledged. Growing: the collector is away or too "
                     "slow.",
                     "s",
-                    Query(own("handrail_sidecar_export_lag_seconds"), "{{instance}}"),
+                    Query(highest(own("handrail_sidecar_export_lag_seconds")), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
@@ -267,7 +267,7 @@ BOARD: Final = Board(
                     "Bounds of the clock offset of pairs of hosts, the widest. A pair that widens lost the hand-offs that "
                     "bound it.",
                     "s",
-                    Query(f"topk(10, {joined('handrail_clock_bound_seconds')})", "{{host}} and {{peer_host}}"),
+                    Query(highest(joined("handrail_clock_bound_seconds")), "{{host}} and {{peer_host}}"),
                     low=0,
                     no_value="no pair of hosts is known",
                 ),
