@@ -24,7 +24,6 @@ _NARROW: Final = 60
 _WIDE: Final = 140
 _WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "finding", "kind", "what", "phase", "reason"})
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_Visual = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel | text_build.Panel
 
 
 def board_json(board: Board) -> str:
@@ -62,7 +61,7 @@ def _grid(place: Place) -> model.GridPos:
     return model.GridPos(x=place.x, y=place.y, w=place.w, h=place.h)
 
 
-def _panel(panel: Panel, number: int, place: Place) -> _Visual:
+def _panel(panel: Panel, number: int, place: Place) -> Any:
     made = _MAKE[panel.kind](panel)
     made.id(number).title(panel.title).description(panel.description).grid_pos(_grid(place))
     if isinstance(made, text_build.Panel):

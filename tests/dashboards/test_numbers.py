@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -24,7 +24,7 @@ def queries(board: str, title: str) -> list[str]:
     return [target["expr"] for target in panel["targets"]]
 
 
-def buckets(name: str, values: Sequence[float], layout: Layout = LATENCY, **labels: str) -> Iterator[Series]:
+def buckets(name: str, values: Sequence[float], labels: Mapping[str, str], layout: Layout = LATENCY) -> Iterator[Series]:
     """A histogram of ``values`` (in s, or in bytes) that all came in a window, evenly."""
     histogram, total = Histogram(layout), 0
     for value in values:
@@ -55,7 +55,9 @@ def test_quantiles_of_the_boards_are_within_10_percent_of_the_raw_ones(
         for role, values in raw.items()
         for number in (0, 1)
         for each in buckets(
-            "handrail_ttft_seconds", values[number::2], instance=f"{role}-{number}", model_name="m", role=role, scope="edge"
+            "handrail_ttft_seconds",
+            values[number::2],
+            {"instance": f"{role}-{number}", "model_name": "m", "role": role, "scope": "edge"},
         )
     ]
     errors = {}
@@ -75,8 +77,8 @@ def test_H03_the_slow_pod_with_few_requests_does_not_make_the_pools_p99(tmp_path
     fast, slow = [0.0105] * 10_000, [1.05] * 99
     common = {"model_name": "m", "role": "decode", "scope": "decode"}
     series = [
-        *buckets("handrail_ttft_seconds", fast, instance="a", **common),
-        *buckets("handrail_ttft_seconds", slow, instance="b", **common),
+        *buckets("handrail_ttft_seconds", fast, {"instance": "a", **common}),
+        *buckets("handrail_ttft_seconds", slow, {"instance": "b", **common}),
     ]
     with written(tmp_path, series) as prometheus:
         (shown,) = prometheus.ask(queries("fleet", "TTFT p99")[0]).values()
@@ -87,8 +89,12 @@ def test_H03_the_slow_pod_with_few_requests_does_not_make_the_pools_p99(tmp_path
 
 
 def test_without_an_edge_the_headline_is_of_decode_and_never_of_both(tmp_path: Path) -> None:
-    at_decode = list(buckets("handrail_ttft_seconds", [0.2] * 100, instance="d", model_name="m", role="decode", scope="decode"))
-    at_edge = list(buckets("handrail_ttft_seconds", [0.9] * 100, instance="e", model_name="m", role="edge", scope="edge"))
+    at_decode = list(
+        buckets("handrail_ttft_seconds", [0.2] * 100, {"instance": "d", "model_name": "m", "role": "decode", "scope": "decode"})
+    )
+    at_edge = list(
+        buckets("handrail_ttft_seconds", [0.9] * 100, {"instance": "e", "model_name": "m", "role": "edge", "scope": "edge"})
+    )
     (query,) = queries("fleet", "TTFT p99")
     for number, (series, said, value) in enumerate(((at_decode, "decode", 0.2), (at_decode + at_edge, "edge", 0.9))):
         (folder := tmp_path / str(number)).mkdir()
@@ -118,7 +124,7 @@ def test_D22_one_hand_off_has_three_figures(tmp_path: Path) -> None:
     """10 fetches of 470 MB in a minute, 3.1 s of transferring: 470 MB each, 1.52 GB/s while busy, 78 MB/s of the minute."""
     common = {"job": "j", "instance": "d"}
     series: list[Series] = [
-        *buckets("handrail_kv_fetch_bytes", [470e6] * 10, SIZE, instance="d"),
+        *buckets("handrail_kv_fetch_bytes", [470e6] * 10, {"instance": "d"}, SIZE),
         ("handrail_kv_fetched_bytes_total", common, 4.7e9 / WINDOW_S),
         ("handrail_link_fetched_bytes_total", {**common, "peer": "p"}, 4.7e9 / WINDOW_S),
         ("handrail_link_busy_seconds_total", {**common, "peer": "p"}, 3.1 / WINDOW_S),
