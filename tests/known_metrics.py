@@ -1,4 +1,4 @@
-"""Which metrics there are, as the lint wants to know it: from the catalogue that is made of the code which exposes them."""
+"""Which metrics there are, as the linter wants to know it: from the catalogue that is made of the code which exposes them."""
 
 from __future__ import annotations
 
@@ -6,41 +6,11 @@ from collections.abc import Mapping
 from functools import cache
 
 from handrail.catalogue import sidecar_metrics
-from handrail_dashboards.lint import Known
-
-_COLLECTOR: Mapping[str, Known] = {
-    name: Known("histogram" if kind == "h" else "counter" if kind == "c" else "gauge", frozenset(labels))
-    for kind, name, *labels in (
-        ("g", "handrail_trace_coverage_ratio"),
-        ("h", "handrail_phase_seconds", "phase", "model_name"),
-        ("c", "handrail_slow_phase_seconds_total", "phase", "model_name"),
-        ("c", "handrail_slow_requests_total", "model_name"),
-        ("c", "handrail_findings_total", "kind"),
-        ("c", "handrail_stalls_total", "cause", "model_name"),
-        ("g", "handrail_link_slow", "source", "target", "finding"),
-        ("g", "handrail_clock_bound_seconds", "host", "peer_host"),
-        *(
-            ("c", f"handrail_collector_{name}_total")
-            for name in (
-                "rejected_items",
-                "unreadable_spans",
-                "faults",
-                "refused_requests",
-                "cpu_seconds",
-                "spans",
-                "rows",
-                "ambiguous_joins",
-            )
-        ),
-        ("c", "handrail_collector_joins_total", "how"),
-        *(
-            ("g", f"handrail_collector_{name}")
-            for name in ("journal_lag_seconds", "resident_memory_bytes", "store_bytes", "journal_size_bytes")
-        ),
-    )
-}
+from handrail_alerts.promql import Metric, Type
+from handrail_collector.metrics.page import collector_metrics
 
 
 @cache
-def known() -> Mapping[str, Known]:
-    return {**{metric.name: Known(metric.type, frozenset(metric.labels)) for metric in sidecar_metrics()}, **_COLLECTOR}  # type: ignore[arg-type]
+def known() -> Mapping[str, Metric]:
+    """Of sidecars and collectors."""
+    return {each.name: Metric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *collector_metrics())}

@@ -1,8 +1,8 @@
 """A whole fleet with real sidecars, a real collector and a real Prometheus, for what is looked at through Prometheus.
 
 Engines are emulated (``handrail_fleet``): two prefill, two decode, a router, an edge. Beside each engine its sidecar proxies,
-taps OTLP, reads its metrics page, and has what an emulated engine lacks from doubles at the lowest layer: a plugin that speaks
-(``handoff_speech``), GPUs (the NVML double) and ports (a folder as sysfs has it).
+taps OTLP, reads its metrics page, hears what its plugin would say, and has GPUs and ports from doubles at the lowest layer (the
+NVML double, a folder as sysfs has it).
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from fake_sysfs import FakeSysfs
-from handoff_speech import Speech
 from handrail.cli.children import HOST, Child, Children, free_ports
 from nvml.build import CannotBuild, build
 from nvml.child import Double
-from nvml.scenario import h100
+from nvml.scenario import Scenario, h100
 
-SCRAPE_S: Final = 1
+SCRAPE_S: Final = 2
 SCENARIO: Final = "split"
 _ANY: Final = f"{HOST}:0"
 _HANDRAIL: Final = (sys.executable, "-m", "handrail.cli.main")
@@ -77,7 +76,7 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
         sidecars = {host: _beside(children, folder, host, address, collector) for host, address in hosts.items()}
         children.wait_ready(list(sidecars.values()), _START_S)
         began = str(time.time_ns())
-        engines = [_engine(children, host, address, sidecars[host], began, faults) for host, address in hosts.items()]
+        engines = [_engine(children, folder, host, address, sidecars[host], began, faults) for host, address in hosts.items()]
         proxies = {host: f"http://{sidecars[host].addresses['proxy']}" for host in hosts}
         relay = ("--listen", _ANY, "--prefill", proxies["p0"], proxies["p1"], "--decode", proxies["d0"], proxies["d1"])
         router = _start(children, "router", *_FLEET, "router", *relay, *_shared(began, faults))
@@ -86,9 +85,6 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
         children.wait_ready([edge], _START_S)
         address = _prometheus(children, folder, prometheus, [*sidecars.values(), edge], collector)
         started_s = time.time()
-        speech = Speech({host: folder / f"{host}.sock" for host in hosts})
-        speech.start()
-        stack.callback(speech.stop)
         stack.enter_context(_moving_ports(folder, list(hosts)))
         url = f"http://{edge.addresses['proxy']}"
         load = [*_FLEET, "load", "--url", url, "--requests", str(_LOAD), "--rate", "6", "--answer-tokens", "20", "120"]
@@ -113,6 +109,17 @@ def _sidecar(
     return _handrail(children, "sidecar", f"sidecar-{name}", *flags, *to, *more, env=env)
 
 
+def _gpus(host: str) -> Scenario:
+    """Two of a host: compute-bound at P, memory-bound at D; those of d1 get hot, and one of them reports an error."""
+    tensor, dram = (71, 24) if host[0] == "p" else (9, 83)
+    scenario = h100(2).add(f"gpu * set gpm.5 {tensor}", f"gpu * set gpm.10 {dram}", f"gpu * set gpm.2 {tensor + 15}")
+    for number in range(8):
+        scenario.add(f"at {number * 15} gpu * set power {380_000 + (number * 97 + ord(host[1]) * 31) % 300 * 1000}")
+    if host == "d1":
+        scenario.add("at 30 gpu 1 set temperature.0 89", "at 30 gpu 1 set reasons 64", "at 40 gpu 1 xid 31")
+    return scenario
+
+
 def _beside(children: Children, folder: Path, host: str, address: str, collector: Child) -> Child:
     below = folder / host
     below.mkdir()
@@ -120,7 +127,7 @@ def _beside(children: Children, folder: Path, host: str, address: str, collector
     ports.add_port("mlx5_0")
     try:
         (library := below / "nvml").mkdir()
-        environment = Double(build(library), below).environment(h100(2))
+        environment = Double(build(library), below).environment(_gpus(host))
     except CannotBuild:
         environment = None
     more = (
@@ -141,12 +148,13 @@ def _shared(began: str, faults: Sequence[str]) -> list[str]:
     return ["--scenario", SCENARIO, "--began-unix-ns", began, *(part for fault in faults for part in ("--fault", fault))]
 
 
-def _engine(children: Children, host: str, address: str, sidecar: Child, began: str, faults: Sequence[str]) -> Child:
+def _engine(
+    children: Children, folder: Path, host: str, address: str, sidecar: Child, began: str, faults: Sequence[str]
+) -> Child:
     role = "prefill" if host[0] == "p" else "decode"
     flags = ("--role", role, "--host", host, "--listen", address, "--otlp-endpoint", f"grpc://{sidecar.addresses['otlp_grpc']}")
-    return _start(
-        children, f"engine-{host}", *_FLEET, "engine", *flags, *_shared(began, faults), env={"OTEL_BSP_SCHEDULE_DELAY": "200"}
-    )
+    env = {"OTEL_BSP_SCHEDULE_DELAY": "200", "HANDRAIL_SOCKET": str(folder / f"{host}.sock")}
+    return _start(children, f"engine-{host}", *_FLEET, "engine", *flags, *_shared(began, faults), env=env)
 
 
 def _prometheus(children: Children, folder: Path, program: str, sidecars: Sequence[Child], collector: Child) -> str:

@@ -16,12 +16,14 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 from grafana_foundation_sdk.models import text as text_model
 
 from handrail_dashboards.layout import Place, places
-from handrail_dashboards.panel import GREEN, RED, Board, Kind, Panel, Query, Row, Steps
+from handrail_dashboards.panel import GREEN, GREY, RED, Board, Kind, Panel, Query, Row, Steps
 from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_links, changes, source, variables
 
 LIMIT: Final = "limit of the SLO"
+_NARROW: Final = 60
+_WIDE: Final = 140
+_WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "finding", "kind", "what", "phase", "reason"})
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_Visual = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel | text_build.Panel
 
 
 def board_json(board: Board) -> str:
@@ -59,7 +61,7 @@ def _grid(place: Place) -> model.GridPos:
     return model.GridPos(x=place.x, y=place.y, w=place.w, h=place.h)
 
 
-def _panel(panel: Panel, number: int, place: Place) -> _Visual:
+def _panel(panel: Panel, number: int, place: Place) -> Any:
     made = _MAKE[panel.kind](panel)
     made.id(number).title(panel.title).description(panel.description).grid_pos(_grid(place))
     if isinstance(made, text_build.Panel):
@@ -72,11 +74,21 @@ def _panel(panel: Panel, number: int, place: Place) -> _Visual:
     if panel.decimals is not None:
         made.decimals(panel.decimals)
     made.thresholds(_thresholds(panel.steps))
+    if panel.kind is Kind.STAT:
+        made.mappings([_nothing(panel.no_value)])
     for letter, query in zip(_LETTERS, panel.queries, strict=False):
         made.with_target(_target(query, letter, panel.kind))
     for name, colour in panel.colours.items():
         made.override_by_name(name, [_fixed(colour)])
     return made
+
+
+def _nothing(words: str) -> model.SpecialValueMap:
+    """What is not known is neither good nor bad: grey, not the colour of the lowest threshold."""
+    result = model.ValueMappingResult(text=words, color=GREY, index=0)
+    return model.SpecialValueMap(
+        options=model.DashboardSpecialValueMapOptions(match=model.SpecialValueMatch.NULL_AND_NAN, result=result)
+    )
 
 
 def _target(query: Query, letter: str, kind: Kind) -> prometheus.Dataquery:
@@ -120,7 +132,7 @@ def _series(panel: Panel) -> timeseries.Panel:
         .legend(
             common_build.VizLegendOptions()
             .display_mode(common.LegendDisplayMode.LIST)
-            .placement(common.LegendPlacement.BOTTOM)
+            .placement(common.LegendPlacement.RIGHT if panel.legend_right else common.LegendPlacement.BOTTOM)
             .show_legend(True)
             .calcs([])
         )
@@ -128,6 +140,8 @@ def _series(panel: Panel) -> timeseries.Panel:
     )
     if panel.stacked:
         made.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    if panel.bars:
+        made.draw_style(common.GraphDrawStyle.BARS).fill_opacity(80).line_width(0)
     if panel.log:
         made.scale_distribution(common_build.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10))
     if panel.steps:
@@ -153,9 +167,9 @@ def _stat(panel: Panel) -> stat.Panel:
     return (
         stat.Panel()
         .reduce_options(_reduced())
-        .color_mode(common.BigValueColorMode.BACKGROUND if panel.steps else common.BigValueColorMode.VALUE)
+        .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if panel.steps else common.BigValueColorMode.VALUE)
         .graph_mode(common.BigValueGraphMode.NONE if whole_range else common.BigValueGraphMode.AREA)
-        .text_mode(common.BigValueTextMode.AUTO)
+        .text_mode(common.BigValueTextMode.VALUE_AND_NAME if panel.names else common.BigValueTextMode.AUTO)
         .justify_mode(common.BigValueJustifyMode.AUTO)
         .orientation(common.VizOrientation.AUTO)
     )
@@ -181,6 +195,7 @@ def _table(panel: Panel) -> table.Panel:
         table.Panel()
         .show_header(True)
         .cell_height(common.TableCellHeight.SM)
+        .min_width(_NARROW)
         .with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(
             model.DataTransformerConfig(
@@ -192,13 +207,20 @@ def _table(panel: Panel) -> table.Panel:
     if panel.sort:
         name = panel.sort.removeprefix("-")
         made.sort_by([common_build.TableSortByFieldState().display_name(name).desc(panel.sort.startswith("-"))])
+    for label, title in panel.labels.items():
+        if label in _WIDE_LABELS:
+            made.override_by_name(title, [model.DynamicConfigValue(id_val="custom.minWidth", value=_WIDE)])
     for query in panel.queries:
         made.override_by_name(query.legend, _column(query))
     return made
 
 
 def _column(query: Query) -> list[model.DynamicConfigValue]:
-    found = [model.DynamicConfigValue(id_val="unit", value=query.unit or "none")]
+    found = [
+        model.DynamicConfigValue(id_val="unit", value=query.unit or "none"),
+        model.DynamicConfigValue(id_val="noValue", value="–"),
+        model.DynamicConfigValue(id_val="decimals", value=0 if query.unit in ("", "none") else 1),
+    ]
     if query.steps:
         first, *rest = query.steps
         steps = [{"value": None, "color": first[1]}, *({"value": at, "color": colour} for at, colour in rest)]

@@ -68,11 +68,14 @@ class Panel:
     low: float | None = None
     high: float | None = None
     stacked: bool = False
+    bars: bool = False
     log: bool = False
     decimals: int | None = None
     colours: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    sort: str = ""
+    sort: str = ""  # a column; from the highest down with a - before it
+    legend_right: bool = False
+    names: bool = False  # of a stat: what the number is of stands beside it
     text: str = ""
     to_requests: bool = False
 
@@ -96,14 +99,17 @@ class Board:
     rows: tuple[Row, ...]
 
 
-def stat(title: str, description: str, unit: str, expr: str, *, once: bool = False, width: int = 4, **more: object) -> Panel:
-    """One number, with what it was before behind it unless it is of the whole range."""
+def stat(
+    title: str, description: str, unit: str, expr: str, *, once: bool = False, width: int = 4, legend: str = "", **more: object
+) -> Panel:
+    """One number, with what it was before behind it unless it is of the whole range. ``legend``: shown beside it."""
     return Panel(
         kind=Kind.STAT,
         title=title,
         description=description,
         unit=unit,
-        queries=(Query(expr, once=once),),
+        queries=(Query(expr, legend, once=once),),
+        names=bool(legend),
         width=width,
         height=4,
         **more,  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from handrail.outcomes import FAILURES
 
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
+FEW: Final = 6
 IDENTITY: Final = "cluster, job, instance"
 """What a scrape says a process by. ``cluster`` is empty where nobody set it, which matches itself."""
 
@@ -82,6 +83,19 @@ def worst(values: str, *by: str) -> str:
     return f"max{_by(by)} ({values})"
 
 
+def least(values: str, *by: str) -> str:
+    return f"min{_by(by)} ({values})"
+
+
+def highest(values: str) -> str:
+    """The few that stand out: of a hundred hosts nobody reads a hundred lines."""
+    return f"topk({FEW}, {values})"
+
+
+def lowest(values: str) -> str:
+    return f"bottomk({FEW}, {values})"
+
+
 def mean(values: str, *by: str) -> str:
     return f"avg{_by(by)} ({values})"
 
@@ -96,30 +110,45 @@ def each_of(parts: str, whole: str, *on: str) -> str:
     return f"{parts} / on ({', '.join(on)}) group_left () ({whole} > 0)"
 
 
+def of_line_rate(rates: str) -> str:
+    """Of ports, each direction's share of what the port can carry, the fullest of them."""
+    return highest(each_of(rates, own("handrail_link_line_rate_bytes_per_second"), *PORT))
+
+
 def quantile(share: float, buckets: str, *by: str) -> str:
-    """Of all processes together, never a mean of their quantiles. Absent, not NaN, where nothing was counted."""
-    return f"histogram_quantile({share:g}, {total(rate(buckets), 'le', *by)}) >= 0"
+    """Of all processes together, never a mean of their quantiles. Absent where nothing was counted: NaN is not above 0."""
+    return f"histogram_quantile({share:g}, {total(rate(buckets), 'le', *by)}) > 0"
+
+
+def quantile_of_range(share: float, buckets: str, *by: str) -> str:
+    """The like over the whole time range, for what is asked once."""
+    return f"histogram_quantile({share:g}, {total(increase(buckets), 'le', *by)}) > 0"
 
 
 def client_ttft(share: float) -> str:
     """As near to the client as it is seen: at an edge, else from D's arrival on, else as D's scheduler tells. Never added up."""
-    found = (
-        total(rate(live("handrail_ttft_seconds_bucket", f'scope="{scope}"')), "le", "scope")
-        for scope in ("edge", "decode", "engine")
-    )
-    return f"histogram_quantile({share:g}, {' or on (le) '.join(found)}) >= 0"
+    scopes = (live("handrail_ttft_seconds_bucket", f'scope="{scope}"') for scope in ("edge", "router", "decode", "engine"))
+    return " or on () ".join(f"({quantile(share, buckets, 'scope')})" for buckets in scopes)
 
 
 def client_quantile(share: float, name: str) -> str:
     """The like for what has no scope."""
-    found = (total(rate(live(f"{name}_bucket", who)), "le") for who in _CLIENT_SIDE)
-    return f"histogram_quantile({share:g}, {' or '.join(found)}) >= 0"
+    return " or ".join(f"({quantile(share, live(f'{name}_bucket', who))})" for who in _CLIENT_SIDE)
 
 
 def client_total(counter: str, *more: str) -> str:
     """Requests a second, each once: for each model, as counted by whoever is nearest to the client."""
     found = (total(rate(live(counter, who, *more)), "cluster", "model_name") for who in _CLIENT_SIDE)
     return f"sum ({' or '.join(found)})"
+
+
+def named(values: str, label: str, value: str) -> str:
+    """``values`` with one more label, so that different ones can stand in one table."""
+    return f'label_replace({values}, "{label}", "{value}", "", "")'
+
+
+def renamed(values: str, label: str, new: str) -> str:
+    return f'label_replace({values}, "{new}", "$1", "{label}", "(.*)")'
 
 
 def _select(name: str, *matchers: str) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
 from handrail_dashboards.query import (
     client_quantile,
+    highest,
     increase,
     joined_model,
     live,
@@ -30,10 +31,6 @@ _ONE: Final = ("role", "instance", "engine")
 
 def _engines(name: str, *more: str) -> str:
     return worst(pooled(own(f"handrail_engine_{name}", *more)), *_ONE)
-
-
-def _engines_rate(name: str) -> str:
-    return total(pooled(rate(own(f"handrail_engine_{name}"))), *_ONE)
 
 
 def _pools(name: str) -> str:
@@ -139,7 +136,7 @@ BOARD: Final = Board(
                     to_requests=True,
                 ),
                 series(
-                    "Stalls by cause",
+                    "Stalls a minute, by cause",
                     "Stalls a minute by what made them, as the collector names it with evidence; `unknown` where there is "
                     "none. The longest of each stream; some seconds late.",
                     "none",
@@ -152,11 +149,11 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Worst engines: gap p99",
-                    "The five sidecars with the highest p99 of gaps at this moment: one slow engine among many does not "
+                    "The sidecars with the highest p99 of gaps at this moment: one slow engine among many does not "
                     "show in the pool's.",
                     "s",
                     Query(
-                        f"topk(5, {quantile(0.99, live('handrail_stream_gap_seconds_bucket'), 'role', 'instance')})",
+                        highest(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "role", "instance")),
                         "{{role}} {{instance}}",
                     ),
                     width=12,
@@ -179,7 +176,7 @@ BOARD: Final = Board(
                     Query(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"),
                     Query(quantile(0.5, live("handrail_itl_seconds_bucket"), "model_name", "role"), "ITL p50", unit="s"),
                     width=6,
-                    sort="Gap p99",
+                    sort="-Gap p99",
                     no_value=_NO_STREAM,
                 ),
             ),
@@ -189,18 +186,18 @@ BOARD: Final = Board(
             (
                 series(
                     "Batch: requests being computed",
-                    "Requests in the running batch of each engine.",
+                    "Requests in the running batch, the engines with most.",
                     "none",
-                    Query(_engines("requests_running"), f"{{{{role}}}} {_ENGINE}"),
+                    Query(highest(_engines("requests_running")), f"{{{{role}}}} {_ENGINE}"),
                     width=8,
                     low=0,
                     no_value=_NO_PAGE,
                 ),
                 series(
                     "KV cache in use",
-                    "Share of each engine's KV cache; above 95 % the next request waits or another is preempted.",
+                    "The fullest engines. Above 95 % the next request waits or another is preempted.",
                     "percentunit",
-                    Query(_engines("kv_cache_usage_ratio"), f"{{{{role}}}} {_ENGINE}"),
+                    Query(highest(_engines("kv_cache_usage_ratio")), f"{{{{role}}}} {_ENGINE}"),
                     width=8,
                     low=0,
                     high=1,
@@ -209,11 +206,11 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Waiting and preempted",
-                    "Requests that wait for the scheduler of each engine, and preemptions a minute. At a vLLM decode the "
+                    "Requests that wait for the scheduler, the engines with most, and preemptions a minute. At a vLLM decode the "
                     "waiting ones include those whose KV is still being pulled.",
                     "none",
-                    Query(_engines("requests_waiting"), f"waiting: {{{{role}}}} {_ENGINE}"),
-                    Query(f"60 * {_engines_rate('preemptions_total')} > 0", f"preempted a minute: {{{{role}}}} {_ENGINE}"),
+                    Query(highest(_engines("requests_waiting")), f"{{{{role}}}} {_ENGINE}"),
+                    Query(f"60 * {_pools_rate('preemptions_total')} > 0", "{{role}}: preempted a minute"),
                     width=8,
                     low=0,
                     no_value=_NO_PAGE,

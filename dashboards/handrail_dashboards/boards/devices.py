@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
-from handrail_dashboards.query import PORT, RANGE, each_of, increase, mean, own, pooled, rate, total, worst
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
+from handrail_dashboards.query import (
+    RANGE,
+    each_of,
+    highest,
+    increase,
+    least,
+    lowest,
+    mean,
+    named,
+    of_line_rate,
+    own,
+    pooled,
+    rate,
+    renamed,
+    total,
+    worst,
+)
 
 _NO_GPU: Final = "no GPU is sampled"
 _NO_GPM: Final = "no GPU gives it: performance monitoring (GPM) comes with Hopper"
 _GPU: Final = "{{instance}} GPU {{gpu}}"
 _EACH: Final = ("cluster", "job", "instance", "gpu")
 _HELD: Final = 'reason=~"hw_slowdown|sw_thermal|hw_thermal|power_brake|reliability"'
+_SM: Final = 'domain="sm"'
 _NONE: Final = ((0, GREEN), (0.5, RED))
 
 
@@ -25,7 +42,20 @@ def _each(values: str) -> str:
 
 def _of_line(rates: str, line: str) -> str:
     both = total(rates, *_EACH, "direction")
-    return each_of(both, worst(line, *_EACH), *_EACH)
+    return highest(each_of(both, worst(line, *_EACH), *_EACH))
+
+
+def _errors(name: str, label: str, what: str) -> str:
+    found = total(increase(_gpu(name)), "instance", "gpu", label) + " > 0"
+    return named(total(renamed(found, label, "which"), "instance", "gpu", "which"), "what", what)
+
+
+_ERRORS: Final = (
+    _errors("xid_errors_total", "xid", "Xid"),
+    _errors("ecc_errors_total", "kind", "ECC"),
+    _errors("nvlink_errors_total", "kind", "NVLink"),
+    named(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", "what", "PCIe replays"),
+)
 
 
 def _over(how: str, name: str) -> str:
@@ -133,20 +163,29 @@ BOARD: Final = Board(
             (
                 series(
                     "Streaming multiprocessors active",
-                    "Share of a GPU's multiprocessors that were busy. Where there is no performance monitoring: the share "
-                    "of time in which any kernel ran, which says less.",
+                    "Share of a GPU's multiprocessors that were busy, by pool. Where there is no performance monitoring: "
+                    "the share of time in which any kernel ran, which says less.",
                     "percentunit",
-                    Query(f"{_each(_gpu('sm_active_ratio'))}", f"{_GPU} SMs"),
-                    Query(f"{_each(_gpu('utilization_ratio'))} unless {_each(_gpu('sm_active_ratio'))}", f"{_GPU} any kernel"),
+                    Query(mean(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} mean"),
+                    Query(worst(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} highest"),
+                    Query(least(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} lowest"),
+                    Query(
+                        f"{mean(pooled(_gpu('utilization_ratio')), 'role')} unless on (role) "
+                        f"{mean(pooled(_gpu('sm_active_ratio')), 'role')}",
+                        "{{role}} any kernel",
+                    ),
                     low=0,
                     high=1,
                     no_value=_NO_GPU,
                 ),
                 series(
                     "Power against its limit",
-                    "Share of the enforced limit. At 100 % the power cap holds the clocks down.",
+                    "The GPUs nearest to their enforced limit. At 100 % the power cap holds the clocks down.",
                     "percentunit",
-                    Query(each_of(worst(_gpu("power_watts"), *_EACH), worst(_gpu("power_limit_watts"), *_EACH), *_EACH), _GPU),
+                    Query(
+                        highest(each_of(worst(_gpu("power_watts"), *_EACH), worst(_gpu("power_limit_watts"), *_EACH), *_EACH)),
+                        _GPU,
+                    ),
                     low=0,
                     steps=((0, GREEN), (0.98, ORANGE)),
                     no_value=_NO_GPU,
@@ -155,14 +194,17 @@ BOARD: Final = Board(
                     "Held down, by reason",
                     "Share of the time in which each policy held the clocks down, worst GPU of each host.",
                     "percentunit",
-                    Query(worst(rate(_gpu("throttled_seconds_total")), "instance", "policy") + " > 0", "{{instance}} {{policy}}"),
+                    Query(
+                        highest(worst(rate(_gpu("throttled_seconds_total")), "instance", "policy") + " > 0"),
+                        "{{instance}} {{policy}}",
+                    ),
                     low=0,
                     high=1,
                     no_value="nothing holds a GPU down",
                 ),
                 series(
                     "Memory in use",
-                    "Share of device memory. Engines reserve it at start: flat is normal.",
+                    "Share of device memory, the fullest GPUs. Engines reserve it at start: flat is normal.",
                     "percentunit",
                     Query(
                         each_of(worst(_gpu("memory_used_bytes"), *_EACH), worst(_gpu("memory_total_bytes"), *_EACH), *_EACH), _GPU
@@ -172,22 +214,24 @@ BOARD: Final = Board(
                     no_value=_NO_GPU,
                 ),
                 series(
-                    "Temperature and clock",
-                    "Hottest sensor of each GPU.",
+                    "Temperature",
+                    "The hottest GPUs, the hottest sensor of each.",
                     "celsius",
-                    Query(_each(_gpu("temperature_celsius")), _GPU),
+                    Query(highest(_each(_gpu("temperature_celsius"))), _GPU),
                     steps=((0, GREEN), (80, ORANGE), (88, RED)),
                     no_value=_NO_GPU,
                 ),
                 series(
                     "Clock of the multiprocessors",
-                    "Share of the highest clock that the product may run at.",
+                    "The slowest GPUs: share of the highest clock that the product may run at. Low while idle is normal.",
                     "percentunit",
                     Query(
-                        each_of(
-                            worst(_gpu("clock_hertz", 'domain="sm"'), *_EACH),
-                            worst(_gpu("clock_max_hertz", 'domain="sm"'), *_EACH),
-                            *_EACH,
+                        lowest(
+                            each_of(
+                                worst(_gpu("clock_hertz", _SM), *_EACH),
+                                worst(_gpu("clock_max_hertz", _SM), *_EACH),
+                                *_EACH,
+                            )
                         ),
                         _GPU,
                     ),
@@ -202,7 +246,7 @@ BOARD: Final = Board(
             (
                 series(
                     "NVLink against its line rate",
-                    "Share of what all NVLinks of a GPU can carry each way.",
+                    "The fullest: share of what all NVLinks of a GPU can carry each way.",
                     "percentunit",
                     Query(
                         _of_line(rate(_gpu("nvlink_bytes_total")), _gpu("nvlink_line_bytes_per_second")),
@@ -214,8 +258,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "PCIe against its line rate",
-                    "Share of what the lanes and generation of a GPU's PCIe can carry each way. The line may be trained "
-                    "lower than this.",
+                    "The fullest: share of what the lanes and generation of a GPU's PCIe can carry each way. The line may "
+                    "be trained lower than this.",
                     "percentunit",
                     Query(
                         _of_line(rate(_gpu("pcie_bytes_total")), _gpu("pcie_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"
@@ -224,23 +268,12 @@ BOARD: Final = Board(
                     high=1,
                     no_value="no counter of PCIe bytes",
                 ),
-                bars(
+                table(
                     "Errors of this time range",
                     "Xid, ECC, NVLink errors and PCIe replays, those that happened.",
-                    "none",
-                    Query(
-                        total(increase(_gpu("xid_errors_total")), "instance", "gpu", "xid") + " > 0", f"{_GPU} Xid {{{{xid}}}}"
-                    ),
-                    Query(
-                        total(increase(_gpu("ecc_errors_total")), "instance", "gpu", "kind") + " > 0", f"{_GPU} ECC {{{{kind}}}}"
-                    ),
-                    Query(
-                        total(increase(_gpu("nvlink_errors_total")), "instance", "gpu", "kind") + " > 0",
-                        f"{_GPU} NVLink {{{{kind}}}}",
-                    ),
-                    Query(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", f"{_GPU} PCIe replays"),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"instance": "Sidecar", "gpu": "GPU", "what": "What", "which": "Which"},
+                    Query(" or ".join(_ERRORS), "Times", unit="none", steps=((0, ORANGE),)),
+                    sort="-Times",
                     no_value="no error",
                 ),
             ),
@@ -250,27 +283,19 @@ BOARD: Final = Board(
             (
                 series(
                     "Carried",
-                    "Bytes a second of each port, mean of the step.",
+                    "Bytes a second of the ports that carry most, mean of the step.",
                     "Bps",
-                    Query(rate(own("handrail_link_bytes_total")), "{{instance}} {{device}} {{direction}}"),
+                    Query(highest(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}"),
                     low=0,
                     no_value="no port is sampled",
                 ),
                 series(
                     "Against the line rate: mean and peak second",
-                    "Share of the line rate. The peak is the highest second of the last minute: hand-offs come in bursts "
+                    "The fullest ports. The peak is the highest second of the last minute: hand-offs come in bursts "
                     "that a mean hides.",
                     "percentunit",
-                    Query(
-                        each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
-                        "{{instance}} {{device}} {{direction}} mean",
-                    ),
-                    Query(
-                        each_of(
-                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
-                        ),
-                        "{{instance}} {{device}} {{direction}} peak",
-                    ),
+                    Query(of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}} mean"),
+                    Query(of_line_rate(own("handrail_link_peak_bytes_per_second")), "{{instance}} {{device}} {{direction}} peak"),
                     low=0,
                     high=1,
                     steps=((0, GREEN), (0.7, ORANGE), (0.9, RED)),
@@ -280,8 +305,10 @@ BOARD: Final = Board(
                     "Errors and congestion",
                     "Errors, drops, repeats and signs of congestion a second, by the driver's own names; those that happen.",
                     "cps",
-                    Query(rate(own("handrail_link_errors_total")) + " > 0", "{{instance}} {{device}} {{error}}"),
-                    Query(rate(own("handrail_link_congestion_events_total")) + " > 0", "{{instance}} {{device}} {{event}}"),
+                    Query(highest(rate(own("handrail_link_errors_total")) + " > 0"), "{{instance}} {{device}} {{error}}"),
+                    Query(
+                        highest(rate(own("handrail_link_congestion_events_total")) + " > 0"), "{{instance}} {{device}} {{event}}"
+                    ),
                     low=0,
                     no_value="no error, no congestion",
                 ),

@@ -18,6 +18,7 @@ from handrail_dashboards.query import (
     live,
     own,
     quantile,
+    quantile_of_range,
     rate,
     ratio,
     role,
@@ -31,7 +32,8 @@ _TTFT, _GAP = "handrail_ttft_seconds", "handrail_stream_gap_seconds"
 _SLO: Final = "handrail_slo_requests_total"
 _TTFT_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="ttft"')), "limit of the SLO")
 _GAP_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="itl"')), "limit of the SLO")
-_OWN_SCOPE: Final = 'scope=~"edge|decode"'
+_REQUESTS: Final = total(rate(live("handrail_requests_total")), "model_name", "role")
+_OWN_SCOPE: Final = 'scope=~"edge|router|decode"'
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 
 _READ_ME: Final = """\
@@ -43,13 +45,20 @@ slowest; `handrail trace ID` shows one. Boards: *Handrail* at the top right. A p
 """
 
 
-def _pools(name: str, limit: Query, *apart: str) -> tuple[Query, ...]:
-    """A figure of one scope never mixes with another's."""
-    legend = " ".join(f"{{{{{label}}}}}" for label in ("role", *apart))
-    shares = (
-        Query(quantile(s, live(f"{name}_bucket"), "role", *apart), f"{legend} {word}", exemplars=s > 0.5) for s, word in _SHARES
-    )
-    return (*shares, limit)
+def _ttft(share: float) -> str:
+    """Of each role one scope: from the request's arrival where a proxy sees that, else from queued on, as the plugin tells."""
+    seen, told = (quantile(share, live(f"{_TTFT}_bucket", scope), "role", "scope") for scope in (_OWN_SCOPE, 'scope="engine"'))
+    return f"({seen}) or on (role) ({told})"
+
+
+_SLOW: Final = each_of(
+    total(increase(joined_model("handrail_slow_phase_seconds_total")), "phase"),
+    total(increase(joined_model("handrail_slow_requests_total"))),
+)
+_USUAL: Final = ratio(
+    total(increase(joined_model("handrail_phase_seconds_sum")), "phase"),
+    total(increase(joined_model("handrail_phase_seconds_count")), "phase"),
+)
 
 
 def _met(slo: str, *by: str) -> str:
@@ -83,7 +92,9 @@ BOARD: Final = Board(
                     "the buckets are 10 % apart.",
                     "s",
                     client_ttft(0.99),
+                    once=True,  # the last point of each scope would stay there from when another was the nearest
                     no_value=_IDLE,
+                    legend="{{scope}}",
                 ),
                 stat(
                     "Stream gap p99",
@@ -131,28 +142,28 @@ BOARD: Final = Board(
             (
                 table(
                     "Models and pools",
-                    "Each model at each role, worst goodput first. Figures of an edge are the client's; those of P and D "
-                    "begin at their own arrival. P gives one token, so it has no gaps.",
+                    "Each model at each role that has requests, worst goodput first. Figures of an edge are the client's; "
+                    "those of P and D begin at their own arrival. P gives one token, so it has no gaps.",
                     _POOL,
                     Query(
-                        _met("all", "model_name", "role"),
-                        "SLO met",
+                        f"1 - {_met('all', 'model_name', 'role')}",
+                        "SLO missed",
                         unit="percentunit",
-                        steps=((0, RED), (0.95, ORANGE), (0.99, GREEN)),
+                        steps=((0, GREEN), (0.01, ORANGE), (0.05, RED)),
                     ),
-                    Query(total(rate(live("handrail_requests_total")), "model_name", "role"), "Requests/s", unit="reqps"),
+                    Query(f"{_REQUESTS} > 0", "Requests", unit="reqps"),
                     Query(quantile(0.5, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p50", unit="s"),
                     Query(quantile(0.99, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p99", unit="s"),
                     Query(quantile(0.99, live(f"{_GAP}_bucket"), "model_name", "role"), "Gap p99", unit="s"),
                     Query(
-                        total(increase(live("handrail_requests_total", FAILED_REQUESTS)), "model_name", "role"),
+                        f"{total(increase(live('handrail_requests_total', FAILED_REQUESTS)), 'model_name', 'role')} and "
+                        f"{total(increase(live('handrail_requests_total')), 'model_name', 'role')} > 0",
                         "Failed",
                         unit="none",
                         steps=((0, GREEN), (0.5, RED)),
                     ),
                     width=15,
-                    height=8,
-                    sort="SLO met",
+                    sort="-SLO missed",
                     no_value=_IDLE,
                 ),
                 series(
@@ -174,8 +185,13 @@ BOARD: Final = Board(
                     "Quantiles over all processes of a role, within 10 %: `edge` as the client saw it, `decode` from D's "
                     "arrival on, `engine` from queued to first token. The dashed line is slo.ttft as the sidecars have it.",
                     "s",
-                    *_pools(_TTFT, _TTFT_LIMIT, "scope"),
+                    *(
+                        Query(_ttft(share), f"{{{{role}}}} ({{{{scope}}}}) {word}", exemplars=share > 0.5)
+                        for share, word in _SHARES
+                    ),
+                    _TTFT_LIMIT,
                     width=12,
+                    legend_right=True,
                     log=True,
                     no_value=_IDLE,
                     to_requests=True,
@@ -185,8 +201,13 @@ BOARD: Final = Board(
                     "Time between chunks with content, as each gap ends; a chunk may hold several tokens. Within 10 %. P "
                     "has none: it gives one token.",
                     "s",
-                    *_pools(_GAP, _GAP_LIMIT),
+                    *(
+                        Query(quantile(share, live(f"{_GAP}_bucket"), "role"), f"{{{{role}}}} {word}", exemplars=share > 0.5)
+                        for share, word in _SHARES
+                    ),
+                    _GAP_LIMIT,
                     width=12,
+                    legend_right=True,
                     log=True,
                     no_value="not applicable: no stream, or a prefill pool, which gives one token",
                     to_requests=True,
@@ -196,10 +217,28 @@ BOARD: Final = Board(
         Row(
             "Where?",
             (
-                series(
+                table(
                     "Where the slowest 1 % spend their time to first token",
-                    "Of the requests at or above their model's running p99, the time in each phase, divided by their "
-                    "number: stacked, it is the mean time to first token of the slow ones. Joined by the collector, so some "
+                    "Mean time in each phase over this time range: of the requests at or above their model's running p99, "
+                    "and of all that were joined. The phase with the largest excess is where to look; the slow means add up "
+                    "to their mean time to first token. The p99 of each phase do not add up: the slow of one are not those "
+                    "of another.",
+                    {"phase": "Phase"},
+                    Query(f"{_SLOW} - on (phase) ({_USUAL} or 0 * {_SLOW})", "Excess", unit="s"),
+                    Query(_SLOW, "Slow 1 %", unit="s"),
+                    Query(_USUAL, "All", unit="s"),
+                    Query(
+                        quantile_of_range(0.99, joined_model("handrail_phase_seconds_bucket"), "phase"), "p99 of each", unit="s"
+                    ),
+                    width=10,
+                    height=10,
+                    sort="-Excess",
+                    no_value="no slow request was joined in this time",
+                ),
+                series(
+                    "Slow requests, by phase",
+                    "Of the slowest 1 % that were joined in each step, the mean time in each phase: stacked, it is their "
+                    "mean time to first token. Steps without a slow request are empty. Joined by the collector, so some "
                     "seconds late.",
                     "s",
                     Query(
@@ -209,20 +248,12 @@ BOARD: Final = Board(
                         ),
                         "{{phase}}",
                     ),
-                    width=12,
+                    width=14,
+                    height=10,
+                    legend_right=True,
                     stacked=True,
+                    bars=True,
                     no_value="no slow request was joined in this time",
-                    to_requests=True,
-                ),
-                series(
-                    "Each phase's own p99",
-                    "99 of 100 requests spent less than this in the phase. These do not add up to the p99 of the whole: the "
-                    "slow of one phase are not those of another.",
-                    "s",
-                    Query(quantile(0.99, joined_model("handrail_phase_seconds_bucket"), "phase"), "{{phase}}"),
-                    width=12,
-                    log=True,
-                    no_value="no request was joined in this time",
                     to_requests=True,
                 ),
                 series(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from handrail.outcomes import FetchOutcome
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
 from handrail_dashboards.query import (
     FAILED_FETCHES,
-    PORT,
-    each_of,
+    highest,
     increase,
     joined,
+    of_line_rate,
     own,
     pooled,
     quantile,
@@ -44,7 +44,13 @@ def _quantiles(name: str) -> tuple[Query, ...]:
     return tuple(Query(quantile(share, own(f"{name}_bucket")), word) for share, word in _SHARES)
 
 
-_UNREAD: Final = "handrail_engine_kv_expired_requests_total"
+def _counted(what: str) -> str:
+    return total(pooled(increase(own(f"handrail_engine_{what}_total"))), "role", "instance")
+
+
+_TRANSFERS: Final = _counted("kv_transfer_failures")
+_EXPIRED: Final = _counted("kv_expired_requests")
+_HANDSHAKES: Final = _counted("kv_handshake_failures")
 
 BOARD: Final = Board(
     "handoff",
@@ -56,7 +62,7 @@ BOARD: Final = Board(
             "Does it fail or hang?",
             (
                 stat(
-                    "Failed fetches",
+                    "Failed",
                     "Fetches of this time range that failed in any way, as the receiving engine tells. 0 is 0; no number: "
                     "no plugin reports from D.",
                     "none",
@@ -76,7 +82,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Oldest open fetch",
+                    "Oldest open",
                     "Age of the oldest fetch that has not ended; 0 where none is open.",
                     "s",
                     worst(own("handrail_kv_fetch_oldest_age_seconds")),
@@ -94,7 +100,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Wrong requests",
+                    "Wrong KV",
                     "Hand-offs whose KV was published for another request, as the collector found by joining both ends.",
                     "none",
                     total(increase(joined("handrail_findings_total", 'kind="wrong_request"'))),
@@ -104,7 +110,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Expired unread",
+                    "Expired",
                     "KV that P kept for a peer until its lease ended, and nobody read.",
                     "none",
                     total(increase(own("handrail_kv_publishes_total", 'end="expired"'))),
@@ -114,7 +120,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Oldest pinned KV",
+                    "Oldest kept",
                     "How long the oldest KV has been kept at P for a peer that has not read it.",
                     "s",
                     worst(own("handrail_kv_pinned_oldest_age_seconds")),
@@ -142,37 +148,38 @@ BOARD: Final = Board(
                     "read is counted as expired before.",
                     "ops",
                     Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}"),
-                    width=12,
+                    width=10,
                     stacked=True,
                     low=0,
                     colours=_OUTCOMES,
                     to_requests=True,
                 ),
-                bars(
+                table(
                     "Failed, by reason",
                     "Failures of this time range by outcome and the engine's own failure type.",
-                    "none",
+                    {"outcome": "Outcome", "reason": "Reason"},
                     Query(
                         total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0",
-                        "{{outcome}} {{reason}}",
+                        "Failed",
+                        unit="none",
+                        steps=((0, ORANGE),),
                     ),
                     width=6,
-                    decimals=0,
+                    sort="-Failed",
                     no_value="none failed",
-                    steps=((0, ORANGE),),
                 ),
                 table(
                     "Failed, by peer",
                     "Failures of this time range by the reading sidecar and the peer that KV was read from.",
-                    {"instance": "Reader's sidecar", "peer": "Peer"},
+                    {"instance": "Reader", "peer": "Peer"},
                     Query(
                         total(increase(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
                         "Failed",
                         unit="none",
                         steps=_NONE,
                     ),
-                    width=6,
-                    sort="Failed",
+                    width=8,
+                    sort="-Failed",
                     no_value="none failed",
                 ),
             ),
@@ -253,20 +260,16 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Ports against their line rate",
-                    "Share of its line rate that a port carried, mean of the step; and the highest second of the last "
-                    "minute, which a mean hides. A virtual port has no line rate and is not here.",
+                    "The fullest ports: the share of its line rate that each carried, mean of the step; and the highest "
+                    "second of the last minute, which a mean hides. A virtual port has no line rate and is not here.",
                     "percentunit",
+                    Query(of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}, mean"),
                     Query(
-                        each_of(rate(own("handrail_link_bytes_total")), own("handrail_link_line_rate_bytes_per_second"), *PORT),
-                        "{{instance}} {{device}} {{direction}}, mean",
-                    ),
-                    Query(
-                        each_of(
-                            own("handrail_link_peak_bytes_per_second"), own("handrail_link_line_rate_bytes_per_second"), *PORT
-                        ),
+                        of_line_rate(own("handrail_link_peak_bytes_per_second")),
                         "{{instance}} {{device}} {{direction}}, peak second",
                     ),
-                    width=12,
+                    width=14,
+                    legend_right=True,
                     no_value="no port with a line rate is sampled",
                     low=0,
                     high=1,
@@ -277,7 +280,7 @@ BOARD: Final = Board(
                     "What the collector finds of pairs of P and D, with `handrail links` for the numbers and what to do.",
                     {"source": "From", "target": "To", "finding": "Finding"},
                     Query(worst(joined("handrail_link_slow"), "source", "target", "finding") + " > 0", "Now", unit="none"),
-                    width=12,
+                    width=10,
                     no_value="no slow link is known",
                 ),
             ),
@@ -299,27 +302,22 @@ BOARD: Final = Board(
                     "Pinned KV",
                     "Bytes that each P keeps for peers that have not read them: memory that serves nobody.",
                     "decbytes",
-                    Query(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0", "{{instance}}"),
+                    Query(highest(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0"), "{{instance}}"),
                     width=8,
                     low=0,
                     no_value="nothing is pinned",
                 ),
-                series(
+                table(
                     "Failures as engines count them",
-                    "The engine's own counters, an hour. An engine without a counter of expiry counts expiry among the "
-                    "failed transfers (vLLM before its two counters): the total means the same for both.",
-                    "none",
-                    Query(
-                        f"3600 * ({total(pooled(rate(own('handrail_engine_kv_transfer_failures_total'))), 'role')})",
-                        "{{role}}: transfers (with expiry where that is not counted apart)",
-                    ),
-                    Query(f"3600 * ({total(pooled(rate(own(_UNREAD))), 'role')})", "{{role}}: expired, counted apart"),
-                    Query(
-                        f"3600 * ({total(pooled(rate(own('handrail_engine_kv_handshake_failures_total'))), 'role')})",
-                        "{{role}}: handshakes",
-                    ),
+                    "The engine's own counters, of this time range. An engine without a counter of expiry counts expiry "
+                    "among the failed transfers (vLLM before it had two counters): together they mean the same for both. "
+                    "The network alone is to blame only where expiry is counted apart and is 0.",
+                    {"role": "Role", "instance": "Sidecar"},
+                    Query(f"{_TRANSFERS} + ({_EXPIRED} or 0 * {_TRANSFERS})", "Together", unit="none", steps=_NONE),
+                    Query(_TRANSFERS, "Transfers", unit="none"),
+                    Query(_EXPIRED, "Expired", unit="none"),
+                    Query(_HANDSHAKES, "Handshakes", unit="none"),
                     width=8,
-                    low=0,
                     no_value="no engine exports these counters",
                 ),
             ),

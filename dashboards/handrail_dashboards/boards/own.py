@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
-from handrail_dashboards.query import increase, joined, own, rate, role, total, worst
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
+from handrail_dashboards.query import highest, increase, joined, named, own, rate, renamed, role, total, worst
 
 _NONE: Final = ((0, GREEN), (0.5, RED))
 _SIDECAR: Final = "no sidecar is scraped"
 _COLLECTOR: Final = "no collector is scraped"
 _LOST_BY_SIDECARS: Final = (
-    ("handrail_sidecar_spans_dropped_total", "span: {{reason}}", ("reason",)),
-    ("handrail_sidecar_device_samples_dropped_total", "GPU or link sample: {{reason}}", ("reason",)),
-    ("handrail_sidecar_export_rejected_items_total", "refused by the collector", ()),
-    ("handrail_sidecar_plugin_lost_events_total", "plugin: event lost in the engine", ()),
-    ("handrail_sidecar_plugin_lost_datagrams_total", "plugin: datagram lost", ()),
-    ("handrail_sidecar_plugin_evicted_total", "plugin: too many open ({{kind}})", ("kind",)),
-    ("handrail_sidecar_scrape_samples_dropped_total", "engine sample", ()),
-    ("handrail_sidecar_links_samples_dropped_total", "link sample", ()),
+    ("handrail_sidecar_spans_dropped_total", "reason", "spans"),
+    ("handrail_sidecar_device_samples_dropped_total", "reason", "GPU and link samples"),
+    ("handrail_sidecar_export_rejected_items_total", "", "refused by the collector"),
+    ("handrail_sidecar_plugin_lost_events_total", "", "plugin: events in the engine"),
+    ("handrail_sidecar_plugin_lost_datagrams_total", "", "plugin: datagrams"),
+    ("handrail_sidecar_plugin_evicted_total", "kind", "plugin: too many open"),
+    ("handrail_sidecar_scrape_samples_dropped_total", "", "engine samples"),
+    ("handrail_sidecar_links_samples_dropped_total", "", "link samples"),
 )
 _LOST_BY_COLLECTORS: Final = (
-    ("handrail_collector_rejected_items_total", "refused: bad ids", ()),
-    ("handrail_collector_unreadable_spans_total", "span that could not be read", ()),
-    ("handrail_collector_faults_total", "left out: a fault of ours", ()),
+    ("handrail_collector_rejected_items_total", "", "refused: bad ids"),
+    ("handrail_collector_unreadable_spans_total", "", "spans that could not be read"),
+    ("handrail_collector_faults_total", "", "left out: a fault of ours"),
 )
+
+
+def _lost(select: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
+    """One series for each that lost something, told apart by ``what`` and ``why``."""
+    found = []
+    for name, label, what in counters:
+        lost = total(increase(select(name)), *filter(None, (label,))) + " > 0"
+        found.append(named(total(renamed(lost, label, "why"), "why") if label else lost, "what", what))
+    return " or ".join(found)
+
 
 BOARD: Final = Board(
     "handrail",
@@ -55,7 +66,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Lost by sidecars",
+                    "Sidecars lost",
                     "What sidecars did not deliver in this time range, all causes together; the bars below say which.",
                     "none",
                     " + ".join(f"({total(increase(own(name)))} or vector(0))" for name, _, _ in _LOST_BY_SIDECARS),
@@ -65,7 +76,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Lost by collectors",
+                    "Unused",
                     "What collectors took and could not use in this time range.",
                     "none",
                     " + ".join(f"({total(increase(joined(name)))} or vector(0))" for name, _, _ in _LOST_BY_COLLECTORS),
@@ -75,7 +86,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Refused for now",
+                    "Refused",
                     "Times that a collector told a sender to come back later: its journal is full. Nothing is lost by it as "
                     "long as spools have room.",
                     "none",
@@ -97,7 +108,7 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Widest clock bound",
+                    "Clock bound",
                     "How far apart the bounds of two hosts' clock offset lie, the widest pair. Times across those hosts are "
                     "known no better.",
                     "s",
@@ -122,16 +133,16 @@ BOARD: Final = Board(
             "What it costs",
             (
                 series(
-                    "Sidecars: processor",
-                    "Cores that each sidecar uses. The in-engine plugin's cost is in docs/overhead.md: it is measured, not "
-                    "scraped.",
+                    "Sidecars: cores in use",
+                    "Cores in use, the sidecars with most. The in-engine plugin's cost is in docs/overhead.md: it is "
+                    "measured, not scraped.",
                     "none",
-                    Query(rate(own("handrail_sidecar_cpu_seconds_total")), "{{instance}}"),
+                    Query(highest(rate(own("handrail_sidecar_cpu_seconds_total"))), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
                 series(
-                    "Collectors: processor",
+                    "Collectors: cores in use",
                     "Cores that each collector uses.",
                     "none",
                     Query(rate(joined("handrail_collector_cpu_seconds_total")), "{{instance}}"),
@@ -139,31 +150,31 @@ BOARD: Final = Board(
                     no_value=_COLLECTOR,
                 ),
                 series(
-                    "Memory",
-                    "Resident memory of sidecars and collectors.",
+                    "Sidecars: memory",
+                    "Resident memory, the sidecars with most.",
                     "bytes",
-                    Query(own("handrail_sidecar_resident_memory_bytes"), "sidecar {{instance}}"),
-                    Query(joined("handrail_collector_resident_memory_bytes"), "collector {{instance}}"),
+                    Query(highest(own("handrail_sidecar_resident_memory_bytes")), "{{instance}}"),
                     low=0,
+                    no_value=_SIDECAR,
                 ),
                 series(
                     "Event loop of sidecars stood still",
                     "Share of time in which a sidecar's event loop stood still for 20 ms or more: the times that it stamped "
                     "are late then.",
                     "percentunit",
-                    Query(rate(own("handrail_sidecar_pause_seconds_total")), "{{instance}}"),
+                    Query(highest(rate(own("handrail_sidecar_pause_seconds_total"))), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
                 series(
-                    "Time inside NVML calls, and scrapes of engines",
+                    "NVML calls and scrapes, the slowest",
                     "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the "
                     "engine's page took.",
                     "s",
                     Query(
                         total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance"), "{{instance}} NVML, per second"
                     ),
-                    Query(worst(own("handrail_sidecar_scrape_seconds"), "instance"), "{{instance}} scrape of the engine"),
+                    Query(worst(own("handrail_sidecar_scrape_seconds")), "scrape of an engine's page"),
                     low=0,
                     no_value="nothing is sampled",
                 ),
@@ -179,31 +190,33 @@ BOARD: Final = Board(
         Row(
             "What it loses",
             (
-                bars(
+                table(
                     "Sidecars: lost in this time range",
                     "By what was lost and why. Nothing here means that nothing was lost.",
-                    "none",
-                    *(Query(total(increase(own(name)), *by) + " > 0", legend) for name, legend, by in _LOST_BY_SIDECARS),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"what": "What", "why": "Why"},
+                    Query(_lost(own, *_LOST_BY_SIDECARS), "Lost", unit="none", steps=((0, ORANGE),)),
+                    sort="-Lost",
                     no_value="nothing was lost",
                 ),
-                bars(
+                table(
                     "Collectors: not used in this time range",
                     "By what was not used and why.",
-                    "none",
-                    *(Query(total(increase(joined(name)), *by) + " > 0", legend) for name, legend, by in _LOST_BY_COLLECTORS),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"what": "What", "why": "Why"},
+                    Query(_lost(joined, *_LOST_BY_COLLECTORS), "Lost", unit="none", steps=((0, ORANGE),)),
+                    sort="-Lost",
                     no_value="everything was used",
                 ),
-                bars(
+                table(
                     "Findings of this time range",
                     "What is wrong with requests or with their evidence, as the collector found by joining.",
-                    "none",
-                    Query(total(increase(joined("handrail_findings_total")), "kind") + " > 0", "{{kind}}"),
-                    decimals=0,
-                    steps=((0, ORANGE),),
+                    {"kind": "Finding"},
+                    Query(
+                        total(increase(joined("handrail_findings_total")), "kind") + " > 0",
+                        "Requests",
+                        unit="none",
+                        steps=((0, ORANGE),),
+                    ),
+                    sort="-Requests",
                     no_value="no finding",
                 ),
             ),
@@ -216,7 +229,7 @@ BOARD: Final = Board(
                     "Age of the oldest batch that the collector has not acknowledged. Growing: the collector is away or too "
                     "slow.",
                     "s",
-                    Query(own("handrail_sidecar_export_lag_seconds"), "{{instance}}"),
+                    Query(highest(own("handrail_sidecar_export_lag_seconds")), "{{instance}}"),
                     low=0,
                     no_value=_SIDECAR,
                 ),
@@ -254,7 +267,7 @@ BOARD: Final = Board(
                     "Bounds of the clock offset of pairs of hosts, the widest. A pair that widens lost the hand-offs that "
                     "bound it.",
                     "s",
-                    Query(f"topk(10, {joined('handrail_clock_bound_seconds')})", "{{host}} and {{peer_host}}"),
+                    Query(highest(joined("handrail_clock_bound_seconds")), "{{host}} and {{peer_host}}"),
                     low=0,
                     no_value="no pair of hosts is known",
                 ),

@@ -2,7 +2,7 @@
 import React, { useEffect, useState } from 'react';
 import { createRoot } from 'react-dom/client';
 import { createTheme, dateTime, LoadingState, ThemeContext, type DataFrame } from '@grafana/data';
-import { PanelChrome } from '@grafana/ui';
+import { GlobalStyles, PanelChrome } from '@grafana/ui';
 import { dataOf, Drawing } from './panels';
 import { ask, interpolated, rangeOf, variablesOf, type Range } from './prometheus';
 import { registerAll } from './registries';
@@ -75,6 +75,7 @@ async function main(): Promise<void> {
   const bottom = Math.max(...board.panels.map((panel: any) => panel.gridPos.y + panel.gridPos.h));
   createRoot(document.getElementById('root')!).render(
     <ThemeContext.Provider value={theme}>
+      <GlobalStyles />
       <div style={{ position: 'relative', height: TOP + bottom * (CELL + GAP), background: theme.colors.background.canvas, color: theme.colors.text.primary, fontFamily: 'Inter, Helvetica, Arial, sans-serif' }}>
         <Head board={board} options={options} />
         {board.panels.map((panel: any) => <Panel key={panel.id} panel={panel} variables={values} range={range} />)}

@@ -1,6 +1,6 @@
 // One panel as Grafana's plugins draw it, from Grafana's own components. The plugins themselves are not published.
 import React from 'react';
-import { applyFieldOverrides, getFieldDisplayValues, renderTextPanelMarkdown, transformDataFrame, type DataFrame } from '@grafana/data';
+import { applyFieldOverrides, getDisplayValueAlignmentFactors, getFieldDisplayValues, renderTextPanelMarkdown, transformDataFrame, type DataFrame } from '@grafana/data';
 import * as UI from '@grafana/ui';
 import { lastValueFrom } from 'rxjs';
 import { fieldOptionsOf } from './registries';
@@ -48,7 +48,7 @@ export function Drawing(props: Props) {
       options={panel.options} replaceVariables={replaceVariables} />;
   }
   if (panel.type === 'bargauge') {
-    return <U.VizRepeater getValues={() => values(props)} source={data} width={width} height={height} orientation="horizontal" itemSpacing={8} minVizHeight={16} maxVizHeight={40} renderCounter={0}
+    return <U.VizRepeater getValues={() => values(props)} getAlignmentFactors={getDisplayValueAlignmentFactors} source={data} width={width} height={height} orientation="horizontal" itemSpacing={8} minVizHeight={16} maxVizHeight={40} renderCounter={0}
       renderValue={({ value, width: w, height: h, alignmentFactors }: any) => (
         <U.BarGauge value={value.display} field={value.field} display={value.view?.getFieldDisplayProcessor(value.colIndex)} width={w} height={h} theme={theme}
           alignmentFactors={alignmentFactors} orientation="horizontal" displayMode={panel.options.displayMode} itemSpacing={8} lcdCellWidth={12} showUnfilled={panel.options.showUnfilled} valueDisplayMode={panel.options.valueMode} />)} />;

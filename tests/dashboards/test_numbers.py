@@ -1,0 +1,155 @@
+"""What the boards' own queries answer, by a real Prometheus over series whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from handrail.buckets import LATENCY, SIZE, Histogram, Layout
+from handrail_dashboards.export import Choices, dashboards
+from written_prometheus import ONE_AT_THE_END, WINDOW_S, Series, written
+
+SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
+WITHIN = 0.1
+
+
+def queries(board: str, title: str) -> list[str]:
+    (panel,) = (each for each in json.loads(dashboards(Choices())[f"{board}.json"])["panels"] if each["title"] == title)
+    return [target["expr"] for target in panel["targets"]]
+
+
+def buckets(name: str, values: Sequence[float], labels: Mapping[str, str], layout: Layout = LATENCY) -> Iterator[Series]:
+    """A histogram of ``values`` (in s, or in bytes) that all came in a window, evenly."""
+    histogram, total = Histogram(layout), 0
+    for value in values:
+        histogram.observe(round(value * layout.per_unit))
+    for bound, count in zip((*layout.bounds, math.inf), histogram.counts, strict=True):
+        total += count
+        le = "+Inf" if bound == math.inf else str(bound)
+        yield f"{name}_bucket", {"job": "j", **labels, "le": le}, total / WINDOW_S
+
+
+def true_quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def test_quantiles_of_the_boards_are_within_10_percent_of_the_raw_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From 1 ms to 100 s, over two processes a pool; the mean error is printed."""
+    random.seed(6)
+    middles = {"edge": 0.003, "router": 0.03, "prefill": 0.3, "decode": 3.0, "collocated": 20.0}
+    raw = {
+        role: [min(99.0, max(0.001, random.lognormvariate(math.log(middle), 0.6))) for _ in range(20_000)]
+        for role, middle in middles.items()
+    }
+    series = [
+        each
+        for role, values in raw.items()
+        for number in (0, 1)
+        for each in buckets(
+            "handrail_ttft_seconds",
+            values[number::2],
+            {"instance": f"{role}-{number}", "model_name": "m", "role": role, "scope": "edge"},
+        )
+    ]
+    errors = {}
+    with written(tmp_path, series) as prometheus:
+        for (share, word), query in zip(SHARES, queries("fleet", "Time to first token by pool"), strict=False):
+            for labels, found in prometheus.ask(query).items():
+                role = dict(labels)["role"]
+                errors[role, word] = abs(found / true_quantile(raw[role], share) - 1)
+    assert len(errors) == len(raw) * len(SHARES)
+    assert max(errors.values()) <= WITHIN, errors
+    with capsys.disabled():
+        print(f"\nquantiles by the boards: mean error {mean(errors.values()):.1%}, highest {max(errors.values()):.1%}")
+
+
+def test_H03_the_slow_pod_with_few_requests_does_not_make_the_pools_p99(tmp_path: Path) -> None:
+    """10,000 fast ones at one pod, 99 slow ones at another: the true p99 is fast, the mean of both pods' p99 is half a second."""
+    fast, slow = [0.0105] * 10_000, [1.05] * 99
+    common = {"model_name": "m", "role": "decode", "scope": "decode"}
+    series = [
+        *buckets("handrail_ttft_seconds", fast, {"instance": "a", **common}),
+        *buckets("handrail_ttft_seconds", slow, {"instance": "b", **common}),
+    ]
+    with written(tmp_path, series) as prometheus:
+        (shown,) = prometheus.ask(queries("fleet", "TTFT p99")[0]).values()
+        mean_of_pods = "avg(histogram_quantile(0.99, sum by (le, instance) (rate(handrail_ttft_seconds_bucket[1m]))))"
+        (averaged,) = prometheus.ask(mean_of_pods).values()
+    assert shown == pytest.approx(true_quantile(fast + slow, 0.99), rel=WITHIN)
+    assert averaged > 0.5
+
+
+def test_without_an_edge_the_headline_is_of_decode_and_never_of_both(tmp_path: Path) -> None:
+    at_decode = list(
+        buckets("handrail_ttft_seconds", [0.2] * 100, {"instance": "d", "model_name": "m", "role": "decode", "scope": "decode"})
+    )
+    at_edge = list(
+        buckets("handrail_ttft_seconds", [0.9] * 100, {"instance": "e", "model_name": "m", "role": "edge", "scope": "edge"})
+    )
+    (query,) = queries("fleet", "TTFT p99")
+    for number, (series, said, value) in enumerate(((at_decode, "decode", 0.2), (at_decode + at_edge, "edge", 0.9))):
+        (folder := tmp_path / str(number)).mkdir()
+        with written(folder, series) as prometheus:
+            found = prometheus.ask(query)
+        assert {dict(labels)["scope"]: pytest.approx(shown, rel=WITHIN) for labels, shown in found.items()} == {said: value}
+
+
+def test_goodput_counts_each_request_once_and_each_model_where_it_is_seen(tmp_path: Path) -> None:
+    """Model a has an edge, which met 90 of 100; b has none, and its decode met 50 of 100: 140 of 200."""
+    met = {("a", "edge"): 90, ("a", "decode"): 100, ("a", "prefill"): 100, ("b", "decode"): 50}
+    series: list[Series] = [
+        (
+            "handrail_slo_requests_total",
+            {"job": "j", "instance": f"{model}-{role}", "model_name": model, "role": role, "slo": "all", "met": word},
+            count / WINDOW_S,
+        )
+        for (model, role), good in met.items()
+        for word, count in (("true", good), ("false", 100 - good))
+    ]
+    with written(tmp_path, series) as prometheus:
+        (shown,) = prometheus.ask(queries("fleet", "Goodput")[0]).values()
+    assert shown == pytest.approx(0.7)
+
+
+def test_D22_one_hand_off_has_three_figures(tmp_path: Path) -> None:
+    """10 fetches of 470 MB in a minute, 3.1 s of transferring: 470 MB each, 1.52 GB/s while busy, 78 MB/s of the minute."""
+    common = {"job": "j", "instance": "d"}
+    series: list[Series] = [
+        *buckets("handrail_kv_fetch_bytes", [470e6] * 10, {"instance": "d"}, SIZE),
+        ("handrail_kv_fetched_bytes_total", common, 4.7e9 / WINDOW_S),
+        ("handrail_link_fetched_bytes_total", {**common, "peer": "p"}, 4.7e9 / WINDOW_S),
+        ("handrail_link_busy_seconds_total", {**common, "peer": "p"}, 3.1 / WINDOW_S),
+    ]
+    with written(tmp_path, series) as prometheus:
+        (size,) = prometheus.ask(queries("handoff", "Size of a fetch")[0]).values()
+        (busy,) = prometheus.ask(queries("handoff", "Rate while transferring")[0]).values()
+        (carried,) = prometheus.ask(queries("handoff", "Carried, on average")[0]).values()
+    assert 470e6 / 2 <= size <= 470e6 * 2, "buckets of bytes are twice apart"
+    assert busy == pytest.approx(4.7e9 / 3.1, rel=1e-3)
+    assert carried == pytest.approx(78.3e6, rel=1e-2)
+
+
+def test_an_engines_failures_are_the_same_together_whether_expiry_is_counted_apart_or_not(tmp_path: Path) -> None:
+    """A04: an older engine counts 7 failed transfers, a newer one 3 and 4 expired: both are 7 together."""
+    series: list[Series] = [
+        ("handrail_sidecar_info", {"job": "j", "instance": instance, "role": "decode"}, ONE_AT_THE_END)
+        for instance in ("old", "new")
+    ]
+    counted = {("old", "kv_transfer_failures"): 7, ("new", "kv_transfer_failures"): 3, ("new", "kv_expired_requests"): 4}
+    series += [
+        (f"handrail_engine_{name}_total", {"job": "j", "instance": instance, "engine": "0", "transport": "nixl"}, n / WINDOW_S)
+        for (instance, name), n in counted.items()
+    ]
+    with written(tmp_path, series) as prometheus:
+        found = prometheus.ask(queries("handoff", "Failures as engines count them")[0])
+    together = {dict(labels)["instance"]: value for labels, value in found.items()}
+    assert together == {"old": pytest.approx(7), "new": pytest.approx(7)}

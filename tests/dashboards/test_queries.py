@@ -1,0 +1,60 @@
+"""Every query of the boards, by the linter of PromQL that rules are held to as well, and by what only a panel has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from handrail_alerts.promql import problems
+from handrail_dashboards.export import Choices, dashboards
+from known_metrics import known
+
+BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards(Choices()).items()}
+ASKED = [
+    (f"{name}: {panel['title']} {target['refId']}", target["expr"], bool(target.get("instant")))
+    for name, board in BOARDS.items()
+    for panel in board["panels"]
+    for target in panel.get("targets", ())
+]
+ANNOTATED = sorted({annotation["expr"] for board in BOARDS.values() for annotation in board["annotations"]["list"]})
+
+
+@pytest.mark.parametrize(("where", "expr", "once"), ASKED, ids=[where for where, _, _ in ASKED])
+def test_a_query_is_sound_and_asks_for_what_there_is(where: str, expr: str, once: bool) -> None:
+    assert problems(expr, known(), grafana=True) == (), expr
+    assert once or "$__range" not in expr, "a total of the whole range at every step of it: ask once, or use $__rate_interval"
+    assert "job=" not in expr, "what a scrape's job is called is chosen by whoever scrapes"
+
+
+@pytest.mark.parametrize("expr", ANNOTATED)
+def test_an_annotation_is_sound(expr: str) -> None:
+    assert problems(expr, known(), grafana=True) == ()
+
+
+def test_variables_ask_for_labels_that_there_are() -> None:
+    for board in BOARDS.values():
+        for variable in board["templating"]["list"]:
+            if variable["type"] == "query":
+                selector, label = variable["query"].removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+                metric = known()[selector.partition("{")[0]]
+                assert label in metric.labels | {"cluster", "instance"}, variable["query"]
+
+
+def test_H03_every_quantile_is_of_buckets_summed_by_le() -> None:
+    quantiles = [expr for _, expr, _ in ASKED if "histogram_quantile" in expr]
+    assert len(quantiles) > 20
+    assert all("sum by (le" in expr for expr in quantiles)
+    assert not any("avg" in expr for expr in quantiles), "a mean of quantiles is no quantile"
+
+
+def test_H06_every_rate_follows_the_zoom() -> None:
+    assert all("$__interval" not in expr for _, expr, _ in ASKED)
+    assert sum("[$__rate_interval]" in expr for _, expr, _ in ASKED) > 50
+
+
+def test_D19_shares_of_engines_are_not_added() -> None:
+    shares = [expr for _, expr, _ in ASKED if "kv_cache_usage_ratio" in expr]
+    assert shares
+    assert all("sum" not in expr for expr in shares)
