@@ -8,7 +8,7 @@ from typing import Any
 
 from device_samples import counter, gauge, gpu, port, sample
 from handrail import conventions as names
-from handrail.hardware import DeviceSample, runs
+from handrail.hardware import DeviceSample, DeviceValue, runs
 from handrail.records import Process, Role
 from handrail_collector.rows import ClockPairRow, RequestRow
 from handrail_collector.store.publish import Publisher
@@ -67,7 +67,7 @@ def samples_of(
         at, seconds = STARTED + tick * TICK + 37 * MS + shift_ns, (tick * TICK + 37 * MS) / S
         busy = max(tensor(seconds), dram(seconds))
         for index in range(gpus):
-            values = (
+            values: tuple[DeviceValue, ...] = (
                 gauge(names.GPU_BUSY, min(1.0, busy + 0.1 * index)),
                 gauge(names.GPU_TENSOR_ACTIVE, tensor(seconds)),
                 gauge(names.GPU_DRAM_ACTIVE, dram(seconds)),

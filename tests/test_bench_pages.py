@@ -16,7 +16,7 @@ def test_old_figures_make_way_for_new_ones() -> None:
     page = "before\n<!-- figures gpu -->\nold\n<!-- /figures -->\nafter\n<!-- figures links --><!-- /figures -->"
     assert written(page, "gpu", FIGURES, "two cores, load 0.1") == (
         "before\n<!-- figures gpu -->\n| two cores, load 0.1 | | budget |\n|---|---|---|\n"
-        "| gpu: of a core | 0.62 % | 1 %, met |\n| gpu: samples | 11,800 1/s |  |\n<!-- /figures -->\nafter\n"
+        "| gpu: of a core | 0.62 % | 1 %, met |\n| gpu: samples | 11,800 1/s | |\n<!-- /figures -->\nafter\n"
         "<!-- figures links --><!-- /figures -->"
     )
 

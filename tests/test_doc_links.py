@@ -23,7 +23,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as GitHub makes them: lower case, without punctuation, blanks as hyphens, the second of a name with ``-1``."""
+    """Of the headings, as GitHub makes them: lower case, no punctuation, hyphens for blanks, the second of a name with ``-1``."""
     found: dict[str, int] = {}
     names = set(_ANCHOR.findall(text))
     for heading in _HEADING.findall(_FENCED.sub("", text)):

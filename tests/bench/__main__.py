@@ -84,7 +84,7 @@ def written(page: str, name: str, figures: Sequence[dict[str, Any]], where: str)
     """The page with these figures in their place; ``where``: the machine they were taken on, and what it did else."""
     begin, rest = page.split(_PLACE.format(name=name), 1)
     _, end = rest.split(_END, 1)
-    rows = [f"| {row['name']} | {number(row['value'])} {row['unit']} | {_judged(row)} |" for row in figures]
+    rows = [f"| {row['name']} | {_with_unit(number(row['value']), row)} | {_judged(row)}|" for row in figures]
     lines = ["", f"| {where} | | budget |", "|---|---|---|", *rows, ""]
     return begin + _PLACE.format(name=name) + "\n".join(lines) + _END + end
 
@@ -92,7 +92,11 @@ def written(page: str, name: str, figures: Sequence[dict[str, Any]], where: str)
 def _judged(row: dict[str, Any]) -> str:
     if row["met"] is None:
         return ""
-    return f"{budget(row)} {row['unit']}, {'met' if row['met'] else '**missed**'}"
+    return f"{_with_unit(budget(row), row)}, {'met' if row['met'] else '**missed**'} "
+
+
+def _with_unit(told: str, row: dict[str, Any]) -> str:
+    return f"{told} {row['unit']}".rstrip()
 
 
 def table(figures: Sequence[dict[str, Any]]) -> Table:

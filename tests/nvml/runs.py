@@ -367,6 +367,36 @@ def lost_and_back() -> dict[str, Any]:
     }
 
 
+def told_to_the_last(lost: bool) -> dict[str, Any]:
+    """How often the clock of GPU 1 was asked for and how often it was told, once the GPU is lost or the sampler has stopped."""
+    running = Running(period_ns=20_000_000)
+    running.until(lambda: "GPU-fake-1" in running.sampler.readers)
+    reader = running.sampler.readers["GPU-fake-1"]
+    running.more("clock_hertz", 1, by=12)
+    (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name == "nvmlDeviceGetClockInfo 1"]
+    if lost:
+        running.until(lambda: "gpu_lost" in running.kinds())
+    else:
+        running.until(lambda: step.calls > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
+        running.sampler.stop(30.0)
+    found = {"asked": step.calls, "told": running.count("clock_hertz", 1, "sm")}
+    running.sampler.stop()
+    return found
+
+
+def asked_twice() -> dict[str, Any]:
+    """Two answers of one batch, of which some fields are refused, that are told after both were asked for."""
+    clock = VirtualClock()
+    (reader,) = readers(clock)
+    (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name.startswith("fields")]
+    answers = []
+    for now in (1, 100_000_001):
+        clock.control.set(now)
+        answers.append(step.ask(unguarded))
+    told = [[value.name for value in step.told(answer)] for answer in answers]
+    return {"told": told, "gone": [slot.name for slot, _ in step.gone], "left": [slot.name for slot in step.slots]}
+
+
 def driver_restart() -> dict[str, Any]:
     """The driver goes at 1 s and another is there 1 s later: a new session, counters from a new start."""
     running = Running(period_ns=20_000_000)

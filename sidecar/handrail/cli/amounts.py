@@ -1,4 +1,4 @@
-"""Amounts of bytes for a person: what crosses a wire in decimal units, as networks are told; memory in binary ones, as it is built."""
+"""Bytes for a person: what crosses a wire in decimal units, as networks are told; memory in binary ones, as it is made."""
 
 from __future__ import annotations
 

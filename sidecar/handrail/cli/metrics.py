@@ -195,3 +195,20 @@ def _amount(name: str, value: float) -> str:
     if BY_NAME[name].unit == "By":
         return format_bytes(value)
     return f"{value:,.4g}"
+
+
+def _number(value: float) -> str:
+    if value.is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _unit(name: str) -> str:
+    unit = BY_NAME[name].unit
+    return {"1": "ratio", "By": "bytes", "s": "s"}.get(unit, unit.strip("{}") + "s")
+
+
+def _seen(note: SchemaNote) -> str:
+    if not note.seen:
+        return note.expected
+    return f"{note.seen} (expected {note.expected})" if note.expected else note.seen

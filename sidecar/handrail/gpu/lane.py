@@ -148,7 +148,7 @@ class Lane:
                     self._lost(wave, round_, lost.code)
             else:
                 wave.place += 1
-                self._owner.stats.missed += round_.job.plan_next(self._owner.clock.mono_ns())
+                self._owner.stats.missed += round_.job.plan_next(round_.began_ns + round_.took_ns)
 
     def _ask_round(self, wave: Wave, round_: Round) -> None:
         owner, guard, job = self._owner, self.guard, round_.job

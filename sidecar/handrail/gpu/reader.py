@@ -32,6 +32,8 @@ Key = tuple[str, str]
 class Job:
     """Steps of one device that are read together. ``next_ns``: when they are due, monotonic."""
 
+    __slots__ = ("_base_ns", "_rounds", "isolated", "next_ns", "pace", "period_ns", "reader", "steps")
+
     def __init__(self, reader: DeviceReader, pace: Pace, period_ns: int) -> None:
         self.reader = reader
         self.pace = pace

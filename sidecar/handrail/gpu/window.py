@@ -6,6 +6,8 @@ So windows follow each other without holes, and rate times window adds up to wha
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -24,8 +26,19 @@ _HEAD: Final = "=24x"  # nvmlGpmMetricsGet_t: version, count, two samples
 _METRIC: Final = "4xId24x"  # nvmlGpmMetric_t: id, return code, value, three names
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A look that ends a window: ``take`` the later sample, ``compare`` it with the earlier one in ``request``."""
+
+    request: Any
+    take: Callable[[], Any]
+    compare: Callable[[], Any]
+
+
 class GpmStep(Step):
     """One window. Its first read gives nothing; one that comes too soon leaves the window open."""
+
+    __slots__ = ("_before_ns", "_clock", "_gpu", "_layout", "_nvml", "_of", "_samples", "_turn", "_turns", "fresh_s", "window")
 
     def __init__(self, nvml: Nvml, gpu: Gpu, clock: Clock) -> None:
         super().__init__("nvmlGpmSampleGet")
@@ -33,7 +46,8 @@ class GpmStep(Step):
         self._gpu = gpu
         self._clock = clock
         self._samples: list[Any] = []
-        self._request: Any = None
+        self._turns: list[_Turn] = []  # each of the two samples is the later one in turn
+        self._turn = 0
         self._layout = struct.Struct(_HEAD)
         self._before_ns: int | None = None
         self.window: DeviceValue | None = None
@@ -46,17 +60,15 @@ class GpmStep(Step):
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return None  # the window goes on
+        if self._of != self.slots:
+            self._ask_for_slots()
         self._before_ns = None  # until this look has worked
-        earlier, later = self._samples
-        answer = None
-        guard(partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later))
+        turn, answer = self._turns[self._turn], None
+        guard(turn.take)
         if before is not None:
-            if self._of != self.slots:
-                self._ask_for_slots()
-            self._request.sample1, self._request.sample2 = earlier, later
-            guard(partial(self._nvml.nvmlGpmMetricsGet, self._request))
-            answer = (self._of, self._layout.unpack_from(self._request), (now - before) / 1e9)
-        self._samples, self._before_ns = [later, earlier], now
+            guard(turn.compare)
+            answer = (self._of, self._layout.unpack_from(turn.request), (now - before) / 1e9)
+        self._turn, self._before_ns = 1 - self._turn, now
         return answer
 
     def _prepare(self, guard: Guard) -> None:
@@ -65,14 +77,24 @@ class GpmStep(Step):
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
 
     def _ask_for_slots(self) -> None:
+        first, second = self._samples
+        self._of = list(self.slots)
+        self._turns = [self._made(second, first), self._made(first, second)]
+        self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
+
+    def _made(self, earlier: Any, later: Any) -> _Turn:
         request = self._nvml.c_nvmlGpmMetricsGet_t()
         request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(self.slots)
+        request.sample1, request.sample2 = earlier, later
         for place, slot in enumerate(self.slots):
             assert isinstance(slot.how, Gpm)
             request.metrics[place].metricId = slot.how.id
-        self._request, self._of = request, list(self.slots)
-        self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
+        return _Turn(
+            request,
+            partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later),
+            partial(self._nvml.nvmlGpmMetricsGet, request),
+        )
 
     def told(self, answer: Any) -> list[DeviceValue]:
         if answer is None:

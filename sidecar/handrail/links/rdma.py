@@ -98,9 +98,8 @@ class PortReader:
     folder: str  # of the adapter
     adapter: str
     port: str
-    _known: dict[str, tuple[str, str]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )  # the file of a direction
+    # the file that gave a direction, and what it counts
+    _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def key(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from handrail.families.counters import CounterTracks
 from handrail.families.schema import Kind
@@ -32,8 +32,7 @@ class LinkStats:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     """One reading that is no sample yet. ``life``: of the device: another one than before counts anew."""
 
     reading: Reading
@@ -43,11 +42,10 @@ class _Kept:
     life: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # one is no other; a list that looks for one would compare 15 fields of each
 class Watch:
     """One device: its reader, what it last said, and what nobody has taken yet. ``tick`` belongs to one thread, ``take`` to
-    another: samples are made of many readings at once, since code that runs every 100 ms finds its caches cold (17 devices took
-    half as much again when each reading became a sample at once).
+    another: samples are made of many readings at once, since code that runs every 100 ms finds its caches cold.
     """
 
     reader: LinkReader
@@ -145,8 +143,7 @@ class Watch:
             self._life_told = kept.life
             self._quick, self._slow = CounterTracks(), CounterTracks()
         values = kept.reading.values
-        counted = {key: value for key, value in values.items() if names.BY_NAME[key[0]].kind is Kind.COUNTER}
-        since = self._since(counted, kept.at_unix_ns)
+        since = self._since(values, kept.at_unix_ns)
         return DeviceSample(
             process=self.process,
             source=self.reader.source,
@@ -159,12 +156,19 @@ class Watch:
             ),
         )
 
-    def _since(self, counted: dict[Key, float], at_unix_ns: int) -> dict[Key, int]:
+    def _since(self, values: Mapping[Key, float], at_unix_ns: int) -> dict[Key, int]:
         """Bytes are followed apart from what is read less often: since when one counts anew is told by its own last reading."""
+        quick: dict[tuple[str, str, str], float] = {}
+        slow: dict[tuple[str, str, str], float] = {}
+        for (name, label), value in values.items():
+            if name == names.BYTES:
+                quick[name, "", label] = value
+            elif names.BY_NAME[name].kind is Kind.COUNTER:
+                slow[name, "", label] = value
         since: dict[Key, int] = {}
-        for tracks, quick in ((self._quick, True), (self._slow, False)):
-            part = {(name, "", label): value for (name, label), value in counted.items() if (name == names.BYTES) is quick}
+        for tracks, part in ((self._quick, quick), (self._slow, slow)):
             if part:
                 self.stats.resets += len(tracks.follow(part, at_unix_ns, None))
-                since.update({(name, label): tracks.since((name, "", label)) for name, _, label in part})
+                for key in part:
+                    since[key[0], key[2]] = tracks.since(key)
         return since

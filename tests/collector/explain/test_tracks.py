@@ -131,13 +131,9 @@ def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -
         sample(gpu(0, "host-p"), ROW.started_unix_ns + at * S, gauge(names.GPU_PCIE_LINE, rate), of=process("host-p"))
         for at, rate in ((-18, 31e9), (-8, 63e9), (15, 31e9))
     ]
+    own = process("host-p")
     moved = [
-        sample(
-            gpu(0, "host-p"),
-            ROW.started_unix_ns + at * S,
-            counter(names.GPU_PCIE_BYTES, at, names.TRANSMIT),
-            of=process("host-p"),
-        )
+        sample(gpu(0, "host-p"), ROW.started_unix_ns + at * S, counter(names.GPU_PCIE_BYTES, at, names.TRANSMIT), of=own)
         for at in range(4)
     ]
     gone = sample(gpu(1, "host-p"), ROW.started_unix_ns - 20 * S, gauge(names.GPU_PCIE_LINE, 63e9), of=process("host-p"))
@@ -146,10 +142,8 @@ def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -
     hardware = tracked(reader, ROW, evidence())
     reader.close()
     (device,) = hardware["places"][0]["devices"]
-    assert {track["name"]: track["values"][-1] for track in device["tracks"]} == {
-        names.GPU_PCIE_BYTES: 1,
-        names.GPU_PCIE_LINE: 63e9,
-    }
+    last = {track["name"]: track["values"][-1] for track in device["tracks"]}
+    assert last == {names.GPU_PCIE_BYTES: 1, names.GPU_PCIE_LINE: 63e9}
 
 
 def test_a_request_of_ten_minutes_is_told_in_parts(tmp_path: Path) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES, RECEIVE, TRANSMIT
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue, runs
 from handrail.records import Source
-from handrail_collector.links.devices import Counted, counted
+from handrail_collector.links.answer import devices as stored_devices
+from handrail_collector.links.devices import Counted, Medium, counted
 from handrail_collector.links.findings import Kind
 from handrail_collector.links.handoffs import HandOff, Link
 from handrail_collector.links.lines import LinkLine, link_lines
 from handrail_collector.links.transport import Transport
 from handrail_collector.rows import LinkFactRow
+from handrail_collector.store.publish import Publisher
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.schema import Table
 from link_parts import BEGAN, LO, Host, Moved, S, by, devices, hand_off, nothing, process
 
 ONE_HOST = Link("h:8100", "h:8200", "h", "h")
@@ -130,3 +135,16 @@ def test_shared_memory_by_the_log_alone() -> None:
 def test_two_lanes_of_different_kinds_are_no_answer() -> None:
     found = line(run(), seen(), "posix", "tcp")
     assert found.told.transport is Transport.UNKNOWN
+
+
+def test_the_line_rate_of_nvlink_and_pcie_is_asked_back_from_the_store(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    publisher.publish(
+        0, 10, 10, (), (), flat={Table.GPU_SAMPLES: runs(gpu(0, nvlink=(nothing, nothing), pcie=(nothing, nothing)))}
+    )
+    publisher.close()
+    reader = StoreReader(tmp_path / "store", threads=1)
+    found = stored_devices(reader, 0, 1 << 62, run(), 10, 60_000)
+    reader.close()
+    assert {each.medium: each.line_rate for each in found} == {Medium.NVLINK: 450_000_000_000, Medium.PCIE: 31_500_000_000}

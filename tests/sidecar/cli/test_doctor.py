@@ -170,19 +170,8 @@ def test_every_line_names_its_check(l40s_pair: tuple[FakeNvml, tuple[str, ...]],
 
 
 def test_one_address_for_both_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (
-        "--prefill",
-        "http://127.0.0.1:1",
-        "--decode",
-        "127.0.0.1:1",
-        "--root",
-        str(tmp_path),
-        "--timeout",
-        "1",
-        "--on",
-        "neither",
-    )
-    main(["doctor", *flags, "--json"])
+    pair = ("--prefill", "http://127.0.0.1:1", "--decode", "127.0.0.1:1", "--on", "neither")
+    main(["doctor", *pair, "--root", str(tmp_path), "--timeout", "1", "--json"])
     assert verdicts(json.loads(capsys.readouterr().out))["pair.two_engines"] == "warn"
 
 

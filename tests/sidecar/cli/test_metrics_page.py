@@ -25,7 +25,7 @@ def test_a_recorded_page(capsys: pytest.CaptureFixture[str]) -> None:
     rows: dict[str, list[str]] = {}
     for line in filter(str.strip, out.splitlines()):
         rows.setdefault(line.split()[0], line.split())
-    assert rows["kv_transfer_bytes"][1:6] == ["0", "nixl", "12", "128", "KiB"]
+    assert rows["kv_transfer_bytes"][1:6] == ["0", "nixl", "12", "131", "kB"]
     assert rows["queue_seconds"][-2:] == ["not", "known"]
     assert rows["kv_transfer_failures"][1:4] == ["0", "nixl", "1"]
     assert "e+" not in out

@@ -82,6 +82,22 @@ def test_a_gpu_is_lost_in_one_field_of_a_batch(double: Double) -> None:
     assert double.call("nvml.runs:lost_and_back", scenario)["kinds"][0] == "gpu_lost"
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_was_asked_is_told_though_the_gpu_is_lost_or_the_sampler_stops(double: Double, lost: bool) -> None:
+    scenario = h100(2).add(*([f"at 3 gpu 1 error * {GPU_IS_LOST}"] if lost else []))
+    found = double.call("nvml.runs:told_to_the_last", scenario, lost)
+    assert found["told"] > 12
+    assert found["asked"] - found["told"] in ((0, 1) if lost else (0,))  # the round in which it was lost is none
+
+
+def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double) -> None:
+    scenario = h100().add("gpu 0 error field.186 3")
+    found = double.call("nvml.runs:asked_twice", scenario, virtual=True)
+    assert found["gone"] == ["power_watts"]
+    assert set(found["left"]) == {"nvlink_bytes"}
+    assert found["told"] == [["nvlink_bytes", "nvlink_bytes"]] * 2
+
+
 def test_a_driver_that_is_restarted_gets_a_new_session(double: Double) -> None:
     found = double.call("nvml.runs:driver_restart", h100(2).add(f"at 1 driver_gone {DRIVER_NOT_LOADED} 1"))
     assert found["kinds"] == ["gpu_lost", "gpu_back"]

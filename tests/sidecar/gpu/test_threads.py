@@ -17,7 +17,7 @@ from handrail.gpu.halt import Halt
 from handrail.gpu.reader import DeviceReader
 from handrail.gpu.state import SystemClock
 from handrail.gpu.steps import GivenUp
-from handrail.gpu.wave import Guard
+from handrail.gpu.wave import MOST_UNTOLD, Guard, Round, Wave
 from handrail.hardware import Device, DeviceKind
 from handrail.records import Process, Role
 
@@ -104,6 +104,25 @@ def reader(period_ms: int) -> DeviceReader:
 @pytest.mark.parametrize(("period_ms", "window_ms"), [(10, 110), (20, 120), (50, 150), (100, 200), (101, 101), (1000, 1000)])
 def test_windows_end_with_a_tick_and_are_longer_than_100_ms(period_ms: int, window_ms: int) -> None:
     assert reader(period_ms).jobs[Pace.WINDOW].period_ns == window_ms * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "next_ms", "soon", "told"),
+    [
+        ((0, 100, 200, 300), 400, False, False),
+        ((0, 100, 200, 300, 400), 500, False, True),
+        ((0,), 100, True, True),
+        ((0,), 1000, False, True),
+        ((), 1000, True, False),
+        (tuple(range(MOST_UNTOLD)), MOST_UNTOLD, False, True),
+    ],
+    ids=["waits", "half-a-second", "something-new", "once-a-second", "nothing-asked", "enough"],
+)
+def test_answers_are_told_together(asked_ms: tuple[int, ...], next_ms: int, soon: bool, told: bool) -> None:
+    rounds = [Round(reader(100).jobs[Pace.TICK])] * len(asked_ms)
+    if rounds:
+        rounds[0].began_ns = asked_ms[0] * 1_000_000
+    assert Wave(rounds, len(rounds), soon).is_to_tell(next_ms * 1_000_000) is told
 
 
 def test_periods_that_passed_are_counted_and_not_made_up_for() -> None:
