@@ -60,14 +60,16 @@ class PauseWatch:
         """The thread that was to wake at ``due_ns`` is awake."""
         now = self._clock()
         waited_ns, throttled_ns = self._read()
-        late_ns = now - due_ns
-        if late_ns >= LATE_NS:
-            half = late_ns // 2
-            if throttled_ns - self._throttled_ns >= half:
+        late_ns, without_quota_ns = now - due_ns, throttled_ns - self._throttled_ns
+        if late_ns >= LATE_NS or without_quota_ns >= LATE_NS:
+            half, longest_ns = late_ns // 2, late_ns + round(SLEEP_S * 1e9)
+            lasted_ns = late_ns
+            if without_quota_ns >= half:  # it may have begun and ended while this thread slept anyway
                 reason = THROTTLED
+                lasted_ns = max(late_ns, min(without_quota_ns, longest_ns))  # each processor's queue counts for itself
             else:
                 reason = QUEUED if waited_ns - self._waited_ns >= half else HELD
-            self._record((PAUSED, now, due_ns, reason, round(SLEEP_S * 1e9)))
+            self._record((PAUSED, now, now - lasted_ns, reason, longest_ns - lasted_ns))
         self._waited_ns, self._throttled_ns = waited_ns, throttled_ns
 
     def watch_collector(self) -> None:

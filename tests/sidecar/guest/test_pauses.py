@@ -76,6 +76,30 @@ def test_a_late_wake_up_is_a_pause(kernel: Callable[[int, int], None], waited_ms
     assert said == [(words.PAUSED, 200 * MS, 100 * MS, reason, SLEEP_NS)]
 
 
+@pytest.mark.parametrize(
+    ("late_ms", "throttled_ms", "lasted_ms"),
+    [
+        pytest.param(0, 60, 60, id="between-two-wake-ups"),
+        pytest.param(30, 80, 80, id="begun-before-the-wake-up-was-due"),
+        pytest.param(50, 40, 50, id="late-for-longer"),
+        pytest.param(10, 900, 110, id="several-processors"),
+    ],
+)
+def test_a_quota_that_is_used_up_while_the_thread_sleeps_is_a_pause_too(
+    kernel: Callable[[int, int], None], late_ms: int, throttled_ms: int, lasted_ms: int
+) -> None:
+    said: list[Any] = []
+    clock = Clock()
+    watch = PauseWatch(said.append, clock)
+    watch.begin()
+    kernel(0, throttled_ms * MS)
+    clock.now = (200 + late_ms) * MS
+    watch.woke(200 * MS)
+    watch.end()
+    bound = SLEEP_NS + late_ms * MS - lasted_ms * MS
+    assert said == [(words.PAUSED, clock.now, clock.now - lasted_ms * MS, THROTTLED, bound)]
+
+
 def test_without_the_kernels_files_it_is_told_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "_opened", lambda path: None)
     said: list[Any] = []
