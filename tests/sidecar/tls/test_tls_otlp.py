@@ -12,6 +12,10 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_exporter
+from opentelemetry.exporter.otlp.proto.http import trace_exporter as http_exporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 
 from certs import DAY, Authority, Files, now, replace
 from handrail.auth import Guard, tokens
@@ -262,6 +266,43 @@ async def test_certificates_and_authority_change_under_traffic_and_no_batch_is_l
         await sending
     assert [each.span_id for each in spans_of(kept.payloads)] == [number.to_bytes(8, "big") for number in range(1, sent + 1)]
     assert (stats.items_rejected, stats.retries) == (0, 0)
+
+
+@PROTOCOLS
+async def test_the_exporters_of_engines_get_in(
+    protocol: str, ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenTelemetry's own, which vLLM sends with: by its standard settings, certificate and token."""
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # with them, requests forgets which authority it was given
+        monkeypatch.delenv(variable, raising=False)
+    replace(tmp_path / "valid", TOKEN.encode())
+    mine, kept = ca.files("engine"), Keeping()
+    async with serving(kept, ca.files("server"), ca.file, tmp_path / "valid") as server:
+        exporter: SpanExporter
+        if protocol == "grpcs":
+            credentials = grpc.ssl_channel_credentials(ca.pem, mine.key.read_bytes(), mine.cert.read_bytes())
+            headers = (("authorization", f"Bearer {TOKEN}"),)
+            exporter = grpc_exporter.OTLPSpanExporter(
+                endpoint=server.at(protocol, "localhost").removeprefix("grpcs://"), credentials=credentials, headers=headers
+            )
+        else:
+            exporter = http_exporter.OTLPSpanExporter(
+                endpoint=f"{server.at(protocol)}/v1/traces",
+                certificate_file=str(ca.file),
+                client_certificate_file=str(mine.cert),
+                client_key_file=str(mine.key),
+                headers={"Authorization": f"Bearer {TOKEN}"},
+            )
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+        def send() -> None:
+            with provider.get_tracer("engine").start_as_current_span("llm_request"):
+                pass
+            provider.shutdown()
+
+        await asyncio.to_thread(send)
+    assert [each.name for each in spans_of(kept.payloads)] == ["llm_request"]
 
 
 @PROTOCOLS
