@@ -143,7 +143,8 @@ async def test_everything_is_changed_while_requests_run_and_no_request_is_lost(t
                 "sidecar",
                 f"role: edge\nlisten: 127.0.0.1:0\nupstream: http://127.0.0.1:{upstream.port}\nadmin: 127.0.0.1:0\n"
                 f"collector: {{endpoint: grpcs://{collector.addresses['otlp_grpc']}, ca_file: {setup.ca.file}, "
-                f"cert_file: {mine.cert}, key_file: {mine.key}, token_file: {setup.token}}}\n{setup.tls(mine)}auth: {{token_file: {setup.tokens}}}\n",
+                f"cert_file: {mine.cert}, key_file: {mine.key}, token_file: {setup.token}}}\n"
+                f"{setup.tls(mine)}auth: {{token_file: {setup.tokens}}}\n",
             )
             ask = Asking(session, setup, collector, sidecar)
             await ask.complete()
