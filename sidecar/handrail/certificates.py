@@ -1,7 +1,7 @@
-"""From when until when the certificates of a PEM file are valid.
+"""From when until when the certificates of a PEM file are valid, and what kind of key they are for.
 
-The standard library tells no date of a certificate that it has not verified, and its own is never verified by its holder.
-Source: RFC 5280 sections 4.1 and 4.1.2.5 (validity), X.690 section 8 (DER).
+The standard library tells nothing of a certificate that it has not verified, and its own is never verified by its holder.
+Source: RFC 5280 sections 4.1 and 4.1.2.5 (validity), RFC 3279 section 2.3, RFC 5480 and RFC 8410 (keys), X.690 section 8 (DER).
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0  # [0] EXPLICIT, absent from version 1
 _UTC_TIME: Final = 0x17
 _GENERALIZED_TIME: Final = 0x18
+_EC: Final = bytes.fromhex("2a8648ce3d0201")  # 1.2.840.10045.2.1; the others as RFC 3279, 5480 and 8410 name them
+_KINDS: Final = {
+    bytes.fromhex("2a864886f70d010101"): "RSA",
+    bytes.fromhex("2a8648ce3d030107"): "P-256",
+    bytes.fromhex("2b81040022"): "P-384",
+    bytes.fromhex("2b81040023"): "P-521",
+    bytes.fromhex("2b6570"): "Ed25519",
+}
 _FORMAT: Final = "%Y%m%d%H%M%SZ"
 
 
@@ -42,16 +50,34 @@ def certificates(pem: bytes) -> list[bytes]:
 
 def validity(der: bytes) -> Validity:
     """When one certificate is valid. Raises ``ValueError`` for what is no certificate."""
+    after, end = _validity_at(der)
+    start, end = _inside(der, after, end, _SEQUENCE)
+    first, after = _time(der, start, end)
+    last, _ = _time(der, after, end)
+    return Validity(first, last)
+
+
+def key_kind(der: bytes) -> str:
+    """``RSA``, ``P-256``, ``P-384``, ``P-521``, ``Ed25519``, else ``of another kind``. Raises ``ValueError`` as ``validity``."""
+    after, end = _validity_at(der)
+    for _ in ("validity", "subject"):
+        _, _, after = _element(der, after, end)
+    start, end = _inside(der, *_inside(der, after, end, _SEQUENCE), _SEQUENCE)
+    _, at, after = _element(der, start, end)
+    if der[at:after] == _EC:
+        _, at, after = _element(der, after, end)  # the curve
+    return _KINDS.get(der[at:after], "of another kind")
+
+
+def _validity_at(der: bytes) -> tuple[int, int]:
+    """Where the validity begins, and where that ends which it is in."""
     start, end = _inside(der, *_inside(der, 0, len(der), _SEQUENCE), _SEQUENCE)  # tbsCertificate
     tag, _, after = _element(der, start, end)
     if tag == _VERSION:
         _, _, after = _element(der, after, end)
     for _ in ("signature", "issuer"):  # the serial number was the element before
         _, _, after = _element(der, after, end)
-    start, end = _inside(der, after, end, _SEQUENCE)
-    first, after = _time(der, start, end)
-    last, _ = _time(der, after, end)
-    return Validity(first, last)
+    return after, end
 
 
 def _time(der: bytes, start: int, end: int) -> tuple[int, int]:

@@ -16,12 +16,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from handrail.certificates import Validity, certificates, validity
+from handrail.certificates import Validity, certificates, key_kind, validity
 from handrail.watched import Contents, Watched
 
 log = logging.getLogger(__name__)
 
 CERT, KEY, CLIENT_CA, CA = "cert_file", "key_file", "client_ca_file", "ca_file"
+_KINDS: Final = ("RSA", "P-256", "P-384")  # tried with grpcio 1.85
 _REASONS: Final = {
     "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
     "EE_KEY_TOO_SMALL": "the certificate's key is too short to be accepted: RSA of 2048 bits, or ECDSA",
@@ -137,6 +138,7 @@ class _Maker:
         cert, key = contents.get(self._cert), contents.get(self._key)
         if cert is not None and key is not None:
             chain = self._dates(self._cert, cert)
+            self._mind_kind(key_kind(certificates(cert)[0]))
             self._load_chain(context, key)
             self._mind_dates(chain[0])
             expiries[self._use] = min(each.not_after_unix_s for each in chain)
@@ -165,6 +167,11 @@ class _Maker:
         except ssl.SSLError as error:
             why = _REASONS.get(error.reason or "", f"{error.reason or error}")
             raise ValueError(f"{self._cert}: {cert_path} with {self._key}: {key_path}: {why}") from None
+
+    def _mind_kind(self, kind: str) -> None:
+        if kind not in _KINDS:  # gRPC would start with it, and then fail every handshake without a word
+            rule = f"its key is {kind}, which gRPC does not take; RSA, or ECDSA with {' or '.join(_KINDS[1:])}"
+            raise ValueError(f"{self._cert}: {self._files[self._cert]}: {rule}")
 
     def _mind_dates(self, dates: Validity) -> None:
         now, former = self._now_unix_s(), self._former

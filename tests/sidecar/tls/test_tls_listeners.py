@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from certs import DAY, Authority, now, replace
 from handrail.cli.main import main
@@ -165,6 +169,15 @@ def test_files_that_cannot_be_used_are_told_with_setting_path_and_remedy(tmp_pat
         with pytest.raises((OSError, ValueError)) as caught:
             server_tls(tmp_path, *given)
         assert str(caught.value) == words
+
+
+def test_a_key_that_gRPC_cannot_use_is_refused_at_start(tmp_path: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    cert = x509.CertificateBuilder(who, who, key.public_key(), 7, now() - DAY, now() + DAY).sign(key, None)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with pytest.raises(ValueError, match=r"its key is Ed25519, which gRPC does not take; RSA, or ECDSA with P-256 or P-384"):
+        server_tls(tmp_path, cert.public_bytes(Encoding.PEM), pem)
 
 
 def test_a_certificate_that_is_over_is_warned_of_and_never_replaces_one_that_is_valid(
