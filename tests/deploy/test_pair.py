@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ def looked_at(documents: Sequence[Any], folder: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("source", ["helm", "kustomize", "compose"])
 def test_nothing_about_the_pair_fails_before_traffic(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    documents = {
+    sources: dict[str, Callable[[], list[Any]]] = {
         "helm": lambda: chart({"example": {"enabled": True}}),
         "kustomize": lambda: kustomization("overlays/vllm-pd"),
         "compose": lambda: [compose("vllm")],
-    }[source]()
+    }
+    documents = sources[source]()
     checks = looked_at(documents, tmp_path, capsys)
     assert [check for check in checks.values() if check["verdict"] == "fail"] == []
     for side in ("prefill", "decode"):
