@@ -4,6 +4,7 @@ its variables filled in; and the command lines in all of them, as our own parser
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ CHART: Final = DEPLOY / "helm/handrail"
 COMPOSE: Final = DEPLOY / "compose"
 KUSTOMIZE: Final = DEPLOY / "kustomize"
 NAMESPACE: Final = "handrail"
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # dashboards are long
 
 Document = dict[str, Any]
 
@@ -41,14 +43,18 @@ def chart(values: Mapping[str, Any] | None = None) -> list[Document]:
     """The chart's objects, rendered by Helm's own code, as release ``handrail`` in namespace ``handrail``."""
     rendered = rendered_chart(values)
     texts = [rendered[name] for name in sorted(rendered) if name.endswith(".yaml")]
-    return [document for text in texts for document in yaml.safe_load_all(text) if document]
+    return [document for text in texts for document in yaml.load_all(text, Loader=_LOADER) if document]
 
 
 def rendered_chart(values: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The chart's files as Helm makes them, by name. Raises what Helm says; skips where Helm is not for this machine."""
+    """The chart's files as Helm makes them, by name, in plaintext unless ``values`` say otherwise. Raises what Helm says."""
+    return _render(json.dumps({"tls": {"mode": "plaintext"}, **(values or {})}))
+
+
+@cache
+def _render(values: str) -> dict[str, str]:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no build for this machine: the chart is not rendered")
-    chosen = {"tls": {"mode": "plaintext"}, **(values or {})}
-    rendered: dict[str, str] = helm.Chart.load(str(CHART)).render(chosen, name=NAMESPACE, namespace=NAMESPACE)
+    rendered: dict[str, str] = helm.Chart.load(str(CHART)).render(json.loads(values), name=NAMESPACE, namespace=NAMESPACE)
     return rendered
 
 

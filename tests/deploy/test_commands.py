@@ -137,7 +137,19 @@ def test_connections_are_as_secure_at_both_ends(example: str, tmp_path: Path) ->
         assert (to.token_file is not None) is (settings.auth.token_file is not None)
         if settings.tls.client_ca_file is not None:
             assert to.cert_file is not None
-        named = [to.ca_file, to.token_file, to.cert_file, to.key_file, own.cert_file, own.key_file, sidecar.auth.token_file]
+        assert (own.client_ca_file is not None) is (settings.tls.client_ca_file is not None), (
+            "both or neither ask readers for one"
+        )
+        named = [
+            to.ca_file,
+            to.token_file,
+            to.cert_file,
+            to.key_file,
+            own.cert_file,
+            own.key_file,
+            own.client_ca_file,
+            sidecar.auth.token_file,
+        ]
         files = {file for file in named if file is not None}
         wanted = {"ca.crt", "tls.crt", "tls.key", "token"} if secured else set()
         assert {file.name for file in files} == wanted

@@ -142,7 +142,7 @@ def _walk(node: Any, name: str, file: str, seen: set[tuple[int, str]]) -> Iterat
         if key == "services" and isinstance(value, Mapping):  # Compose: their keys are their names
             for service, each in value.items():
                 yield from _walk(each, str(service), file, seen)
-        else:
+        elif not str(key).startswith("x-"):  # Compose: what services are made of, started by none itself
             yield from _walk(value, name, file, seen)
 
 

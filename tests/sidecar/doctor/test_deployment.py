@@ -170,6 +170,12 @@ def test_documents_that_nest_by_aliases_are_walked_once() -> None:
     assert read(laughs + "b: {command: *a11, args: *a11, image: *a11, env: *a11}\n") == []
 
 
+def test_what_services_of_a_compose_file_are_made_of_is_no_engine_itself() -> None:
+    text = "x-vllm: &vllm {entrypoint: [vllm, serve]}\nservices: {decode: {<<: *vllm, command: [a/b, --port, '8200']}}"
+    (engine,) = read(text)
+    assert (engine.name, engine.setup.model, engine.port) == ("decode", "a/b", 8200)
+
+
 def test_two_services_may_be_one_by_an_alias() -> None:
     text = "services:\n  decode-0: &one {command: vllm serve x}\n  decode-1: *one\n"
     assert [engine.name for engine in read(text)] == ["decode-0", "decode-1"]

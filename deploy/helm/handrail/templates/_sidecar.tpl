@@ -53,6 +53,7 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     {{- if $root.Values.tls.clientCertificates }}
     - --collector-cert-file=/etc/handrail-tls/tls.crt
     - --collector-key-file=/etc/handrail-tls/tls.key
+    - --tls-client-ca-file=/etc/handrail-tls/ca.crt
     {{- end }}
     - --tls-cert-file=/etc/handrail-tls/tls.crt
     - --tls-key-file=/etc/handrail-tls/tls.key
