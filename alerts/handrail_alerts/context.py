@@ -57,6 +57,13 @@ class Context:
         series, window = self.series(name, *matchers), self.window(LATELY)
         return f"(increase({series}[{window}]) > 0 or ({series} unless {series} offset {window}) > 0)"
 
+    def rose(self, name: str, *matchers: str) -> str:
+        """As ``grew`` for counters of the collector, which are there at 0 from the first and keep their value over restarts:
+
+        at a new address such a series begins with what was counted long ago, and that is no news.
+        """
+        return f"increase({self.series(name, *matchers)}[{self.window(LATELY)}]) > 0"
+
     def with_role(self, expr: str, name: str, *matchers: str) -> str:
         """The expression, one series a target, times 1, with the label ``role`` of that process."""
         return f"{expr} * on {self.of_target()} group_left (role) {self.processes(name, *matchers)}"

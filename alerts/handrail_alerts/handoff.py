@@ -131,7 +131,7 @@ def _transfers_stuck(context: Context) -> Alert:
 def _stale_read(context: Context) -> Alert:
     return Alert(
         name="KvStaleRead",
-        expr=any_of(context.grew(_PUBLISHES, 'end="stale_read"'), context.grew(_FINDINGS, 'kind="stale_read"')),
+        expr=any_of(context.grew(_PUBLISHES, 'end="stale_read"'), context.rose(_FINDINGS, 'kind="stale_read"')),
         severity=Severity.PAGE,
         summary=f"KV was read after it had been freed, told {_AT}",
         description=(
@@ -145,7 +145,7 @@ def _stale_read(context: Context) -> Alert:
 def _wrong_request(context: Context) -> Alert:
     return Alert(
         name="KvWrongRequest",
-        expr=context.grew(_FINDINGS, 'kind="wrong_request"'),
+        expr=context.rose(_FINDINGS, 'kind="wrong_request"'),
         severity=Severity.PAGE,
         summary="Requests were answered from another request's KV{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
@@ -159,7 +159,7 @@ def _wrong_request(context: Context) -> Alert:
 def _unexplained(context: Context) -> Alert:
     return Alert(
         name="KvFailuresUnexplained",
-        expr=context.grew(_FINDINGS, 'kind="unexplained_failures"'),
+        expr=context.rose(_FINDINGS, 'kind="unexplained_failures"'),
         severity=Severity.TICKET,
         summary="An engine counted KV failures that no request explains{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
@@ -173,7 +173,7 @@ def _unexplained(context: Context) -> Alert:
 def _mismatch(context: Context) -> Alert:
     return Alert(
         name="KvMismatch",
-        expr=context.grew(_FINDINGS, 'kind=~"model_mismatch|kv_mismatch"'),
+        expr=context.rose(_FINDINGS, 'kind=~"model_mismatch|kv_mismatch"'),
         severity=Severity.PAGE,
         summary="Prefill and decode do not fit together: {{ $labels.kind }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(

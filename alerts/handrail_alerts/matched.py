@@ -17,7 +17,7 @@ _SELECTOR: Final = re.compile(rf'{_TEXT}|\b((?:handrail_[a-z0-9_]+|up)\b(?:\{{(?
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """One selector, and the alerts and recordings that read it."""
+    """One selector, and the alerts, objectives and recordings that read it."""
 
     selector: str
     readers: tuple[str, ...]
@@ -43,4 +43,7 @@ def unmatched(slo: SloFile, has_result: Callable[[str], bool]) -> tuple[Unmatche
 
 
 def _name(rule: Alert | Recording) -> str:
-    return rule.name if isinstance(rule, Alert) else " ".join((rule.record, *rule.labels.values()))
+    """An alert; of recordings the objective, since it has many and they read the same."""
+    if isinstance(rule, Alert):
+        return rule.name
+    return f"objective {rule.labels['slo']}" if "slo" in rule.labels else rule.record

@@ -239,6 +239,12 @@ CASES: Final = (
         at="6m",
     ),
     Case(
+        alert="KvWrongRequest",
+        name="the collector at a new address shows what was found long ago: its counters are kept",
+        given={at_collector("handrail_findings_total", kind="wrong_request"): "_x40 3x40"},
+        at="11m",
+    ),
+    Case(
         alert="KvMismatch",
         name="two models on one path",
         given={at_collector("handrail_findings_total", kind="model_mismatch"): "0x20 2x20"},

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 from pathlib import Path
 
 import pytest
 
 from alert_cases.promtool_files import CASES, kept, promtool, rule_files, said_by, suites, test_file
-from handrail_alerts import alertmanager
+from alerts_tools import needs_promtool
 from handrail_alerts.alert import Alert
 from handrail_alerts.groups import alerts, files
 from handrail_alerts.render import rule_file
@@ -17,14 +17,6 @@ from handrail_alerts.slo import load
 ALERTS = Path(__file__).parents[2] / "alerts"
 GENERATED, TESTS = ALERTS / "generated", ALERTS / "tests"
 FROM_TESTS = Path("../generated")
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed: apt-get install --no-install-recommends prometheus"
-)
-needs_amtool = pytest.mark.skipif(
-    shutil.which("amtool") is None,
-    reason="amtool is not installed: apt-get install --no-install-recommends prometheus-alertmanager",
-)
 
 
 def compare(file: Path, text: str, request: pytest.FixtureRequest) -> None:
@@ -66,6 +58,7 @@ def test_the_test_files_are_what_the_cases_make(suite: str, request: pytest.Fixt
 @needs_promtool
 @pytest.mark.parametrize("suite", suites())
 def test_every_rule_fires_where_it_should_and_nowhere_else(suite: str) -> None:
+    """A01 A03 A04 A05 A08 A10 A14 A16 A17 A19 B08 C05 D13 F13 H01 H08 H10 H13 H14 H15: as the names of the cases say."""
     done = promtool("test", "rules", TESTS / f"{suite}.yaml")
     assert done.returncode == 0, done.stdout
 
@@ -75,6 +68,11 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> 
     of_alert = [case for case in CASES if case.alert == alert]
     assert any(case.fires for case in of_alert), f"no case of {alert} fires: add one in tests/alert_cases"
     assert any(not case.fires for case in of_alert), f"no case of {alert} is silent: add one in tests/alert_cases"
+
+
+def test_the_reported_cases_are_those_that_the_test_above_says() -> None:
+    named = {word for case in CASES for word in case.name.split() if re.fullmatch(r"[A-H]\d\d", word)}
+    assert named == set(re.findall(r"[A-H]\d\d", test_every_rule_fires_where_it_should_and_nowhere_else.__doc__ or ""))
 
 
 def test_every_case_is_of_an_alert_and_has_its_own_name() -> None:
@@ -97,7 +95,3 @@ def test_an_alert_says_since_when_and_how_much(alert: Alert) -> None:
     assert alert.description.endswith(".")
     assert any(word in alert.description for word in _SINCE), "it does not say since when"
     assert ("$value" in alert.summary + alert.description) is not (alert.name in _THERE_OR_NOT), "it gives no value with its unit"
-
-
-def test_the_example_of_alertmanager_is_what_the_inhibitions_make(request: pytest.FixtureRequest) -> None:
-    compare(ALERTS / "alertmanager.yaml", alertmanager.example(), request)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.buckets import LATENCY_SECONDS
-from handrail.config import ConfigError
+from handrail.config import ConfigError, default_text, keys
 from handrail.values import Duration
 from handrail_alerts.bounds import moved, nearest_bound
 from handrail_alerts.burn import BURNS, groups, hopeless, matchers_of
 from handrail_alerts.context import Context
 from handrail_alerts.groups import alerts, files
-from handrail_alerts.slo import DEFAULT, SloFile, load, read
+from handrail_alerts.limits import Limits
+from handrail_alerts.matched import selectors
+from handrail_alerts.objective import Objective
+from handrail_alerts.slo import DEFAULT, Prometheus, SloFile, load, read
 
 ONE = "{signal: ttft, role: edge, threshold: 2s, target_percent: 99}"
 
@@ -136,8 +140,6 @@ def test_a_rule_says_which_bound_a_threshold_was_moved_to() -> None:
 
 
 def test_H15_the_selector_stands_in_every_series_of_every_rule() -> None:
-    from handrail_alerts.matched import selectors
-
     slo = load()
     slo = replace(slo, prometheus=replace(slo.prometheus, selector='job="pd-sidecar"'))
     for made in files(slo).values():
@@ -154,3 +156,14 @@ def test_labels_of_a_fleet_are_in_every_aggregation() -> None:
 def test_the_default_is_also_below_alerts() -> None:
     link = DEFAULT.parents[1] / "slo.yaml"
     assert link.resolve() == DEFAULT.resolve()
+
+
+def test_every_key_and_limit_with_its_default_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/alerts.md").read_text("utf-8")
+    for key in keys(Limits):
+        default = default_text(key).removesuffix(".0").replace("336h", "14d")
+        assert f"| `{key.path}` | {default} |" in page
+    for key in keys(Prometheus):
+        assert f"| `prometheus.{key.path}` |" in page
+    for key in keys(Objective):
+        assert f"| `{key.path}` |" in page

@@ -199,6 +199,6 @@ def test_the_configuration_page_is_the_generated_one(pytestconfig: pytest.Config
 def test_the_command_page_names_every_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert f"## handrail {name}" in page
-    main([name, *{"config": ["check"], "dashboards": ["export"]}.get(name, []), "--help"])
+    main([name, *{"config": ["check"], "dashboards": ["export"], "alerts": ["render"]}.get(name, []), "--help"])
     flags = {word.strip("[],") for word in capsys.readouterr().out.split() if word.strip("[],").startswith("--")}
     assert {flag for flag in flags if f"`{flag}" not in page} <= {"--help"}
