@@ -22,7 +22,7 @@ from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_l
 LIMIT: Final = "limit of the SLO"
 _NARROW: Final = 60
 _WIDE: Final = 140
-_WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "finding", "kind", "what", "phase", "reason"})
+_WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "phase"})
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 

@@ -169,7 +169,7 @@ def test_D13_what_a_prefill_pool_cannot_have_is_said_so() -> None:
     shown = {
         panel["title"]: panel["fieldConfig"]["defaults"]["noValue"] for panel in panels("decode.json") if panel["type"] != "text"
     }
-    for title in ("Stream gaps by pool", "Time per token (ITL) by pool"):
+    for title in ("Stream gaps by pool", "Time per token by pool"):
         assert shown[title].startswith("not applicable"), title
     ratios = [
         target["expr"]
