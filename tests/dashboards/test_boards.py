@@ -140,6 +140,7 @@ def test_what_changed_is_drawn_over_the_panels(name: str) -> None:
     annotations = load(name)["annotations"]["list"]
     assert [annotation["name"] for annotation in annotations] == ["Engine restarted", "Deployed"]
     assert all(annotation["titleFormat"] and annotation["textFormat"] for annotation in annotations)
+    assert all(annotation["target"]["expr"] == annotation["expr"] for annotation in annotations), "newer and older Grafanas"
 
 
 @pytest.mark.parametrize("name", FILES)
