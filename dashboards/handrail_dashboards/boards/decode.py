@@ -123,8 +123,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Time per token by pool",
-                    "Between tokens (ITL), where continuous usage or token ids tell how many a chunk has. Else only the mean of each "
-                    "whole answer is known, which hides its stalls.",
+                    "Between tokens (ITL), where continuous usage or token ids tell how many a chunk has. Else only the "
+                    "mean of each whole answer is known, which hides its stalls.",
                     "s",
                     *(
                         Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} ITL {word}")
