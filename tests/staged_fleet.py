@@ -39,12 +39,12 @@ _PORT_BYTES_PER_S: Final = {"p": (6.0e9, 0.4e9), "d": (0.4e9, 6.0e9)}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What runs: where Prometheus answers, since when it scrapes, and where the collector answers."""
+    """What runs: where Prometheus answers, since when it scrapes, where the collector answers, what the load wrote."""
 
     prometheus: str
     started_s: float
     api: str
-    edge: str
+    load: Path
 
     def ask(self, query: str) -> list[dict[str, Any]]:
         """What an instant query answers now."""
@@ -53,10 +53,10 @@ class Stage:
             found: list[dict[str, Any]] = json.load(response)["data"]["result"]
         return found
 
-    def pages(self) -> list[str]:
-        """Addresses of the pages that are scraped."""
-        with urllib.request.urlopen(f"{self.prometheus}/api/v1/targets?state=active", timeout=10) as response:
-            return [target["scrapeUrl"] for target in json.load(response)["data"]["activeTargets"]]
+    def sent(self) -> list[dict[str, Any]]:
+        """Requests that are over, as the load generator saw them."""
+        *lines, _ = self.load.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @contextlib.contextmanager
@@ -88,8 +88,8 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
         stack.enter_context(_moving_ports(folder, list(hosts)))
         url = f"http://{edge.addresses['proxy']}"
         load = [*_FLEET, "load", "--url", url, "--requests", str(_LOAD), "--rate", "6", "--answer-tokens", "20", "120"]
-        children.start("load", [*load, *(part for fault in faults for part in ("--fault", fault))])
-        yield Stage(address, started_s, f"http://{collector.addresses['api']}", url)
+        sender = children.start("load", [*load, *(part for fault in faults for part in ("--fault", fault))])
+        yield Stage(address, started_s, f"http://{collector.addresses['api']}", sender.log)
         children.check()
 
 

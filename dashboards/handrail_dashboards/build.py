@@ -22,7 +22,7 @@ from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_l
 LIMIT: Final = "limit of the SLO"
 _NARROW: Final = 60
 _WIDE: Final = 140
-_WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "finding", "kind", "what", "phase", "reason"})
+_WIDE_LABELS: Final = frozenset({"instance", "peer", "source", "target", "phase"})
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -51,9 +51,18 @@ def board_json(board: Board) -> str:
 
 
 def _mended(made: dict[str, Any]) -> dict[str, Any]:
-    """With what the SDK's types lack: texts of annotations."""
-    for annotation, (_, _, _, title, text) in zip(made["annotations"]["list"], ANNOTATIONS, strict=True):
+    """With what the SDK's types lack, and without what is not meant: its defaults of other kinds of variables and of footers.
+
+    Annotations are asked by ``target`` in newer Grafanas, by ``expr`` in older ones.
+    """
+    for annotation, (_, _, expr, title, text) in zip(made["annotations"]["list"], ANNOTATIONS, strict=True):
         annotation.update(titleFormat=title, textFormat=text, step="30s")
+        annotation["target"] = {"expr": expr, "refId": "Anno", "interval": "30s"}
+    for variable in made["templating"]["list"]:
+        for default in ("auto", "auto_count", "auto_min"):
+            variable.pop(default, None)
+    for panel in made["panels"]:
+        panel.get("options", {}).pop("footer", None)
     return made
 
 

@@ -21,7 +21,7 @@ from handrail_dashboards.query import (
 )
 
 _NO_STREAM: Final = "not applicable: no stream, or a prefill pool, which gives one token"
-_NO_TOKENS: Final = "not applicable: no stream whose tokens a chunk are known, or a prefill pool"
+_NO_TOKENS: Final = "not applicable: no answer whose tokens are known, or a prefill pool, which gives one"
 _NO_PAGE: Final = "no engine's metrics page is read"
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _ENGINE: Final = "{{instance}} {{engine}}"
@@ -122,13 +122,17 @@ BOARD: Final = Board(
                     to_requests=True,
                 ),
                 series(
-                    "Time per token (ITL) by pool",
-                    "A gap over the tokens of its chunk, where continuous usage, token ids or the plugin tell their number; "
-                    "else there is none.",
+                    "Time per token by pool",
+                    "Between tokens (ITL), where continuous usage or token ids tell how many a chunk has. Else only the "
+                    "mean of each whole answer is known, which hides its stalls.",
                     "s",
                     *(
-                        Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} {word}")
+                        Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} ITL {word}")
                         for share, word in _SHARES
+                    ),
+                    *(
+                        Query(quantile(share, live("handrail_tpot_seconds_bucket"), "role"), f"{{{{role}}}} answer's mean {word}")
+                        for share, word in _SHARES[:2]
                     ),
                     width=8,
                     log=True,
@@ -156,7 +160,7 @@ BOARD: Final = Board(
                         highest(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "role", "instance")),
                         "{{role}} {{instance}}",
                     ),
-                    width=12,
+                    width=10,
                     log=True,
                     no_value=_NO_STREAM,
                 ),
@@ -171,11 +175,11 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Models",
-                    "Each model's gaps and time per token at each role, longest first.",
+                    "Each model's gaps, and the mean time per token of its answers, at each role; longest gaps first.",
                     {"model_name": "Model", "role": "Role"},
                     Query(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"),
-                    Query(quantile(0.5, live("handrail_itl_seconds_bucket"), "model_name", "role"), "ITL p50", unit="s"),
-                    width=6,
+                    Query(quantile(0.99, live("handrail_tpot_seconds_bucket"), "model_name", "role"), "Per token p99", unit="s"),
+                    width=8,
                     sort="-Gap p99",
                     no_value=_NO_STREAM,
                 ),

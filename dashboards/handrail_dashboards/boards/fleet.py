@@ -143,7 +143,8 @@ BOARD: Final = Board(
                 table(
                     "Models and pools",
                     "Each model at each role that has requests, worst goodput first. Figures of an edge are the client's; "
-                    "those of P and D begin at their own arrival. P gives one token, so it has no gaps.",
+                    "those of P and D begin at their own arrival. P gives one token, so it has no gaps. `Failed` is of the "
+                    "whole time range, the others of now.",
                     _POOL,
                     Query(
                         f"1 - {_met('all', 'model_name', 'role')}",

@@ -171,9 +171,7 @@ BOARD: Final = Board(
                     "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the "
                     "engine's page took.",
                     "s",
-                    Query(
-                        total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance"), "{{instance}} NVML, per second"
-                    ),
+                    Query(worst(total(rate(own("handrail_sidecar_gpu_call_seconds_total")), "instance")), "NVML, of a second"),
                     Query(worst(own("handrail_sidecar_scrape_seconds")), "scrape of an engine's page"),
                     low=0,
                     no_value="nothing is sampled",

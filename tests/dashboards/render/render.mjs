@@ -1,5 +1,5 @@
 // node render.mjs --prometheus URL --start S --end S --scrape S --out DIR BOARD.json ...
-// Opens each board at 1440x900, waits until every panel is drawn, keeps screenshots and prints one JSON object: what each panel shows.
+// Opens each board at 1440x900, waits until every panel is drawn, keeps a screenshot of the whole and prints one JSON object: what each panel shows.
 import fs from 'node:fs';
 import http from 'node:http';
 import path from 'node:path';
@@ -54,9 +54,8 @@ try {
     await page.waitForFunction(drawn, undefined, { timeout: 90_000 });
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 500)))));
     const height = await page.evaluate(() => document.getElementById('root').firstElementChild?.getBoundingClientRect().height ?? 900);
-    await page.screenshot({ path: path.join(flags.out, `${name}.png`) });
     await page.setViewportSize({ width: 1440, height: Math.ceil(height) });
-    await page.screenshot({ path: path.join(flags.out, `${name}-whole.png`) });
+    await page.screenshot({ path: path.join(flags.out, `${name}.png`) });
     found[name] = { panels: await page.evaluate(shown), errors: await page.evaluate('window.__errors'), options: await page.evaluate('window.__options'), annotations: await page.evaluate('window.__annotations'), console: said, height };
     await page.close();
   }
