@@ -2,8 +2,8 @@
 
 A count is shown once it is published: the totals go into the manifest together with the rows and spans that they count, and a
 start takes them from there. So they neither fall behind what a scrape has seen, which a reader of counters takes for a restart
-from nothing, nor count what a replay brings again (DESIGN section 7). Durations by bucket are too many to be said in total each
-time: a publish says what it adds to them.
+from nothing, nor count what a replay brings again (DESIGN section 7). What is counted by model, and durations by bucket, are too
+many to be said in total each time: a publish says what it adds to them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from handrail_collector.metrics.durations import LAYOUT, Durations
 from handrail_collector.store.added import Added
@@ -46,6 +47,10 @@ class Seen(str, Enum):
     FINDINGS = "findings"  # kind
 
 
+BY_MODEL: Final = frozenset({Seen.STALLS, Seen.SLOW_REQUESTS, Seen.SLOW_NS, Seen.JOINED})
+"""Of a fleet of many models too many to be said in total at each publish: what it adds is said, as of durations."""
+
+
 class Timed(str, Enum):
     """What durations are kept of, by words as above."""
 
@@ -57,11 +62,13 @@ class Taken:
     """What one publish adds."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    by_model: Counter[str] = field(default_factory=Counter)
     durations: dict[str, Durations] = field(default_factory=dict)
 
     def added(self) -> Added:
         """As the store takes it."""
-        return {name: durations.flat() for name, durations in self.durations.items()}
+        counts = {name: (0, count) for name, count in self.by_model.items()}
+        return counts | {name: durations.flat() for name, durations in self.durations.items()}
 
 
 class Observed:
@@ -69,7 +76,10 @@ class Observed:
 
     def __init__(self, published: Mapping[str, int], added: Added | None = None) -> None:
         self.published: Mapping[str, int] = dict(published)
-        self._durations = {name: Durations.of(flat) for name, flat in (added or {}).items()}
+        durations = tuple(f"{timed.value}." for timed in Timed)
+        self._durations = {name: Durations.of(flat) for name, flat in (added or {}).items() if name.startswith(durations)}
+        by_model = tuple(f"{seen.value}." for seen in BY_MODEL)
+        self._by_model = Counter({name: flat[1] for name, flat in (added or {}).items() if name.startswith(by_model)})
         self._counts: Counter[tuple[Seen, str]] = Counter()  # since the last publish; names are made when one begins
         self._timed: dict[tuple[Timed, tuple[str, ...]], Durations] = {}
         self._left = Taken()  # of a publish that failed
@@ -81,7 +91,9 @@ class Observed:
     def by_word(self, seen: Seen) -> dict[str, int]:
         """Published by now, by all that stands behind the first dot."""
         beginning = f"{seen.value}."
-        return {key[len(beginning) :]: n for key, n in self.published.items() if key.startswith(beginning)}
+        found = Counter({key[len(beginning) :]: n for key, n in self.published.items() if key.startswith(beginning)})
+        found.update({key[len(beginning) :]: n for key, n in self._by_model.items() if key.startswith(beginning)})
+        return dict(found)
 
     def by_words(self, seen: Seen, words: int) -> dict[tuple[str, ...], int]:
         """As ``by_word``, by each of so many words; what has fewer has them empty at its end."""
@@ -114,7 +126,8 @@ class Observed:
         """What the publish that begins now is to add; what is counted from here on goes into the one after it."""
         taken, self._left = self._left, Taken()
         for (seen, word), count in self._counts.items():
-            taken.counts[f"{seen.value}.{word}" if word else seen.value] += count
+            into = taken.by_model if seen in BY_MODEL else taken.counts
+            into[f"{seen.value}.{word}" if word else seen.value] += count
         _merge(taken.durations, {".".join((timed.value, *words)): found for (timed, words), found in self._timed.items()})
         self._counts, self._timed = Counter(), {}
         return taken
@@ -133,6 +146,7 @@ class Observed:
     def done(self, totals: Mapping[str, int], taken: Taken) -> None:
         """That publish is in the store, with these totals."""
         self.published = totals
+        self._by_model.update(taken.by_model)
         _merge(self._durations, taken.durations)
 
 

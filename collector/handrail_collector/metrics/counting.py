@@ -72,9 +72,9 @@ class Counting:
             counted.edge = row.complete
         self._findings(group, row)
         self._joined(group, row, now_unix_ns)
-        if not counted.row:
+        if row.phase_of == "ttft" and not counted.phases:
+            counted.phases = True
             self._phases(row, now_unix_ns)
-            counted.row = True
 
     def _findings(self, group: Group, row: RequestRow) -> None:
         if not row.findings:
@@ -99,9 +99,7 @@ class Counting:
         self.coverage.joined(by, instance, row.started_unix_ns + row.duration_ns)
 
     def _phases(self, row: RequestRow, now_unix_ns: int) -> None:
-        """Of time to first token: what a response that is not streamed took holds its whole decoding."""
-        if row.phase_of != "ttft":
-            return
+        """Of time to first token alone: what a response that is not streamed took holds its whole decoding."""
         model = self._model(row)
         spent: dict[str, int] = {}
         for phase in row.phases:  # one phase may be told in parts: by process, and the preempted time apart
@@ -158,7 +156,7 @@ class Counting:
 def _counted(told: ToldRow) -> Counted:
     """What was counted when such a row was told, at most: what is not sure is not counted again."""
     return Counted(
-        row=True,
+        phases=told.first_token,
         joined=told.complete,
         stalls=True,
         edge=told.complete if told.edge else None,

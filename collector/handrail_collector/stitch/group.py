@@ -40,7 +40,7 @@ class Counted:
     joins were; ``findings``: kinds; ``ambiguous``: how many of that kind.
     """
 
-    row: bool = False
+    phases: bool = False
     joined: bool = False
     stalls: bool = False
     edge: bool | None = None
@@ -50,7 +50,7 @@ class Counted:
 
     def merge(self, other: Counted) -> None:
         """What was counted of either part was counted of the whole."""
-        self.row |= other.row
+        self.phases |= other.phases
         self.joined |= other.joined
         self.stalls |= other.stalls
         self.edge = other.edge if self.edge is None else self.edge  # two edges are never one request

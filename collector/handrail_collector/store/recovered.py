@@ -35,12 +35,14 @@ class ToldRow:
 
     edge: bool
     complete: bool
+    first_token: bool  # its phases are those of the time to it
     findings: tuple[str, ...] = ()  # kinds, one for each
 
     @classmethod
     def of(cls, row: RequestRow) -> ToldRow:
         """Of ``row``."""
-        return cls(row.scope == "edge", row.complete, tuple(finding.split(":")[0] for finding in row.findings))
+        kinds = tuple(finding.split(":")[0] for finding in row.findings)
+        return cls(row.scope == "edge", row.complete, row.phase_of == "ttft", kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

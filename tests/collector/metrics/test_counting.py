@@ -63,6 +63,29 @@ async def test_a_request_counts_when_it_is_first_decided_and_is_joined_when_all_
             assert list(pipeline.counting.models.names) == [MODEL]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+async def test_phases_that_are_only_known_late_count_then(tmp_path: Path, restart: bool) -> None:
+    """A row of D's engine alone has no first token that anybody saw; its edge, whose span was long on the way, has."""
+    clock = Clock()
+    made = split_request("req-a", "t1")
+    edge, d = of_model([r for name in ("edge", "d") if isinstance(r := made[name], Exchange)])
+    async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+        await send(journal, [replace(d, ttft_token_ns=None, outcome=Outcome.CLIENT_DISCONNECT)])
+        await decide(pipeline, journal, clock)
+        assert len(stored(tmp_path)) == 1
+        assert phase_counts(pipeline.observed) == {}
+        if not restart:
+            await send(journal, [edge], 9)
+            await decide(pipeline, journal, clock)
+    async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
+        if restart:
+            await send(journal, [edge], 9)
+        await decide(pipeline, journal, clock)
+        (row,) = stored(tmp_path)
+        assert (row.version, row.phase_of) == (2, "ttft")
+        assert set(phase_counts(pipeline.observed).values()) == {1}
+
+
 async def test_phases_in_parts_are_one_duration_and_their_sum_is_the_time_to_first_token(tmp_path: Path) -> None:
     clock = Clock()
     async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
