@@ -109,7 +109,8 @@ class CallStep(Step):
     def __init__(self, nvml: Nvml, gpu: Gpu, call: Call) -> None:
         super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
         self.call = (call.function, call.arguments)
-        self._ask = _calling(nvml, gpu.handle, call)
+        function = getattr(nvml, call.function, None)
+        self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
         self._attributes: Callable[[Any], Any] | None = None
         self._of = 0  # slots that the rest is made for
         self._answer: Any = None  # that the values are of
@@ -294,42 +295,6 @@ class FieldStep(Step):
 
 def _not_in_binding() -> Any:
     raise NvmlFailed(BINDING_TOO_OLD)
-
-
-_ANSWERS: Final = {
-    "nvmlDeviceGetClockInfo": "c_uint",
-    "nvmlDeviceGetCurrentClocksEventReasons": "c_ulonglong",
-    "nvmlDeviceGetCurrentClocksThrottleReasons": "c_ulonglong",
-}
-"""What the functions that are called at every tick answer with, as a type of ctypes."""
-
-
-def _calling(nvml: Nvml, handle: Any, call: Call) -> Callable[[], Any]:
-    """The function as the binding has it; the few that are called at every tick past its Python, where it lets us.
-
-    With arguments made anew, a decorator and a look-up behind a lock, each of them takes 10 us on caches that went cold, of which
-    the call itself is 4 (measured here, with the double).
-    """
-    function, pointer = getattr(nvml, call.function, None), getattr(nvml, "_nvmlGetFunctionPointer", None)
-    if function is None:
-        return _not_in_binding
-    kind = getattr(ctypes, _ANSWERS.get(call.function, ""), None)
-    try:
-        native = pointer(call.function) if kind is not None and pointer is not None else None
-    except Exception:  # the binding's own way says what is wrong with it
-        native = None
-    if native is None or kind is None:
-        return partial(function, handle, *call.arguments)
-    arguments = tuple(map(ctypes.c_uint, call.arguments))
-
-    def ask() -> Any:
-        answer = kind()
-        code = native(handle, *arguments, ctypes.byref(answer))
-        if code:
-            raise NvmlFailed(code)
-        return answer.value
-
-    return ask
 
 
 def _scopes(slot: Slot) -> list[tuple[Slot, Field, int]]:
