@@ -43,7 +43,7 @@ def _down(context: Context) -> Alert:
         summary=f"The engine watched {_AT} does not answer",
         description=(
             f"The engine that the sidecar {_AT} watches has not answered for a minute or longer, and did within the last hour: "
-            "its metrics page, or the plugin where no page is read. What was open there is lost; peers fail their fetches from it."
+            "its metrics page, or the plugin where no page is read. What was open there is lost; peers fail to fetch from it."
         ),
         command="handrail events --since -1h",
     )
