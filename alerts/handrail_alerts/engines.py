@@ -30,15 +30,20 @@ def was_up(context: Context, name: str) -> str:
 
 
 def _down(context: Context) -> Alert:
+    """By its metrics page; where the sidecar reads none, by the plugin: no process of the engine speaks any more."""
+    speaking, on = context.series("handrail_sidecar_plugin_processes"), context.of_target()
+    silent = (
+        f"{speaking} == 0 and on {on} max_over_time({speaking}[1h]) > 0 unless on {on} {context.series('handrail_engine_up')}"
+    )
     return Alert(
         name="EngineDown",
-        expr=was_up(context, "handrail_engine_up"),
+        expr=any_of(was_up(context, "handrail_engine_up"), f"({silent})"),
         severity=Severity.PAGE,
         wait=minutes(1),
         summary=f"The engine watched {_AT} does not answer",
         description=(
-            f"The metrics page of the engine that the sidecar {_AT} watches has not answered for a minute or longer, and did "
-            "within the last hour. What was open there is lost; its peers fail their fetches from it."
+            f"The engine that the sidecar {_AT} watches has not answered for a minute or longer, and did within the last hour: "
+            "its metrics page, or the plugin where no page is read. What was open there is lost; peers fail to fetch from it."
         ),
         command="handrail events --since -1h",
     )

@@ -82,6 +82,19 @@ CASES: Final = (
     ),
     Case(
         alert="EngineDown",
+        name="its metrics page is not read, and the plugin fell silent",
+        given={at_decode("handrail_sidecar_plugin_processes"): "3x40 0x20"},
+        at="12m",
+        fires=({**D0, **CLUSTER},),
+    ),
+    Case(
+        alert="EngineDown",
+        name="the plugin is not there yet, while the page answers",
+        given={at_decode("handrail_sidecar_plugin_processes"): "3x10 0x50", at_decode("handrail_engine_up"): "1x60"},
+        at="12m",
+    ),
+    Case(
+        alert="EngineDown",
         name="it has never answered: it loads its model",
         given={at_decode("handrail_engine_up"): "0x60"},
         at="12m",
