@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
+
 from manifests import chart, kustomization, one
 from operator_schemas import KINDS, operator_problems
+
+pytestmark = pytest.mark.timeout(240)  # npm's first installation included
 
 VALUES: tuple[dict[str, Any], ...] = (
     {},

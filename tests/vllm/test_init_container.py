@@ -1,7 +1,7 @@
 """The way of the plugin into a stock image, run for real: the wheel unpacked as the init container brings it, mounted read-only
 beside a vLLM that knows nothing of it, found by PYTHONPATH and the entry point in its metadata.
 
-One engine, started once. Where this is root, the folder is a read-only mount in a mount namespace of the engine's own, as in a
+One engine, started once. Where this is root that may mount, the folder is a read-only mount in a mount namespace of the engine's own, as in a
 pod; else its files cannot be written by their modes.
 """
 
@@ -57,7 +57,8 @@ def unpacked_wheel(folder: Path) -> Path:
 
 
 def mounted(installation: Installation, site: Path, folder: Path) -> Installation:
-    if os.geteuid() != 0:
+    may_mount = os.geteuid() == 0 and subprocess.run(("unshare", "--mount", "true"), check=False).returncode == 0
+    if not may_mount:
         for path in (*site.rglob("*"), site):
             path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
         return installation
