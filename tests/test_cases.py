@@ -1,4 +1,4 @@
-"""Every reported case of kinds a, c and d is a test by its id, or stands in ``cases_left.py`` with the reason why not.
+"""Every reported case is a test by its id, or stands in ``cases_left.py`` with the reason why not.
 
 ``docs/cases.md`` is made here: ``pytest --update`` rewrites it.
 """
@@ -74,9 +74,10 @@ def test_the_page_is_what_the_tests_are(request: pytest.FixtureRequest) -> None:
         [
             "# Reported cases",
             "",
-            "Public reports of people who run disaggregated serving: what went wrong in their hand-off (A), tracing (C) and",
-            "metrics (D), and the tests, below `tests/`, that replay each by its id. The last column says what of it is not",
-            "shown, and why. Written by `tests/test_cases.py` (`pytest --update`); the reasons are `tests/cases_left.py`.",
+            "Public reports of people who run disaggregated serving: what went wrong in their hand-off (A), their latency (B), tracing",
+            "(C), metrics (D), streams (E), GPU counters (F), collectors (G), dashboards and alerts (H), and the tests, below `tests/`,",
+            "that replay each by its id. The last column says what of it is not shown, and why; the parts of B, E, F, G and H were not",
+            "gone through one by one. Written by `tests/test_cases.py` (`pytest --update`); the reasons are `tests/cases_left.py`.",
             "",
             *_rows(),
             "",

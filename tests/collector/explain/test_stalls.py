@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builders import EPOCH, MS, kv, split_request
-from handrail.hardware import DeviceRun
+from handrail import conventions as names
+from handrail.hardware import DeviceRun, Series
 from handrail.records import Role
 from handrail_collector.explain.stall_cause import DOUBT
 from handrail_collector.rows import NO_STALLS
@@ -79,6 +81,20 @@ def test_evidence_that_is_there_all_the_time_is_no_cause(cause: str) -> None:
     stalls = stalls_of(records)
     assert by_cause(stalls) == {"unknown": len(begins)}
     assert "may be chance" in stalls[-1].evidence[0]
+
+
+@pytest.mark.parametrize("busy", [[0.98, 0.97, 0.03, 0.02, 0.98], [0.98]], ids=["a-dip", "throughout"])
+def test_F14_how_busy_a_gpu_was_is_no_cause(busy: list[float]) -> None:
+    """Kernels that run, or do not, while a stream stands still come with it: they say nothing of why."""
+    records, begins = at_d(gap_ms=2100)
+    for at in begins:
+        gpu = clock(at - 2000, 2e9)
+        for second, share in enumerate(busy * (5 // len(busy))):
+            at_ns = gpu.at[0] + second * 1000 * MS
+            records.append(replace(gpu, at=[at_ns], series=[Series(names.GPU_BUSY, "", 0, [share])]))
+    stalls = stalls_of(records)
+    assert by_cause(stalls) == {"unknown": len(begins)}
+    assert not any("GPU" in line for stall in stalls for line in stall.evidence)
 
 
 def test_one_stall_in_a_long_quiet_time_is_named_at_once_and_one_in_a_short_is_not() -> None:

@@ -44,6 +44,18 @@ def test_a_gauge_holds_since_the_sample_before_it_and_a_counter_moved_since_then
     assert busy.values == (-0.04, 0.06, 0.16)
 
 
+def test_F14_a_dip_of_utilization_stands_where_the_wait_was_to_one_sample() -> None:
+    """D waited for KV from 1.9 to 4.0 s; a GPU is looked at once a second."""
+    told = [
+        sample(gpu(), START_UNIX_NS + second * S, gauge(names.GPU_BUSY, share))
+        for second, share in enumerate((0.98, 0.97, 0.03, 0.02, 0.98), 1)
+    ]
+    (track,) = tracks(told)
+    idle = [each for each in zip(track.from_ns, track.to_ns, track.values, strict=True) if each[2] < 0.5]
+    assert abs(idle[0][0] - 1.9 * S) <= S
+    assert abs(idle[-1][1] - 4.0 * S) <= S
+
+
 def test_what_fell_between_two_counts_of_a_counter_is_not_known() -> None:
     told = [
         sample(port(), START_UNIX_NS + at * S, counter("bytes", total, "receive", since=since))
