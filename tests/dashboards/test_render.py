@@ -76,7 +76,7 @@ def shown(stage: Stage, node: str, files: list[str], tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("screenshots")
     times = ("--start", str(int(stage.started_s) + 5), "--end", str(int(time.time()) - 1), "--scrape", str(SCRAPE_S))
     where = ("--prometheus", stage.prometheus, "--out", str(out), "--chromium", program("chromium"))
-    done = subprocess.run([node, "render.mjs", *where, *times, *files], cwd=RENDER, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([node, "render.mjs", *where, *times, *files], cwd=RENDER, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     if kept := os.environ.get("HANDRAIL_SCREENSHOTS"):
         for image in out.glob("*.png"):
@@ -112,7 +112,7 @@ def test_a_board_of_other_types_is_found(node: str, files: list[str], tmp_path: 
     assert done.returncode == 1, "the type check finds nothing"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_panel_is_drawn_without_an_error(shown: Shown, name: str) -> None:
     board = shown[name]

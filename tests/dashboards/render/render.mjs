@@ -50,8 +50,8 @@ try {
     const said = [];
     page.on('console', (message) => message.type() === 'error' && said.push(message.text().slice(0, 300)));
     const asked = new URLSearchParams({ board: path.basename(file), start: flags.start, end: flags.end, scrape: flags.scrape });
-    await page.goto(`http://127.0.0.1:${server.address().port}/?${asked}`);
-    await page.waitForFunction(drawn, undefined, { timeout: 90_000 });
+    await page.goto(`http://127.0.0.1:${server.address().port}/?${asked}`, { waitUntil: 'commit', timeout: 60_000 });
+    await page.waitForFunction(drawn, undefined, { timeout: 180_000 });
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 500)))));
     const height = await page.evaluate(() => document.getElementById('root').firstElementChild?.getBoundingClientRect().height ?? 900);
     await page.setViewportSize({ width: 1440, height: Math.ceil(height) });
