@@ -1,8 +1,8 @@
 """The way of the plugin into a stock image, run for real: the wheel unpacked as the init container brings it, mounted read-only
 beside a vLLM that knows nothing of it, found by PYTHONPATH and the entry point in its metadata.
 
-One engine, started once. Where this is root that may mount, the folder is a read-only mount in a mount namespace of the engine's own, as in a
-pod; else its files cannot be written by their modes.
+One engine, started once. Where this is root that may mount, the folder is a read-only mount in a mount namespace of the
+engine's own, as in a pod; else its files cannot be written by their modes.
 """
 
 from __future__ import annotations
