@@ -35,20 +35,22 @@ class Load:
     requests: int = 4000
     prompt_words: tuple[int, int] = (100, 300)
     answer_tokens: tuple[int, int] = (8, 16)
+    timeout_s: float = 120.0
 
     def flags(self, seed: int) -> list[str]:
         pace = ["--concurrency", str(self.concurrency)] if self.rate is None else ["--rate", str(self.rate)]
         sizes = ("--prompt-words", *map(str, self.prompt_words), "--answer-tokens", *map(str, self.answer_tokens))
-        return ["--requests", str(self.requests), *pace, "--streaming-share", "1", "--seed", str(seed), *sizes]
+        more = ("--streaming-share", "1", "--seed", str(seed), "--timeout", str(self.timeout_s))
+        return ["--requests", str(self.requests), *pace, *more, *sizes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What a fleet is.
 
-    ``proxied``: requests go through the engines' sidecars; else these only listen. ``apart``: every host says that it is one of its
-    own. ``gpus``: host to what its NVML answers, from when that sidecar starts. ``behind``: the collector as a host's sidecar is
-    told it, by where it is. ``router``: a module that is run instead of the fleet's router.
+    ``proxied``: requests go through the engines' sidecars; else these only listen. ``spans``: the engines export them. ``apart``:
+    every host says that it is one of its own. ``gpus``: host to what its NVML answers, from when that sidecar starts. ``behind``:
+    the collector as a host's sidecar is told it, by where it is. ``router``: a module that is run instead of the fleet's router.
     """
 
     prefill: int = 1
@@ -210,4 +212,3 @@ def can_build_gpus(folder: Path) -> str | None:
     except CannotBuild as why:
         return str(why)
     return None
-
