@@ -206,10 +206,10 @@ CASES: Final = (
     ),
     Case(
         name="fetch-failed",
-        told="KV fetches fail for 7 s, the first ones ever",
+        told="KV fetches fail for 8 s, the first ones ever",
         alert="KvFetchFailed",
         labels={"outcome": "failed"},
-        shape=_shape(f"fetch_failed:p0>d0:1{_AT}-{FAULT_AT_S + 7:g}"),
+        shape=_shape(f"fetch_failed:p0>d0:1{_AT}-{FAULT_AT_S + 8:g}", load=Load(rate=1.5)),
     ),
     Case(
         name="fetch-hung",

@@ -60,8 +60,8 @@ class Relay:
                 await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
             finally:
                 far_writer.close()
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # one end is gone, or the cut; whoever waits for this task is told nothing
         finally:
             writer.close()
             self._carrying.discard(task)
