@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 ENGINE ?= emulated
 
-.PHONY: help setup demo test check fix dashboards test-dashboards test-vllm bench bench-truth bench-stalls bench-overhead clean
+.PHONY: help setup demo test check fix dashboards test-dashboards test-oncall test-vllm bench bench-truth bench-stalls bench-overhead clean
 
 help: ## this page
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ dashboards: setup ## write the dashboards' JSON from their code
 test-dashboards: setup ## render every panel with Grafana's components against a real Prometheus (Debian: installs it, Chromium, npm packages)
 	bash tests/dashboards/render/install.sh
 	$(BIN)/python -m pytest tests/dashboards $(ARGS)
+
+test-oncall: setup ## inject faults into fleets side by side and wait for their alerts at a pager; ARGS="--write --healthy-minutes 30"
+	@$(BIN)/python -m tests.oncall $(ARGS)
 
 test-vllm: setup ## the tests that need the real engine (installs it under ~/.cache/handrail, about 3 minutes once)
 	bash tests/vllm/install.sh

@@ -121,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     sender.add_argument("--no-traceparent", action="store_true")
     sender.add_argument("--prompt-words", type=_count, nargs=2, default=(50, 400), metavar=("MIN", "MAX"))
     sender.add_argument("--answer-tokens", type=_count, nargs=2, default=(8, 40), metavar=("MIN", "MAX"))
+    sender.add_argument("--timeout", type=_positive, default=120.0, metavar="SECONDS", help="of a whole request")
 
     told = commands.add_parser(
         "truth", help="what the processes' --truth files and the load's lines make together, a line a request"
@@ -230,6 +231,7 @@ def _load(args: argparse.Namespace) -> None:
         traceparent=not args.no_traceparent,
         prompt_words=tuple(args.prompt_words),
         answer_tokens=tuple(args.answer_tokens),
+        timeout_s=args.timeout,
         arrivals=tuple(arrivals),
         slow_clients_s=max((fault.size for fault in slow), default=0.0),
     )

@@ -1,0 +1,82 @@
+"""Injects each fault into a fleet of its own and waits for its alert at a real pager: Prometheus, Alertmanager, webhook.
+
+Every fleet runs the shipped rules and inhibitions; only the objectives are those of fleets on two cores (slo.yaml beside this).
+Exits with 1 where an alert did not come in time or something else paged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does, so that ``oncall`` is one package for both
+
+from rich.console import Console
+
+from oncall.alarm import alarm
+from oncall.cases import CASES, HEALTHY, HERE
+from oncall.quantiles import measure, wrong
+from oncall.report import quantile_table, table, write_page
+from oncall.run import Bench
+
+WIDTH = 150
+QUANTILES = "quantiles"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every case is right, else 1."""
+    parser = argparse.ArgumentParser(prog="make test-oncall", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="FAULT", help="which to inject (default: all, a healthy fleet, and quantiles)"
+    )
+    parser.add_argument("--healthy-minutes", type=float, default=20.0, help="how long the healthy fleet runs (default 20)")
+    parser.add_argument("--at-once", type=int, default=14, help="fleets at any time; each wants a tenth of a core (default 14)")
+    parser.add_argument("--interval", type=int, default=15, metavar="SECONDS", help="of scrapes and evaluations (default 15)")
+    parser.add_argument("--folder", type=Path, help="keep logs, rules and notifications here (default: a temporary folder)")
+    parser.add_argument("--json", action="store_true", help="one object a case on standard output")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/oncall.md")
+    given = parser.parse_args(arguments)
+    every = {case.name: case for case in (HEALTHY, *CASES)}
+    unknown = set(given.names) - {*every, QUANTILES}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid are {', '.join((*every, QUANTILES))}")
+    names = dict.fromkeys(given.names or (*every, QUANTILES))
+    chosen = [every[name] for name in names if name in every]
+    say = Console(stderr=True, highlight=False)
+    began, load = time.monotonic(), os.getloadavg()[0]
+
+    def progress(line: str) -> None:
+        minutes, seconds = divmod(round(time.monotonic() - began), 60)
+        say.print(f"[dim]{minutes:2d}:{seconds:02d}[/dim]", line, markup=True, soft_wrap=True)
+
+    with tempfile.TemporaryDirectory(prefix="handrail-oncall-") as temporary:
+        folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        progress(f"{len(chosen)} fleets, {given.at_once} at once; files in {folder}")
+        with alarm(folder, HERE / "slo.yaml", given.interval) as running:
+            bench = Bench(running, folder, given.interval, progress)
+            verdicts = bench.run(chosen, given.at_once, given.healthy_minutes * 60)
+            readings = measure(running, folder, given.interval, progress) if QUANTILES in names else []
+    if given.json:
+        for line in (*map(asdict, verdicts), *map(asdict, readings)):
+            print(json.dumps(line))
+    else:
+        shown = Console(width=WIDTH)
+        if verdicts:
+            shown.print(table(verdicts))
+        if readings:
+            shown.print(quantile_table(readings))
+    if given.write:
+        write_page(verdicts, readings, f"scraped and evaluated every {given.interval} s, load average {load:.1f} at the start")
+    return int(any(verdict.wrong for verdict in verdicts) or bool(wrong(readings)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What came of a case: whether the right alert came in time, what came with it, and whether that is what the runbook says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from handrail_alerts.companions import COMPANIONS
+from oncall.alarm import Told
+
+INTERVALS: Final = 2
+"""So many evaluations after its ``for`` an alert may take to the pager."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Times in seconds. ``late_s``: from when the condition had held for as long as the rule's ``for``, until the pager had it;
+    None: it never came. ``after_s``: the same from the fault's beginning. ``pages`` and ``tickets``: what else came, by name.
+    ``wrong``: why this is no success, empty where it is one.
+    """
+
+    name: str
+    told: str
+    alert: str
+    wait_s: float = 0.0
+    late_s: float | None = None
+    after_s: float | None = None
+    pages: tuple[str, ...] = ()
+    tickets: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+
+
+def matches(told: Told, alert: str, labels: Mapping[str, str]) -> bool:
+    return told.name == alert and all(told.labels.get(name) == value for name, value in labels.items())
+
+
+def first(told: Iterable[Told], alert: str, labels: Mapping[str, str]) -> Told | None:
+    """The earliest of this alert that says that it fires."""
+    found = [each for each in told if not each.resolved and matches(each, alert, labels)]
+    return min(found, key=lambda each: each.received_unix_s) if found else None
+
+
+def others(told: Iterable[Told], alert: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the pages and of the tickets beside ``alert``, each once, in the order in which they came."""
+    firing = [each for each in told if not each.resolved and each.name != alert]
+    return tuple(tuple(dict.fromkeys(each.name for each in firing if each.pages is pages)) for pages in (True, False))  # type: ignore[return-value]
+
+
+def first_true(
+    series: Sequence[Mapping[str, Any]], cluster: str, labels: Mapping[str, str], until_unix_s: float, step_s: float = 1.0
+) -> float | None:
+    """Of a range query's answer: since when a series of this cluster with these labels has been there, in unix seconds.
+
+    Where it came and went, the last time that it came not after ``until_unix_s``: an alert's ``for`` begins anew with each.
+    """
+    begins = []
+    for each in series:
+        metric = each["metric"]
+        if metric.get("cluster") == cluster and all(metric.get(name, value) == value for name, value in labels.items()):
+            times = [float(at) for at, _ in each["values"]]
+            begins += [at for before, at in zip((-math.inf, *times), times, strict=False) if at - before > 1.5 * step_s]
+    return max((at for at in begins if at <= until_unix_s), default=min(begins, default=None))
+
+
+def judge(
+    name: str,
+    told_words: str,
+    alert: str | None,
+    labels: Mapping[str, str],
+    told: Sequence[Told],
+    *,
+    fault_unix_s: float,
+    true_unix_s: float | None,
+    wait_s: float,
+    interval_s: float,
+) -> Verdict:
+    """``told``: all that the pager got of this cluster. ``true_unix_s``: when the alert's expression first held."""
+    if alert is None:
+        pages, tickets = others(told, "")
+        wrong = tuple(f"{each} came though nothing was wrong" for each in (*pages, *tickets))
+        return Verdict(name=name, told=told_words, alert="none", pages=pages, tickets=tickets, wrong=wrong)
+    pages, tickets = others(told, alert)
+    wrongs = [f"{each} paged and is no companion of {alert}" for each in pages if each not in COMPANIONS[alert]]
+    early = [each for each in told if not each.resolved and each.received_unix_s < fault_unix_s]
+    wrongs += [f"{each.name} came before the fault" for each in early]
+    came = first(told, alert, labels)
+    late_s = after_s = None
+    if came is None:
+        wrongs.insert(0, f"{alert} never came" + (", though its condition held" if true_unix_s is not None else ""))
+    else:
+        after_s = came.received_unix_s - fault_unix_s
+        if true_unix_s is None:
+            wrongs.append("when its condition was first true is not known")
+        else:
+            late_s = came.received_unix_s - true_unix_s - wait_s
+            if late_s > INTERVALS * interval_s:
+                wrongs.append(f"{late_s:.0f} s late")
+    return Verdict(
+        name=name,
+        told=told_words,
+        alert=alert,
+        wait_s=wait_s,
+        late_s=late_s,
+        after_s=after_s,
+        pages=pages,
+        tickets=tickets,
+        wrong=tuple(wrongs),
+    )

@@ -1,0 +1,88 @@
+"""Verdicts as a table, and in docs/oncall.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from oncall.judge import Verdict
+from oncall.quantiles import Reading, mean_error
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "oncall.md"
+
+
+def table(verdicts: Iterable[Verdict]) -> Table:
+    """One line a fault."""
+    shown = Table("fault", "alert", "for", "late", "after the fault", "with it", "", box=None)
+    for each in verdicts:
+        shown.add_row(
+            each.name,
+            each.alert,
+            f"{each.wait_s:.0f} s",
+            _seconds(each.late_s),
+            _seconds(each.after_s),
+            ", ".join((*each.pages, *each.tickets)),
+            "; ".join(each.wrong) or "ok",
+        )
+    return shown
+
+
+def markdown(verdicts: Iterable[Verdict]) -> str:
+    """The page's table."""
+    lines = [
+        "| fault | what is done | alert | `for` | late | after the fault | pages with it | tickets with it | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in verdicts:
+        cells = (
+            *(each.name, each.told, each.alert, f"{each.wait_s:.0f} s", _seconds(each.late_s), _seconds(each.after_s)),
+            *(", ".join(each.pages) or "–", ", ".join(each.tickets) or "–", "; ".join(each.wrong) or "ok"),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def quantile_table(readings: Sequence[Reading]) -> Table:
+    """One line a quantile, and what the mean error is."""
+    title = f"quantiles that the boards show: mean error {mean_error(readings):.1%}, highest {max(r.error for r in readings):.1%}"
+    shown = Table("of", "what", "", "raw", "shown", "error", title=title, title_justify="left", box=None)
+    for each in readings:
+        shown.add_row(each.of, each.what, each.share, f"{each.raw_s:.6g} s", f"{each.shown_s:.6g} s", f"{each.error:.1%}")
+    return shown
+
+
+def quantile_markdown(readings: Sequence[Reading]) -> str:
+    """A line for each distribution: raw and shown p50, p99 and p99.9, and the highest error of the three."""
+    lines = ["| values | what | raw p50, p99, p99.9 | shown | highest error |", "|---|---|---|---|---|"]
+    for of, what in dict.fromkeys((each.of, each.what) for each in readings):
+        found = [each for each in readings if (each.of, each.what) == (of, what)]
+        raw, shown = (
+            ", ".join(f"{value:.4g}" for value in values) for values in zip(*((r.raw_s, r.shown_s) for r in found), strict=True)
+        )
+        lines.append(f"| {of}, {found[0].count:,} | {what} | {raw} s | {shown} s | {max(r.error for r in found):.1%} |")
+    highest = max(each.error for each in readings)
+    return "\n".join([*lines, "", f"Mean error of all {len(readings)}: {mean_error(readings):.1%}, highest {highest:.1%}."])
+
+
+def write_page(verdicts: Sequence[Verdict], readings: Sequence[Reading], how: str) -> None:
+    """Replace in docs/oncall.md what was measured now. Raises ``ValueError`` where the page has no place for it."""
+    page = PAGE.read_text(encoding="utf-8")
+    if verdicts:
+        page = _replaced(page, "faults", f"Measured {how}.\n\n{markdown(verdicts)}")
+    if readings:
+        page = _replaced(page, "quantiles", quantile_markdown(readings))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def _replaced(page: str, name: str, text: str) -> str:
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if begin not in page or end not in page:
+        raise ValueError(f"{PAGE} has no {begin} and {end}")
+    return page[: page.index(begin) + len(begin)] + f"\n{text}\n" + page[page.index(end) :]
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"

@@ -1,0 +1,169 @@
+"""Runs the cases side by side, as many as the machine bears, and judges each when its alert has come or its time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from handrail.cli.children import ChildError
+from oncall.alarm import Alarm, Rule, Told
+from oncall.cases import Case, Run
+from oncall.judge import Verdict, first, first_true, judge
+from real_fleet import Fleet
+
+STARTS_AT_ONCE = 2
+LINGER_S = 75.0
+"""So long after its alert a fleet goes on, for what comes with it: more than Alertmanager's group_interval."""
+
+SLACK_S = 360.0
+"""So long after fault and ``for`` an alert may take before it is given up: windows have to fill first."""
+
+_POLL_S = 0.25
+_STEP_S = 1.0
+
+
+@dataclass(slots=True)
+class _Going:
+    """One case on its way. Times are unix seconds."""
+
+    case: Case
+    fleet: Fleet
+    run: Run
+    starting: Iterator[str] | None
+    until_s: float
+    wait_s: float
+    fault_s: float | None = None
+    began_s: float | None = None
+    came: Told | None = None
+    unfinished: bool = True
+    told: list[Told] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Bench:
+    """``say``: progress, a line at a time."""
+
+    alarm: Alarm
+    folder: Path
+    interval_s: int
+    say: Callable[[str], None]
+
+    def run(self, cases: Sequence[Case], at_once: int, healthy_s: float) -> list[Verdict]:
+        """In the order given. ``healthy_s``: how long a case without an alert goes on."""
+        rules = self.alarm.rules()
+        waiting, seen = list(cases), 0
+        going: list[_Going] = []
+        verdicts: dict[str, Verdict] = {}
+        try:
+            while waiting or going:
+                starting = sum(each.starting is not None for each in going)
+                while waiting and len(going) < at_once and starting < STARTS_AT_ONCE:
+                    going.append(self._open(waiting.pop(0), rules, healthy_s))
+                    starting += 1
+                told, seen = self.alarm.pager.told[seen:], len(self.alarm.pager.told)
+                for notification in told:
+                    self._hear(notification, going)
+                for each in list(going):
+                    if self._step(each, healthy_s):
+                        verdicts[each.case.name] = self._close(each, rules)
+                        going.remove(each)
+                        left = f"{len(verdicts)} of {len(cases)} done; {len(going)} running, {len(waiting)} waiting"
+                        self.say(f"{_line(verdicts[each.case.name])}  ({left})")
+                time.sleep(_POLL_S)
+        finally:
+            for each in going:
+                each.run.end()
+                each.fleet.children.end([], 5.0)
+        return [verdicts[case.name] for case in cases]
+
+    def _open(self, case: Case, rules: Sequence[Rule], healthy_s: float) -> _Going:
+        fleet = Fleet(case.name, self.folder / case.name, case.shape, seed=sum(case.name.encode()))
+        wait_s = _rule(case, rules).wait_s if case.alert else 0.0
+        return _Going(case, fleet, case.run(), fleet.starting(), time.time() + 300.0, wait_s)
+
+    def _hear(self, told: Told, going: Sequence[_Going]) -> None:
+        kind = "page" if told.pages else "ticket"
+        if not told.resolved:
+            self.say(f"{told.cluster}: {kind} {told.name} {told.summary!r}")
+        for each in going:
+            if each.case.name == told.cluster:
+                each.told.append(told)
+                if each.case.alert and each.came is None:
+                    each.came = first([told], each.case.alert, each.case.labels)
+                    if each.came and each.case.unfinished:
+                        each.unfinished = each.fleet[each.case.unfinished].poll() is None
+
+    def _step(self, each: _Going, healthy_s: float) -> bool:
+        """Whether it is over."""
+        now = time.time()
+        if each.starting is not None:
+            if next(each.starting, None) is not None:
+                if now > each.until_s:
+                    raise ChildError(f"{each.case.name} did not start within 5 minutes")
+                return False
+            each.starting = None
+            self.alarm.watch(each.case.name, list(each.fleet.sidecar_pages.values()), each.fleet.collector_api)
+            assert each.fleet.began_s is not None
+            each.began_s = now - (time.monotonic() - each.fleet.began_s)
+            slow_s = healthy_s if each.case.alert is None else each.case.at_s + each.wait_s + SLACK_S
+            each.until_s = max(now, each.began_s) + slow_s
+            self.say(f"{each.case.name}: runs")
+            return False
+        assert each.began_s is not None
+        if each.fault_s is None:
+            if now >= each.began_s + each.case.at_s:
+                if self.alarm.scraped(each.case.name) < len(each.fleet.sidecar_pages) + 1 and each.case.at_s:
+                    return self._too_early(each, now)
+                each.fault_s = now
+                each.run.begin(each.fleet)
+            return False
+        each.run.go_on(each.fleet, now - each.fault_s)
+        return now > (each.until_s if each.came is None else each.came.received_unix_s + LINGER_S)
+
+    def _too_early(self, each: _Going, now: float) -> bool:
+        self.say(f"{each.case.name}: its fault begins and not every page of it has been scraped")
+        each.fault_s = now
+        each.run.begin(each.fleet)
+        return False
+
+    def _close(self, each: _Going, rules: Sequence[Rule]) -> Verdict:
+        case, now = each.case, time.time()
+        fault_s = each.fault_s or now
+        true_s = None
+        if case.alert:
+            rule = _rule(case, rules)
+            assert each.began_s is not None
+            found = self.alarm.ask_range(rule.expr, each.began_s, now, _STEP_S)
+            came_s = each.came.received_unix_s if each.came else now
+            true_s = first_true(found, case.name, case.labels, came_s - each.wait_s)
+        self.alarm.forget(case.name)
+        each.run.end()
+        each.fleet.children.end([], 5.0)
+        verdict = judge(
+            *(case.name, case.told, case.alert, case.labels, each.told),
+            fault_unix_s=fault_s,
+            true_unix_s=true_s,
+            wait_s=each.wait_s,
+            interval_s=self.interval_s,
+        )
+        if not each.unfinished:
+            verdict = replace(verdict, wrong=(*verdict.wrong, f"{case.unfinished} had ended before the alert came"))
+        return verdict
+
+
+def _rule(case: Case, rules: Sequence[Rule]) -> Rule:
+    """The rule of the case's alert; of several, the one whose labels speak of the same objective."""
+    named = [rule for rule in rules if rule.name == case.alert]
+    if not named:
+        raise ValueError(f"{case.name}: no rule is called {case.alert}")
+    role = case.labels.get("role", "")
+    return next((rule for rule in named if role and f'role="{role}"' in rule.expr), named[0])
+
+
+def _line(verdict: Verdict) -> str:
+    if verdict.wrong:
+        return f"{verdict.name}: WRONG: {'; '.join(verdict.wrong)}"
+    late = "" if verdict.late_s is None else f", {verdict.late_s:.1f} s after its condition and for"
+    return f"{verdict.name}: {verdict.alert}{late}"
