@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from handrail.cli.main import main
 from handrail_dashboards.boards import BOARDS
 
+ROOT = Path(__file__).parents[2]
 FILES = {f"{board.file}.json" for board in BOARDS}
 
 
@@ -86,3 +88,13 @@ def test_it_needs_the_standard_library_alone(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_wheel_has_the_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"handrail_dashboards/generated/{name}" for name in FILES} <= names
+    assert {f"handrail_dashboards/provisioning/{kind}.yaml" for kind in ("dashboards", "datasources")} <= names

@@ -32,7 +32,7 @@ const server = http.createServer((request, answer) => {
 });
 await new Promise((ready) => server.listen(0, '127.0.0.1', ready));
 
-const drawn = () => document.querySelectorAll('.panel[data-state=done], .panel[data-state=error]').length >= (window.__rendering ?? Infinity) || window.__errors.length > 0;
+const drawn = () => document.querySelectorAll('.panel[data-state=done], .panel[data-state=error]').length >= (window.__rendering ?? Infinity) || (window.__errors?.length ?? 0) > 0;
 const shown = () => [...document.querySelectorAll('.panel')].map((panel) => {
   const { x, y, width, height } = panel.getBoundingClientRect();
   const failed = panel.querySelector('.failed')?.textContent ?? panel.dataset.error ?? '';
