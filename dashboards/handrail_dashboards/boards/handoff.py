@@ -144,10 +144,10 @@ BOARD: Final = Board(
             (
                 series(
                     "Fetches by outcome",
-                    "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. A stale "
-                    "read is counted as expired before.",
+                    "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. "
+                    "Squares are the last failure of each kind, with its trace.",
                     "ops",
-                    Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}"),
+                    Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}", exemplars=True),
                     width=10,
                     stacked=True,
                     low=0,
