@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-
 LEFT: Final[Mapping[str, str]] = {
     # a part of the case is out of reach; the rest is shown by the tests
     "A05": "there is no incident report that puts the line next to the first failure",

@@ -259,8 +259,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Requests",
-                    "Finished requests a second, by role and how they ended. A request is counted by each process that saw it. Squares "
-                    "are the last failure of each kind, with its trace.",
+                    "Finished requests a second, by role and how they ended. A request is counted by each process that saw it. "
+                    "Squares are the last failure of each kind, with its trace.",
                     "reqps",
                     Query(
                         total(rate(live("handrail_requests_total")), "role", "outcome") + " > 0",
