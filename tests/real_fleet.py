@@ -147,6 +147,10 @@ class Fleet:
         self._named["load"] = self.children.start("load", command, may_end=True)
         return self["load"]
 
+    def end(self, grace_s: float) -> None:
+        """All at once: whose peer goes first does not matter any more."""
+        self.children.end([list(self._named.values())], grace_s)
+
     def _beside(self, host: str) -> None:
         folder, shape, address = self.host_folder(host), self.shape, self._addresses[host]
         folder.mkdir()

@@ -151,7 +151,7 @@ def _of_a_fleet(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[st
         ]
     finally:
         alarm.forget(fleet.name)
-        fleet.children.end([], 5.0)
+        fleet.end(5.0)
 
 
 def _read(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handrail.cli.children import ChildError
@@ -36,9 +36,9 @@ class _Going:
     wait_s: float
     fault_s: float | None = None
     began_s: float | None = None
+    true_s: float | None = None
     came: Told | None = None
     unfinished: bool = True
-    told: list[Told] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -51,11 +51,14 @@ class Bench:
     say: Callable[[str], None]
 
     def run(self, cases: Sequence[Case], at_once: int, healthy_s: float) -> list[Verdict]:
-        """In the order given. ``healthy_s``: how long a case without an alert goes on."""
+        """In the order given. ``healthy_s``: how long a case without an alert goes on.
+
+        Each is judged again when all are over: what reaches the pager once a fleet has gone counts as well.
+        """
         rules = self.alarm.rules()
         waiting, seen = list(cases), 0
         going: list[_Going] = []
-        verdicts: dict[str, Verdict] = {}
+        over: dict[str, _Going] = {}
         try:
             while waiting or going:
                 starting = sum(each.starting is not None for each in going)
@@ -67,16 +70,17 @@ class Bench:
                     self._hear(notification, going)
                 for each in list(going):
                     if self._step(each, healthy_s):
-                        verdicts[each.case.name] = self._close(each, rules)
+                        self._close(each, rules)
                         going.remove(each)
-                        left = f"{len(verdicts)} of {len(cases)} done; {len(going)} running, {len(waiting)} waiting"
-                        self.say(f"{_line(verdicts[each.case.name])}  ({left})")
+                        over[each.case.name] = each
+                        left = f"{len(over)} of {len(cases)} done; {len(going)} running, {len(waiting)} waiting"
+                        self.say(f"{_line(self._judged(each))}  ({left})")
                 time.sleep(_POLL_S)
         finally:
             for each in going:
                 each.run.end()
-                each.fleet.children.end([], 5.0)
-        return [verdicts[case.name] for case in cases]
+                each.fleet.end(5.0)
+        return [self._judged(over[case.name]) for case in cases]
 
     def _open(self, case: Case, rules: Sequence[Rule], healthy_s: float) -> _Going:
         fleet = Fleet(case.name, self.folder / case.name, case.shape, seed=sum(case.name.encode()))
@@ -88,12 +92,10 @@ class Bench:
         if not told.resolved:
             self.say(f"{told.cluster}: {kind} {told.name} {told.summary!r}")
         for each in going:
-            if each.case.name == told.cluster:
-                each.told.append(told)
-                if each.case.alert and each.came is None:
-                    each.came = first([told], each.case.alert, each.case.labels)
-                    if each.came and each.case.unfinished:
-                        each.unfinished = each.fleet[each.case.unfinished].poll() is None
+            if each.case.name == told.cluster and each.case.alert and each.came is None:
+                each.came = first([told], each.case.alert, each.case.labels)
+                if each.came and each.case.unfinished:
+                    each.unfinished = each.fleet[each.case.unfinished].poll() is None
 
     def _step(self, each: _Going, healthy_s: float) -> bool:
         """Whether it is over."""
@@ -128,23 +130,24 @@ class Bench:
         each.run.begin(each.fleet)
         return False
 
-    def _close(self, each: _Going, rules: Sequence[Rule]) -> Verdict:
+    def _close(self, each: _Going, rules: Sequence[Rule]) -> None:
         case, now = each.case, time.time()
-        fault_s = each.fault_s or now
-        true_s = None
         if case.alert:
-            rule = _rule(case, rules)
             assert each.began_s is not None
-            found = self.alarm.ask_range(rule.expr, each.began_s, now, _STEP_S)
+            found = self.alarm.ask_range(_rule(case, rules).expr, each.began_s, now, _STEP_S)
             came_s = each.came.received_unix_s if each.came else now
-            true_s = first_true(found, case.name, case.labels, came_s - each.wait_s)
+            each.true_s = first_true(found, case.name, case.labels, came_s - each.wait_s)
         self.alarm.forget(case.name)
         each.run.end()
-        each.fleet.children.end([], 5.0)
+        each.fleet.end(5.0)
+
+    def _judged(self, each: _Going) -> Verdict:
+        case = each.case
+        told = [notification for notification in self.alarm.pager.told if notification.cluster == case.name]
         verdict = judge(
-            *(case.name, case.told, case.alert, case.labels, each.told),
-            fault_unix_s=fault_s,
-            true_unix_s=true_s,
+            *(case.name, case.told, case.alert, case.labels, told),
+            fault_unix_s=each.fault_s or time.time(),
+            true_unix_s=each.true_s,
             wait_s=each.wait_s,
             interval_s=self.interval_s,
         )
