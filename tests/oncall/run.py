@@ -39,6 +39,7 @@ class _Going:
     true_s: float | None = None
     came: Told | None = None
     unfinished: bool = True
+    failed: str = ""
 
 
 @dataclass(slots=True)
@@ -101,10 +102,13 @@ class Bench:
         """Whether it is over."""
         now = time.time()
         if each.starting is not None:
-            if next(each.starting, None) is not None:
-                if now > each.until_s:
-                    raise ChildError(f"{each.case.name} did not start within 5 minutes")
-                return False
+            try:
+                if next(each.starting, None) is not None:
+                    each.failed = "did not start within 5 minutes" if now > each.until_s else ""
+                    return bool(each.failed)
+            except ChildError as error:
+                each.failed = f"did not start: {error}"
+                return True
             each.starting = None
             self.alarm.watch(each.case.name, list(each.fleet.sidecar_pages.values()), each.fleet.collector_api)
             assert each.fleet.began_s is not None
@@ -132,8 +136,7 @@ class Bench:
 
     def _close(self, each: _Going, rules: Sequence[Rule]) -> None:
         case, now = each.case, time.time()
-        if case.alert:
-            assert each.began_s is not None
+        if case.alert and each.began_s is not None:
             found = self.alarm.ask_range(_rule(case, rules).expr, each.began_s, now, _STEP_S)
             came_s = each.came.received_unix_s if each.came else now
             each.true_s = first_true(found, case.name, case.labels, came_s - each.wait_s)
@@ -151,6 +154,8 @@ class Bench:
             wait_s=each.wait_s,
             interval_s=self.interval_s,
         )
+        if each.failed:
+            verdict = replace(verdict, wrong=(each.failed, *verdict.wrong))
         if not each.unfinished:
             verdict = replace(verdict, wrong=(*verdict.wrong, f"{case.unfinished} had ended before the alert came"))
         return verdict
