@@ -200,7 +200,6 @@ CASES: Final = (
         name="itl-p99",
         told="D's engine stands still for 1.3 s every 4 s: one gap in a hundred and more",
         alert="ItlP99High",
-        labels={"role": "edge"},
         shape=_shape(f"host_pause:d0:1.3{_AT}-", load=Load(rate=0.6, answer_tokens=(20, 30))),
     ),
     Case(

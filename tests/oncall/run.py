@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,7 +85,7 @@ class Bench:
 
     def _open(self, case: Case, rules: Sequence[Rule], healthy_s: float) -> _Going:
         fleet = Fleet(case.name, self.folder / case.name, case.shape, seed=sum(case.name.encode()))
-        wait_s = _rule(case, rules).wait_s if case.alert else 0.0
+        wait_s = _rule(case, rules, case.labels).wait_s if case.alert else 0.0
         return _Going(case, fleet, case.run(), fleet.starting(), time.time() + 300.0, wait_s)
 
     def _hear(self, told: Told, going: Sequence[_Going]) -> None:
@@ -137,9 +137,10 @@ class Bench:
     def _close(self, each: _Going, rules: Sequence[Rule]) -> None:
         case, now = each.case, time.time()
         if case.alert and each.began_s is not None:
-            found = self.alarm.ask_range(_rule(case, rules).expr, each.began_s, now, _STEP_S)
+            labels = {**case.labels, **(each.came.labels if each.came else {})}
             came_s = each.came.received_unix_s if each.came else now
-            each.true_s = first_true(found, case.name, case.labels, came_s - each.wait_s)
+            found = self.alarm.ask_range(_rule(case, rules, labels).expr, each.began_s, now, _STEP_S)
+            each.true_s = first_true(found, case.name, labels, came_s - each.wait_s)
         self.alarm.forget(case.name)
         each.run.end()
         each.fleet.end(5.0)
@@ -161,13 +162,12 @@ class Bench:
         return verdict
 
 
-def _rule(case: Case, rules: Sequence[Rule]) -> Rule:
-    """The rule of the case's alert; of several, the one whose labels speak of the same objective."""
+def _rule(case: Case, rules: Sequence[Rule], labels: Mapping[str, str]) -> Rule:
+    """The rule of the case's alert; of several, the one that the labels speak of."""
     named = [rule for rule in rules if rule.name == case.alert]
     if not named:
         raise ValueError(f"{case.name}: no rule is called {case.alert}")
-    role = case.labels.get("role", "")
-    return next((rule for rule in named if role and f'role="{role}"' in rule.expr), named[0])
+    return next((rule for rule in named if rule.labels.get("slo") == labels.get("slo")), named[0])
 
 
 def _line(verdict: Verdict) -> str:
