@@ -204,7 +204,7 @@ CASES: Final = (
     ),
     Case(
         name="slow-link",
-        told="the link from P to D has a hundredth of its bandwidth",
+        told="the link from P to D has a two-hundredth of its bandwidth",
         alert="KvLinkSlow",
         shape=_shape(f"slow_link:p0>d0:200{_AT}-"),
     ),

@@ -122,17 +122,21 @@ class Bench:
             if now >= each.began_s + each.case.at_s:
                 if self.alarm.scraped(each.case.name) < len(each.fleet.sidecar_pages) + 1 and each.case.at_s:
                     return self._too_early(each, now)
-                each.fault_s = now
-                each.run.begin(each.fleet)
+                each.fault_s = self._begun(each, now)
             return False
         each.run.go_on(each.fleet, now - each.fault_s)
         return now > (each.until_s if each.came is None else each.came.received_unix_s + LINGER_S)
 
     def _too_early(self, each: _Going, now: float) -> bool:
         self.say(f"{each.case.name}: its fault begins and not every page of it has been scraped")
-        each.fault_s = now
-        each.run.begin(each.fleet)
+        each.fault_s = self._begun(each, now)
         return False
+
+    def _begun(self, each: _Going, now: float) -> float:
+        """Since when the fault is there: what the fleet's processes do by themselves came when it was due."""
+        each.run.begin(each.fleet)
+        assert each.began_s is not None
+        return each.began_s + each.case.at_s if type(each.run) is Run else now
 
     def _close(self, each: _Going, rules: Sequence[Rule]) -> None:
         case, now = each.case, time.time()
