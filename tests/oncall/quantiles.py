@@ -36,7 +36,7 @@ _BANDS_S: Final = ((0.001, 0.01), (0.01, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, 1
 _VALUES: Final = 20_000
 _SECOND: Final = 10**9
 _WARM: Final = Load(rate=3.0, requests=30)
-_MAIN: Final = Load(rate=3.0, requests=1200, answer_tokens=(8, 16))
+_MAIN: Final = Load(rate=4.0, requests=1200, answer_tokens=(8, 16))
 _FAULTS: Final = (
     "router_slow:router:0.3",
     *(f"router_slow:router:1@{at}-{at + 6}" for at in range(0, 1200, 20)),
@@ -140,7 +140,7 @@ def _of_a_fleet(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[st
             "gap": [
                 (later - before_it) / _SECOND
                 for one in sent
-                for before_it, later in zip(one["chunk_ns"], one["chunk_ns"][1:], strict=False)
+                for before_it, later in zip(one["text_ns"], one["text_ns"][1:], strict=False)
             ],
         }
         return [
