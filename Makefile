@@ -42,6 +42,7 @@ test-dashboards: setup ## render every panel with Grafana's components against a
 	$(BIN)/python -m pytest tests/dashboards $(ARGS)
 
 test-oncall: setup ## inject faults into fleets side by side and wait for their alerts at a pager; ARGS="--write --healthy-minutes 30"
+	@bash tests/tools.sh gcc prometheus amtool
 	@$(BIN)/python -m tests.oncall $(ARGS)
 
 test-vllm: setup ## the tests that need the real engine (installs it under ~/.cache/handrail, about 3 minutes once)

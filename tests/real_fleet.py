@@ -36,11 +36,12 @@ class Load:
     prompt_words: tuple[int, int] = (100, 300)
     answer_tokens: tuple[int, int] = (8, 16)
     timeout_s: float = 120.0
+    streaming_share: float = 1.0
 
     def flags(self, seed: int) -> list[str]:
         pace = ["--concurrency", str(self.concurrency)] if self.rate is None else ["--rate", str(self.rate)]
         sizes = ("--prompt-words", *map(str, self.prompt_words), "--answer-tokens", *map(str, self.answer_tokens))
-        more = ("--streaming-share", "1", "--seed", str(seed), "--timeout", str(self.timeout_s))
+        more = ("--streaming-share", str(self.streaming_share), "--seed", str(seed), "--timeout", str(self.timeout_s))
         return ["--requests", str(self.requests), *pace, *more, *sizes]
 
 
@@ -65,7 +66,7 @@ class Shape:
     behind: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
     router: str = "handrail_fleet"
     load: Load | None = field(default_factory=Load)
-    sidecar_flags: tuple[str, ...] = ()
+    beside_flags: tuple[str, ...] = ()
     collector_flags: tuple[str, ...] = ()
 
     @property
@@ -146,6 +147,10 @@ class Fleet:
         self._named["load"] = self.children.start("load", command, may_end=True)
         return self["load"]
 
+    def end(self, grace_s: float) -> None:
+        """All at once: whose peer goes first does not matter any more."""
+        self.children.end([list(self._named.values())], grace_s)
+
     def _beside(self, host: str) -> None:
         folder, shape, address = self.host_folder(host), self.shape, self._addresses[host]
         folder.mkdir()
@@ -162,6 +167,7 @@ class Fleet:
             flags += ["--links-sample", "off"]
         if shape.proxied:
             flags += ["--listen", ANY]
+        flags += shape.beside_flags
         self._sidecar(f"sidecar-{host}", "prefill" if host[0] == "p" else "decode", address, host, *flags, env=env)
 
     def _sidecar(self, name: str, role: str, upstream: str, host: str, *flags: str, env: Mapping[str, str]) -> None:
@@ -170,7 +176,7 @@ class Fleet:
             collector = self.shape.behind[host](collector)
         common = ("--role", role, "--instance", upstream, "--collector", f"http://{collector}", "--drain", "1s")
         to = ("--upstream", f"http://{upstream}") if "--listen" in flags else ()
-        self._run(name, *_HANDRAIL, "sidecar", *common, *to, *flags, *self.shape.sidecar_flags, env=env)
+        self._run(name, *_HANDRAIL, "sidecar", *common, *to, *flags, env=env)
 
     def _identity(self, host: str) -> dict[str, str]:
         return {"OTEL_RESOURCE_ATTRIBUTES": f"host.id={self.name}-{host},host.name={host}"} if self.shape.apart else {}

@@ -1,39 +1,30 @@
-"""A whole fleet with real sidecars, a real collector and a real Prometheus, for what is looked at through Prometheus.
-
-Engines are emulated (``handrail_fleet``): two prefill, two decode, a router, an edge. Beside each engine its sidecar proxies,
-taps OTLP, reads its metrics page, hears what its plugin would say, and has GPUs and ports from doubles at the lowest layer (the
-NVML double, a folder as sysfs has it).
-"""
+"""A fleet (``real_fleet``) of two prefill and two decode hosts, with GPUs and ports, and a real Prometheus that scrapes it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-import sys
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fake_sysfs import FakeSysfs
-from handrail.cli.children import HOST, Child, Children, free_ports
-from nvml.build import CannotBuild, build
-from nvml.child import Double
+from handrail.cli.children import HOST, Children, free_ports
 from nvml.scenario import Scenario, h100
+from real_fleet import Fleet, Load, Shape, can_build_gpus, finish
 
 SCRAPE_S: Final = 2
-SCENARIO: Final = "split"
-_ANY: Final = f"{HOST}:0"
-_HANDRAIL: Final = (sys.executable, "-m", "handrail.cli.main")
-_FLEET: Final = (sys.executable, "-m", "handrail_fleet")
-_START_S: Final = 90.0
-_LOAD: Final = 6000  # more than is sent: the load is ended with the rest
+_START_S: Final = 180.0
+_LOAD: Final = Load(rate=6.0, requests=6000, prompt_words=(50, 400), answer_tokens=(20, 120), streaming_share=0.8)
+"""More than is sent: the load is ended with the rest."""
+
 _PORT_BYTES_PER_S: Final = {"p": (6.0e9, 0.4e9), "d": (0.4e9, 6.0e9)}
 
 
@@ -65,48 +56,27 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
     prometheus = shutil.which("prometheus")
     if prometheus is None:
         raise FileNotFoundError("prometheus")
-    children = Children(folder)
+    hosts = ("p0", "p1", "d0", "d1")
+    shape = Shape(
+        prefill=2,
+        decode=2,
+        faults=tuple(faults),
+        ports=True,
+        gpus={host: _gpus(host) for host in hosts} if can_build_gpus(folder / "nvml") is None else {},
+        beside_flags=("--metrics-interval", "1s", "--metrics-timeout", "900ms", "--kv-hung-after", "10s"),
+        collector_flags=("--flush-interval", "1s", "--decision-engine-wait", "3s"),
+        load=None,
+    )
+    fleet = Fleet("fleet", folder / "fleet", shape)
     with contextlib.ExitStack() as stack:
-        stack.callback(children.end, [], 10.0)
-        ports = ("--otlp-grpc", _ANY, "--otlp-http", _ANY, "--api", _ANY)
-        soon = ("--flush-interval", "1s", "--decision-engine-wait", "3s")
-        collector = _handrail(children, "collector", "collector", *ports, "--data", str(folder / "data"), *soon)
-        children.wait_ready([collector], _START_S)
-        hosts = {host: f"{HOST}:{port}" for host, port in zip(("p0", "p1", "d0", "d1"), free_ports(4), strict=True)}
-        sidecars = {host: _beside(children, folder, host, address, collector) for host, address in hosts.items()}
-        children.wait_ready(list(sidecars.values()), _START_S)
-        began = str(time.time_ns())
-        engines = [_engine(children, folder, host, address, sidecars[host], began, faults) for host, address in hosts.items()]
-        proxies = {host: f"http://{sidecars[host].addresses['proxy']}" for host in hosts}
-        relay = ("--listen", _ANY, "--prefill", proxies["p0"], proxies["p1"], "--decode", proxies["d0"], proxies["d1"])
-        router = _start(children, "router", *_FLEET, "router", *relay, *_shared(began, faults))
-        children.wait_ready([router, *engines], _START_S)
-        edge = _sidecar(children, "edge", "edge", router.addresses["http"], collector, None)
-        children.wait_ready([edge], _START_S)
-        address = _prometheus(children, folder, prometheus, [*sidecars.values(), edge], collector)
+        stack.callback(fleet.children.end, [], 10.0)
+        finish(fleet.starting(), _START_S)
+        address = _prometheus(fleet.children, folder, prometheus, list(fleet.sidecar_pages.values()), fleet.collector_api)
         started_s = time.time()
-        stack.enter_context(_moving_ports(folder, list(hosts)))
-        url = f"http://{edge.addresses['proxy']}"
-        load = [*_FLEET, "load", "--url", url, "--requests", str(_LOAD), "--rate", "6", "--answer-tokens", "20", "120"]
-        sender = children.start("load", [*load, *(part for fault in faults for part in ("--fault", fault))])
-        yield Stage(address, started_s, f"http://{collector.addresses['api']}", sender.log)
-        children.check()
-
-
-def _start(children: Children, name: str, *command: str, env: Mapping[str, str] | None = None) -> Child:
-    return children.start(name, [*command, "--ready-file", str(children.ready_file(name))], env)
-
-
-def _handrail(children: Children, command: str, name: str, *flags: str, env: Mapping[str, str] | None = None) -> Child:
-    return _start(children, name, *_HANDRAIL, command, *flags, env=env)
-
-
-def _sidecar(
-    children: Children, role: str, name: str, upstream: str, collector: Child, env: Mapping[str, str] | None, *more: str
-) -> Child:
-    flags = ("--role", role, "--listen", _ANY, "--upstream", f"http://{upstream}", "--instance", upstream)
-    to = ("--collector", f"http://{collector.addresses['otlp_http']}", "--drain", "1s")
-    return _handrail(children, "sidecar", f"sidecar-{name}", *flags, *to, *more, env=env)
+        stack.enter_context(_moving_ports(fleet))
+        sender = fleet.start_load(_LOAD)
+        yield Stage(address, started_s, f"http://{fleet.collector_api}", sender.log)
+        fleet.children.check()
 
 
 def _gpus(host: str) -> Scenario:
@@ -120,52 +90,15 @@ def _gpus(host: str) -> Scenario:
     return scenario
 
 
-def _beside(children: Children, folder: Path, host: str, address: str, collector: Child) -> Child:
-    below = folder / host
-    below.mkdir()
-    ports = FakeSysfs(below / "sys")
-    ports.add_port("mlx5_0")
-    try:
-        (library := below / "nvml").mkdir()
-        environment = Double(build(library), below).environment(_gpus(host))
-    except CannotBuild:
-        environment = None
-    more = (
-        "--otlp-grpc",
-        _ANY,
-        "--metrics-url",
-        f"http://{address}/metrics",
-        "--metrics-interval",
-        "1s",
-        "--metrics-timeout",
-        "900ms",
-    )
-    seen = ("--plugin-socket", str(folder / f"{host}.sock"), "--links-sysfs", str(below / "sys"), "--kv-hung-after", "10s")
-    return _sidecar(children, "prefill" if host[0] == "p" else "decode", host, address, collector, environment, *more, *seen)
-
-
-def _shared(began: str, faults: Sequence[str]) -> list[str]:
-    return ["--scenario", SCENARIO, "--began-unix-ns", began, *(part for fault in faults for part in ("--fault", fault))]
-
-
-def _engine(
-    children: Children, folder: Path, host: str, address: str, sidecar: Child, began: str, faults: Sequence[str]
-) -> Child:
-    role = "prefill" if host[0] == "p" else "decode"
-    flags = ("--role", role, "--host", host, "--listen", address, "--otlp-endpoint", f"grpc://{sidecar.addresses['otlp_grpc']}")
-    env = {"OTEL_BSP_SCHEDULE_DELAY": "200", "HANDRAIL_SOCKET": str(folder / f"{host}.sock")}
-    return _start(children, f"engine-{host}", *_FLEET, "engine", *flags, *_shared(began, faults), env=env)
-
-
-def _prometheus(children: Children, folder: Path, program: str, sidecars: Sequence[Child], collector: Child) -> str:
+def _prometheus(children: Children, folder: Path, program: str, sidecars: Sequence[str], collector: str) -> str:
     def scraped(job: str, *addresses: str) -> dict[str, Any]:
         return {"job_name": job, "static_configs": [{"targets": list(addresses), "labels": {"cluster": "demo"}}]}
 
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"},
         "scrape_configs": [
-            scraped("handrail-sidecar", *(sidecar.addresses["admin"] for sidecar in sidecars)),
-            scraped("handrail-collector", collector.addresses["api"]),
+            scraped("handrail-sidecar", *sidecars),
+            scraped("handrail-collector", collector),
         ],
     }
     (file := folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
@@ -186,11 +119,11 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _moving_ports(folder: Path, hosts: Sequence[str]) -> Iterator[None]:
+def _moving_ports(fleet: Fleet) -> Iterator[None]:
     """Counters of ports go on: P sends, D receives."""
     stop = threading.Event()
     began = time.monotonic()
-    ports = {host: FakeSysfs(folder / host / "sys") for host in hosts}
+    ports = {host: FakeSysfs(fleet.host_folder(host) / "sys") for host in fleet.shape.hosts}
 
     def move() -> None:
         while not stop.wait(0.1):

@@ -64,6 +64,10 @@ class Context:
         """
         return f"increase({self.series(name, *matchers)}[{self.window(LATELY)}]) > 0"
 
+    def known(self, name: str, duration: Duration, *matchers: str) -> str:
+        """The series that have been there within ``duration``: a target that went away has none now, and its increase goes on."""
+        return f"last_over_time({self.series(name, *matchers)}[{self.window(duration)}])"
+
     def with_role(self, expr: str, name: str, *matchers: str) -> str:
         """The expression, one series a target, times 1, with the label ``role`` of that process."""
         return f"{expr} * on {self.of_target()} group_left (role) {self.processes(name, *matchers)}"

@@ -7,7 +7,7 @@ from typing import Final
 
 from handrail_alerts.alert import Alert, Group, Severity, minutes
 from handrail_alerts.burn import FAILED_FETCHES
-from handrail_alerts.context import Context, any_of
+from handrail_alerts.context import LATELY, Context, any_of
 
 _FETCHES: Final = "handrail_kv_fetches_total"
 _FETCHES_BY_LOG: Final = "handrail_sidecar_log_failed_fetches_total"
@@ -65,7 +65,7 @@ def _failures_counted(context: Context) -> Alert:
     counted = "\n  or ".join(
         f'label_replace({context.grew(name)}, "failure", "{word}", "", "")' for word, name in _COUNTED.items()
     )
-    told = "".join(f"\nunless on {context.of_target()} {context.series(name)}" for name in (_FETCHES, _FETCHES_BY_LOG))
+    told = "".join(f"\nunless on {context.of_target()} {context.known(name, LATELY)}" for name in (_FETCHES, _FETCHES_BY_LOG))
     return Alert(
         name="KvTransferFailuresCounted",
         expr=f"(\n  {counted}\n){told}",
@@ -196,7 +196,7 @@ def _expiring(context: Context) -> Alert:
         name="KvExpiring",
         expr=any_of(
             f"({expired} >= 3 and {expired} / {kept} > {context.limits.expired_percent / 100:.6g})",
-            f"({counted} >= 3 unless on {by} {context.series(_PUBLISHES)})",
+            f"({counted} >= 3 unless on {by} {context.known(_PUBLISHES, _QUARTER)})",
         ),
         severity=Severity.TICKET,
         wait=minutes(2),

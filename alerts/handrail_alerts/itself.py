@@ -116,7 +116,8 @@ def _sidecar_down(context: Context) -> Alert:
 def _collector_down(context: Context) -> Alert:
     fleet = context.fleet()
     down = f"{context.series('up')} == 0 and on {context.of_target()} {context.processes_of(_COLLECTORS)}"
-    none = f"count by {fleet} ({context.series(_SIDECARS)}) unless count by {fleet} ({context.series(_COLLECTORS)})"
+    sidecars, collectors = (f"count by {fleet} ({context.series(name)})" for name in (_SIDECARS, _COLLECTORS))
+    none = f"{sidecars} unless {collectors} unless on {fleet} ({down})"
     return Alert(
         name="CollectorDown",
         expr=any_of(f"({down})", f"({none})"),

@@ -124,6 +124,15 @@ CASES: Final = (
         },
         at="6m",
     ),
+    Case(
+        alert="KvTransferFailuresCounted",
+        name="the sidecar went away after the plugin had told of each: its last series count, though they have ended",
+        given={
+            at_decode("handrail_engine_kv_transfer_failures_total", engine="0", transport="nixl"): "0x20 7x4 stale",
+            _FAILED: "0x20 7x4 stale",
+        },
+        at="7m30s",
+    ),
     # --- KvFetchFailureSpike
     Case(
         alert="KvFetchFailureSpike",
@@ -274,6 +283,16 @@ CASES: Final = (
         given={at_prefill("handrail_engine_kv_expired_requests_total", engine="0", transport="nixl"): "0x20 4x40"},
         at="8m",
         fires=({**P0, **CLUSTER},),
+    ),
+    Case(
+        alert="KvExpiring",
+        name="the sidecar went away: what the plugin told is still better than the engine's counter",
+        given={
+            at_prefill("handrail_engine_kv_expired_requests_total", engine="0", transport="nixl"): "0x20 4x8 stale",
+            at_prefill("handrail_kv_publishes_total", end="expired"): "0x20 4x8 stale",
+            at_prefill("handrail_kv_publishes_total", end="read"): "0+100x28 stale",
+        },
+        at="9m30s",
     ),
     Case(
         alert="KvExpiring",

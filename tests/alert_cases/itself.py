@@ -69,7 +69,7 @@ CASES: Final = (
     Case(
         alert="CollectorDown",
         name="it cannot be scraped",
-        given={_COLLECTOR: "1x20 stale", at_collector("up"): "1x20 0x40"},
+        given={_COLLECTOR: "1x20 stale", at_collector("up"): "1x20 0x40", _DECODE: "1x60"},
         at="11m",
         fires=({**COLLECTOR, **CLUSTER},),
     ),

@@ -19,12 +19,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does, so that ``oncall`` is one package for both
 
 from rich.console import Console
+from rich.markup import escape
 
+from handrail.cli.children import ChildError
 from oncall.alarm import alarm
 from oncall.cases import CASES, HEALTHY, HERE
 from oncall.quantiles import measure, wrong
 from oncall.report import quantile_table, table, write_page
 from oncall.run import Bench
+from real_fleet import can_build_gpus
 
 WIDTH = 150
 QUANTILES = "quantiles"
@@ -47,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = set(given.names) - {*every, QUANTILES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; valid are {', '.join((*every, QUANTILES))}")
+    if given.folder and given.folder.exists() and any(given.folder.iterdir()):
+        parser.error(f"--folder {given.folder} is not empty: name a new one")
     names = dict.fromkeys(given.names or (*every, QUANTILES))
     chosen = [every[name] for name in names if name in every]
     say = Console(stderr=True, highlight=False)
@@ -54,16 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def progress(line: str) -> None:
         minutes, seconds = divmod(round(time.monotonic() - began), 60)
-        say.print(f"[dim]{minutes:2d}:{seconds:02d}[/dim]", line, markup=True, soft_wrap=True)
+        say.print(f"[dim]{minutes:2d}:{seconds:02d}[/dim] {escape(line)}", soft_wrap=True)
 
     with tempfile.TemporaryDirectory(prefix="handrail-oncall-") as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         progress(f"{len(chosen)} fleets, {given.at_once} at once; files in {folder}")
-        with alarm(folder, HERE / "slo.yaml", given.interval) as running:
-            bench = Bench(running, folder, given.interval, progress)
-            verdicts = bench.run(chosen, given.at_once, given.healthy_minutes * 60)
-            readings = measure(running, folder, given.interval, progress) if QUANTILES in names else []
+        if without := can_build_gpus(folder / "nvml"):
+            progress(f"faults of GPUs are left out, since the NVML double cannot be had here: {without}")
+            chosen = [case for case in chosen if not case.shape.gpus]
+        try:
+            with alarm(folder, HERE / "slo.yaml", given.interval) as running:
+                bench = Bench(running, folder, given.interval, progress)
+                verdicts = bench.run(chosen, given.at_once, given.healthy_minutes * 60)
+                readings = measure(running, folder, given.interval, progress) if QUANTILES in names else []
+        except (ChildError, FileNotFoundError) as error:
+            say.print(f"[red]{escape(str(error))}[/red]")
+            return 1
     if given.json:
         for line in (*map(asdict, verdicts), *map(asdict, readings)):
             print(json.dumps(line))
@@ -74,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if readings:
             shown.print(quantile_table(readings))
     if given.write:
-        write_page(verdicts, readings, f"scraped and evaluated every {given.interval} s, load average {load:.1f} at the start")
+        write_page(
+            verdicts, readings, f"with scrapes and evaluations every {given.interval} s; load average {load:.1f} at the start"
+        )
     return int(any(verdict.wrong for verdict in verdicts) or bool(wrong(readings)))
 
 

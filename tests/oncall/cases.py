@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,33 @@ class _StopForAWhile(Run):
             self._stopped = False
 
 
+class _PauseHost(Run):
+    """Engine and sidecar of a host stand still together for a moment every four seconds."""
+
+    def __init__(self, host: str, lasts_s: float) -> None:
+        self._names = (f"engine-{host}", f"sidecar-{host}")
+        self._lasts_s = lasts_s
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, fleet: Fleet) -> None:
+        self._thread = threading.Thread(target=self._pause, args=(fleet,), name="pauses")
+        self._thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _pause(self, fleet: Fleet) -> None:
+        while not self._over.wait(4.0 - self._lasts_s):
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for name in self._names:
+                    _signal(fleet, name, number)
+                if number is signal.SIGSTOP:
+                    self._over.wait(self._lasts_s)
+
+
 class _CutOff(Run):
     """The way from D's sidecar to the collector. ``way`` is given to the shape."""
 
@@ -155,10 +183,11 @@ CASES: Final = (
     ),
     Case(
         name="stalls",
-        told="D's engine stands still for 0.4 s every 4 s (host pause)",
+        told="D's host (engine and sidecar) stands still for 0.4 s every 4 s: both processes are stopped",
         alert="StreamsStalling",
         labels={"cause": "host_pause"},
-        shape=_shape(f"host_pause:d0:0.4{_AT}-", load=Load(rate=0.6, answer_tokens=(40, 60))),
+        shape=_shape(load=Load(rate=0.6, answer_tokens=(40, 60))),
+        run=lambda: _PauseHost("d0", 0.4),
     ),
     Case(
         name="ttft-p99",
@@ -171,12 +200,11 @@ CASES: Final = (
         name="itl-p99",
         told="D's engine stands still for 1.3 s every 4 s: one gap in a hundred and more",
         alert="ItlP99High",
-        labels={"role": "edge"},
         shape=_shape(f"host_pause:d0:1.3{_AT}-", load=Load(rate=0.6, answer_tokens=(20, 30))),
     ),
     Case(
         name="slow-link",
-        told="the link from P to D has a hundredth of its bandwidth",
+        told="the link from P to D has a two-hundredth of its bandwidth",
         alert="KvLinkSlow",
         shape=_shape(f"slow_link:p0>d0:200{_AT}-"),
     ),

@@ -51,7 +51,8 @@ def others(told: Iterable[Told], alert: str) -> tuple[tuple[str, ...], tuple[str
 def first_true(
     series: Sequence[Mapping[str, Any]], cluster: str, labels: Mapping[str, str], until_unix_s: float, step_s: float = 1.0
 ) -> float | None:
-    """Of a range query's answer: since when a series of this cluster with these labels has been there, in unix seconds.
+    """Of a range query's answer: since when a series of this cluster with these labels has been there, in unix seconds, at the
+    earliest: a step before it was seen.
 
     Where it came and went, the last time that it came not after ``until_unix_s``: an alert's ``for`` begins anew with each.
     """
@@ -61,7 +62,8 @@ def first_true(
         if metric.get("cluster") == cluster and all(metric.get(name, value) == value for name, value in labels.items()):
             times = [float(at) for at, _ in each["values"]]
             begins += [at for before, at in zip((-math.inf, *times), times, strict=False) if at - before > 1.5 * step_s]
-    return max((at for at in begins if at <= until_unix_s), default=min(begins, default=None))
+    since = max((at for at in begins if at <= until_unix_s + step_s), default=min(begins, default=None))
+    return None if since is None else since - step_s
 
 
 def judge(

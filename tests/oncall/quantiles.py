@@ -36,7 +36,7 @@ _BANDS_S: Final = ((0.001, 0.01), (0.01, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, 1
 _VALUES: Final = 20_000
 _SECOND: Final = 10**9
 _WARM: Final = Load(rate=3.0, requests=30)
-_MAIN: Final = Load(rate=3.0, requests=1200, answer_tokens=(8, 16))
+_MAIN: Final = Load(rate=4.0, requests=1200, answer_tokens=(8, 16))
 _FAULTS: Final = (
     "router_slow:router:0.3",
     *(f"router_slow:router:1@{at}-{at + 6}" for at in range(0, 1200, 20)),
@@ -93,7 +93,7 @@ def measure(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[str], 
 
 def _extremes(alarm: Alarm, interval_s: float) -> list[Reading]:
     draw = random.Random(11)
-    made = make(everything())
+    made, role = make(everything()), everything().role.value
     models = {f"{low:g} to {high:g} s": (low, high) for low, high in _BANDS_S}
     raw = {
         name: [round(low * (high / low) ** draw.random() * _SECOND) for _ in range(_VALUES)]
@@ -104,16 +104,15 @@ def _extremes(alarm: Alarm, interval_s: float) -> list[Reading]:
         made.live.gaps_of(model).extend(values[:1])
     with _page(SelfMetrics(sidecar_rows(made))) as address:
         alarm.watch("synthetic", [address], address)
-        _wait(lambda: len(_scrapes(alarm, "synthetic")) >= 2, interval_s)
-        since = _scrapes(alarm, "synthetic")[-1]
+        _wait(lambda: len(_scrapes(alarm, "synthetic", role)) >= 2, interval_s)
+        since = _scrapes(alarm, "synthetic", role)[-1]
         for model, values in raw.items():
             for value in values:
                 made.live.first_token(model, value, "")
             made.live.gaps_of(model).extend(values)
-        _wait(lambda: _scrapes(alarm, "synthetic")[-1] > since + interval_s, interval_s)
-        until = _scrapes(alarm, "synthetic")[-1]
+        _wait(lambda: _scrapes(alarm, "synthetic", role)[-1] > since + 1.5 * interval_s, interval_s)
+        until = _scrapes(alarm, "synthetic", role)[-1]
         alarm.forget("synthetic")
-    role = "edge"
     return [
         reading
         for model, values in raw.items()
@@ -141,7 +140,7 @@ def _of_a_fleet(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[st
             "gap": [
                 (later - before_it) / _SECOND
                 for one in sent
-                for before_it, later in zip(one["chunk_ns"], one["chunk_ns"][1:], strict=False)
+                for before_it, later in zip(one["text_ns"], one["text_ns"][1:], strict=False)
             ],
         }
         return [
@@ -151,7 +150,7 @@ def _of_a_fleet(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[st
         ]
     finally:
         alarm.forget(fleet.name)
-        fleet.children.end([], 5.0)
+        fleet.end(5.0)
 
 
 def _read(
@@ -159,27 +158,27 @@ def _read(
 ) -> Iterator[Reading]:
     for share, word in SHARES:
         found = alarm.ask(query(what, word, cluster, _literal(model), role, until - since), until)
-        shown = {each["metric"].get("scope", "edge"): float(each["value"][1]) for each in found}
-        if "edge" not in shown:
-            raise ValueError(f"{of}: the board's {word} of {what} shows nothing for scope edge: {found}")
-        yield Reading(of, what, word, exact(values, share), shown["edge"], len(values))
+        shown = {each["metric"].get("scope", role): float(each["value"][1]) for each in found}
+        if role not in shown:
+            raise ValueError(f"{of}: the board's {word} of {what} shows nothing for {role}: {found}")
+        yield Reading(of, what, word, exact(values, share), shown[role], len(values))
 
 
 def _literal(model: str) -> str:
     return model.replace(".", "[.]") if model != ".*" else model
 
 
-def _scrapes(alarm: Alarm, cluster: str) -> list[float]:
-    """When its edge's series were read, oldest first, in unix seconds."""
-    found = alarm.ask(f'handrail_ttft_seconds_count{{cluster="{cluster}", scope="edge"}}[1h]')
+def _scrapes(alarm: Alarm, cluster: str, role: str) -> list[float]:
+    """When the series of its sidecar of this role were read, oldest first, in unix seconds."""
+    found = alarm.ask(f'handrail_ttft_seconds_count{{cluster="{cluster}", scope="{role}"}}[1h]')
     return [float(at) for at, _ in found[0]["values"]] if found else []
 
 
 def _next_scrape(alarm: Alarm, cluster: str, interval_s: float) -> float:
     """The second one from now: what has ended is in it."""
     now = time.time()
-    _wait(lambda: len([at for at in _scrapes(alarm, cluster) if at > now]) >= 2, interval_s)
-    return _scrapes(alarm, cluster)[-1]
+    _wait(lambda: len([at for at in _scrapes(alarm, cluster, "edge") if at > now]) >= 2, interval_s)
+    return _scrapes(alarm, cluster, "edge")[-1]
 
 
 def _wait(holds: Callable[[], bool], interval_s: float) -> None:

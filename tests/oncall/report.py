@@ -11,6 +11,10 @@ from rich.table import Table
 from oncall.judge import Verdict
 from oncall.quantiles import Reading, mean_error
 
+_HEAD: Final = (
+    "| fault | what is done | alert | `for` | late | after the fault | pages with it | tickets with it | |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
 PAGE: Final = Path(__file__).parents[2] / "docs" / "oncall.md"
 
 
@@ -30,19 +34,19 @@ def table(verdicts: Iterable[Verdict]) -> Table:
     return shown
 
 
-def markdown(verdicts: Iterable[Verdict]) -> str:
-    """The page's table."""
-    lines = [
-        "| fault | what is done | alert | `for` | late | after the fault | pages with it | tickets with it | |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def markdown(verdicts: Iterable[Verdict], before: str = "") -> str:
+    """The page's table. ``before``: the one that stands there; its rows of other faults stay."""
+    rows = {}
     for each in verdicts:
         cells = (
             *(each.name, each.told, each.alert, f"{each.wait_s:.0f} s", _seconds(each.late_s), _seconds(each.after_s)),
             *(", ".join(each.pages) or "–", ", ".join(each.tickets) or "–", "; ".join(each.wrong) or "ok"),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows[each.name] = f"| {' | '.join(cells)} |"
+    kept = [line for line in before.splitlines() if line.startswith("| ") and not line.startswith("| fault ")]
+    names = dict.fromkeys((*(line.split(" | ")[0][2:] for line in kept), *rows))
+    old = {line.split(" | ")[0][2:]: line for line in kept}
+    return "\n".join([*_HEAD, *(rows.get(name) or old[name] for name in names)])
 
 
 def quantile_table(readings: Sequence[Reading]) -> Table:
@@ -71,17 +75,21 @@ def write_page(verdicts: Sequence[Verdict], readings: Sequence[Reading], how: st
     """Replace in docs/oncall.md what was measured now. Raises ``ValueError`` where the page has no place for it."""
     page = PAGE.read_text(encoding="utf-8")
     if verdicts:
-        page = _replaced(page, "faults", f"Measured {how}.\n\n{markdown(verdicts)}")
+        page = _replaced(page, "faults", f"Last measured {how}.\n\n{markdown(verdicts, _between(page, 'faults'))}")
     if readings:
         page = _replaced(page, "quantiles", quantile_markdown(readings))
     PAGE.write_text(page, encoding="utf-8")
 
 
-def _replaced(page: str, name: str, text: str) -> str:
+def _between(page: str, name: str) -> str:
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     if begin not in page or end not in page:
         raise ValueError(f"{PAGE} has no {begin} and {end}")
-    return page[: page.index(begin) + len(begin)] + f"\n{text}\n" + page[page.index(end) :]
+    return page[page.index(begin) + len(begin) : page.index(end)]
+
+
+def _replaced(page: str, name: str, text: str) -> str:
+    return page.replace(f"<!-- {name} -->{_between(page, name)}", f"<!-- {name} -->\n{text}\n", 1)
 
 
 def _seconds(value: float | None) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handrail.cli.children import ChildError
@@ -36,9 +36,10 @@ class _Going:
     wait_s: float
     fault_s: float | None = None
     began_s: float | None = None
+    true_s: float | None = None
     came: Told | None = None
     unfinished: bool = True
-    told: list[Told] = field(default_factory=list)
+    failed: str = ""
 
 
 @dataclass(slots=True)
@@ -51,11 +52,14 @@ class Bench:
     say: Callable[[str], None]
 
     def run(self, cases: Sequence[Case], at_once: int, healthy_s: float) -> list[Verdict]:
-        """In the order given. ``healthy_s``: how long a case without an alert goes on."""
+        """In the order given. ``healthy_s``: how long a case without an alert goes on.
+
+        Each is judged again when all are over: what reaches the pager once a fleet has gone counts as well.
+        """
         rules = self.alarm.rules()
         waiting, seen = list(cases), 0
         going: list[_Going] = []
-        verdicts: dict[str, Verdict] = {}
+        over: dict[str, _Going] = {}
         try:
             while waiting or going:
                 starting = sum(each.starting is not None for each in going)
@@ -67,20 +71,21 @@ class Bench:
                     self._hear(notification, going)
                 for each in list(going):
                     if self._step(each, healthy_s):
-                        verdicts[each.case.name] = self._close(each, rules)
+                        self._close(each, rules)
                         going.remove(each)
-                        left = f"{len(verdicts)} of {len(cases)} done; {len(going)} running, {len(waiting)} waiting"
-                        self.say(f"{_line(verdicts[each.case.name])}  ({left})")
+                        over[each.case.name] = each
+                        left = f"{len(over)} of {len(cases)} done; {len(going)} running, {len(waiting)} waiting"
+                        self.say(f"{_line(self._judged(each))}  ({left})")
                 time.sleep(_POLL_S)
         finally:
             for each in going:
                 each.run.end()
-                each.fleet.children.end([], 5.0)
-        return [verdicts[case.name] for case in cases]
+                each.fleet.end(5.0)
+        return [self._judged(over[case.name]) for case in cases]
 
     def _open(self, case: Case, rules: Sequence[Rule], healthy_s: float) -> _Going:
         fleet = Fleet(case.name, self.folder / case.name, case.shape, seed=sum(case.name.encode()))
-        wait_s = _rule(case, rules).wait_s if case.alert else 0.0
+        wait_s = _rule(case, rules, case.labels).wait_s if case.alert else 0.0
         return _Going(case, fleet, case.run(), fleet.starting(), time.time() + 300.0, wait_s)
 
     def _hear(self, told: Told, going: Sequence[_Going]) -> None:
@@ -88,21 +93,22 @@ class Bench:
         if not told.resolved:
             self.say(f"{told.cluster}: {kind} {told.name} {told.summary!r}")
         for each in going:
-            if each.case.name == told.cluster:
-                each.told.append(told)
-                if each.case.alert and each.came is None:
-                    each.came = first([told], each.case.alert, each.case.labels)
-                    if each.came and each.case.unfinished:
-                        each.unfinished = each.fleet[each.case.unfinished].poll() is None
+            if each.case.name == told.cluster and each.case.alert and each.came is None:
+                each.came = first([told], each.case.alert, each.case.labels)
+                if each.came and each.case.unfinished:
+                    each.unfinished = each.fleet[each.case.unfinished].poll() is None
 
     def _step(self, each: _Going, healthy_s: float) -> bool:
         """Whether it is over."""
         now = time.time()
         if each.starting is not None:
-            if next(each.starting, None) is not None:
-                if now > each.until_s:
-                    raise ChildError(f"{each.case.name} did not start within 5 minutes")
-                return False
+            try:
+                if next(each.starting, None) is not None:
+                    each.failed = "did not start within 5 minutes" if now > each.until_s else ""
+                    return bool(each.failed)
+            except ChildError as error:
+                each.failed = f"did not start: {error}"
+                return True
             each.starting = None
             self.alarm.watch(each.case.name, list(each.fleet.sidecar_pages.values()), each.fleet.collector_api)
             assert each.fleet.began_s is not None
@@ -116,50 +122,56 @@ class Bench:
             if now >= each.began_s + each.case.at_s:
                 if self.alarm.scraped(each.case.name) < len(each.fleet.sidecar_pages) + 1 and each.case.at_s:
                     return self._too_early(each, now)
-                each.fault_s = now
-                each.run.begin(each.fleet)
+                each.fault_s = self._begun(each, now)
             return False
         each.run.go_on(each.fleet, now - each.fault_s)
         return now > (each.until_s if each.came is None else each.came.received_unix_s + LINGER_S)
 
     def _too_early(self, each: _Going, now: float) -> bool:
         self.say(f"{each.case.name}: its fault begins and not every page of it has been scraped")
-        each.fault_s = now
-        each.run.begin(each.fleet)
+        each.fault_s = self._begun(each, now)
         return False
 
-    def _close(self, each: _Going, rules: Sequence[Rule]) -> Verdict:
+    def _begun(self, each: _Going, now: float) -> float:
+        """Since when the fault is there: what the fleet's processes do by themselves came when it was due."""
+        each.run.begin(each.fleet)
+        assert each.began_s is not None
+        return each.began_s + each.case.at_s if type(each.run) is Run else now
+
+    def _close(self, each: _Going, rules: Sequence[Rule]) -> None:
         case, now = each.case, time.time()
-        fault_s = each.fault_s or now
-        true_s = None
-        if case.alert:
-            rule = _rule(case, rules)
-            assert each.began_s is not None
-            found = self.alarm.ask_range(rule.expr, each.began_s, now, _STEP_S)
+        if case.alert and each.began_s is not None:
+            labels = {**case.labels, **(each.came.labels if each.came else {})}
             came_s = each.came.received_unix_s if each.came else now
-            true_s = first_true(found, case.name, case.labels, came_s - each.wait_s)
+            found = self.alarm.ask_range(_rule(case, rules, labels).expr, each.began_s, now, _STEP_S)
+            each.true_s = first_true(found, case.name, labels, came_s - each.wait_s)
         self.alarm.forget(case.name)
         each.run.end()
-        each.fleet.children.end([], 5.0)
+        each.fleet.end(5.0)
+
+    def _judged(self, each: _Going) -> Verdict:
+        case = each.case
+        told = [notification for notification in self.alarm.pager.told if notification.cluster == case.name]
         verdict = judge(
-            *(case.name, case.told, case.alert, case.labels, each.told),
-            fault_unix_s=fault_s,
-            true_unix_s=true_s,
+            *(case.name, case.told, case.alert, case.labels, told),
+            fault_unix_s=each.fault_s or time.time(),
+            true_unix_s=each.true_s,
             wait_s=each.wait_s,
             interval_s=self.interval_s,
         )
+        if each.failed:
+            verdict = replace(verdict, wrong=(each.failed, *verdict.wrong))
         if not each.unfinished:
             verdict = replace(verdict, wrong=(*verdict.wrong, f"{case.unfinished} had ended before the alert came"))
         return verdict
 
 
-def _rule(case: Case, rules: Sequence[Rule]) -> Rule:
-    """The rule of the case's alert; of several, the one whose labels speak of the same objective."""
+def _rule(case: Case, rules: Sequence[Rule], labels: Mapping[str, str]) -> Rule:
+    """The rule of the case's alert; of several, the one that the labels speak of."""
     named = [rule for rule in rules if rule.name == case.alert]
     if not named:
         raise ValueError(f"{case.name}: no rule is called {case.alert}")
-    role = case.labels.get("role", "")
-    return next((rule for rule in named if role and f'role="{role}"' in rule.expr), named[0])
+    return next((rule for rule in named if rule.labels.get("slo") == labels.get("slo")), named[0])
 
 
 def _line(verdict: Verdict) -> str:

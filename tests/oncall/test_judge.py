@@ -15,6 +15,7 @@ from oncall.alarm import SHIPPED, Told, read_notification
 from oncall.cases import CASES, HEALTHY, HERE
 from oncall.judge import Verdict, first, first_true, judge
 from oncall.quantiles import Reading, exact, query, wrong
+from oncall.report import markdown
 
 
 def told(name: str, at: float, severity: str = "page", *, resolved: bool = False, **labels: str) -> Told:
@@ -82,11 +83,11 @@ def series(*times: float, **labels: str) -> dict[str, Any]:
     ("found", "until", "since"),
     [
         ([], 50.0, None),
-        ([series(10, 11, 12)], 50.0, 10.0),
-        ([series(10, 11, 20, 21)], 50.0, 20.0),
-        ([series(10, 11, 20, 21)], 15.0, 10.0),
-        ([series(30, 31)], 15.0, 30.0),
-        ([series(10, role="edge"), series(5, role="decode")], 50.0, 10.0),
+        ([series(10, 11, 12)], 50.0, 9.0),
+        ([series(10, 11, 20, 21)], 50.0, 19.0),
+        ([series(10, 11, 20, 21)], 15.0, 9.0),
+        ([series(30, 31)], 15.0, 29.0),
+        ([series(10, role="edge"), series(5, role="decode")], 50.0, 9.0),
         ([{"metric": {"cluster": "other"}, "values": [[1, "1"]]}], 50.0, None),
     ],
     ids=["nothing", "whole", "began anew", "before it began anew", "only later", "other labels", "another fleet"],
@@ -114,6 +115,13 @@ def test_every_case_names_an_alert_that_ships_and_its_fleet_is_its_own() -> None
     names = [case.name for case in (HEALTHY, *CASES)]
     assert len(names) == len(set(names))
     assert "http://127.0.0.1:9095" in SHIPPED.read_text(encoding="utf-8")
+
+
+def test_the_page_keeps_the_rows_of_faults_that_were_not_injected_now() -> None:
+    first = markdown([Verdict(name="a", told="x", alert="A"), Verdict(name="b", told="x", alert="B", wrong=("31 s late",))])
+    again = markdown([Verdict(name="b", told="y", alert="B"), Verdict(name="c", told="x", alert="C")], first)
+    assert [line.split(" | ")[:2] for line in again.splitlines()[2:]] == [["| a", "x"], ["| b", "y"], ["| c", "x"]]
+    assert "late" not in again.splitlines()[3]
 
 
 @pytest.mark.parametrize("what", ["ttft", "gap"])

@@ -71,7 +71,7 @@ class Plan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
     """What became of it. ``ttft_token_ns``: first event that carries a generated token, its text may be empty; ``chunk_ns``: all
-    of those. A request that is not streamed has neither."""
+    of those; ``text_ns``: of them those with text. A request that is not streamed has none of these."""
 
     index: int
     request_id: str
@@ -89,6 +89,7 @@ class Sent:
     prompt_tokens: int | None
     completion_tokens: int | None
     error: str | None
+    text_ns: tuple[int, ...] = ()
 
 
 def plans(settings: Settings) -> list[Plan]:
@@ -151,6 +152,7 @@ class Watch:
         self.ttfb_ns: int | None = None
         self.ttft_text_ns: int | None = None
         self.chunk_ns: list[int] = []
+        self.text_ns: list[int] = []
         self.response_id: str | None = None
         self.usage: dict[str, Any] = {}
         self.error: str | None = None
@@ -183,8 +185,9 @@ class Watch:
                 continue  # sent before any token
             text = delta.get("content") if self._chat else choice.get("text")
             self.chunk_ns.append(at_ns)
-            if text and self.ttft_text_ns is None:
-                self.ttft_text_ns = at_ns
+            if text:
+                self.text_ns.append(at_ns)
+                self.ttft_text_ns = self.text_ns[0]
 
     def _common(self, body: dict[str, Any]) -> None:
         if "error" in body:
@@ -229,6 +232,7 @@ async def send(session: aiohttp.ClientSession, url: str, plan: Plan, stands_s: f
         prompt_tokens=watch.usage.get("prompt_tokens"),
         completion_tokens=watch.usage.get("completion_tokens"),
         error=error,
+        text_ns=tuple(watch.text_ns),
     )
 
 
