@@ -116,8 +116,8 @@ def test_facts_name_both_ends(observed: ObservedPair, good: list[str]) -> None:
     assert [f.connector_role for f in sides] == ["kv_producer", "kv_consumer"]
     for f in sides:
         assert (f.engine_version, f.dtype, f.block_size, f.missing) == ("0.32.0", "bfloat16", 32, ())
-    events = [e.kind for e in observed.decode.of(ProcessEvent)]
-    assert set(events) == {ProcessEventKind.STARTED}
+    events = {e.kind for e in observed.decode.of(ProcessEvent)}
+    assert events - {ProcessEventKind.PAUSED} == {ProcessEventKind.STARTED}  # a busy machine lets it wait now and then
 
 
 def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, good: list[str]) -> None:

@@ -135,7 +135,13 @@ def test_ctrl_c_ends_quietly_with_130() -> None:
         server.settimeout(30)
         api = f"http://127.0.0.1:{server.getsockname()[1]}"
         command = [sys.executable, "-m", "handrail.cli.main", "requests", "--api", api]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        heeding = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a test run in the background ignores it, children too
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, heeding)
         try:
             connection, _ = server.accept()  # it waits for an answer now
             with connection:
