@@ -89,10 +89,10 @@ TTFT and gaps, not in the CPU of the engines, which is user and system time of a
 _READING = """
 An interval that holds zero shows no cost, and none smaller than its width. Absolute times are those of a model of 0.7 million
 parameters on CPU: a step of a real model takes longer, and the plugin's part of it is smaller. An earlier form of this bench
-compared two pairs of processes side by side, one without the plugin: they differed by 8 to 10 % from run to run, for either sign
-(gap p50 -10.8 to +4.0 %, CPU a request -9.0 to +3.4 % over 8 runs), so it could not have shown 1 %. The sidecars' time beside the engines' is what gaps must grow by
-where processors are full, as two are here: engines, sidecars and load share them, and what one takes the others wait for. A host with
-processors to spare pays the engine's own part alone.
+compared two pairs of processes side by side, one without the plugin: they differed by 8 to 10 % from run to run, for either
+sign (gap p50 -10.8 to +4.0 %, CPU a request -9.0 to +3.4 % over 8 runs), so it could not have shown 1 %. The sidecars' time
+beside the engines' is what gaps must grow by where processors are full, as two are here: engines, sidecars and load share them,
+and what one takes the others wait for. A host with processors to spare pays the engine's own part alone.
 """
 
 
