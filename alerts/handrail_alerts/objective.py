@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ from handrail.records import Role
 from handrail.values import Duration
 
 POOLS: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a label's value, in templates too
 _LEAST: Final = Duration(round(LATENCY_SECONDS[0] * 1e9))
 _MOST: Final = Duration(round(LATENCY_SECONDS[-1] * 1e9))
 
@@ -53,6 +55,10 @@ class Objective:
 
     def cross_check(self) -> Iterator[Problem]:
         """What no single field shows."""
+        if self.name and not _NAME.fullmatch(self.name):
+            yield Problem(
+                path="name", value=self.name, rule="must be letters, digits, '.', '_' and '-'", example="name: ttft-70b"
+            )
         if self.signal.timed and self.threshold is None:
             yield Problem(path="threshold", rule=f"must be given for {self.signal.value}", example="threshold: 2s")
         for key in ("threshold", "p99"):

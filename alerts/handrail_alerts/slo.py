@@ -7,6 +7,7 @@ Every problem of a file is told at once, each with its line, what is valid and t
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,20 @@ _OBJECTIVES: Final = "objectives"
 _EXAMPLE: Final = "objectives: [{signal: ttft, role: edge, threshold: 2s, target_percent: 99}]"
 
 
+MOST_SCRAPE_NS: Final = 120 * 10**9
+"""Prometheus takes a series for gone 5 minutes after its last sample: a scrape or two may fail."""
+
+_LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
+_MATCHER: Final = rf"\s*{_LABEL.pattern}\s*(?:=~|!~|!=|=)\s*{_STRING}\s*"
+_SELECTOR: Final = re.compile(rf"{_MATCHER}(?:,{_MATCHER})*")
+_OWN_LABELS: Final = {
+    *("cause", "device", "engine", "finding", "gpu", "instance", "job", "kind", "le", "listener", "met", "model_name", "outcome"),
+    *("peer", "phase", "reason", "role", "scope", "slo", "source", "target", "use"),
+}
+"""Of Handrail's series or of the target itself: rules group by these where they mean to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prometheus:
     """How the metrics are scraped and the rules are evaluated."""
@@ -37,11 +52,33 @@ class Prometheus:
         ("cluster",), help="labels of a target that tell one fleet from another", example="[cluster, namespace]"
     )
     scrape_interval: Duration = setting(
-        Duration(15 * 10**9), help="every window of a rule is at least four of these", example="30s", at_least=10**9
+        Duration(15 * 10**9),
+        help="every window of a rule is at least four of these",
+        example="30s",
+        at_least=10**9,
+        at_most=MOST_SCRAPE_NS,
     )
     evaluation_interval: Duration = setting(
         Duration(15 * 10**9), help="how often the rules are evaluated", example="30s", at_least=10**9
     )
+
+    def refused(self) -> Iterator[Problem]:
+        """What Prometheus would refuse the rules for."""
+        if self.selector and not _SELECTOR.fullmatch(self.selector):
+            yield Problem(
+                path="prometheus.selector",
+                value=self.selector,
+                rule="must be matchers as PromQL writes them, without braces: label, =, !=, =~ or !~, a quoted value",
+                example="""selector: 'job="handrail"'""",
+            )
+        for label in self.group_by:
+            if not _LABEL.fullmatch(label):
+                rule = "must be names of labels: letters, digits and _"
+            elif label in _OWN_LABELS:
+                rule = "must be labels that Prometheus gives to a whole fleet, not those of one series or target"
+            else:
+                continue
+            yield Problem(path="prometheus.group_by", value=label, rule=rule, example="group_by: [cluster, namespace]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +96,10 @@ class _Top:
     min_failures: int = setting(3, help="nor does one over fewer failures", example="5", at_least=1)
     limits: Limits = section(Limits)
     prometheus: Prometheus = section(Prometheus)
+
+    def cross_check(self) -> Iterator[Problem]:
+        """What no single field shows."""
+        yield from self.prometheus.refused()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import promql_parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,3 +168,34 @@ def test_every_key_and_limit_with_its_default_is_on_the_page() -> None:
         assert f"| `prometheus.{key.path}` |" in page
     for key in keys(Objective):
         assert f"| `{key.path}` |" in page
+
+
+@pytest.mark.parametrize(
+    ("prometheus", "said"),
+    [
+        ("selector: job=handrail", "prometheus.selector"),
+        ("selector: '{job=\"x\"}'", "without braces"),
+        ("selector: 'job='", "prometheus.selector"),
+        ("group_by: [pod-name]", "letters, digits and _"),
+        ("group_by: [cluster, role]", "prometheus.group_by"),
+        ("scrape_interval: 10m", "prometheus.scrape_interval"),
+    ],
+)
+def test_what_prometheus_would_refuse_or_not_see_is_a_problem_of_the_file(prometheus: str, said: str) -> None:
+    assert said in problems_of(ONE, top=f"prometheus: {{{prometheus}}}")
+
+
+@pytest.mark.parametrize(
+    "selector",
+    ['job="handrail"', """job=~'a|b', env!="x" """, 'job="a\\"b"', "job=`a`", ""],
+    ids=["one", "two", "escaped", "raw", "none"],
+)
+def test_matchers_as_promql_writes_them_are_taken(selector: str) -> None:
+    slo = replace(load(), prometheus=Prometheus(selector=selector))
+    assert list(slo.prometheus.refused()) == []
+    for alert in alerts(slo):
+        promql_parser.parse(alert.expr)
+
+
+def test_a_name_that_templates_would_read_is_a_problem() -> None:
+    assert "objectives[0].name" in problems_of("{signal: ttft, role: edge, threshold: 2s, target_percent: 99, name: 'a b{{'}")

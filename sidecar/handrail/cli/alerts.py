@@ -19,6 +19,7 @@ from typing import Any
 
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.prometheus import has_result
+from handrail.cli.terminal import remark
 from handrail.config import ConfigError
 from handrail.times import TimeError, parse_duration_ns
 from handrail.values import Duration
@@ -28,7 +29,7 @@ from handrail_alerts.alertmanager import example
 from handrail_alerts.bounds import moved
 from handrail_alerts.matched import Unmatched, unmatched
 from handrail_alerts.render import RUNBOOKS, Format, rule_file, rule_object
-from handrail_alerts.slo import DEFAULT, SloFile, load
+from handrail_alerts.slo import DEFAULT, MOST_SCRAPE_NS, SloFile, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +90,10 @@ def _render(arguments: argparse.Namespace) -> int:
     else:
         print("".join(texts.values()), end="")
     _remark_moved(slo)
+    if "://" not in arguments.runbooks:
+        remark(
+            f"runbook_url is {arguments.runbooks}/NAME.md, which no pager can open: give --runbooks URL, where they are served"
+        )
     return EXIT_OK
 
 
@@ -117,12 +122,12 @@ def _with_intervals(slo: SloFile, arguments: argparse.Namespace) -> SloFile:
     told = replace(
         told,
         evaluation_interval=_interval("--evaluation-interval", arguments.evaluation_interval, told.evaluation_interval),
-        scrape_interval=_interval("--scrape-interval", arguments.scrape_interval, told.scrape_interval),
+        scrape_interval=_interval("--scrape-interval", arguments.scrape_interval, told.scrape_interval, MOST_SCRAPE_NS),
     )
     return replace(slo, prometheus=told)
 
 
-def _interval(flag: str, text: str | None, otherwise: Duration) -> Duration:
+def _interval(flag: str, text: str | None, otherwise: Duration, most_ns: int | None = None) -> Duration:
     if text is None:
         return otherwise
     try:
@@ -131,6 +136,8 @@ def _interval(flag: str, text: str | None, otherwise: Duration) -> Duration:
         raise CliError(what=f"{flag}: {error}", valid=f"{flag} 30s", exit_code=EXIT_USAGE) from None
     if interval < 10**9:
         raise CliError(what=f"{flag} is {text}", valid="at least 1s", exit_code=EXIT_USAGE)
+    if most_ns is not None and interval > most_ns:
+        raise CliError(what=f"{flag} is {text}", valid=f"at most {most_ns // 10**9}s", exit_code=EXIT_USAGE)
     return interval
 
 
@@ -142,8 +149,6 @@ def _loaded(file: Path) -> SloFile:
 
 
 def _remark_moved(slo: SloFile) -> None:
-    from handrail.cli.terminal import remark
-
     for each in moved(slo):
         remark(each)
 

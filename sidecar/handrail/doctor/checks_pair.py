@@ -87,10 +87,10 @@ def check_equal(facts: Facts, equal: Equal) -> Finding | None:
 
 
 def _resolved(facts: Facts, side: Side, name: str) -> Told | None:
-    """As told; what a command line leaves out is the default, and a dtype of auto the model's own."""
+    """As told; what a command line leaves out is the default, and a dtype of auto the model's own. No model is a default."""
     engine = facts.engine(side)
     told = engine.told(name)
-    if told is None and engine.whole and name != "version":
+    if told is None and engine.whole and name not in ("version", "model"):
         return Told(DEFAULT, next(each.by for each in engine.setups if each.whole))
     if told is not None and name == "dtype" and told.value == "auto":
         return Told(facts.sizes.shape.dtype, told.by) if facts.sizes is not None else None

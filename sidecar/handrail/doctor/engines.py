@@ -26,6 +26,7 @@ from handrail.families.exposition import families_of, split_sample
 _MOST_BYTES: Final = 16 << 20
 _DATE_LATE_NS: Final = 3 * 10**9
 """A Date header is of whole seconds, and servers renew it about once a second: it may be so late."""
+_FAMILY: Final = b"vllm:"
 _CACHE_INFO: Final = b"vllm:cache_config_info{"
 
 
@@ -58,7 +59,9 @@ async def ask_engine(
         families=frozenset(families_of(page.body)),
         clock=_narrowest([each.clock for each in (health, version, models, page)]),
     )
-    setups = (_server_info(_object(info.body), base), _metrics(page.body, base), _api(served, _object(version.body), base))
+    is_engine = bool(served) or _FAMILY in page.body  # other programs have a /version too
+    told = _object(version.body) if is_engine else {}
+    setups = (_server_info(_object(info.body), base), _metrics(page.body, base), _api(served, told, base))
     return EngineView(
         side=side, url=base, host=urlsplit(base).hostname, live=live, setups=tuple(each for each in setups if each is not None)
     )

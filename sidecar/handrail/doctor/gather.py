@@ -147,7 +147,7 @@ def _placement(wanted: Wanted, views: Mapping[Side, EngineView], here: frozenset
     hosts = [views[side].host for side in SIDES]
     if None in hosts:
         return Placement.UNKNOWN, "the addresses of both engines are not known (--placement)"
-    if here == frozenset(SIDES) or hosts[0] == hosts[1]:
+    if here == frozenset(SIDES) or hosts[0] == hosts[1] or all(is_loopback(host) for host in hosts if host):
         return Placement.SAME_HOST, "by their addresses"
     # Two pods of one host have two addresses as well.
     return Placement.ACROSS_HOSTS, f"by their addresses, {hosts[0]} and {hosts[1]} (--placement same-host if that is one machine)"

@@ -53,6 +53,12 @@ async def test_a_real_page_and_models() -> None:
     assert engine.host == "127.0.0.1"
 
 
+async def test_another_programs_version_is_no_engines() -> None:
+    async with serving({"/health": "", "/version": {"version": "2.42.0"}, "/metrics": b"prometheus_build_info 1\n"}) as url:
+        engine = await ask(url)
+    assert engine.value("version") is None
+
+
 async def test_server_info_as_vllm_0_32_makes_it() -> None:
     """Recorded by the functions that answer the route, for a producer with a lease of 8 s."""
     async with serving({"/health": "", "/server_info": (DATA / "server_info_0.32.json").read_bytes()}) as url:

@@ -65,6 +65,11 @@ def test_what_a_command_line_leaves_out_is_the_default() -> None:
     assert "the default" in finding.seen
 
 
+def test_no_model_is_a_default_so_one_that_nobody_told_is_not_judged() -> None:
+    """Compose names it by a variable whose value is elsewhere."""
+    assert verdict(facts(view(P, setup(P, model=None)), view(D, setup(D, model=None))), "pair.model") is Verdict.SKIP
+
+
 def test_a_dtype_of_auto_is_the_models() -> None:
     one = view(P, setup(P, dtype="auto"))
     assert verdict(facts(one), "pair.dtype") is Verdict.PASS

@@ -57,6 +57,13 @@ async def test_where_they_stand_is_told_from_their_addresses(tmp_path: Path) -> 
     assert (said.placement, said.placement_by, said.host.here) == (Placement.ACROSS_HOSTS, "--placement", frozenset({D}))
 
 
+async def test_two_names_of_this_host_are_one_host_though_neither_engine_is_here(tmp_path: Path) -> None:
+    async with serving({"/health": ""}) as url:
+        named = url.replace("127.0.0.1", "localhost")
+        facts = await look(tmp_path, urls={P: url, D: named}, on=frozenset())
+    assert facts.placement is Placement.SAME_HOST
+
+
 class Untouched:
     """GPUs that nobody may look at."""
 
