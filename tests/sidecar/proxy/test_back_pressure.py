@@ -106,17 +106,16 @@ async def test_b21_where_the_buffer_is_full_the_gap_that_follows_is_the_clients(
         peer = await narrow(proxy.port, 2048)
         await peer.send(post())
         await until(lambda: proxy.source.stats.reads_paused > 0)
-        await asyncio.sleep(0.5)  # what the client lets go by
+        await asyncio.sleep(0.51)  # what the client lets go by
         peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(_drained(peer), DEADLINE_S)
         record = await proxy.recorded()
         peer.writer.close()
     assert filling.is_set()
     assert record.stalls is not None
-    (stall,) = record.stalls.longest
-    assert stall.index == 11
-    assert stall.gap_ns >= 0.5e9
-    assert 0.9 * stall.excess_ns <= stall.held_ns <= record.stalls.held_ns
+    stall = next(each for each in record.stalls.longest if each.index == 11)  # a busy machine makes others
+    assert 0.5e9 <= stall.held_ns <= stall.gap_ns
+    assert stall.held_ns <= record.stalls.held_ns
 
 
 async def _drained(peer: Peer) -> None:
