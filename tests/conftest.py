@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,15 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite golden and generated files instead of comparing with them")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """For ``.ci/second_look.py``: how the run ended and what failed in it."""
+    path = os.environ.get("HANDRAIL_TEST_RESULT")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if path and reporter is not None:
+        failed = {report.nodeid for kind in ("failed", "error") for report in reporter.stats.get(kind, ())}
+        Path(path).write_text(json.dumps({"status": int(exitstatus), "failed": sorted(failed)}), encoding="utf-8")
 
 
 @pytest.fixture
