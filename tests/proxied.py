@@ -6,9 +6,8 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +171,6 @@ class Timeline:
         due = self.stats.upstream_bytes + len(data)
         await peer.send(data)
         await until(lambda: self.stats.upstream_bytes >= due)
-
-
-@contextlib.contextmanager
-def refusing_port() -> Iterator[int]:
-    """A port that refuses connections and that nobody else gets meanwhile."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 @contextlib.asynccontextmanager

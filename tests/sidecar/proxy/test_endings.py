@@ -13,6 +13,7 @@ import pytest
 from handrail.proxy.settings import ProxySettings
 from handrail.records import Hint, Outcome, Process, Role
 from handrail.sources.proxy import ProxySource
+from ports import refusing_port
 from proxied import (
     DATA,
     DEADLINE_S,
@@ -29,7 +30,6 @@ from proxied import (
     everything,
     post,
     proxied,
-    refusing_port,
     replay,
     until,
 )
