@@ -58,10 +58,8 @@ def hang(sysfs: FakeSysfs, clock: Clock, running: LinkSampler, *adapters: str) -
     paths = [sysfs.port(adapter) / "counters/port_xmit_data" for adapter in adapters]
     for path in paths:
         sysfs.hang(path)
-    free = set(paths)
-    while free:
-        until(lambda: any(sysfs.caught(path) for path in free))
-        free -= {path for path in free if sysfs.caught(path)}
+    for count in range(1, len(paths) + 1):
+        until(lambda count=count: sum(map(sysfs.caught, paths)) >= count)  # type: ignore[misc]
         clock.now_ns += HUNG_NS
     for adapter in adapters:
         assert running.state(running.watches[f"{adapter}/1"]) is State.HUNG
