@@ -21,6 +21,7 @@ class FakeSysfs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pipes: list[Path] = []
+        self._held: dict[Path, int] = {}  # our ends of pipes in which somebody waits
 
     # --- RDMA ------------------------------------------------------------------------------------------------------------
 
@@ -117,14 +118,24 @@ class FakeSysfs:
 
     def hang(self, path: Path) -> None:
         """Whoever opens ``path`` from now on waits until ``let_go``."""
-        path.unlink()
-        os.mkfifo(path)
+        pipe = path.with_name(f".{path.name}.pipe")
+        os.mkfifo(pipe)
+        pipe.replace(path)
         self.pipes.append(path)
+
+    def caught(self, path: Path) -> bool:
+        """Whether somebody waits there by now."""
+        if path not in self._held:
+            with contextlib.suppress(OSError):  # nobody does
+                self._held[path] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # he has it open now, and waits in his read
+        return path in self._held
 
     def let_go(self, path: Path, value: object) -> None:
         """Who waits gets ``value``, and so does who comes later."""
         self.pipes.remove(path)
-        waiting = os.open(path, os.O_WRONLY)  # returns once somebody reads
+        waiting = self._held.pop(path, None)
+        if waiting is None:
+            waiting = os.open(path, os.O_WRONLY)  # returns once somebody reads
         os.write(waiting, f"{value}\n".encode())
         _write(path, value)
         os.close(waiting)
@@ -135,6 +146,9 @@ class FakeSysfs:
 
     def free(self) -> None:
         """Let every reader go that still hangs: a test leaves no thread behind."""
+        for held in self._held.values():
+            os.close(held)
+        self._held.clear()
         for path in self.pipes:
             with contextlib.suppress(OSError):  # nobody waits there
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,13 +115,7 @@ class Gated(Keeping):
         await Keeping.consume(self, signal, payload)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Wait for ``condition``; fails when it does not come true in time."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():

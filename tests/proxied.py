@@ -6,12 +6,14 @@ import asyncio
 import base64
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from handrail.live.requests import LiveRequests
 from handrail.proxy.settings import ProxySettings
+from handrail.proxy.stats import ProxyStats
 from handrail.records import Exchange, Observation, Process, Role
 from handrail.sources.proxy import ProxySource
 
@@ -148,9 +150,37 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(holds(), DEADLINE_S)
 
 
+class Timeline:
+    """A proxy's clock, moved by the script of a test: it stands while bytes are under way, so that what the proxy says of their
+    times is exact, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.stats: ProxyStats
+        self._began_ns = self._now_ns = 10**15
+
+    def __call__(self) -> int:
+        return self._now_ns
+
+    def at(self, seconds: float) -> None:
+        """It is so long since the beginning."""
+        self._now_ns = self._began_ns + round(seconds * 1e9)
+
+    async def send(self, peer: Peer, seconds: float, data: bytes) -> None:
+        """``peer`` sends at that time; returns once the proxy has read it."""
+        self.at(seconds)
+        due = self.stats.upstream_bytes + len(data)
+        await peer.send(data)
+        await until(lambda: self.stats.upstream_bytes >= due)
+
+
 @contextlib.asynccontextmanager
 async def proxied(
-    upstream_port: int, *, role: Role = Role.EDGE, live: LiveRequests | None = None, **settings: Any
+    upstream_port: int,
+    *,
+    role: Role = Role.EDGE,
+    live: LiveRequests | None = None,
+    clock: Timeline | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Proxied]:
     """A proxy in front of ``upstream_port``; on exit it is shut down at once."""
     proxy = Proxied()
@@ -166,8 +196,11 @@ async def proxied(
             **settings,
         ),
         proxy.take,
+        clock=clock or time.monotonic_ns,
         live=live,
     )
+    if clock is not None:
+        clock.stats = proxy.source.stats
     await proxy.source.start()
     try:
         yield proxy
@@ -222,8 +255,8 @@ def case(name: str) -> Any:
     return json.loads((DATA / name).read_text())
 
 
-def replay(name: str, *, speed: float = 1.0) -> Handler:
-    """An upstream that answers every request as the case says, ``speed`` times as fast."""
+def replay(name: str, clock: Timeline | None = None) -> Handler:
+    """An upstream that answers every request as the case says, at the case's times of ``clock``; without one, all at once."""
     script = case(name)
     response = script["response"]
     chunked = "transfer-encoding" in response["headers"]
@@ -231,18 +264,18 @@ def replay(name: str, *, speed: float = 1.0) -> Handler:
     async def handler(peer: Peer) -> None:
         head = b"?"
         while b"connection: close" not in head.lower() and (head := (await peer.request())[0]):
-            start = asyncio.get_running_loop().time()
             lines = "".join(f"{key}: {value}\r\n" for key, value in response["headers"].items())
             await peer.send(f"HTTP/1.1 {response['status']} OK\r\n{lines}\r\n".encode())
             for position, read in enumerate(script["reads"]):
-                pause = start + read["t"] / speed - asyncio.get_running_loop().time()
-                if pause > 0:
-                    await asyncio.sleep(pause)
                 data = base64.b64decode(read["b64"])
                 if script["end"] == "fin_inside_chunk" and position == len(script["reads"]) - 1:
-                    await peer.send(b"%x\r\n%b" % (len(data) + 64, data))
+                    data = b"%x\r\n%b" % (len(data) + 64, data)
+                elif chunked:
+                    data = chunk(data)
+                if clock is None:
+                    await peer.send(data)
                 else:
-                    await peer.send(chunk(data) if chunked else data)
+                    await clock.send(peer, read["t"], data)
             if script["end"] == "clean" and chunked:
                 await peer.send(END)
             elif script["end"] in ("open", "left_open"):

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from otlp_parts import free_port
+from ports import held_port
 
 
 def binary() -> Path | None:
@@ -36,7 +36,7 @@ def missing() -> str:
     agent = binary()
     if agent is None:
         return "rotel has no wheel for this machine"
-    tried = subprocess.run([str(agent), "--help"], env=environment(), capture_output=True, text=True, timeout=20, check=False)
+    tried = subprocess.run([str(agent), "--help"], env=environment(), capture_output=True, text=True, timeout=100, check=False)
     return "" if tried.returncode == 0 else f"rotel does not run here: {tried.stderr.strip()[-200:]}"
 
 
@@ -49,9 +49,15 @@ class Rotel:
 @asynccontextmanager
 async def rotel(folder: Path, export_to: str, protocol: str) -> AsyncIterator[Rotel]:
     """Runs rotel exporting to ``export_to`` by ``protocol`` (grpc or http); ready when it listens, stopped by its own pid."""
+    with held_port() as grpc_port, held_port() as http_port:
+        async with _running(folder, export_to, protocol, Rotel(grpc_port, http_port)) as ports:
+            yield ports
+
+
+@asynccontextmanager
+async def _running(folder: Path, export_to: str, protocol: str, ports: Rotel) -> AsyncIterator[Rotel]:
     agent = binary()
     assert agent is not None
-    ports = Rotel(free_port(), free_port())
     log = folder / "rotel.log"
     arguments = {
         "otlp-grpc-endpoint": f"127.0.0.1:{ports.grpc_port}",
@@ -82,14 +88,14 @@ async def rotel(folder: Path, export_to: str, protocol: str) -> AsyncIterator[Ro
         with suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), 30)
         except asyncio.TimeoutError:
             process.kill()
             await process.wait()
 
 
 async def _listening(port: int, process: asyncio.subprocess.Process, out: Path) -> None:
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + 60
     while True:
         assert process.returncode is None, f"rotel ended; see {out}"
         assert asyncio.get_running_loop().time() < deadline, "rotel does not listen"

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from builders import split_request
@@ -36,17 +36,12 @@ from handrail_collector.store.folders import HOUR_NS
 from handrail_collector.store.manifest import added_by, observed_by
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
+from ports import held_port
 
 KILLS = 20
 BATCH = 160  # spans: more than the pipeline works on at a stretch
 SENDERS = (Role.EDGE, Role.PREFILL, Role.DECODE)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+HANGS_S = 180.0  # who waits so long for a step waits for nothing
 
 
 def requests() -> Iterator[dict[str, Exchange]]:
@@ -128,10 +123,10 @@ async def collector(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.P
     )
     os.close(log)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANGS_S
         while not ready.exists():
             assert child.returncode is None, (data / "collector.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "the collector did not get ready within 30 s"
+            assert time.monotonic() < deadline, f"the collector did not get ready within {HANGS_S:g} s"
             await asyncio.sleep(0.02)
         assert json.loads(ready.read_text())["pid"] == child.pid
         yield child
@@ -141,30 +136,36 @@ async def collector(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.P
         await child.wait()
 
 
+@pytest.mark.timeout(1200)  # 20 starts of a process, and the work of 20 lives
 async def test_acknowledged_spans_survive_kill_9_exactly_once(tmp_path: Path) -> None:
+    with held_port() as port:
+        await _kill_again_and_again(tmp_path, port)
+
+
+async def _kill_again_and_again(tmp_path: Path, port: int) -> None:
     rng = random.Random()
     seed = rng.randrange(2**32)
     rng.seed(seed)
-    port = free_port()
     load = Load(f"http://127.0.0.1:{port}")
     sending = asyncio.create_task(load.run())
     for _ in range(KILLS):
         async with collector(tmp_path, port):
             seen = len(load.acknowledged)
-            until = time.monotonic() + 10
+            until = time.monotonic() + HANGS_S
             while len(load.acknowledged) == seen:  # it works again before the next moment is drawn
                 assert not sending.done(), sending.exception()
-                assert time.monotonic() < until, f"nothing acknowledged within 10 s (seed {seed})"
+                assert time.monotonic() < until, f"nothing acknowledged within {HANGS_S:g} s (seed {seed})"
                 await asyncio.sleep(0.01)
             await asyncio.sleep(rng.uniform(0, 1.2))  # the random moment
     load.stopping = True
     async with collector(tmp_path, port) as child:
         await sending
         reader = StoreReader(tmp_path / "store")
-        until = time.monotonic() + 60
+        until = time.monotonic() + HANGS_S
         while (count := await asyncio.to_thread(reader.count, RequestFilter())) < load.requests:
             assert time.monotonic() < until, f"{count} of {load.requests} rows (seed {seed})"
             await asyncio.sleep(0.2)
+        until = time.monotonic() + HANGS_S
         while not await asyncio.to_thread(_compacted, reader):  # a life may be too short for it; this one is long enough
             assert time.monotonic() < until, f"nothing was compacted (seed {seed})"
             await asyncio.sleep(0.2)

@@ -9,7 +9,7 @@ import shutil
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from handrail.catalogue import everything, sidecar_metrics
 from handrail.selfmetrics import SelfMetrics
 from handrail.sidecar import make
 from handrail.sidecarmetrics import sidecar_rows
-from otlp_parts import free_port
 from plugin_parts import fetch
+from ports import held_port
 from proxied import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on this machine")
@@ -31,12 +31,12 @@ S = 10**9
 
 
 @asynccontextmanager
-async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
-    """One that scrapes ``target`` every 200 ms; its address. Ended by its own pid."""
-    address = f"127.0.0.1:{free_port()}"
+async def prometheus(folder: Path, target: str, port: int) -> AsyncIterator[str]:
+    """One that scrapes ``target``; its address. Ended by its own pid."""
+    address = f"127.0.0.1:{port}"
     config = folder / "prometheus.yml"
     config.write_text(
-        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+        "global: {scrape_interval: 2s, scrape_timeout: 2s}\n"
         f"scrape_configs: [{{job_name: sidecar, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
     with (folder / "prometheus.log").open("wb") as log:
@@ -55,7 +55,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
         with suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), 30)
         except asyncio.TimeoutError:
             process.kill()
             await process.wait()
@@ -63,7 +63,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
 
 async def ask(address: str, path: str, **query: str) -> Any:
     def get() -> Any:
-        with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=60) as answer:
             return json.load(answer)["data"]
 
     return await asyncio.to_thread(get)
@@ -81,7 +81,7 @@ async def value(address: str, query: str) -> float:
                     return float(series["value"][1])
             await asyncio.sleep(0.1)
 
-    return await asyncio.wait_for(found(), 2 * DEADLINE_S)
+    return await asyncio.wait_for(found(), 3 * DEADLINE_S)
 
 
 async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
@@ -95,8 +95,9 @@ async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
     made.plugin.hand_offs.take(fetch(0, failure="handshake_failed", done_ms=None, ranks_done=0, trace="t7"))
     admin = AdminServer("127.0.0.1", 0, SelfMetrics(sidecar_rows(made)), lambda: "")
     await admin.start()
+    held = ExitStack()
     try:
-        async with prometheus(tmp_path, f"127.0.0.1:{admin.address[1]}") as address:
+        async with prometheus(tmp_path, f"127.0.0.1:{admin.address[1]}", held.enter_context(held_port())) as address:
             assert await value(address, "handrail_ttft_seconds_count") == len(raw)
             for name, values in (("handrail_ttft_seconds", raw), ("handrail_stream_gap_seconds", gaps)):
                 for q in (0.5, 0.99, 0.999):
@@ -116,6 +117,7 @@ async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
             (failed,) = [each for each in shown if each["seriesLabels"].get("reason") == "handshake_failed"]
             assert failed["exemplars"][0]["labels"] == {"trace_id": b"t7".hex().rjust(32, "0")}
     finally:
+        held.close()
         await admin.shutdown()
 
 

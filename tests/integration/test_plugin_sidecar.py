@@ -19,6 +19,7 @@ from handrail.otlp.contract import Signal
 from handrail.otlp.server import OtlpServer
 from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, ProcessEvent, Role
 
+DATAGRAMS = "handrail_sidecar_plugin_datagrams_total"
 RECORDING = Path(__file__).parents[1] / "data/recordings/plugin/decode.jsonl"
 
 
@@ -66,10 +67,12 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path) -> None:
         addresses = json.loads(await asyncio.to_thread(ready.read_text))["addresses"]
         assert addresses["plugin"] == str(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            for line in (await asyncio.to_thread(RECORDING.read_bytes)).splitlines():
+            lines = (await asyncio.to_thread(RECORDING.read_bytes)).splitlines()
+            for line in lines:
                 sender.sendto(line, str(path))
         await asyncio.wait_for(door.whole.wait(), 60)
-        page = await asyncio.to_thread(_metrics, addresses["admin"])
+        while _samples(page := await asyncio.to_thread(_metrics, addresses["admin"]))[DATAGRAMS] < len(lines):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     finally:
         child.send_signal(signal.SIGTERM)
         await asyncio.wait_for(child.wait(), 30)
@@ -80,13 +83,18 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path) -> None:
     assert {EngineTimes, KvFetch, EngineFacts, Iteration, ProcessEvent} <= kinds
     fetches = [record for record in door.records if isinstance(record, KvFetch)]
     assert all(f.process.role is Role.DECODE and f.process.instance == "10.0.0.7:8100" for f in fetches)
-    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-    assert float(lines["handrail_sidecar_plugin_datagrams_total"]) == len(RECORDING.read_bytes().splitlines())
-    assert float(lines['handrail_sidecar_plugin_unmatched_total{kind="request"}']) == 0
-    assert float(lines["handrail_kv_pinned_bytes"]) == 0
-    assert float(lines['handrail_kv_fetches_total{outcome="ok",reason=""}']) == 6
-    assert float(lines['handrail_kv_fetches_total{outcome="failed",reason=""}']) == 0
-    assert float(lines["handrail_kv_fetched_bytes_total"]) == 786_432
+    samples = _samples(page)
+    assert samples[DATAGRAMS] == len(lines)
+    assert samples['handrail_sidecar_plugin_unmatched_total{kind="request"}'] == 0
+    assert samples["handrail_kv_pinned_bytes"] == 0
+    assert samples['handrail_kv_fetches_total{outcome="ok",reason=""}'] == 6
+    assert samples['handrail_kv_fetches_total{outcome="failed",reason=""}'] == 0
+    assert samples["handrail_kv_fetched_bytes_total"] == 786_432
+
+
+def _samples(page: str) -> dict[str, float]:
+    found = (line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in found}
 
 
 def _metrics(address: str) -> str:

@@ -106,7 +106,7 @@ async def test_sdk_to_rotel_to_us(tmp_path: Path, exporter: Callable[[Rotel], Sp
     async with serving(kept) as server:
         async with rotel(tmp_path, address(server, protocol), protocol) as ports:
             await asyncio.to_thread(emit, exporter(ports))
-            await until(lambda: len(spans_of(kept.payloads)) >= SPANS, 40)
+            await until(lambda: len(spans_of(kept.payloads)) >= SPANS)
         # rotel has stopped: whatever it would have sent twice is here.
         assert names(kept) == EMITTED
         assert server.stats.requests_refused == (0 if trouble == "steady" else 3)
@@ -128,7 +128,7 @@ async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
         assert all(forward.offer(Signal.TRACES, payload) for payload in payloads)
         await forward.shutdown(20.0)
         assert forward.stats.dropped == dict.fromkeys(Drop, 0)
-        await until(lambda: len(spans_of(kept.payloads)) >= len(expected), 40)
+        await until(lambda: len(spans_of(kept.payloads)) >= len(expected))
     assert sorted(span_bytes(kept.payloads)) == expected
 
 
@@ -149,7 +149,7 @@ async def test_a_flaky_middle_loses_and_doubles_nothing(tmp_path: Path, protocol
         client = OtlpClient(address(relay, protocol), protocol="grpc" if protocol == "grpc" else "http/protobuf")
         stop, backoff = asyncio.Event(), Backoff(initial_s=0.01)
         fates = [await deliver(client, Signal.TRACES, batch, stop=stop, backoff=backoff, stats=stats) for batch in batches]
-        await until(lambda: sum(count_items(payload) for payload in kept.payloads) >= SPANS, 40)
+        await until(lambda: sum(count_items(payload) for payload in kept.payloads) >= SPANS)
         await client.close()
         await middle.client.close()
     assert fates == [Accepted()] * len(batches)

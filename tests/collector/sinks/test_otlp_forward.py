@@ -12,7 +12,8 @@ from handrail.otlp.delivery import Backoff
 from handrail.otlp.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
 from handrail_collector.sinks.otlp import Drop, ForwardSettings, OtlpForward, without_unsampled
-from otlp_parts import RAW, Full, Gated, Keeping, Refusing, free_port, span, spans_of, traces, until
+from otlp_parts import RAW, Full, Gated, Keeping, Refusing, span, spans_of, traces, until
+from ports import refusing_port
 
 QUICK = Backoff(initial_s=0.001, max_s=0.01, wish_max_s=0.01)
 
@@ -54,7 +55,7 @@ async def test_a_full_queue_drops_and_counts_without_blocking() -> None:
     forward = forward_to(endpoint, max_queue_bytes=3 * len(body(1)))
     await forward.start()
     assert forward.offer(Signal.TRACES, body(1))
-    await asyncio.wait_for(gated.entered.wait(), 10)
+    await asyncio.wait_for(gated.entered.wait(), 60)
     # The one on its way still counts: memory is bounded by the setting, not by the setting plus one.
     assert [forward.offer(Signal.TRACES, body(number)) for number in (2, 3, 4)] == [True, True, False]
     assert forward.stats.dropped[Drop.QUEUE_FULL] == 1
@@ -67,18 +68,19 @@ async def test_a_full_queue_drops_and_counts_without_blocking() -> None:
 
 
 async def test_what_is_not_sent_by_the_deadline_is_counted() -> None:
-    forward = forward_to(f"http://127.0.0.1:{free_port()}")
-    await forward.start()
-    for number in range(1, 5):
-        forward.offer(Signal.TRACES, body(number, number + 10))
-    await until(lambda: forward.stats.delivery.retries > 0)
-    await forward.shutdown(0.05)
-    assert forward.stats.dropped[Drop.SHUTDOWN] == 8
-    assert "Connect" in forward.stats.delivery.last_error
-    assert not forward.offer(Signal.TRACES, body(9))
-    assert forward.stats.dropped[Drop.CLOSED] == 1
-    await forward.shutdown(0.05)
-    assert forward.stats.dropped[Drop.SHUTDOWN] == 8
+    with refusing_port() as port:
+        forward = forward_to(f"http://127.0.0.1:{port}")
+        await forward.start()
+        for number in range(1, 5):
+            forward.offer(Signal.TRACES, body(number, number + 10))
+        await until(lambda: forward.stats.delivery.retries > 0)
+        await forward.shutdown(0.05)
+        assert forward.stats.dropped[Drop.SHUTDOWN] == 8
+        assert "Connect" in forward.stats.delivery.last_error
+        assert not forward.offer(Signal.TRACES, body(9))
+        assert forward.stats.dropped[Drop.CLOSED] == 1
+        await forward.shutdown(0.05)
+        assert forward.stats.dropped[Drop.SHUTDOWN] == 8
 
 
 async def test_what_the_peer_refuses_is_counted() -> None:

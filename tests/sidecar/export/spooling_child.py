@@ -29,7 +29,7 @@ async def main(folder: str, endpoint: str, sender: str, first: int, count: int) 
         if exporter.stats.spans_spooled > said:
             said = exporter.stats.spans_spooled
             print(said, flush=True)
-    await exporter.shutdown(20)
+    await exporter.shutdown(60)
     print(exporter.stats.spans_spooled, exporter.waiting_bytes, flush=True)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from handrail.conventions import BATCH_SEQ
 from handrail.export.spans import process_of
 from handrail.otlp.contract import Retryable, Signal
 from handrail.otlp.server import OtlpServer
+from ports import held_port
 
 CHILD = Path(__file__).with_name("spooling_child.py")
 TESTS = Path(__file__).parents[2]
@@ -64,27 +64,25 @@ async def spooled_until_killed(folder: Path, port: int, sender: str, first: int,
     """How many spans the child said were spooled before it was killed."""
     async with spooling(folder, port, sender, first) as (_, told):
         for _ in range(lines):
-            last = await asyncio.wait_for(told.readline(), 20)
+            last = await asyncio.wait_for(told.readline(), 60)
         return int(last)
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_spooled_span_arrives_exactly_once(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        while_down = await spooled_until_killed(tmp_path, port, "a" * 32, 0, draw.randint(1, 40))
     keeper = Keeper()
-    server = OtlpServer(keeper, http=("127.0.0.1", port), loopback_only=True)
-    await server.start()
-    try:
-        while_up = await spooled_until_killed(tmp_path, port, "b" * 32, ROUND, draw.randint(1, 40))
-        async with spooling(tmp_path, port, "c" * 32, 2 * ROUND, 50) as (child, told):
-            report = (await asyncio.wait_for(told.read(), 30)).splitlines()[-1].split()
-            assert await child.wait() == 0
-    finally:
-        await server.shutdown(1)
+    with held_port() as port:
+        while_down = await spooled_until_killed(tmp_path, port, "a" * 32, 0, draw.randint(1, 40))
+        server = OtlpServer(keeper, http=("127.0.0.1", port), loopback_only=True)
+        await server.start()
+        try:
+            while_up = await spooled_until_killed(tmp_path, port, "b" * 32, ROUND, draw.randint(1, 40))
+            async with spooling(tmp_path, port, "c" * 32, 2 * ROUND, 50) as (child, told):
+                report = (await asyncio.wait_for(told.read(), 60)).splitlines()[-1].split()
+                assert await child.wait() == 0
+        finally:
+            await server.shutdown(1)
     assert report == [b"50", b"0"]
     arrived = sorted(number for numbers in keeper.batches.values() for number in numbers)
     assert len(arrived) == len(set(arrived))

@@ -54,11 +54,12 @@ def _fails() -> None:
 
 
 def test_a_question_that_is_not_answered_is_not_asked_twice() -> None:
-    asked, let_go = [], threading.Event()
+    asked, begun, let_go = [], threading.Event(), threading.Event()
 
     def hangs() -> str:
         asked.append(1)
-        let_go.wait(30)
+        begun.set()
+        let_go.wait(60)
         return "late"
 
     ask = Asker(0.01)
@@ -66,6 +67,7 @@ def test_a_question_that_is_not_answered_is_not_asked_twice() -> None:
         with pytest.raises(NvmlFailed) as caught:
             ask("GPU 0", hangs)
         assert caught.value.code == HANGS
+    assert begun.wait(60)
     assert (len(asked), ask.hanging) == (1, 1)
     patient = Asker(30.0)
     assert patient("GPU 1", lambda value: value + 1, 6) == 7

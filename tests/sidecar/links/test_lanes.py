@@ -14,7 +14,7 @@ from handrail.links.nic import NicReader
 from handrail.links.watch import SECOND, Watch
 from handrail.records import Role
 
-SOON_S = 20.0
+SOON_S = 60.0
 INTERVAL_NS = 1_000_000
 
 

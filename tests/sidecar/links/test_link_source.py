@@ -23,8 +23,9 @@ from handrail.records import Role
 from handrail.selfmetrics import SelfMetrics
 from handrail.sources.links import LinkSource, told
 
-SOON_S = 20.0
+SOON_S = 60.0
 MILLISECOND = 10**6
+HUNG_NS = 50 * MILLISECOND
 
 
 class Taker:
@@ -46,15 +47,16 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 
 
 @asynccontextmanager
-async def source(sysfs: FakeSysfs, taker: Taker) -> AsyncIterator[LinkSource]:
+async def source(sysfs: FakeSysfs, taker: Taker, clock: Callable[[], int] = lambda: 10**12) -> AsyncIterator[LinkSource]:
+    """Its clock stands: a read of a busy machine does not hang."""
     settings = LinkSamplerSettings(
         root=sysfs.root,
         interval_ns=5 * MILLISECOND,
         slow_ns=20 * MILLISECOND,
         look_ns=20 * MILLISECOND,
-        hung_ns=50 * MILLISECOND,
+        hung_ns=HUNG_NS,
     )
-    made = LinkSource(settings, process(Role.DECODE), taker)
+    made = LinkSource(settings, process(Role.DECODE), taker, monotonic_ns=clock)
     await made.start()
     try:
         yield made
@@ -110,12 +112,15 @@ async def test_a_device_that_hangs_or_is_gone_is_absent_not_old(sysfs: FakeSysfs
     sysfs.add_port(sent=4_000_000)
     sysfs.add_nic()
     caplog.set_level(logging.INFO)
-    async with source(sysfs, Taker()) as made:
+    now_ns = 10**12  # moved once the read hangs, and no other is on its way
+    async with source(sysfs, Taker(), lambda: now_ns) as made:
         await until(lambda: len([w for w in made.sampler.watches.values() if w.values]) == 2, made)
         hangs = sysfs.port() / "counters/port_rcv_data"
         sysfs.hang(hangs)
         watch = made.sampler.watches["mlx5_0/1"]
-        await until(lambda: made.sampler.state(watch) is State.HUNG, made)
+        await until(lambda: sysfs.caught(hangs), made)
+        now_ns += HUNG_NS
+        assert made.sampler.state(watch) is State.HUNG
         await made.hand_on()
         assert 'device="mlx5_0/1"' not in page(made)
         assert 'handrail_sidecar_links{state="hung"} 1.0' in page(made)

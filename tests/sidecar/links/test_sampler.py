@@ -1,4 +1,5 @@
-"""The threads that read links: a device that hangs, goes away and comes back delays no other."""
+"""The threads that read links: a device that hangs, goes away and comes back delays no other. The clock that tells whether a read
+hangs moves by the test alone, and only once a read truly does."""
 
 from __future__ import annotations
 
@@ -14,8 +15,19 @@ from fake_sysfs import FakeSysfs
 from handrail.links.sampler import LinkSampler, LinkSamplerSettings, State
 from handrail.records import Role
 
-SOON_S = 20.0
+SOON_S = 60.0
 MILLISECOND = 10**6
+HUNG_NS = 50 * MILLISECOND
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def __call__(self) -> int:
+        return self.now_ns
 
 
 @pytest.fixture
@@ -25,22 +37,39 @@ def sysfs(tmp_path: Path) -> Iterator[FakeSysfs]:
     made.free()
 
 
-def sampler(sysfs: FakeSysfs) -> LinkSampler:
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def sampler(sysfs: FakeSysfs, clock: Clock) -> LinkSampler:
     settings = LinkSamplerSettings(
         root=sysfs.root,
         interval_ns=5 * MILLISECOND,
         slow_ns=20 * MILLISECOND,
         look_ns=20 * MILLISECOND,
-        hung_ns=50 * MILLISECOND,
+        hung_ns=HUNG_NS,
     )
-    return LinkSampler(settings, process(Role.DECODE))
+    return LinkSampler(settings, process(Role.DECODE), monotonic_ns=clock)
+
+
+def hang(sysfs: FakeSysfs, clock: Clock, running: LinkSampler, *adapters: str) -> None:
+    """A counter of each port hangs, and is said to. While one read does, no other is on its way: they come after it."""
+    paths = [sysfs.port(adapter) / "counters/port_xmit_data" for adapter in adapters]
+    for path in paths:
+        sysfs.hang(path)
+    for count in range(1, len(paths) + 1):
+        until(lambda count=count: sum(map(sysfs.caught, paths)) >= count)  # type: ignore[misc]
+        clock.now_ns += HUNG_NS
+    for adapter in adapters:
+        assert running.state(running.watches[f"{adapter}/1"]) is State.HUNG
 
 
 @pytest.fixture
-def running(sysfs: FakeSysfs) -> Iterator[LinkSampler]:
+def running(sysfs: FakeSysfs, clock: Clock) -> Iterator[LinkSampler]:
     sysfs.add_port(sent=400)
     sysfs.add_nic(sent=100)
-    made = sampler(sysfs)
+    made = sampler(sysfs, clock)
     made.start()
     yield made
     sysfs.free()
@@ -68,49 +97,45 @@ def test_every_device_is_read_again_and_again(running: LinkSampler) -> None:
         assert times == sorted(times)
 
 
-def test_one_that_hangs_delays_no_other_and_is_told(sysfs: FakeSysfs, running: LinkSampler) -> None:
+def test_one_that_hangs_delays_no_other_and_is_told(sysfs: FakeSysfs, clock: Clock, running: LinkSampler) -> None:
     until(lambda: reads(running, "mlx5_0/1") > 1 and reads(running, "eth0") > 1)
-    hangs = sysfs.port() / "counters/port_xmit_data"
-    sysfs.hang(hangs)
-    until(lambda: running.state(running.watches["mlx5_0/1"]) is State.HUNG)
+    hang(sysfs, clock, running, "mlx5_0")
     before, hung = reads(running, "eth0"), reads(running, "mlx5_0/1")
     until(lambda: reads(running, "eth0") > before + 10)
     assert reads(running, "mlx5_0/1") == hung
     assert running.state(running.watches["eth0"]) is State.READ
-    sysfs.let_go(hangs, 200)
+    sysfs.let_go(sysfs.port() / "counters/port_xmit_data", 200)
     until(lambda: reads(running, "mlx5_0/1") > hung + 2)
     assert running.state(running.watches["mlx5_0/1"]) is State.READ
 
 
-def test_however_long_it_hangs_one_thread_waits_for_it_and_one_reads_the_others(sysfs: FakeSysfs, running: LinkSampler) -> None:
+def test_however_long_it_hangs_one_thread_waits_for_it_and_one_reads_the_others(
+    sysfs: FakeSysfs, clock: Clock, running: LinkSampler
+) -> None:
     until(lambda: reads(running, "mlx5_0/1") > 1)
     sysfs.add_nic("eth1")
-    sysfs.hang(sysfs.port() / "counters/port_xmit_data")
-    until(lambda: running.state(running.watches["mlx5_0/1"]) is State.HUNG)
+    hang(sysfs, clock, running, "mlx5_0")
     before = reads(running, "eth0")
     until(lambda: reads(running, "eth0") > before + 20 and reads(running, "eth1") > 20)
     assert len(running.lanes.threads()) == 2
 
 
-def test_all_that_hang_have_a_thread_each(sysfs: FakeSysfs, running: LinkSampler) -> None:
+def test_all_that_hang_have_a_thread_each(sysfs: FakeSysfs, clock: Clock, running: LinkSampler) -> None:
     for number in range(1, 4):
         sysfs.add_port(f"mlx5_{number}")
     until(lambda: all(reads(running, f"mlx5_{number}/1") > 1 for number in range(4)))
-    for number in range(4):
-        sysfs.hang(sysfs.port(f"mlx5_{number}") / "counters/port_xmit_data")
-    until(lambda: all(running.state(running.watches[f"mlx5_{number}/1"]) is State.HUNG for number in range(4)))
+    hang(sysfs, clock, running, *(f"mlx5_{number}" for number in range(4)))
     before = reads(running, "eth0")
     until(lambda: reads(running, "eth0") > before + 5)
     assert len(running.lanes.threads()) == 5
 
 
-def test_a_thread_that_hangs_does_not_keep_the_sidecar_from_ending(sysfs: FakeSysfs) -> None:
+def test_a_thread_that_hangs_does_not_keep_the_sidecar_from_ending(sysfs: FakeSysfs, clock: Clock) -> None:
     sysfs.add_port()
-    made = sampler(sysfs)
+    made = sampler(sysfs, clock)
     made.start()
     until(lambda: reads(made, "mlx5_0/1") > 0)
-    sysfs.hang(sysfs.port() / "counters/port_xmit_data")
-    until(lambda: made.state(made.watches["mlx5_0/1"]) is State.HUNG)
+    hang(sysfs, clock, made, "mlx5_0")
     assert not made.stop(0.01)
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("handrail-"))
 
@@ -126,8 +151,8 @@ def test_what_comes_later_is_found_and_what_goes_may_come_back(sysfs: FakeSysfs,
     assert running.state(running.watches["mlx5_1/1"]) is State.READ
 
 
-def test_a_host_without_links_is_looked_at_again(sysfs: FakeSysfs) -> None:
-    made = sampler(sysfs)
+def test_a_host_without_links_is_looked_at_again(sysfs: FakeSysfs, clock: Clock) -> None:
+    made = sampler(sysfs, clock)
     made.start()
     until(lambda: made.chosen is not None)
     assert made.take() == []
@@ -136,12 +161,12 @@ def test_a_host_without_links_is_looked_at_again(sysfs: FakeSysfs) -> None:
     assert made.stop(SOON_S)
 
 
-def test_it_leaves_no_thread_and_no_descriptor_behind(sysfs: FakeSysfs) -> None:
+def test_it_leaves_no_thread_and_no_descriptor_behind(sysfs: FakeSysfs, clock: Clock) -> None:
     sysfs.add_port()
     sysfs.add_nic()
 
     def once() -> None:
-        made = sampler(sysfs)
+        made = sampler(sysfs, clock)
         made.start()
         until(lambda: reads(made, "mlx5_0/1") > 0 and reads(made, "eth0") > 0)
         assert made.stop(SOON_S)
@@ -154,5 +179,5 @@ def test_it_leaves_no_thread_and_no_descriptor_behind(sysfs: FakeSysfs) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-def test_ending_what_was_never_started(sysfs: FakeSysfs) -> None:
-    assert sampler(sysfs).stop(0.0)
+def test_ending_what_was_never_started(sysfs: FakeSysfs, clock: Clock) -> None:
+    assert sampler(sysfs, clock).stop(0.0)

@@ -17,7 +17,8 @@ from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.refusals import PayloadRejected
 from handrail.otlp.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from otlp_parts import Full, Gated, Keeping, Refusing, free_port, replay, span, traces
+from otlp_parts import Full, Gated, Keeping, Refusing, replay, span, traces
+from ports import refusing_port
 
 BATCH = traces(span(1), span(2)).SerializeToString()
 PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -85,10 +86,11 @@ async def test_no_answer_in_time_is_retryable(protocol: str) -> None:
 
 @PROTOCOLS
 async def test_nobody_there_is_retryable(protocol: str) -> None:
-    client = OtlpClient(f"{protocol}://127.0.0.1:{free_port()}")
-    with pytest.raises(Retryable):
-        await client.send(Signal.TRACES, BATCH)
-    await client.close()
+    with refusing_port() as port:
+        client = OtlpClient(f"{protocol}://127.0.0.1:{port}")
+        with pytest.raises(Retryable):
+            await client.send(Signal.TRACES, BATCH)
+        await client.close()
 
 
 @PROTOCOLS

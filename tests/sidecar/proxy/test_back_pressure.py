@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import os
 import random
 import signal
@@ -18,7 +19,6 @@ import pytest
 
 from handrail.proxy.upstream import BUFFER_BYTES
 from handrail.records import Hint, Outcome
-from handrail.sketch import GapSketch
 from proxied import (
     DEADLINE_S,
     DONE,
@@ -26,6 +26,7 @@ from proxied import (
     SSE_HEAD,
     Peer,
     Proxied,
+    Timeline,
     Upstream,
     case,
     chunk,
@@ -52,36 +53,34 @@ async def narrow(port: int, receive_bytes: int) -> Peer:
 
 
 async def test_b21_a_slow_reader_changes_no_figure_but_its_own() -> None:
-    script = case("http/B21_slow_reader.json")
-    speed = 2.5
-    times = [at / speed for at in script["upstream_reads_s"]]
-    expected = script["expected"]
+    script, clock, sent = case("http/B21_slow_reader.json"), Timeline(), asyncio.Event()
+    times, expected = script["upstream_reads_s"], script["expected"]
 
     async def handler(peer: Peer) -> None:
         await peer.request()
-        start = asyncio.get_running_loop().time()
-        await peer.send(SSE_HEAD + chunk(b": %b\n\n" % (b"x" * 40_000)))  # fills what the kernel would take
+        fill = SSE_HEAD + chunk(b": %b\n\n" % (b"x" * 40_000))  # what the kernel would take
+        await clock.send(peer, times[0], fill)
         for at in times:
-            await asyncio.sleep(max(0.0, start + at - asyncio.get_running_loop().time()))
-            await peer.send(chunk(event("t" * 80)))
-        await peer.send(chunk(event("", finish="stop") + DONE) + END)
+            await clock.send(peer, at, chunk(event("t" * 80)))
+        await clock.send(peer, times[-1], chunk(event("", finish="stop") + DONE) + END)
+        sent.set()
 
-    async with Upstream(handler) as upstream, proxied(upstream.port) as proxy:
+    async with Upstream(handler) as upstream, proxied(upstream.port, clock=clock) as proxy:
         peer = await narrow(proxy.port, 2048)
         await peer.send(post())
-        await asyncio.sleep(script["client_reads_from_s"] / speed)  # the case's own time line
-        assert proxy.records == []
+        await asyncio.wait_for(sent.wait(), DEADLINE_S)  # the client's slowness holds nobody up
+        clock.at(script["client_reads_from_s"])
         peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(_drained(peer), DEADLINE_S)
         record = await proxy.recorded()
         peer.writer.close()
-    assert record.ttft_token_ns == pytest.approx(expected["ttft_s"] / speed * 1e9, abs=1.5e7)
+    assert record.ttft_token_ns == expected["ttft_s"] * 1e9
     assert record.gaps is not None
     assert record.gaps.count == expected["itl_count"]
-    sketch = GapSketch.decode(record.gaps.sketch)
-    assert sketch.quantile(0.5) == pytest.approx(expected["itl_s"] / speed * 1e9, rel=0.25)
-    assert record.first_delivered_ns == pytest.approx(expected["first_delivered_s"] / speed * 1e9, abs=1e8)
-    assert record.write_blocked_ns == pytest.approx(expected["write_blocked_s"] / speed * 1e9, abs=2e8)
+    assert record.gaps.sum_ns == pytest.approx(expected["itl_count"] * expected["itl_s"] * 1e9, abs=100)
+    assert record.gaps.max_ns == pytest.approx(expected["itl_s"] * 1e9, abs=2)
+    assert record.first_delivered_ns == expected["first_delivered_s"] * 1e9
+    assert record.write_blocked_ns == expected["write_blocked_s"] * 1e9
     assert Hint.CLIENT_SLOW in record.hints
     assert record.outcome is Outcome.OK
     assert proxy.source.stats.reads_paused == 0  # the buffer limit was not hit, so the engine never noticed
@@ -90,32 +89,30 @@ async def test_b21_a_slow_reader_changes_no_figure_but_its_own() -> None:
 
 async def test_b21_where_the_buffer_is_full_the_gap_that_follows_is_the_clients() -> None:
     """Not a figure of the engine's: while it lasted nothing was read."""
-    filling = asyncio.Event()
+    clock = Timeline()
 
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.send(SSE_HEAD)
-        for _ in range(12):
-            await peer.send(chunk(event("t")))
-            await asyncio.sleep(0.025)
+        for number in range(12):
+            await clock.send(peer, number * 0.025, chunk(event("t")))
+        clock.at(0.3)
         await peer.send(chunk(b": %b\n\n" % (b"x" * (8 << 20))) + chunk(event("t")))  # more than all buffers on the way
-        filling.set()
         await peer.send(chunk(event("", finish="stop") + DONE) + END)
 
-    async with Upstream(handler) as upstream, proxied(upstream.port) as proxy:
+    async with Upstream(handler) as upstream, proxied(upstream.port, clock=clock) as proxy:
         peer = await narrow(proxy.port, 2048)
         await peer.send(post())
         await until(lambda: proxy.source.stats.reads_paused > 0)
-        await asyncio.sleep(0.51)  # what the client lets go by
+        clock.at(0.8)  # what the client lets go by
         peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(_drained(peer), DEADLINE_S)
         record = await proxy.recorded()
         peer.writer.close()
-    assert filling.is_set()
     assert record.stalls is not None
-    stall = next(each for each in record.stalls.longest if each.index == 11)  # a busy machine makes others
-    assert 0.5e9 <= stall.held_ns <= stall.gap_ns
-    assert stall.held_ns <= record.stalls.held_ns
+    (stall,) = record.stalls.longest
+    assert (stall.index, stall.gap_ns) == (11, 0.525e9)
+    assert stall.held_ns == stall.excess_ns == record.stalls.held_ns == 0.5e9
 
 
 async def _drained(peer: Peer) -> None:
@@ -199,12 +196,11 @@ async def _stalled(proxy: Proxied) -> None:
 
 
 @asynccontextmanager
-async def child(upstream_port: int) -> AsyncIterator[tuple[int, int, asyncio.subprocess.Process]]:
-    """A proxy in its own process: its port, its pid, itself."""
-    script = Path(__file__).parents[2] / "proxychild.py"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), str(upstream_port), "edge", stdout=asyncio.subprocess.PIPE
-    )
+async def child(*command: str) -> AsyncIterator[tuple[int, int, asyncio.subprocess.Process]]:
+    """A script of ``tests`` that listens, in its own process: its port, its pid, itself."""
+    script = str(Path(__file__).parents[2] / command[0])
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, script, *command[1:], stdin=pipe, stdout=pipe)
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
@@ -234,35 +230,50 @@ async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> Non
     body += b" " * (size - len(body) - 16) + b'","stream":true}'
     assert len(body) == size
 
+    came = 0
+
     async def handler(peer: Peer) -> None:
+        nonlocal came
         while True:
             head = await peer.reader.readuntil(b"\r\n\r\n")
-            left = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-            while left:
-                left -= len(await peer.reader.read(1 << 20))
+            length, came = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]), 0
+            while came < length:
+                came += len(await peer.reader.read(1 << 20))
             await peer.send(SSE_HEAD + chunk(event("a", finish="stop") + DONE) + END)
 
     async def send(port: int, payload: bytes) -> None:
+        nonlocal came
+        came = 0
+        whole = post(payload)
         async with client(port) as peer:
-            await peer.send(post(payload))
+            await peer.send(whole[: -len(payload) // 2])
+            await until(lambda: came > len(payload) // 4)  # before the rest is sent
+            await peer.send(whole[-len(payload) // 2 :])
             await asyncio.wait_for(peer.reader.readuntil(END), DEADLINE_S)
 
-    async with Upstream(handler) as upstream, child(upstream.port) as (port, pid, process):
-        await send(port, b'{"model":"m"}')
+    async with (
+        Upstream(handler) as upstream,
+        child("proxychild.py", str(upstream.port), "edge") as (port, pid, process),
+        child("proxypeers.py", "relay", str(upstream.port)) as (bare_port, bare_pid, _),
+    ):
+        for each in (port, bare_port):
+            await send(each, b'{"model":"m"}')
         before = peak_rss_bytes(pid)
-        cpu_before = cpu_ms(pid)
+        cost = {pid: math.inf, bare_pid: math.inf}
         for _ in range(3):
-            await send(port, body)
-        cpu_ms_per_mib = (cpu_ms(pid) - cpu_before) / (3 * 64)
+            for each, of in ((port, pid), (bare_port, bare_pid)):
+                cpu_before = cpu_ms(of)
+                await send(each, body)
+                cost[of] = min(cost[of], cpu_ms(of) - cpu_before)
         grown = peak_rss_bytes(pid) - before
         process.send_signal(signal.SIGTERM)
         out, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
     said = json.loads(out)
     assert (said["records"], said["outcomes"], said["observer_errors"]) == (4, {"ok": 4}, 0)
     assert grown < 16 << 20
-    # The proxy passes a body on while it comes in, so what it adds is at most the time it works on it. Unlike the wall clock,
-    # which tests/bench/bench_proxy.py reads, this does not grow with whatever else the machine does.
-    assert cpu_ms_per_mib < 1.0
+    # It passes a body on while it comes in, so what it adds is at most the time it works on it: about as much as the least that
+    # a relay does, which takes the same processor as much longer as it is busier. The wall clock is for tests/bench.
+    assert cost[pid] < 2 * cost[bare_pid]
 
 
 async def test_e21_the_end_of_a_large_body_is_read_and_the_stream_known_from_its_answer() -> None:
@@ -279,6 +290,12 @@ async def test_e21_the_end_of_a_large_body_is_read_and_the_stream_known_from_its
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def over(proxy: Proxied, connections: int) -> bool:
+    """So many have come and are gone; what is left are the test and its waiting for this."""
+    stats = proxy.source.stats
+    return (stats.connections, stats.open_connections) == (connections, 0) and len(asyncio.all_tasks()) <= 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
@@ -298,12 +315,13 @@ async def test_fifty_connections_cut_at_random_points_leave_nothing_behind() -> 
 
     async def one(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent, left = chance.randrange(1, len(request) * 3), chance.randrange(len(wire) * 2)
         try:
-            writer.write(request[: chance.randrange(1, len(request) * 3)])
-            left = chance.randrange(len(wire) * 2)
-            while left > 0 and (data := await asyncio.wait_for(reader.read(min(left, 500)), 0.2)):
+            writer.write(request[:sent])
+            left = min(left, len(wire)) if sent >= len(request) else 0  # of a part of a request nothing comes
+            while left > 0 and (data := await asyncio.wait_for(reader.read(min(left, 500)), DEADLINE_S)):
                 left -= len(data)
-        except (ConnectionError, asyncio.TimeoutError):
+        except ConnectionError:
             pass
         finally:
             if chance.random() < 0.5:
@@ -313,14 +331,12 @@ async def test_fifty_connections_cut_at_random_points_leave_nothing_behind() -> 
 
     async with Upstream(handler) as upstream, proxied(upstream.port) as proxy:
         await asyncio.gather(*(one(proxy.port) for _ in range(3)))
-        # Two tasks: this test and the waiting for the condition.
-        await until(lambda: proxy.source.stats.open_connections == 0 and len(asyncio.all_tasks()) <= 2)
+        await until(lambda: over(proxy, 3))
         gc.collect()
         before = descriptors()
         for _ in range(5):
             await asyncio.gather(*(one(proxy.port) for _ in range(10)))
-        await until(lambda: proxy.source.stats.open_connections == 0 and len(asyncio.all_tasks()) <= 2)
+        await until(lambda: over(proxy, 53))
         await until(lambda: descriptors() <= before)
-        assert proxy.source.stats.connections == 53
         assert sum(proxy.source.stats.outcomes.values()) == len(proxy.records) > 10
         assert proxy.source.stats.observer_errors == 0

@@ -45,7 +45,7 @@ class Taker:
         return True
 
     async def until(self, met: Callable[[], bool]) -> None:
-        await asyncio.wait_for(self._until(met), 20)
+        await asyncio.wait_for(self._until(met), 60)
 
     async def _until(self, met: Callable[[], bool]) -> None:
         while not met():
@@ -85,8 +85,8 @@ async def test_lines_become_facts_and_the_rest_is_nothing(tmp_path: Path) -> Non
     await tap.start()
     append(path, "INFO 11-29 10:00:00 [x.py:1] hello\n" + expired("a") + expired("b"))
     await taker.until(lambda: len(taker.facts) == 2)
-    await tap.shutdown(1)
-    await tap.shutdown(1)
+    await tap.shutdown(30)
+    await tap.shutdown(30)
     assert taker.requests == ["a", "b"]
     assert {fact.clock for fact in taker.facts} == {LineClock.LINE}
     assert tap.tail_stats[0][1].lines == 3
@@ -98,7 +98,7 @@ async def test_a_time_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
     await tap.start()
     append(path, expired("a", at="09:00:00"))  # an hour off: another time zone
     await taker.until(lambda: len(taker.facts) == 1)
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert (taker.facts[0].clock, taker.facts[0].at_unix_ns) == (LineClock.RECEIPT, _NOW)
     assert tap.stats.clocks_disagree == 1
 
@@ -108,7 +108,7 @@ async def test_what_lay_there_keeps_its_own_time(tmp_path: Path) -> None:
     append(path, expired("a", at="07:00:00"))
     tap = source(taker, path, from_start=True)
     await tap.start()
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert taker.facts[0].clock is LineClock.LINE
 
 
@@ -117,14 +117,14 @@ async def test_a_restart_neither_repeats_nor_loses(tmp_path: Path) -> None:
     tap = source(first, path, positions=tmp_path / "positions", from_start=True)
     append(path, expired("a"))
     await tap.start()
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     append(path, expired("b"))
     path.rename(tmp_path / "log.1")
     append(path, expired("c"))
     tap = source(second, path, positions=tmp_path / "positions", from_start=True)
     await tap.start()
     await second.until(lambda: len(second.facts) == 2)
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert (first.requests, second.requests) == (["a"], ["b", "c"])
 
 
@@ -137,7 +137,7 @@ async def test_what_was_not_taken_over_is_read_again_under_the_same_id(tmp_path:
     await tap.shutdown(1)
     tap = source(later, path, positions=tmp_path / "positions", from_start=True)
     await tap.start()
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert later.requests == ["a"]
 
 
@@ -148,7 +148,7 @@ async def test_facts_wait_while_they_are_not_taken(tmp_path: Path) -> None:
     await tap.start()
     taker.full = False
     await taker.until(lambda: len(taker.facts) == 1)
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert taker.requests == ["a"]
 
 
@@ -161,7 +161,7 @@ async def test_a_named_pipe_outlives_its_writers(tmp_path: Path) -> None:
     await taker.until(lambda: len(taker.facts) == 1)
     append(path, expired("b") + expired("c").rstrip("\n"))
     await taker.until(lambda: len(taker.facts) == 2)
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert taker.requests == ["a", "b", "c"]
 
 
@@ -173,7 +173,7 @@ async def test_a_pipe_whose_facts_are_not_taken_stops_being_read(tmp_path: Path)
     noise = "INFO 11-29 10:00:00 [x.py:1] nothing to see\n" * 20_000
     await asyncio.to_thread(append, path, noise + expired("a"))
     await taker.until(lambda: len(taker.facts) == 1)
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert tap.tail_stats[0][1].lines == 20_001
 
 
@@ -193,7 +193,7 @@ async def test_standard_input(redirected: bool, tmp_path: Path, monkeypatch: pyt
         tap = source(taker, "-")
         await tap.start()
         await taker.until(lambda: len(taker.facts) == 1)
-        await tap.shutdown(1)
+        await tap.shutdown(30)
     assert taker.requests == ["a", "b"]
 
 
@@ -203,7 +203,7 @@ async def test_facts_of_two_files_of_one_engine_are_one(tmp_path: Path) -> None:
     for name in ("rank0", "rank1"):
         append(tmp_path / name, expired("a"))
     await tap.start()
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert [(fact.kind, fact.lines) for fact in taker.facts] == [(LogKind.EXPIRED, 2)]
 
 
@@ -215,7 +215,7 @@ async def test_fifty_starts_leave_nothing_behind(tmp_path: Path) -> None:
     for _ in range(50):
         tap = source(Taker(), path, tmp_path / "pipe")
         await tap.start()
-        await tap.shutdown(1)
+        await tap.shutdown(30)
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(asyncio.all_tasks()) == 1
 
@@ -227,5 +227,5 @@ async def test_no_line_ends_the_reading(text: str, tmp_path: Path) -> None:
     append(path, expired("a"))
     tap = source(taker, path, from_start=True)
     await tap.start()
-    await tap.shutdown(1)
+    await tap.shutdown(30)
     assert (taker.requests, tap.stats.faults) == (["a"], 0)
