@@ -136,7 +136,7 @@ async def test_a_process_that_stands_still_is_told_as_the_plugin_tells_it(tmp_pa
 
 
 def test_the_emulated_watch_is_that_of_the_plugin() -> None:
-    assert (WATCH_NS, LATE_NS) == (round(guest_pauses.SLEEP_S * 1e9), guest_pauses.LATE_NS)
+    assert (round(guest_pauses.SLEEP_S * 1e9), guest_pauses.LATE_NS) == (WATCH_NS, LATE_NS)
 
 
 @given(st.lists(st.integers(1, 3_000_000_000), min_size=1, max_size=40))
