@@ -59,7 +59,7 @@ def hindrances(host: str, faults: Active) -> dict[str, list[Hindrance]]:
 
 
 def late_wakes(by: Sequence[Hindrance], begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-    """When a thread of the plugin was to wake, and when it did: late by ``LATE_NS`` or more, after ``begin_ns``, by ``end_ns``."""
+    """When a thread of the plugin was to wake and when it did, late by ``LATE_NS`` or more; after ``begin_ns``, by ``end_ns``."""
     for each in by:
         for first, last in each.times(begin_ns, end_ns + 1):
             due = -(-first // WATCH_NS) * WATCH_NS
