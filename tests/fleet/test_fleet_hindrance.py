@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from handrail_fleet import scenario as scenarios
 from handrail_fleet.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivered
 from handrail_fleet.faults import Active, parse
-from handrail_fleet.hindrance import PAUSED_EVERY_NS, THROTTLED_NS, Hindrance, hindered_ns, hindrances
+from handrail_fleet.hindrance import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
 from handrail_fleet.observe import Clock
-from handrail_fleet.observe_engines import SAMPLE_NS, WATCH_NS, gpu_clocks, pauses, steps
+from handrail_fleet.observe_engines import SAMPLE_NS, gpu_clocks, pauses, steps
 from handrail_fleet.virtual import Settings, ran
 
 MS = 1_000_000

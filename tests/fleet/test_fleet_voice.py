@@ -19,12 +19,24 @@ from hypothesis import strategies as st
 from exchanges import PROCESS
 from fleet.running import MODEL, SMALL, engine, routed, until
 from handrail.guest import events as words
-from handrail.records import EngineFacts, EngineTimes, FetchEffect, Iteration, KvFetch, KvPublish, Observation
+from handrail.guest import pauses as guest_pauses
+from handrail.records import (
+    EngineFacts,
+    EngineTimes,
+    FetchEffect,
+    Iteration,
+    KvFetch,
+    KvPublish,
+    Observation,
+    ProcessEvent,
+    ProcessEventKind,
+)
 from handrail.sources.datagram import read_packet
 from handrail.sources.plugin import PluginSource
 from handrail_fleet import load
 from handrail_fleet.core import Ended, EngineCore, Job, LoadStarts, Reason, StepEnded, Times
 from handrail_fleet.faults import parse
+from handrail_fleet.hindrance import LATE_NS, WATCH_NS, Hindrance
 from handrail_fleet.kv import Publication
 from handrail_fleet.model import Batch
 from handrail_fleet.spoken import Spoken
@@ -111,6 +123,34 @@ async def test_a_lease_that_ends_and_a_read_that_comes_after_it(tmp_path: Path) 
         assert pair.of(pair.p, KvPublish)[0].expired_ns is not None
 
 
+async def test_a_process_that_stands_still_is_told_as_the_plugin_tells_it(tmp_path: Path) -> None:
+    def paused(of: list[Observation]) -> list[ProcessEvent]:
+        return [each for each in of if isinstance(each, ProcessEvent) and each.kind is ProcessEventKind.PAUSED]
+
+    async with heard(tmp_path, "host_pause:d0:0.5") as pair:
+        await until(lambda: bool(paused(pair.d)))
+        told = paused(pair.d)[0]
+        assert 500_000_000 - WATCH_NS <= told.duration_ns <= 500_000_000
+        assert (told.detail, told.at_bound_ns, told.process_kind) == (guest_pauses.HELD, WATCH_NS, "core")
+        assert not paused(pair.p)
+
+
+def test_the_emulated_watch_is_that_of_the_plugin() -> None:
+    assert (round(guest_pauses.SLEEP_S * 1e9), guest_pauses.LATE_NS) == (WATCH_NS, LATE_NS)
+
+
+@given(st.lists(st.integers(1, 3_000_000_000), min_size=1, max_size=40))
+def test_every_pause_is_told_once_however_often_it_is_looked(passed: list[int]) -> None:
+    by = Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None)
+    spoken, said = _speaking(by)
+    began = now = spoken._watched_ns
+    for each in passed:
+        now += each
+        spoken.paused(now)
+    long_enough = [last for first, last in by.times(began, now) if last - -(-first // WATCH_NS) * WATCH_NS >= LATE_NS]
+    assert [at_ns for name, _, at_ns in said if name == "paused"] == [last for last in long_enough if began < last <= now]
+
+
 async def test_an_engine_without_the_variable_says_nothing(tmp_path: Path) -> None:
     async with engine("both") as (running, _):
         assert running._spoken._voice is None
@@ -147,18 +187,12 @@ def test_a_sidecar_that_is_not_there_costs_events_and_they_are_counted(tmp_path:
 
 def test_its_words_are_the_plugins() -> None:
     """One event of every kind that the emulator says, with as many fields as the plugin's."""
-    said: dict[str, int] = {}
-
-    class Counted(Voice):
-        def say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
-            said[name] = len(fields)
-
-    voice = Counted(Path("unused"), {}, lambda: 0)
-    core = EngineCore(_Steps(), max_running=1, blocks=100, lease_ns=1)
-    spoken = Spoken(None, engine_id="e", model="m", scenario=SMALL, lease_ns=1, policy="fail", core=core)
-    spoken._voice = voice
+    spoken, told = _speaking(Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None))
+    voice = spoken._voice
+    assert voice is not None
     job = Job("r", 10, 1, Reason.STOP, load=True)
-    core.submit(job, 0)
+    spoken._core.submit(job, 0)
+    spoken.paused(spoken._watched_ns + 8_000_000_000)
     spoken.queued(job, 0, 0, {}, None)
     spoken.load(LoadStarts("r", 10, 1), 5, 10)
     with spoken.contact("peer"):
@@ -176,8 +210,23 @@ def test_its_words_are_the_plugins() -> None:
     spoken.read("r", late=False)
     spoken.expired("r")
     SaidLines(voice).emit(logging.makeLogRecord({"msg": "line", "levelname": "WARNING"}))
+    said = {name: fields for name, fields, _ in told}
     assert said == {name: len(words.FIELDS[name]) for name in said}
-    assert len(said) >= 18
+    assert len(said) >= 19
+
+
+def _speaking(*pauses: Hindrance) -> tuple[Spoken, list[tuple[str, int, int | None]]]:
+    """Without a socket; and what it says: name, number of fields, time."""
+    said: list[tuple[str, int, int | None]] = []
+
+    class Kept(Voice):
+        def say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
+            said.append((name, len(fields), at_ns))
+
+    core = EngineCore(_Steps(), max_running=1, blocks=100, lease_ns=1)
+    spoken = Spoken(None, engine_id="e", model="m", scenario=SMALL, lease_ns=1, policy="fail", core=core, pauses=pauses)
+    spoken._voice = Kept(Path("unused"), {}, lambda: 0)
+    return spoken, said
 
 
 class _Steps:

@@ -190,6 +190,13 @@ CASES: Final = (
         run=lambda: _PauseHost("d0", 0.4),
     ),
     Case(
+        name="host-pause",
+        told="D's engine stands still for 0.4 s every 4 s, and its plugin says so",
+        alert="StreamsStalling",
+        labels={"cause": "host_pause"},
+        shape=_shape(f"host_pause:d0:0.4{_AT}-", load=Load(rate=0.6, answer_tokens=(40, 60))),
+    ),
+    Case(
         name="ttft-p99",
         told="one request in 25 waits 5 s longer at the router",
         alert="TtftP99High",

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from handrail.identity import JoinKind
 from handrail.outcomes import FetchOutcome
 from handrail.records import ENGINE_GONE, ENGINE_LOST, EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
 from handrail.sketch import GapSketch
@@ -14,6 +13,7 @@ from handrail_collector.explain.fetch_rows import Handed, fetch_rows, judge
 from handrail_collector.explain.handoff_findings import handoff_findings
 from handrail_collector.explain.path import Path, path_of
 from handrail_collector.explain.phases import breakdown
+from handrail_collector.explain.request_findings import findings
 from handrail_collector.explain.verdict import ANSWERED, HUNG_NS, Verdict
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
 from handrail_collector.stitch.clocks import HostClocks
@@ -132,9 +132,10 @@ def _row(group: Group, fleet: Fleet, path: Path, handed: Handed) -> RequestRow:
             JoinRow(evidence=e.label, how=e.how.value, span_id=e.span_id)
             for e in sorted(group.evidence, key=lambda e: (e.offset, e.span))
         ),
-        findings=_findings(
+        findings=findings(
             group,
             path,
+            verdict,
             (*parts.findings, *handoff_findings(path, handed, fleet.engines, prefill_likely=fleet.has_prefill)),
             trace_id,
         ),
@@ -287,39 +288,6 @@ def _complete(path: Path, fleet: Fleet) -> bool:
     if path.handed_off is False:
         return True
     return path.prefill is not None or (path.handed_off is None and not fleet.has_prefill)
-
-
-def _findings(group: Group, path: Path, more: Iterable[str], trace_id: str) -> tuple[str, ...]:
-    found = [f"{f.kind}: {f.detail}" if f.detail else f.kind for f in group.findings]
-    found.extend(more)
-    if path.edge is not None:
-        lost = dict.fromkeys(
-            e.role.value
-            for e in group.evidence
-            if isinstance(e.record, Exchange | EngineRequest | RouterCall)
-            and e.how is not JoinKind.ANCESTOR
-            and e.trace_id != trace_id
-        )
-        found.extend(f"context_lost: no trace context reached {role}" for role in lost)
-    if len(path.prefills) > 1:
-        found.append(f"prefill_retried: {len(path.prefills)} prefill attempts, {_abandoned(path)} abandoned")
-    if path.handed_off is False and path.prefills:
-        found.append("fallback_local: a prefill was tried, decode got no KV parameters and computed the prompt itself")
-    models = dict.fromkeys(m for e in group.evidence if (m := getattr(e.record, "model", None)) is not None)
-    if len(models) > 1:
-        found.append(f"model_mismatch: {', '.join(models)}")
-    found.extend(
-        f"bad_attribute: {e.role.value} sent absurd {', '.join(e.record.dropped_attributes)}"
-        for e in group.evidence
-        if isinstance(e.record, EngineRequest) and e.record.dropped_attributes
-    )
-    if path.edge is not None and Hint.DUPLICATE_REQUEST_ID in path.edge.hints:
-        found.append("duplicate_request_id: this id was in flight twice")
-    return tuple(dict.fromkeys(found))
-
-
-def _abandoned(path: Path) -> int:
-    return sum(1 for visit in path.prefills if visit is not path.prefill)
 
 
 def _first(values: Iterable[_T | None]) -> _T | None:

@@ -92,6 +92,7 @@ class Engine:
             lease_ns=lease_ns,
             policy="recompute" if settings.recompute else "fail",
             core=self._core,
+            pauses=self._host.hindrances.get("host_pause", ()),
         )
         self._publisher = Publisher(self.id, self._host, self.metrics, self, self._spoken)
         self._channel = ChannelServer(self._publisher.answer)

@@ -133,9 +133,15 @@ def saw(host: str, clock: RunClock, generation: Generation, call: Call, now_ns: 
 
 
 def figures(clock: RunClock, call: Call, ended: Ended, ttft_ns: int, e2e_ns: int) -> RequestFigures:
-    """What vLLM's span says of it, by the host's own clock, at the moment when it has ended."""
+    """What vLLM's span says of it, by the host's own clock, at the moment when it has ended.
+
+    Of a request whose load failed vLLM 0.32 has 0 for when it was scheduled, and takes the failing output for its first and last
+    token: five of five such spans that were recorded say so (tests/data/recordings/otlp_failed_loads.jsonl).
+    """
     times = ended.times
     scheduled, first, last = times.scheduled_ns, times.first_token_ns, times.last_token_ns
+    if ended.reason is Reason.ERROR:
+        scheduled, first = 0, (last := call.queued_ns + e2e_ns)
     queue_ns = scheduled - times.queued_ns if scheduled is not None else 0
     prefill_ns = first - scheduled if first is not None and scheduled is not None else 0
     decode_ns = last - first if last is not None and first is not None else 0

@@ -14,6 +14,8 @@ from handrail_fleet.noise import uniform
 
 THROTTLED_EVERY_NS, THROTTLED_NS = 6_000_000_000, 400_000_000
 PAUSED_EVERY_NS = 4_000_000_000
+WATCH_NS = 100_000_000  # a thread of the plugin asks to be woken this often (handrail.guest.pauses)
+LATE_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,15 @@ def hindrances(host: str, faults: Active) -> dict[str, list[Hindrance]]:
             lasts_ns = round(fault.size * 1e9)
             found.setdefault(fault.name, []).append(Hindrance(0, 0.0, lasts_ns, lasts_ns, fault.from_ns, fault.from_ns + 1))
     return found
+
+
+def late_wakes(by: Sequence[Hindrance], begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
+    """When a thread of the plugin was to wake and when it did, late by ``LATE_NS`` or more; after ``begin_ns``, by ``end_ns``."""
+    for each in by:
+        for first, last in each.times(begin_ns, end_ns + 1):
+            due = -(-first // WATCH_NS) * WATCH_NS
+            if begin_ns < last <= end_ns and last - due >= LATE_NS:
+                yield due, last
 
 
 def hindered_ns(begin_ns: int, work_ns: int, by: Sequence[Hindrance]) -> int:

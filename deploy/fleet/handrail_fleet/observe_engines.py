@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from handrail_fleet.core import StepEnded
-from handrail_fleet.hindrance import Hindrance
+from handrail_fleet.hindrance import Hindrance, late_wakes
 from handrail_fleet.observe import Clock
 
-WATCH_NS = 50_000_000  # a thread of the plugin asks to be woken this often
-LATE_NS = 20_000_000
 SAMPLE_NS = 100_000_000
 CLOCK_HERTZ = 1_980_000_000.0
 
@@ -82,11 +80,8 @@ def pauses(
     """The wake-ups that came late."""
     for host, by in hindered.items():
         shown = clocks[host].elapsed_ns
-        for each in by.get("host_pause", ()):
-            for begin, end in each.times(0, over_ns):
-                due = -(-begin // WATCH_NS) * WATCH_NS
-                if end - due >= LATE_NS:
-                    yield PauseObservation(host=host, due_ns=shown(due), woke_ns=shown(end))
+        for due, woke in late_wakes(by.get("host_pause", ()), 0, over_ns):
+            yield PauseObservation(host=host, due_ns=shown(due), woke_ns=shown(woke))
 
 
 def gpu_clocks(

@@ -1,6 +1,6 @@
 """vLLM's own trace: one ``llm_request`` SERVER span a request, by the SDK and exporters that vLLM 0.32 uses (``vllm/tracing``).
 
-There is no hand-off span and no status: a failed request looks like an empty one.
+There is no hand-off span and no status: a failed request looks like an empty one with durations as long as the machine's uptime.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from handrail_fleet.core import Ended, EngineCore, Job, LoadStarts, Reason, StepEnded
+from handrail_fleet.hindrance import WATCH_NS, Hindrance, late_wakes
 from handrail_fleet.kv import BLOCK_TOKENS, blocks_for
 from handrail_fleet.scenario import Scenario
 from handrail_fleet.voice import SaidLines, Voice
@@ -25,15 +26,26 @@ _CONTACT_TAKES_NS = 1_000_000  # less is no first contact: the peer was known
 
 
 class Spoken:
-    """One engine's. Without ``path`` every call does nothing."""
+    """One engine's. Without ``path`` every call does nothing. ``pauses``: those of its process."""
 
     def __init__(
-        self, path: Path | None, *, engine_id: str, model: str, scenario: Scenario, lease_ns: int, policy: str, core: EngineCore
+        self,
+        path: Path | None,
+        *,
+        engine_id: str,
+        model: str,
+        scenario: Scenario,
+        lease_ns: int,
+        policy: str,
+        core: EngineCore,
+        pauses: Sequence[Hindrance] = (),
     ) -> None:
         self._engine_id = engine_id
         self._scenario = scenario
         self._lease_ns = lease_ns
         self._core = core
+        self._pauses = pauses
+        self._watched_ns = time.monotonic_ns()
         self._told: set[str] = set()  # those whose scheduling has been said
         self._lines: logging.Handler | None = None
         self._voice: Voice | None = None
@@ -51,7 +63,7 @@ class Spoken:
                 "lease_ns": lease_ns,
                 "failure_policy": policy,
             }
-            self._voice = Voice(path, facts, lambda: core.unfinished)
+            self._voice = Voice(path, facts, lambda: core.unfinished, self.paused)
 
     def start(self) -> None:
         if self._voice is not None:
@@ -68,6 +80,12 @@ class Spoken:
     def _say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
         if self._voice is not None:
             self._voice.say(name, *fields, at_ns=at_ns)
+
+    def paused(self, now_ns: int) -> None:
+        """Say of the pauses that are over by now, and were not before, what a thread of the process saw: no kernel tells why."""
+        for due_ns, woke_ns in late_wakes(self._pauses, self._watched_ns, now_ns):
+            self._say("paused", due_ns, "held", WATCH_NS, at_ns=woke_ns)
+        self._watched_ns = now_ns
 
     # --- requests -------------------------------------------------------------------------------------------------------
 

@@ -27,13 +27,19 @@ Facts = Mapping[str, str | int | bool]
 
 
 class Voice:
-    """Says what one engine process does. ``facts``: what it is. ``unfinished``: how many requests it has to do."""
+    """Says what one engine process does. ``facts``: what it is. ``unfinished``: how many requests it has to do.
 
-    def __init__(self, path: Path, facts: Facts, unfinished: Callable[[], int]) -> None:
+    ``watch``: called with the monotonic time each time before what there is is sent, to say what has happened since.
+    """
+
+    def __init__(
+        self, path: Path, facts: Facts, unfinished: Callable[[], int], watch: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.lost = 0
         self._path = path
         self._facts = facts
         self._unfinished = unfinished
+        self._watch = watch
         self._boot = secrets.token_hex(8)
         self._sequence = 0
         self._step_ns: int | None = None
@@ -76,6 +82,7 @@ class Voice:
             if time.monotonic() >= alive_at:
                 alive_at = time.monotonic() + ALIVE_EVERY_S
                 self.say("alive", self._step_ns, self._unfinished())
+            self._watch(time.monotonic_ns())
             self._flush()
             await asyncio.sleep(FLUSH_S)
 

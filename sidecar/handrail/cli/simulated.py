@@ -15,6 +15,7 @@ from typing import Final
 
 from handrail.cli.simulated_engines import engine_records
 from handrail.cli.simulated_plugin import PluginRecords
+from handrail.engines.vllm import NEVER_SCHEDULED
 from handrail.identity import derive_trace_id
 from handrail.records import EngineRequest, Exchange, Gaps, KvParams, Outcome, Process, Role, RouterCall, Source, SpanIds
 from handrail.sketch import GapSketch
@@ -30,7 +31,6 @@ from handrail_fleet.simulate import Flight, Ran
 PROXY_EVERY_NS: Final = 500_000_000
 ENGINE_EVERY_NS: Final = 5_000_000_000
 _PATH: Final = "/v1/completions"
-_NEVER_SCHEDULED: Final = ("gen_ai.latency.time_in_queue", "gen_ai.latency.time_in_model_prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class _Fleet:
             prompt_tokens=said.prompt_tokens,
             output_tokens=said.completion_tokens,
             outcome=(Outcome.OK if said.completion_tokens else Outcome.UNKNOWN) if scheduled else Outcome.ABORTED,
-            dropped_attributes=() if scheduled else _NEVER_SCHEDULED,
+            dropped_attributes=() if scheduled else NEVER_SCHEDULED,
         )
 
     def _call(self, said: RouterObservation, request: _Request) -> RouterCall:

@@ -13,8 +13,9 @@ from handrail.records import Iteration, Process, ProcessEvent, ProcessEventKind,
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.engine import Engine
 from handrail.sources.merging.steps import Steps
+from handrail_fleet.hindrance import WATCH_NS
 from handrail_fleet.observe import Clock
-from handrail_fleet.observe_engines import WATCH_NS, ClockObservation, StepObservation, gpu_clocks, pauses, steps
+from handrail_fleet.observe_engines import ClockObservation, StepObservation, gpu_clocks, pauses, steps
 from handrail_fleet.simulate import Ran
 
 CORE_PID: Final = 4711

@@ -8,6 +8,7 @@ minus the machine's uptime behind (case C15): such values are dropped, and so is
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -16,6 +17,10 @@ from handrail.records import EngineRequest, Outcome, Process, Record, Source, Sp
 
 SPAN_NAME = "llm_request"
 REQUEST_ID = "gen_ai.request.id"
+QUEUE, PREFILL = "gen_ai.latency.time_in_queue", "gen_ai.latency.time_in_model_prefill"
+NEVER_SCHEDULED: Final = (QUEUE, PREFILL)
+"""What is absurd of a request that was never scheduled, as after each KV load that failed under policy fail."""
+
 SLACK_NS = 1_000_000_000
 """e2e is wall clock and the parts are monotonic: a part may exceed the whole by a clock step, not by more than this."""
 
@@ -45,12 +50,12 @@ class VllmAdapter:
         e2e = _seconds(values, "gen_ai.latency.e2e", dropped, _MAX_DURATION_NS)
         whole = e2e if e2e is not None else (end - start if end is not None and start else None)
         limit = _MAX_DURATION_NS if whole is None else whole + SLACK_NS
-        queue = _seconds(values, "gen_ai.latency.time_in_queue", dropped, limit)
-        prefill = _seconds(values, "gen_ai.latency.time_in_model_prefill", dropped, limit)
+        queue = _seconds(values, QUEUE, dropped, limit)
+        prefill = _seconds(values, PREFILL, dropped, limit)
         decode = _seconds(values, "gen_ai.latency.time_in_model_decode", dropped, limit)
         ttft = _seconds(values, "gen_ai.latency.time_to_first_token", dropped, limit)
         output_tokens = integer(values, "gen_ai.usage.completion_tokens")
-        never_scheduled = "gen_ai.latency.time_in_queue" in dropped
+        never_scheduled = QUEUE in dropped
         if output_tokens == 0 or never_scheduled:
             # the front end books a TTFT and zero durations for requests that failed before a token (measured): not figures
             queue = prefill = decode = ttft = None

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, exchange, kv, process, split_request
+from builders import EPOCH, MS, engine, exchange, kv, process, split_request
+from handrail.engines.vllm import NEVER_SCHEDULED
 from handrail.kv.logfold import Folder
 from handrail.kv.loghead import read_head
 from handrail.kv.loglines import recognise
@@ -343,6 +344,35 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
     assert (row.kv_outcome, row.kv_reason) == (outcome, reason)
     assert row.kv_evidence
     assert row.kv_evidence[0].startswith("decode:plugin ")
+
+
+@pytest.mark.parametrize(
+    ("dropped", "known", "said"),
+    [
+        pytest.param(NEVER_SCHEDULED, True, None, id="what a failed load leaves behind"),
+        pytest.param((*NEVER_SCHEDULED, "gen_ai.latency.e2e"), True, "gen_ai.latency.e2e", id="and what it does not"),
+        pytest.param(NEVER_SCHEDULED, False, ", ".join(NEVER_SCHEDULED), id="nobody tells of the load"),
+    ],
+)
+def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], known: bool, said: str | None) -> None:
+    """Policy fail on vLLM 0.32: the request ends before it was scheduled, so its span's queue time is minus the uptime."""
+    seen = split_request()
+    d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
+    load = fetch(134, parent=d, done_ms=None, failure="transfer_failed", effect=FetchEffect.FAILED)
+    span = altered(
+        engine(Role.DECODE, 131, 60, parent=d),
+        outcome=Outcome.ABORTED,
+        output_tokens=0,
+        queue_ns=None,
+        prefill_ns=None,
+        ttft_ns=None,
+        dropped_attributes=dropped,
+    )
+    row = told([seen["edge"], seen["p"], d, span, *([load] if known else [])]).row("req-a")
+    assert row.kv_outcome == ("failed" if known else "unknown")
+    assert [f for f in row.findings if f.startswith("bad_attribute")] == (
+        [f"bad_attribute: decode sent absurd {said}"] if said else []
+    )
 
 
 def test_kv_that_nobody_read_until_its_lease_ended_has_expired() -> None:
