@@ -199,7 +199,7 @@ def processes(proc: str) -> list[dict[str, Any]]:
     return [asdict(each) for gpu in gpus for each in processes_of(nvml, gpu, Path(proc))]
 
 
-# --- real time, with the sampler's threads; what is to happen "at" a time does so once ``control().set`` has come to it ----------
+# --- real time, with the sampler's threads; what is to happen "at" a time does so once ``control().set`` has come to it -------
 
 
 class Running:
