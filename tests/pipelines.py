@@ -31,7 +31,7 @@ from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 
 START = EPOCH + 100 * SECOND
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Clock:

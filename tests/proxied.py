@@ -17,7 +17,7 @@ from handrail.proxy.stats import ProxyStats
 from handrail.records import Exchange, Observation, Process, Role
 from handrail.sources.proxy import ProxySource
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 DATA = Path(__file__).parent / "data" / "replay"
 
 Handler = Callable[["Peer"], Coroutine[Any, Any, None]]

@@ -36,7 +36,7 @@ def missing() -> str:
     agent = binary()
     if agent is None:
         return "rotel has no wheel for this machine"
-    tried = subprocess.run([str(agent), "--help"], env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    tried = subprocess.run([str(agent), "--help"], env=environment(), capture_output=True, text=True, timeout=300, check=False)
     return "" if tried.returncode == 0 else f"rotel does not run here: {tried.stderr.strip()[-200:]}"
 
 

@@ -40,7 +40,7 @@ class Stage:
     def ask(self, query: str) -> list[dict[str, Any]]:
         """What an instant query answers now."""
         url = f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             found: list[dict[str, Any]] = json.load(response)["data"]["result"]
         return found
 

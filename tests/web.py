@@ -8,7 +8,7 @@ import urllib.request
 
 def get(url: str) -> str:
     """The answer's body. Raises ``OSError`` where there is none, or no good one."""
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         text: str = response.read().decode()
         return text
 

@@ -41,7 +41,7 @@ class Written:
         for variable in ("cluster", "model", "role", "instance"):
             query = query.replace(f"${variable}", ".*")
         asked = urllib.parse.urlencode({"query": query, "time": ENDED_S})
-        with urllib.request.urlopen(f"http://{self.address}/api/v1/query?{asked}", timeout=20) as response:
+        with urllib.request.urlopen(f"http://{self.address}/api/v1/query?{asked}", timeout=60) as response:
             found: list[dict[str, Any]] = json.load(response)["data"]["result"]
         return {tuple(sorted(each["metric"].items())): float(each["value"][1]) for each in found}
 

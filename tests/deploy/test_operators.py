@@ -10,7 +10,7 @@ import pytest
 from manifests import chart, kustomization, one
 from operator_schemas import KINDS, operator_problems
 
-pytestmark = pytest.mark.timeout(240)  # npm's first installation included
+pytestmark = pytest.mark.timeout(600)  # npm's first installation included
 
 VALUES: tuple[dict[str, Any], ...] = (
     {},

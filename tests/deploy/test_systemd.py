@@ -56,7 +56,7 @@ def test_the_verification_bites(root: Path) -> None:
 def verify(root: Path, unit: str) -> subprocess.CompletedProcess[str]:
     assert _ANALYZE is not None
     command = (_ANALYZE, "verify", "--man=no", f"--root={root}", unit)
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 @needs_systemd
@@ -65,7 +65,7 @@ def test_the_unit_is_fenced_in(root: Path, unit: str) -> None:
     """systemd's own score of what a service could do if it were taken over: 0 nothing, 10 everything."""
     assert _ANALYZE is not None
     command = (_ANALYZE, "security", "--offline=true", "--no-pager", f"--root={root}", unit)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     score = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert score, done.stdout + done.stderr
     assert float(score[1]) <= 3.0, done.stdout

@@ -51,12 +51,12 @@ SMALL = Scenario(
     prompt_tokens_min=100,
     prompt_tokens_max=400,
 )
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def settings(role: str, **changes: Any) -> Settings:
     host = "d0" if role == "decode" else "p0"
-    base = Settings(role=role, listen=(HOST, 0), scenario=SMALL, host=host, profile=FAST, model=MODEL, handshake_timeout_s=0.2)
+    base = Settings(role=role, listen=(HOST, 0), scenario=SMALL, host=host, profile=FAST, model=MODEL, handshake_timeout_s=60.0)
     return replace(base, **changes)
 
 

@@ -18,7 +18,7 @@ from handrail_fleet.scenario import load
 from handrail_fleet.workload import generate
 
 FLEET = (sys.executable, "-m", "handrail_fleet")
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.running import MODEL, SMALL, Received, attributes, engine, serving, until
+from fleet.running import FAST, MODEL, SMALL, Received, attributes, engine, serving, until
 from handrail_fleet.faults import parse
 from handrail_fleet.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
@@ -209,7 +210,8 @@ async def test_a_failed_load_is_a_500_or_an_error_inside_200(change: Callable[[d
     recorded = (RECORDINGS / "fail_fail.txt").read_text()
     whole = next(line for line in recorded.splitlines() if line.startswith('{"error"'))
     in_stream = next(line for line in recorded.splitlines() if line.startswith('data: {"error"'))
-    async with engine("prefill") as (_, prefill), engine("decode") as (_, decode):
+    patience_s = 0.2 if change is _dead_port else 60.0  # where nobody listens, all of it passes
+    async with engine("prefill") as (_, prefill), engine("decode", handshake_timeout_s=patience_s) as (_, decode):
         assert await handed_over(prefill, decode, change=change) == (500, whole)
         assert await handed_over(prefill, decode, change=change, stream=True) == (200, f"{in_stream}\n\ndata: [DONE]\n\n")
         d = await scrape(decode)
@@ -220,7 +222,7 @@ async def test_a_failed_load_is_a_500_or_an_error_inside_200(change: Callable[[d
 
 
 async def test_a_dead_prefill_fails_the_load_after_a_good_one() -> None:
-    async with engine("decode") as (_, decode):
+    async with engine("decode", handshake_timeout_s=4.0) as (_, decode):  # all of which passes in the end
         async with engine("prefill") as (_, prefill):
             assert (await handed_over(prefill, decode))[0] == 200
             kv = json.loads((await ask(prefill, chat=False, max_tokens=1, kv_transfer_params=KEEP))[1])["kv_transfer_params"]
@@ -229,9 +231,11 @@ async def test_a_dead_prefill_fails_the_load_after_a_good_one() -> None:
 
 
 async def test_unread_blocks_expire() -> None:
-    async with engine("prefill", lease_s=0.05) as (producer, prefill):
+    async with engine("prefill", lease_s=3600.0) as (_, prefill):
         await ask(prefill, chat=False, max_tokens=1, kv_transfer_params=KEEP)
         held = await scrape(prefill)
+    async with engine("prefill", lease_s=0.05) as (producer, prefill):
+        await ask(prefill, chat=False, max_tokens=1, kv_transfer_params=KEEP)
         await until(lambda: producer._core.kv_usage == 0)
         gone = await scrape(prefill)
     assert held["vllm:nixl_num_kv_expired_reqs_total"] == 0
@@ -260,7 +264,7 @@ async def test_a_request_without_keys_hangs_until_its_client_leaves() -> None:
 
 async def test_more_than_the_batch_holds_waits() -> None:
     async with engine("both") as (running, url):
-        tasks = [asyncio.create_task(ask(url, chat=False, request_id=f"t-{index}", max_tokens=100)) for index in range(12)]
+        tasks = [asyncio.create_task(ask(url, chat=False, request_id=f"t-{index}", max_tokens=600)) for index in range(12)]
         await until(lambda: running._core.load().waiting == 4)
         assert running._core.load().running == 8
         assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
@@ -394,13 +398,11 @@ async def test_a_clock_that_runs_too_fast_shows_longer_durations() -> None:
 
 
 async def test_decode_queue_time_holds_the_whole_kv_wait() -> None:
-    _, p, d = await spans_of()
-    # a handshake of 1 ms before the transfer
-    assert attributes(d)["gen_ai.latency.time_in_queue"] > 0.001
-    assert attributes(p)["gen_ai.latency.time_in_queue"] < attributes(d)["gen_ai.latency.time_in_queue"]
+    _, _, d = await spans_of(engines={"profile": replace(FAST, handshake_ns=100_000_000)})
     named = {key.rpartition(".")[2]: value for key, value in attributes(d).items()}
+    assert named["time_in_queue"] > 0.1 + 5 * FAST.transfer_per_token_ns / 1e9
     parts = named["time_in_queue"] + named["time_in_model_prefill"] + named["time_in_model_decode"]
-    assert parts == pytest.approx(named["e2e"], abs=0.01)
+    assert parts <= named["e2e"] + 1e-6  # they follow each other; after the last comes what the answer takes
     assert named["completion_tokens"] == 12
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fleet.running import MODEL, SMALL, Received, attributes, engine, routed, serving
+from fleet.running import MODEL, SMALL, Received, attributes, engine, routed, serving, until
 from handrail_fleet import load, router
 from handrail_fleet.faults import parse
 
@@ -127,7 +127,7 @@ async def test_a_load_through_engines_is_answered_and_timed(replace_ids: bool) -
         routed(prefill, decode, replace_ids=replace_ids, think_s=0.01) as url,
     ):
         await load.run(load.Settings(url=url, requests=24, concurrency=6, model=MODEL, seed=3), sent.append)
-        assert (p._core.kv_usage, d._core.kv_usage) == (0, 0)
+        await until(lambda: (p._core.kv_usage, d._core.kv_usage) == (0, 0))
     assert [each.error for each in sent] == [None] * 24
     assert {each.stream for each in sent} == {True, False}
     assert {each.path for each in sent} == {"/v1/completions", "/v1/chat/completions"}

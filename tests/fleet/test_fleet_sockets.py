@@ -99,26 +99,27 @@ async def test_a_storm_preempts_and_the_streams_go_on(tmp_path: Path) -> None:
 
 
 async def test_a_host_that_stands_now_and_then_stalls_its_streams(tmp_path: Path) -> None:
-    """It runs for two seconds at most between two pauses, and the streams are longer."""
-    truths, sent = await run(tmp_path, "host_pause:d0:3", requests=3, concurrency=3, answer_tokens=(750, 750))
+    """It runs for two seconds at most between two pauses, and the streams are longer: a step is of two milliseconds at least."""
+    truths, sent = await run(tmp_path, "host_pause:d0:3", requests=3, concurrency=3, answer_tokens=(1050, 1050))
     assert {each.error for each in sent} == {None}
     assert all(max(truth.gaps_ns) >= 2900 * MS for truth in truths)
 
 
-async def test_an_engine_that_hangs_stalls_its_streams_once(tmp_path: Path) -> None:
-    """From 0.5 s after the start for two seconds, in the middle of streams of more than a second."""
-    truths, sent = await run(tmp_path, "engine_hung:d0:2@0.5-", requests=2, concurrency=2, answer_tokens=(750, 750))
+async def test_an_engine_that_hangs_stalls_its_streams(tmp_path: Path) -> None:
+    """From 4 s after the start for two seconds, in the middle of streams that take longer than that to come so far. That it does
+    so once is for virtual time to say (test_fleet_hindrance.py): here the machine may stand as well."""
+    truths, sent = await run(tmp_path, "engine_hung:d0:2@4-", requests=2, concurrency=2, answer_tokens=(2050, 2050))
     assert {each.error for each in sent} == {None}
     for truth in truths:
-        assert [gap for gap in truth.gaps_ns if gap >= 1900 * MS] == [max(truth.gaps_ns)]
+        assert max(truth.gaps_ns) >= 1900 * MS
 
 
 async def test_a_throttled_gpu_makes_single_steps_long(tmp_path: Path) -> None:
-    """From 3.6 s after the start for 0.4 s: the streams begin before that and end after it."""
-    truths, sent = await run(tmp_path, "gpu_throttled:d0:20", requests=2, concurrency=2, answer_tokens=(1500, 1500))
+    """From 3.6 s after the start for 0.4 s: the streams begin before that and take longer than that."""
+    truths, sent = await run(tmp_path, "gpu_throttled:d0:20", requests=2, concurrency=2, answer_tokens=(1850, 1850))
     assert {each.error for each in sent} == {None}
     for truth in truths:
-        assert median(truth.gaps_ns) < 10 * SMALL.step_ns
+        assert 2 * median(truth.gaps_ns) < max(truth.gaps_ns)
         assert max(truth.gaps_ns) >= 20 * SMALL.step_ns
 
 
@@ -192,14 +193,14 @@ async def test_a_fault_that_is_over_or_to_come_does_nothing(tmp_path: Path) -> N
 
 async def test_a_fault_begins_and_ends_while_the_fleet_runs(tmp_path: Path) -> None:
     sent: list[load.Sent] = []
-    async with fleet(tmp_path, "slow_link:*:400@0-0.8") as running:
+    async with fleet(tmp_path, "slow_link:*:24000@0-4") as running:
         await load.run(replace(LOAD, url=running.url, requests=2), sent.append)
         await load.run(replace(LOAD, url=running.url, requests=30, id_prefix="on"), sent.append)
     truths = running.truths(sent)
-    ended_ns = 800 * MS
+    ended_ns = 4000 * MS
     early = [truth for truth in truths if truth.index < 2 and truth.request_id.startswith("load")]
     assert len(early) == 2
-    assert all(truth.phases[Phase.KV_TRANSFER] > 300 * MS for truth in early)  # would take a second; let go at 0.8 s
+    assert all(truth.phases[Phase.KV_TRANSFER] > 300 * MS for truth in early)  # would take a minute; let go at 4 s
     after = [truth for truth in truths if truth.arrival_ns > ended_ns]
     assert after
     assert min(truth.phases[Phase.KV_TRANSFER] for truth in after) < 300 * MS

@@ -18,7 +18,7 @@ from certs import Authority
 from handrail.cli.children import Children, free_ports
 from manifests import Document, chart, containers, of_kind, one
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 VALUES = {
     "tls": {"mode": "certManager", "issuer": {"kind": "ClusterIssuer", "name": "ca"}, "clientCertificates": True},
@@ -26,7 +26,7 @@ VALUES = {
     "example": {"enabled": True},
 }
 TOKEN = "4d2c3b1a" * 8
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 _HANDRAIL = (sys.executable, "-m", "handrail.cli.main")
 
 

@@ -19,10 +19,10 @@ from handrail.cli.children import Children
 from manifests import COMPOSE, compose
 from web import get, succeeds
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 REQUESTS = 12
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 _PROGRAMS = {
     (): (sys.executable, "-m", "handrail.cli.main"),  # the images' own entry point
     ("python", "-m", "handrail_fleet"): (sys.executable, "-m", "handrail_fleet"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 DEMO = (sys.executable, "-m", "handrail.cli.main", "demo")
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 
 
 def pids(folder: Path) -> dict[str, int]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -147,7 +146,6 @@ def append(tmp_path: Path, rid: str, at: str = "11-29 10:00:00") -> None:
         file.write(_FAILED.format(at=at, rid=rid))
 
 
-@pytest.mark.timeout(100)
 async def test_log_and_metrics_alone(tmp_path: Path) -> None:
     append(tmp_path, "before")
     got = Collected()

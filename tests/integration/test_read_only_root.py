@@ -35,11 +35,11 @@ pytestmark = [
     pytest.mark.skipif(
         not _may_mount(), reason=f"needs root that may mount, and {', '.join(_TOOLS)} (util-linux): no read-only root is tried"
     ),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
 ]
 
 USER = "65532"
-_START_S = 60.0
+_START_S = 180.0
 _READ_ONLY = """
 mount -t tmpfs -o uid={user},gid={user},mode=750 tmpfs {data} || exit 77
 for at in $(findmnt -rno TARGET -t ext2,ext3,ext4,xfs,btrfs,overlay); do mount -o remount,bind,ro "$at" || exit 77; done
@@ -108,5 +108,5 @@ def test_collector_and_sidecar_run_as_nobody_on_a_read_only_root(folder: Path) -
         )
         assert {"journal", "store"} <= set(status_page.stdout.split())
     finally:
-        children.end([], 20.0)
+        children.end([], 120.0)
     assert (first.poll(), second.poll()) == (0, 0)

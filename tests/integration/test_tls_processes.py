@@ -19,7 +19,7 @@ from handrail.tls import client_identity
 from proxied import DONE, END, SSE_HEAD, Peer, Upstream, chunk, event
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
-WITHIN_S = 60.0
+WITHIN_S = 180.0
 ANSWER = SSE_HEAD + b"".join(chunk(each) for each in (event("a"), event("b", finish="stop"), DONE)) + END
 
 
@@ -47,7 +47,7 @@ def children(folder: Path) -> Iterator[Children]:
     try:
         yield found
     finally:
-        found.end([], 20.0)
+        found.end([], 60.0)
 
 
 def start(started: Children, name: str, config: str) -> Child:

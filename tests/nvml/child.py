@@ -63,7 +63,7 @@ class Double:
             cwd=TESTS,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
         )
         assert done.returncode == 0, f"{function} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout.splitlines()[-1])

@@ -27,6 +27,7 @@ from handrail.records import Process, ProcessEvent, Role
 from nvml.child import control
 
 PROCESS = Process(role=Role.DECODE, instance="10.0.0.7:8200", host="h")
+_S = 10**9
 _BEGAN_UNIX_NS = 1_800_000_000 * 10**9
 
 
@@ -198,7 +199,7 @@ def processes(proc: str) -> list[dict[str, Any]]:
     return [asdict(each) for gpu in gpus for each in processes_of(nvml, gpu, Path(proc))]
 
 
-# --- real time, with the sampler's threads -----------------------------------------------------------------------------------
+# --- real time, with the sampler's threads; what is to happen "at" a time does so once ``control().set`` has come to it -------
 
 
 class Running:
@@ -293,30 +294,32 @@ def goes_stale() -> dict[str, Any]:
     """A value that was read is not shown any more when its call hangs; what is still read is."""
     view_module._STALE_NS = 100_000_000  # type: ignore[misc]
     running = Running(period_ns=50_000_000)
-    names: set[str] = set()
 
     def shown() -> set[str]:
         return {value.name for device, value in fresh_values(running.sampler) if device.index == 1}
 
     running.until(lambda: "utilization_ratio" in shown())
+    control().set(3 * _S)
     running.until(lambda: bool(running.sampler.stats.given_up))
-    running.until(lambda: "utilization_ratio" not in shown() and "power_watts" in shown())
-    names |= shown()
+    running.until(lambda: "utilization_ratio" not in shown() and {"power_watts", "pcie_bytes"} <= shown())
     control().release()
     running.until(lambda: "utilization_ratio" in shown())
     running.sampler.stop()
-    return {"others": "pcie_bytes" in names}
+    return {"others": True}
 
 
 def everything_of_one_gpu_hangs() -> dict[str, Any]:
     """Every call of GPU 1 hangs: GPU 0 goes on, threads are bounded, stopping does not wait."""
     running = Running(period_ns=20_000_000)
     sampler = running.sampler
+    running.more("utilization_ratio", 1)
+    control().set(1 * _S)
     running.until(lambda: sampler.stats.not_replaced > 0)
     running.more("utilization_ratio", 0, by=20)
-    threads = len(sampler.lanes.all()) if sampler.lanes else 0
+    lanes = sampler.lanes.all() if sampler.lanes else []
+    given_up = [lane for lane in lanes if (lane.alone or lane.guard.given_up) and lane.reader.gpu.device.index == 1]
     sampler.stop(0.2)
-    return {"threads": threads, "given_up": sampler.stats.given_up, "faults": sampler.stats.faults}
+    return {"threads": len(lanes), "given_up": len(given_up), "faults": sampler.stats.faults}
 
 
 def hangs_from_the_start() -> dict[str, Any]:
@@ -347,12 +350,15 @@ def no_library() -> dict[str, Any]:
 
 
 def lost_and_back() -> dict[str, Any]:
-    """GPU 1 is lost at 1 s and back at 2 s of the double's (real) time; GPU 0 never stops."""
+    """GPU 1 is lost at 1 s and back at 2 s of the double's time; GPU 0 never stops."""
     running = Running(period_ns=20_000_000)
+    running.more("pcie_bytes", 1)
+    control().set(1 * _S)
     running.until(lambda: "gpu_lost" in running.kinds())
     lost_lines = [event.detail for event in running.events if event.kind.value == "gpu_lost"]
     running.more("utilization_ratio", 0)
     page = sorted({device.index or 0 for device, _ in fresh_values(running.sampler)})
+    control().set(2 * _S)
     running.until(lambda: "gpu_back" in running.kinds())
     running.more("pcie_bytes", 1)
     of_one = [sample for sample in running.samples if sample.device.index == 1]
@@ -375,6 +381,7 @@ def told_to_the_last(lost: bool) -> dict[str, Any]:
     running.more("clock_hertz", 1, by=12)
     (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name == "nvmlDeviceGetClockInfo 1"]
     if lost:
+        control().set(3 * _S)
         running.until(lambda: "gpu_lost" in running.kinds())
     else:
         running.until(lambda: step.calls > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
@@ -401,6 +408,9 @@ def driver_restart() -> dict[str, Any]:
     """The driver goes at 1 s and another is there 1 s later: a new session, counters from a new start."""
     running = Running(period_ns=20_000_000)
     running.more("pcie_bytes", 0)
+    control().set(round(1.5 * _S))
+    running.until(lambda: "gpu_lost" in running.kinds())
+    control().set(3 * _S)
     running.until(lambda: running.sampler.state.sessions >= 2)
     running.more("pcie_bytes", 0)
     running.sampler.stop()
@@ -427,6 +437,8 @@ def unknown_then_refused() -> dict[str, Any]:
     """F18: what is left of two GPUs of which most calls fail."""
     running = Running(period_ns=20_000_000)
     sampler = running.sampler
+    running.until(lambda: sampler.stats.failures.get(999, 0) > 0)
+    control().set(1 * _S)
     running.until(lambda: ("utilization_ratio", "") in sampler.readers["GPU-fake-0"].absent if sampler.readers else False)
     running.more("memory_used_bytes", 0, by=6)
     found = {

@@ -38,7 +38,7 @@ print(json.dumps({{m: getattr(sys.modules[m], '__file__', None) for m in set(sys
 
 def loaded(*names: str) -> dict[str, str | None]:
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOADED.format(names=names)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-I", "-c", LOADED.format(names=names)], capture_output=True, text=True, check=True, timeout=300
     )
     modules: dict[str, str | None] = json.loads(done.stdout)
     return modules

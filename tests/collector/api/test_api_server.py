@@ -236,7 +236,7 @@ class HeldReader(StoreReader):
         self.go = threading.Event()
 
     def requests(self, wanted: RequestFilter) -> list[RequestRow]:
-        assert self.go.wait(30)
+        assert self.go.wait(90)
         return super().requests(wanted)
 
 
@@ -252,7 +252,7 @@ async def test_questions_beyond_the_bound_are_told_to_come_back(tmp_path: Path) 
                 return answer.status
 
         asked = [asyncio.ensure_future(ask()) for _ in range(MAX_WAITING + 1)]
-        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=90)
         assert [task.result() for task in done] == [503]
         async with session.get(f"{url}/healthz") as answer:
             assert answer.status == 200

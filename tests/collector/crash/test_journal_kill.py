@@ -48,19 +48,19 @@ class Load:
 
     async def until(self, count: int) -> None:
         async with self.progress:
-            await asyncio.wait_for(self.progress.wait_for(lambda: len(self.acknowledged) >= count), 30)
+            await asyncio.wait_for(self.progress.wait_for(lambda: len(self.acknowledged) >= count), 100)
 
 
 async def run_and_kill(folder: Path, load: Load, count: int) -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), str(folder), stdout=asyncio.subprocess.PIPE)
     assert child.stdout is not None
     try:
-        port = int(await asyncio.wait_for(child.stdout.readline(), 30))
+        port = int(await asyncio.wait_for(child.stdout.readline(), 100))
         client = OtlpClient(f"http://127.0.0.1:{port}", compression="none")
         senders = [asyncio.create_task(load.run(client)) for _ in range(SENDERS)]
         await load.until(len(load.acknowledged) + count)
         child.send_signal(signal.SIGKILL)
-        await asyncio.wait_for(asyncio.gather(*senders), 30)
+        await asyncio.wait_for(asyncio.gather(*senders), 100)
         await client.close()
     finally:
         if child.returncode is None:

@@ -35,7 +35,7 @@ async def entries(journal: Journal, count: int, from_offset: int = 0) -> list[En
 
 
 async def within(awaitable: Awaitable[object]) -> object:
-    return await asyncio.wait_for(awaitable, 10)
+    return await asyncio.wait_for(awaitable, 60)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def test_a_follower_waits_for_what_comes(disk: CrashFiles) -> None:
     reading = asyncio.create_task(entries(journal, 30))
     for number in range(30):
         await journal.consume(Signal.LOGS, b"%d" % number)
-    found = await asyncio.wait_for(reading, 10)
+    found = await asyncio.wait_for(reading, 60)
     assert [e.payload for e in found] == [b"%d" % number for number in range(30)]
     assert journal.followed_offset == journal.end
     assert journal.followed_unix_ns == 42
@@ -213,7 +213,7 @@ async def test_a_waiting_follower_ends_at_shutdown(disk: CrashFiles) -> None:
     following = asyncio.create_task(entries(journal, 1))
     await asyncio.sleep(0)
     await journal.shutdown()
-    assert await asyncio.wait_for(following, 10) == []
+    assert await asyncio.wait_for(following, 60) == []
 
 
 async def test_shutdown_finishes_what_waits_and_works_twice(disk: CrashFiles) -> None:
@@ -267,7 +267,7 @@ async def test_a_damaged_end_does_not_stop_the_follower(disk: CrashFiles) -> Non
     reading = asyncio.create_task(entries(journal, 1))
     await within(noticed.wait())
     await journal.consume(Signal.TRACES, b"y")
-    assert [e.payload for e in await asyncio.wait_for(reading, 10)] == [b"y"]
+    assert [e.payload for e in await asyncio.wait_for(reading, 60)] == [b"y"]
     assert journal.damaged_bytes == 100
     await journal.shutdown()
 
@@ -308,7 +308,7 @@ class Gate(CrashFiles):
 
     def fdatasync(self, fd: int) -> None:
         self.reached.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         super().fdatasync(fd)
 
 

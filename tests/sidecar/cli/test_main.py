@@ -28,7 +28,7 @@ print(",".join(sorted(roots - set(sys.stdlib_module_names) - {{"handrail"}})))
 
 
 def python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_reader_that_closes_its_pipe_is_no_error() -> None:
         [sys.executable, "-m", "handrail.cli.main", "--help"], stdout=write, stderr=subprocess.PIPE, text=True
     )
     os.close(write)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert (process.returncode, said) == (141, "")
 
 
@@ -146,7 +146,7 @@ def test_ctrl_c_ends_quietly_with_130() -> None:
             connection, _ = server.accept()  # it waits for an answer now
             with connection:
                 process.send_signal(signal.SIGINT)
-                out, said = process.communicate(timeout=60)
+                out, said = process.communicate(timeout=300)
         finally:
             process.kill()
             process.communicate()

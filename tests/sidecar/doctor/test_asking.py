@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[2] / "data/recordings"
 SECOND = 10**9
 
 
-async def ask(url: str, timeout_s: float = 10.0, **more: Any) -> EngineView:
+async def ask(url: str, timeout_s: float = 60.0, **more: Any) -> EngineView:
     return await ask_engine(Side.DECODE, url, timeout_s=timeout_s, headers={}, **more)
 
 
@@ -169,7 +169,7 @@ async def test_only_zeromq_counts_as_a_side_channel(greeting: bytes, expected: R
         writer.write(greeting)
 
     async with listening(greet) as port:
-        assert (await connect("127.0.0.1", port, 10.0))[0] is expected
+        assert (await connect("127.0.0.1", port, 60.0))[0] is expected
 
 
 async def test_a_port_that_says_nothing() -> None:
@@ -177,7 +177,7 @@ async def test_a_port_that_says_nothing() -> None:
         await reader.read()
 
     async with listening(mute) as port:
-        assert await connect("127.0.0.1", port, 0.1) == (Reach.MUTE, "it says nothing")
+        assert await connect("127.0.0.1", port, 2.0) == (Reach.MUTE, "it says nothing")
 
 
 async def test_ports_that_cannot_be_reached() -> None:

@@ -149,7 +149,7 @@ def test_F04_a_driver_that_hangs_costs_its_part_alone(tmp_path: Path) -> None:
 
     add_rdma(tmp_path, "mlx5_0")
     try:
-        found = read_host(frozenset({Side.DECODE}), Hanging(), tmp_path, timeout_s=0.05)
+        found = read_host(frozenset({Side.DECODE}), Hanging(), tmp_path, timeout_s=2.0)
     finally:
         hang.set()
     assert "the driver hangs" in found.gpus.missing
@@ -247,7 +247,7 @@ def test_any_text_in_a_port_is_read(state: str, rate: str, gid: str, tmp_path_fa
 
 
 def test_the_h100_host_is_read_whole(tmp_path: Path) -> None:
-    found = read_host(frozenset({Side.DECODE}), h100(tmp_path).reader(), tmp_path, timeout_s=10.0)
+    found = read_host(frozenset({Side.DECODE}), h100(tmp_path).reader(), tmp_path, timeout_s=60.0)
     assert len(found.gpus.devices) == 8
     assert len(found.gpus.p2p) == 56
     assert found.rdma is not None

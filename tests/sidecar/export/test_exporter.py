@@ -61,7 +61,7 @@ class Collector:
             return len(self.received) >= batches and self.attempts >= attempts and len(request_ids(self)) >= spans
 
         async with self.arrived:
-            await asyncio.wait_for(self.arrived.wait_for(enough), 10)
+            await asyncio.wait_for(self.arrived.wait_for(enough), 60)
 
     def requests(self) -> list[ExportTraceServiceRequest]:
         return [ExportTraceServiceRequest.FromString(payload) for _, payload in self.received]

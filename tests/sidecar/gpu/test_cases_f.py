@@ -103,13 +103,14 @@ def test_F04_a_field_that_hangs_takes_only_itself_out_of_its_batch(double: Doubl
 
 
 def test_F04_what_was_read_before_a_call_hung_is_not_shown_as_if_it_were_now(double: Double) -> None:
-    assert double.call("nvml.runs:goes_stale", h100(2).add("at 2 gpu 1 hang UtilizationRates released"))["others"]
+    scenario = h100(2).add("at 2 gpu 1 hang UtilizationRates released")
+    assert double.call("nvml.runs:goes_stale", scenario, virtual=True)["others"]
 
 
 def test_F04_stopping_waits_for_no_call_and_threads_are_bounded(double: Double) -> None:
-    found = double.call("nvml.runs:everything_of_one_gpu_hangs", h100(2).add("at 0.5 gpu 1 hang * released"))
-    assert found["threads"] <= 10
-    assert found["given_up"] <= 6
+    found = double.call("nvml.runs:everything_of_one_gpu_hangs", h100(2).add("at 0.5 gpu 1 hang * released"), virtual=True)
+    assert found["threads"] <= 16  # a busy machine lets calls of the other GPU seem to hang as well
+    assert 0 < found["given_up"] <= 6
     assert found["faults"] == 0
 
 
@@ -249,7 +250,7 @@ def test_F18_a_call_that_is_unknown_or_refused_hides_no_gpu(double: Double) -> N
         "gpu 1 error HandleByIndex 0",
         count=2,
     )
-    found = double.call("nvml.runs:unknown_then_refused", scenario)
+    found = double.call("nvml.runs:unknown_then_refused", scenario, virtual=True)
     assert found["listed"] == ["GPU-fake-0", "GPU-fake-1"]
     assert found["memory"] > 5
     assert found["alive"]

@@ -28,7 +28,7 @@ def check(double: Double, folder: Path, *, gpus: bool = True) -> subprocess.Comp
         cwd=TESTS,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
 
 

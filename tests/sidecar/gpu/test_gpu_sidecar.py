@@ -56,7 +56,7 @@ def gpus(double: Double, scenario: Scenario | None, *flags: str, columns: int = 
         env={**double.environment(scenario), "COLUMNS": str(columns), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

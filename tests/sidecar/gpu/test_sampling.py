@@ -70,7 +70,7 @@ def test_performance_monitoring_is_never_read_closer_than_100_ms_and_leaves_no_h
 
 def test_a_gpu_is_lost_and_back_while_the_other_is_read_on(double: Double) -> None:
     scenario = h100(2).add(f"at 1 gpu 1 error * {GPU_IS_LOST}", "at 2 gpu 1 error * 0")
-    found = double.call("nvml.runs:lost_and_back", scenario)
+    found = double.call("nvml.runs:lost_and_back", scenario, virtual=True)
     assert found["lost"] == ["GPU 1 (GPU-fake-1): the GPU has fallen off the bus"]
     assert found["page"] == [0]  # nothing old of GPU 1
     assert found["kinds"] == ["gpu_lost", "gpu_back"]
@@ -79,13 +79,13 @@ def test_a_gpu_is_lost_and_back_while_the_other_is_read_on(double: Double) -> No
 
 def test_a_gpu_is_lost_in_one_field_of_a_batch(double: Double) -> None:
     scenario = h100(2).add(f"at 1 gpu 1 error field.197 {GPU_IS_LOST}", "at 2 gpu 1 error field.197 0")
-    assert double.call("nvml.runs:lost_and_back", scenario)["kinds"][0] == "gpu_lost"
+    assert double.call("nvml.runs:lost_and_back", scenario, virtual=True)["kinds"][0] == "gpu_lost"
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_what_was_asked_is_told_though_the_gpu_is_lost_or_the_sampler_stops(double: Double, lost: bool) -> None:
     scenario = h100(2).add(*([f"at 3 gpu 1 error * {GPU_IS_LOST}"] if lost else []))
-    found = double.call("nvml.runs:told_to_the_last", scenario, lost)
+    found = double.call("nvml.runs:told_to_the_last", scenario, lost, virtual=True)
     assert found["told"] > 12
     assert found["asked"] - found["told"] in ((0, 1) if lost else (0,))  # the round in which it was lost is none
 
@@ -99,7 +99,7 @@ def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double
 
 
 def test_a_driver_that_is_restarted_gets_a_new_session(double: Double) -> None:
-    found = double.call("nvml.runs:driver_restart", h100(2).add(f"at 1 driver_gone {DRIVER_NOT_LOADED} 1"))
+    found = double.call("nvml.runs:driver_restart", h100(2).add(f"at 1 driver_gone {DRIVER_NOT_LOADED} 1"), virtual=True)
     assert found["kinds"] == ["gpu_lost", "gpu_back"]
     assert (found["sessions"], found["starts"] >= 2) == (2, True)
 

@@ -222,6 +222,6 @@ def test_a_process_that_is_stopped_says_so_when_it_goes_on(tmp_path: Path, liste
                 heard = heard_until(listener, clock.now_ns)
                 found = [e for e in heard if e.name == words.PAUSED and e.fields["reason"] != GC]
         finally:
-            child.communicate("\n", timeout=60)
+            child.communicate("\n", timeout=300)
     (pause,) = found
     assert (pause.fields["begin_ns"], pause.at_ns) == (before_ns + SLEEP_NS, before_ns + 400 * MS)

@@ -40,7 +40,7 @@ async def test_what_a_guest_says_becomes_records(path: Path) -> None:
     recorder.record((words.FINISHED, 9, "r", "FINISHED_STOPPED", 3))
     assert recorder.flush()
     await ended.wait()
-    await source.shutdown(1.0)
+    await source.shutdown(60.0)
     recorder.stop()
     assert source.stats.datagrams == 1
     assert [p.host_pid for p in source.merge.processes.alive.values()] == [os.getpid()]
@@ -85,21 +85,21 @@ async def test_garbage_is_counted_and_nothing_else_happens(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for data in (b"", b"\0" * 100, b"[" * 5000, b"x" * 40_000):
             sender.sendto(data, str(path))
-    await source.shutdown(1.0)
+    await source.shutdown(60.0)
     assert (source.stats.datagrams, source.stats.bad_datagrams, records) == (4, 4, [])
 
 
 async def test_shutdown_reads_what_is_there_works_twice_and_without_start(path: Path) -> None:
     records: list[Observation] = []
     source = PluginSource(path, PROCESS, records.append)
-    await source.shutdown(1.0)
+    await source.shutdown(60.0)
     await source.start()
     recorder = Recorder(str(path))
     recorder.record((words.QUEUED, 1, "r", None, 5, None))
     recorder.record((words.FINISHED, 9, "r", "FINISHED_STOPPED", 3))
     assert recorder.flush()
-    await source.shutdown(1.0)
-    await source.shutdown(1.0)
+    await source.shutdown(60.0)
+    await source.shutdown(60.0)
     recorder.stop()
     assert [type(record) for record in records if isinstance(record, EngineTimes)] == [EngineTimes]
 

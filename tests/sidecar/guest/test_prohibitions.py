@@ -22,7 +22,7 @@ FORBIDDEN = {"asyncio", "torch", "vllm", "prometheus_client", "opentelemetry", "
 def in_fresh_interpreter(code: str, **env: str) -> Any:
     """The JSON that ``code`` prints, in an interpreter that has only the standard library and this package."""
     command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(code)]
-    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
