@@ -24,6 +24,9 @@ WINDOW_S: Final = 60
 ONE_AT_THE_END: Final = 1 / (ENDED_S - BEGAN_S)
 """Growth of what is to be a gauge of 1 when it is asked for."""
 
+BORN: Final = STEPS - 3
+"""The step at which a series begins that was not there before: within the last minute."""
+
 Series = tuple[str, Mapping[str, str], float]
 """Name, labels, growth a second from 0 on."""
 
@@ -47,12 +50,15 @@ class Written:
 
 
 @contextlib.contextmanager
-def written(folder: Path, series: Sequence[Series]) -> Iterator[Written]:
-    """Counters that grow evenly. Skips where there is no Prometheus."""
+def written(folder: Path, series: Sequence[Series], born: Sequence[Series] = ()) -> Iterator[Written]:
+    """Counters that grow evenly; ``born`` ones begin within the last minute at the value in their growth's place, and keep it.
+
+    Skips where there is no Prometheus.
+    """
     prometheus, promtool = shutil.which("prometheus"), shutil.which("promtool")
     if prometheus is None or promtool is None:
         pytest.skip("no prometheus or promtool on this machine: make test-dashboards installs them")
-    (page := folder / "page.txt").write_text(_page(series), encoding="utf-8")
+    (page := folder / "page.txt").write_text(_page(series, born), encoding="utf-8")
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(page), str(folder / "tsdb")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -75,10 +81,12 @@ def _ready(address: str) -> bool:
         return False
 
 
-def _page(series: Sequence[Series]) -> str:
+def _page(series: Sequence[Series], born: Sequence[Series]) -> str:
     """OpenMetrics with times. Samples of one family stand together, those of one series in order of time."""
+    told = [(name, labels, [(step, growth * step * STEP_S) for step in range(STEPS)]) for name, labels, growth in series]
+    told += [(name, labels, [(step, value) for step in range(BORN, STEPS)]) for name, labels, value in born]
     lines = []
-    for name, labels, growth in sorted(series, key=lambda each: each[0]):
+    for name, labels, samples in sorted(told, key=lambda each: each[0]):
         text = ",".join(f'{label}="{value}"' for label, value in labels.items())
-        lines += [f"{name}{{{text}}} {growth * step * STEP_S} {BEGAN_S + step * STEP_S}" for step in range(STEPS)]
+        lines += [f"{name}{{{text}}} {value} {BEGAN_S + step * STEP_S}" for step, value in samples]
     return "\n".join([*lines, "# EOF\n"])

@@ -75,6 +75,16 @@ def increase(series: str) -> str:
     return f"increase({series}[{RANGE}])"
 
 
+def counted(series: str) -> str:
+    """The like of a sidecar's failures: a series that was not there when the range began counts in full (case H01).
+
+    ``increase`` sees nothing in one that begins at 1: a new peer, a new failure type, an Xid, a process that failed before
+    its first scrape. Where a new one began anew the increase is the larger. Not for a collector's, which keep their value
+    over restarts.
+    """
+    return f"((({series} unless {series} offset {RANGE}) > {increase(series)}) or {increase(series)})"
+
+
 def total(values: str, *by: str) -> str:
     return f"sum{_by(by)} ({values})"
 
@@ -140,6 +150,11 @@ def client_total(counter: str, *more: str) -> str:
     """Requests a second, each once: for each model, as counted by whoever is nearest to the client."""
     found = (total(rate(live(counter, who, *more)), "cluster", "model_name") for who in _CLIENT_SIDE)
     return f"sum ({' or '.join(found)})"
+
+
+def where(values: str, told: str) -> str:
+    """``values`` where ``told`` is there at all: absent, not 0, where nobody counts."""
+    return f"({values}) and on () count({told})"
 
 
 def named(values: str, label: str, value: str) -> str:

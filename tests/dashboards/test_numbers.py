@@ -20,7 +20,8 @@ WITHIN = 0.1
 
 
 def queries(board: str, title: str) -> list[str]:
-    (panel,) = (each for each in json.loads(dashboards(Choices())[f"{board}.json"])["panels"] if each["title"] == title)
+    made = json.loads(dashboards(Choices())[f"{board}.json"])["panels"]
+    (panel,) = (each for each in made if each["title"] == title and each["type"] != "row")
     return [target["expr"] for target in panel["targets"]]
 
 
@@ -153,3 +154,80 @@ def test_an_engines_failures_are_the_same_together_whether_expiry_is_counted_apa
         found = prometheus.ask(queries("handoff", "Failures as engines count them")[0])
     together = {dict(labels)["instance"]: value for labels, value in found.items()}
     assert together == {"old": pytest.approx(7), "new": pytest.approx(7)}
+
+
+@pytest.mark.parametrize(
+    ("board", "title", "name", "labels"),
+    [
+        ("handoff", "Failed, by peer", "handrail_link_fetches_total", {"peer": "p", "outcome": "failed"}),
+        ("handoff", "Failed, by reason", "handrail_kv_fetches_total", {"outcome": "failed", "reason": "of another version"}),
+        ("handoff", "Failed", "handrail_kv_fetches_total", {"outcome": "failed", "reason": "of another version"}),
+        ("handoff", "Stale reads", "handrail_kv_publishes_total", {"end": "stale_read"}),
+        ("handoff", "Expired", "handrail_kv_publishes_total", {"end": "expired"}),
+        ("fleet", "Failed requests", "handrail_requests_total", {"model_name": "m", "role": "edge", "outcome": "http_error"}),
+        ("fleet", "Failed KV fetches", "handrail_kv_fetches_total", {"outcome": "failed", "reason": "of another version"}),
+        ("gpu-links", "Xid errors", "handrail_gpu_xid_errors_total", {"gpu": "0", "uuid": "u", "xid": "79"}),
+        ("gpu-links", "Errors of this time range", "handrail_gpu_xid_errors_total", {"gpu": "0", "uuid": "u", "xid": "79"}),
+        ("handrail", "Sidecars: lost in this time range", "handrail_sidecar_spans_dropped_total", {"reason": "x"}),
+    ],
+)
+def test_H01_the_very_first_failure_is_shown_where_the_series_is_born_with_it(
+    board: str, title: str, name: str, labels: Mapping[str, str], tmp_path: Path
+) -> None:
+    """A peer, a failure type, an Xid or a process that was not there before: ``increase`` alone sees nothing grow."""
+    common = {"job": "j", "instance": "d"}
+    there: Series = ("handrail_sidecar_info", {**common, "role": "decode"}, 0)
+    with written(tmp_path, [there], born=[(name, {**common, **labels}, 1)]) as it:
+        (shown,) = it.ask(queries(board, title)[0]).values()
+    assert shown == 1
+
+
+def test_a_count_goes_on_where_the_process_began_anew_or_went_away(tmp_path: Path) -> None:
+    """What grew in the time range counts whether the series is new or not; what it had before does not."""
+    common = {"job": "j", "peer": "p", "outcome": "failed"}
+    series: list[Series] = [("handrail_link_fetches_total", {**common, "instance": "old"}, 3 / WINDOW_S)]
+    with written(tmp_path, series, born=[("handrail_link_fetches_total", {**common, "instance": "new"}, 2)]) as prometheus:
+        found = prometheus.ask(queries("handoff", "Failed, by peer")[0])
+    assert {dict(labels)["instance"]: value for labels, value in found.items()} == {"old": pytest.approx(3), "new": 2}
+
+
+def test_coverage_is_that_of_the_collector_with_the_least(tmp_path: Path) -> None:
+    """One cluster that is joined whole must not hide another that is not."""
+    series: list[Series] = [
+        ("handrail_trace_coverage_ratio", {"job": "j", "instance": instance, "cluster": instance}, share * ONE_AT_THE_END)
+        for instance, share in (("a", 1.0), ("b", 0.2))
+    ]
+    with written(tmp_path, series) as prometheus:
+        for board, title in (("fleet", "Trace coverage"), ("fleet", "Coverage"), ("handrail", "Coverage")):
+            (shown,) = prometheus.ask(queries(board, title)[0]).values()
+            assert shown == pytest.approx(0.2), (board, title)
+
+
+def test_H08_what_was_lost_is_not_0_where_nobody_tells(tmp_path: Path) -> None:
+    """0 needs somebody who counts: with a sidecar alone, what collectors lost is not known, and with neither nothing is."""
+    sidecar: Series = ("handrail_sidecar_info", {"job": "j", "instance": "s", "role": "decode"}, ONE_AT_THE_END)
+    (lost,), (unused,) = queries("handrail", "Sidecars lost"), queries("handrail", "Unused")
+    with written(tmp_path, [sidecar]) as prometheus:
+        assert list(prometheus.ask(lost).values()) == [0]
+        assert prometheus.ask(unused) == {}
+    (folder := tmp_path / "none").mkdir()
+    with written(folder, [("up", {"job": "j"}, 0)]) as prometheus:
+        assert prometheus.ask(lost) == {}
+
+
+def test_a_gpu_that_every_pod_of_its_node_reads_is_one(tmp_path: Path) -> None:
+    """In Kubernetes with NVML each sidecar of a node reads all its GPUs (docs/deployment.md)."""
+    series: list[Series] = [
+        (name, {"job": "j", "instance": instance, "gpu": gpu, "uuid": f"GPU-{gpu}", **more}, 1 / WINDOW_S)
+        for instance in ("a", "b")
+        for gpu in ("0", "1")
+        for name, more in (
+            ("handrail_gpu_memory_total_bytes", {}),
+            ("handrail_gpu_throttled", {"reason": "hw_thermal"}),
+            ("handrail_gpu_xid_errors_total", {"xid": "79"}),
+        )
+    ]
+    with written(tmp_path, series) as prometheus:
+        for title in ("GPUs", "Held down now", "Xid errors"):
+            (shown,) = prometheus.ask(queries("gpu-links", title)[0]).values()
+            assert shown == pytest.approx(2), title

@@ -55,7 +55,7 @@ BOARD: Final = Board(
                     "99 of 100 gaps between chunks with content were shorter, as clients saw them.",
                     "s",
                     client_quantile(0.99, "handrail_stream_gap_seconds"),
-                    no_value="no streams",
+                    no_value="no streams seen",
                 ),
                 stat(
                     "ITL p99",

@@ -7,9 +7,9 @@ from typing import Final
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
 from handrail_dashboards.query import (
     RANGE,
+    counted,
     each_of,
     highest,
-    increase,
     least,
     lowest,
     mean,
@@ -27,6 +27,8 @@ _NO_GPU: Final = "no GPU is sampled"
 _NO_GPM: Final = "no GPU gives it: performance monitoring (GPM) comes with Hopper"
 _GPU: Final = "{{instance}} GPU {{gpu}}"
 _EACH: Final = ("cluster", "job", "instance", "gpu")
+_ONCE: Final = "uuid"
+"""What a device is known by wherever it is read: with NVML in Kubernetes every sidecar of a node reads all its GPUs."""
 _HELD: Final = 'reason=~"hw_slowdown|sw_thermal|hw_thermal|power_brake|reliability"'
 _SM: Final = 'domain="sm"'
 _NONE: Final = ((0, GREEN), (0.5, RED))
@@ -46,7 +48,7 @@ def _of_line(rates: str, line: str) -> str:
 
 
 def _errors(name: str, label: str, what: str) -> str:
-    found = total(increase(_gpu(name)), "instance", "gpu", label) + " > 0"
+    found = total(counted(_gpu(name)), "instance", "gpu", label) + " > 0"
     return named(total(renamed(found, label, "which"), "instance", "gpu", "which"), "what", what)
 
 
@@ -54,7 +56,7 @@ _ERRORS: Final = (
     _errors("xid_errors_total", "xid", "Xid"),
     _errors("ecc_errors_total", "kind", "ECC"),
     _errors("nvlink_errors_total", "kind", "NVLink"),
-    named(total(increase(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", "what", "PCIe replays"),
+    named(total(counted(_gpu("pcie_replays_total")), "instance", "gpu") + " > 0", "what", "PCIe replays"),
 )
 
 
@@ -73,15 +75,15 @@ BOARD: Final = Board(
             (
                 stat(
                     "GPUs",
-                    "GPUs that answer. MIG devices count one each.",
+                    "GPUs that answer, each once however many sidecars read it. MIG devices count one each.",
                     "none",
-                    f"count({_gpu('memory_total_bytes')})",
+                    f"count({worst(_gpu('memory_total_bytes'), _ONCE)})",
                     decimals=0,
                     no_value=_NO_GPU,
                 ),
                 stat(
                     "Lost",
-                    "GPUs that do not answer: off the bus, or the driver hangs.",
+                    "GPUs that do not answer: off the bus, or the driver hangs. One that several sidecars read counts for each.",
                     "none",
                     total(_gpu("lost")),
                     decimals=0,
@@ -93,7 +95,7 @@ BOARD: Final = Board(
                     "GPUs whose clocks are held down by heat, power brake or hardware slowdown. The power cap is not "
                     "counted here: at full load it is normal.",
                     "none",
-                    f"count({worst(_gpu('throttled', _HELD), *_EACH)} > 0) or 0 * count({worst(_gpu('throttled'), *_EACH)})",
+                    f"count({worst(_gpu('throttled', _HELD), _ONCE)} > 0) or 0 * count({_gpu('throttled')})",
                     decimals=0,
                     steps=_NONE,
                     no_value=_NO_GPU,
@@ -111,7 +113,7 @@ BOARD: Final = Board(
                     "Xid errors",
                     "Errors that drivers reported in this time range. The table says which.",
                     "none",
-                    total(increase(_gpu("xid_errors_total"))),
+                    total(worst(counted(_gpu("xid_errors_total")), _ONCE, "xid")),
                     once=True,
                     decimals=0,
                     steps=_NONE,
@@ -200,7 +202,7 @@ BOARD: Final = Board(
                     ),
                     low=0,
                     high=1,
-                    no_value="nothing holds a GPU down",
+                    no_value="no GPU is known to be held down",
                 ),
                 series(
                     "Memory in use",
@@ -274,7 +276,7 @@ BOARD: Final = Board(
                     {"instance": "Sidecar", "gpu": "GPU", "what": "What", "which": "Which"},
                     Query(" or ".join(_ERRORS), "Times", unit="none", steps=((0, ORANGE),)),
                     sort="-Times",
-                    no_value="no error",
+                    no_value="no error is counted",
                 ),
             ),
         ),
@@ -310,7 +312,7 @@ BOARD: Final = Board(
                         highest(rate(own("handrail_link_congestion_events_total")) + " > 0"), "{{instance}} {{device}} {{event}}"
                     ),
                     low=0,
-                    no_value="no error, no congestion",
+                    no_value="no error and no congestion is counted",
                 ),
             ),
         ),

@@ -11,10 +11,12 @@ from handrail_dashboards.query import (
     client_quantile,
     client_total,
     client_ttft,
+    counted,
     each_of,
     increase,
     joined,
     joined_model,
+    least,
     live,
     own,
     quantile,
@@ -26,7 +28,7 @@ from handrail_dashboards.query import (
     worst,
 )
 
-_IDLE: Final = "no requests"
+_IDLE: Final = "no requests seen"
 _POOL: Final = {"model_name": "Model", "role": "Role"}
 _TTFT, _GAP = "handrail_ttft_seconds", "handrail_stream_gap_seconds"
 _SLO: Final = "handrail_slo_requests_total"
@@ -109,7 +111,7 @@ BOARD: Final = Board(
                     "Requests of this time range that failed by no doing of the client, counted by every process that saw "
                     "one (so an edge and its engine count the same one): the table says which.",
                     "none",
-                    total(increase(live("handrail_requests_total", FAILED_REQUESTS))),
+                    total(counted(live("handrail_requests_total", FAILED_REQUESTS))),
                     once=True,
                     decimals=0,
                     steps=((0, GREEN), (0.5, RED)),
@@ -119,7 +121,7 @@ BOARD: Final = Board(
                     "Hand-offs of this time range that failed in any way, those among them whose request was saved by "
                     "computing the prompt again.",
                     "none",
-                    total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES))),
+                    total(counted(own("handrail_kv_fetches_total", FAILED_FETCHES))),
                     once=True,
                     decimals=0,
                     steps=((0, GREEN), (0.5, RED)),
@@ -127,10 +129,10 @@ BOARD: Final = Board(
                 stat(
                     "Trace coverage",
                     "Of the requests counted at the edges (by engines where there is no edge), the share joined with "
-                    "evidence from every process on its path. Low: what the other panels of the collector say is of a part "
-                    "only.",
+                    "evidence from every process on its path; of several collectors, that of the one with the least. Low: what "
+                    "the other panels of the collector say is of a part only.",
                     "percentunit",
-                    worst(joined("handrail_trace_coverage_ratio")),
+                    least(joined("handrail_trace_coverage_ratio")),
                     no_value="not known",
                     steps=((0, RED), (0.9, ORANGE), (0.99, GREEN)),
                     high=1,
@@ -157,8 +159,8 @@ BOARD: Final = Board(
                     Query(quantile(0.99, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p99", unit="s"),
                     Query(quantile(0.99, live(f"{_GAP}_bucket"), "model_name", "role"), "Gap p99", unit="s"),
                     Query(
-                        f"{total(increase(live('handrail_requests_total', FAILED_REQUESTS)), 'model_name', 'role')} and "
-                        f"{total(increase(live('handrail_requests_total')), 'model_name', 'role')} > 0",
+                        f"{total(counted(live('handrail_requests_total', FAILED_REQUESTS)), 'model_name', 'role')} and "
+                        f"{total(counted(live('handrail_requests_total')), 'model_name', 'role')} > 0",
                         "Failed",
                         unit="none",
                         steps=((0, GREEN), (0.5, RED)),
@@ -283,10 +285,9 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Coverage",
-                    "Share of counted requests that were joined whole; and findings an hour of what is wrong with a request "
-                    "or its evidence.",
+                    "Share of counted requests that were joined whole; of several collectors, that of the one with the least.",
                     "percentunit",
-                    Query(worst(joined("handrail_trace_coverage_ratio")), "joined whole"),
+                    Query(least(joined("handrail_trace_coverage_ratio")), "joined whole"),
                     width=8,
                     no_value="not known",
                     low=0,

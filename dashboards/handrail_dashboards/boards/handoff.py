@@ -8,6 +8,7 @@ from handrail.outcomes import FetchOutcome
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
 from handrail_dashboards.query import (
     FAILED_FETCHES,
+    counted,
     highest,
     increase,
     joined,
@@ -21,7 +22,7 @@ from handrail_dashboards.query import (
     worst,
 )
 
-_NO_FETCH: Final = "no fetch ended"
+_NO_FETCH: Final = "no fetch seen to end"
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _OUTCOMES: Final = {
     FetchOutcome.OK.value: GREEN,
@@ -66,7 +67,7 @@ BOARD: Final = Board(
                     "Fetches of this time range that failed in any way, as the receiving engine tells. 0 is 0; no number: "
                     "no plugin reports from D.",
                     "none",
-                    total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES))),
+                    total(counted(own("handrail_kv_fetches_total", FAILED_FETCHES))),
                     once=True,
                     decimals=0,
                     steps=_NONE,
@@ -93,7 +94,7 @@ BOARD: Final = Board(
                     "Stale reads",
                     "Blocks that were read after P had given them up: the answer may be of another prompt. Any is one too many.",
                     "none",
-                    total(increase(own("handrail_kv_publishes_total", 'end="stale_read"'))),
+                    total(counted(own("handrail_kv_publishes_total", 'end="stale_read"'))),
                     once=True,
                     decimals=0,
                     steps=_NONE,
@@ -113,7 +114,7 @@ BOARD: Final = Board(
                     "Expired",
                     "KV that P kept for a peer until its lease ended, and nobody read.",
                     "none",
-                    total(increase(own("handrail_kv_publishes_total", 'end="expired"'))),
+                    total(counted(own("handrail_kv_publishes_total", 'end="expired"'))),
                     once=True,
                     decimals=0,
                     steps=((0, GREEN), (0.5, ORANGE)),
@@ -159,28 +160,28 @@ BOARD: Final = Board(
                     "Failures of this time range by outcome and the engine's own failure type.",
                     {"outcome": "Outcome", "reason": "Reason"},
                     Query(
-                        total(increase(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0",
+                        total(counted(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0",
                         "Failed",
                         unit="none",
                         steps=((0, ORANGE),),
                     ),
                     width=6,
                     sort="-Failed",
-                    no_value="none failed",
+                    no_value="no failure is counted",
                 ),
                 table(
                     "Failed, by peer",
                     "Failures of this time range by the reading sidecar and the peer that KV was read from.",
                     {"instance": "Reader", "peer": "Peer"},
                     Query(
-                        total(increase(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
+                        total(counted(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
                         "Failed",
                         unit="none",
                         steps=_NONE,
                     ),
                     width=8,
                     sort="-Failed",
-                    no_value="none failed",
+                    no_value="no failure is counted",
                 ),
             ),
         ),
@@ -247,7 +248,7 @@ BOARD: Final = Board(
                         "from {{peer}}",
                     ),
                     width=8,
-                    no_value="nothing was transferred",
+                    no_value="no transfer seen",
                     low=0,
                 ),
                 series(
@@ -305,7 +306,7 @@ BOARD: Final = Board(
                     Query(highest(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0"), "{{instance}}"),
                     width=8,
                     low=0,
-                    no_value="nothing is pinned",
+                    no_value="nothing seen pinned",
                 ),
                 table(
                     "Failures as engines count them",

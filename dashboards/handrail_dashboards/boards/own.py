@@ -6,7 +6,21 @@ from collections.abc import Callable
 from typing import Final
 
 from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
-from handrail_dashboards.query import highest, increase, joined, named, own, rate, renamed, role, total, worst
+from handrail_dashboards.query import (
+    counted,
+    highest,
+    increase,
+    joined,
+    least,
+    named,
+    own,
+    rate,
+    renamed,
+    role,
+    total,
+    where,
+    worst,
+)
 
 _NONE: Final = ((0, GREEN), (0.5, RED))
 _SIDECAR: Final = "no sidecar is scraped"
@@ -28,13 +42,26 @@ _LOST_BY_COLLECTORS: Final = (
 )
 
 
-def _lost(select: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
-    """One series for each that lost something, told apart by ``what`` and ``why``."""
+def _lost(grown: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
+    """One series for each that lost something, told apart by ``what`` and ``why``. ``grown``: by how much one of a name has."""
     found = []
     for name, label, what in counters:
-        lost = total(increase(select(name)), *filter(None, (label,))) + " > 0"
+        lost = total(grown(name), *filter(None, (label,))) + " > 0"
         found.append(named(total(renamed(lost, label, "why"), "why") if label else lost, "what", what))
     return " or ".join(found)
+
+
+def _sum(grown: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
+    """All of them together: some are there with a source only, so what is absent counts as 0."""
+    return " + ".join(f"({total(grown(name))} or vector(0))" for name, _, _ in counters)
+
+
+def _by_sidecars(name: str) -> str:
+    return counted(own(name))
+
+
+def _by_collectors(name: str) -> str:
+    return increase(joined(name))
 
 
 BOARD: Final = Board(
@@ -69,20 +96,22 @@ BOARD: Final = Board(
                     "Sidecars lost",
                     "What sidecars did not deliver in this time range, all causes together; the bars below say which.",
                     "none",
-                    " + ".join(f"({total(increase(own(name)))} or vector(0))" for name, _, _ in _LOST_BY_SIDECARS),
+                    where(_sum(_by_sidecars, *_LOST_BY_SIDECARS), own("handrail_sidecar_info")),
                     once=True,
                     decimals=0,
                     steps=_NONE,
+                    no_value=_SIDECAR,
                     width=3,
                 ),
                 stat(
                     "Unused",
                     "What collectors took and could not use in this time range.",
                     "none",
-                    " + ".join(f"({total(increase(joined(name)))} or vector(0))" for name, _, _ in _LOST_BY_COLLECTORS),
+                    where(_sum(_by_collectors, *_LOST_BY_COLLECTORS), joined("handrail_collector_info")),
                     once=True,
                     decimals=0,
                     steps=_NONE,
+                    no_value=_COLLECTOR,
                     width=3,
                 ),
                 stat(
@@ -119,9 +148,9 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Coverage",
-                    "Share of counted requests that were joined whole.",
+                    "Share of counted requests that were joined whole; of several collectors, that of the one with the least.",
                     "percentunit",
-                    worst(joined("handrail_trace_coverage_ratio")),
+                    least(joined("handrail_trace_coverage_ratio")),
                     no_value="not known",
                     steps=((0, RED), (0.9, ORANGE), (0.99, GREEN)),
                     high=1,
@@ -190,19 +219,19 @@ BOARD: Final = Board(
             (
                 table(
                     "Sidecars: lost in this time range",
-                    "By what was lost and why. Nothing here means that nothing was lost.",
+                    "By what was lost and why, as the sidecars that are scraped count it.",
                     {"what": "What", "why": "Why"},
-                    Query(_lost(own, *_LOST_BY_SIDECARS), "Lost", unit="none", steps=((0, ORANGE),)),
+                    Query(_lost(_by_sidecars, *_LOST_BY_SIDECARS), "Lost", unit="none", steps=((0, ORANGE),)),
                     sort="-Lost",
-                    no_value="nothing was lost",
+                    no_value="no loss is counted",
                 ),
                 table(
                     "Collectors: not used in this time range",
                     "By what was not used and why.",
                     {"what": "What", "why": "Why"},
-                    Query(_lost(joined, *_LOST_BY_COLLECTORS), "Lost", unit="none", steps=((0, ORANGE),)),
+                    Query(_lost(_by_collectors, *_LOST_BY_COLLECTORS), "Lost", unit="none", steps=((0, ORANGE),)),
                     sort="-Lost",
-                    no_value="everything was used",
+                    no_value="nothing unused is counted",
                 ),
                 table(
                     "Findings of this time range",
@@ -215,7 +244,7 @@ BOARD: Final = Board(
                         steps=((0, ORANGE),),
                     ),
                     sort="-Requests",
-                    no_value="no finding",
+                    no_value="no finding is counted",
                 ),
             ),
         ),
