@@ -35,7 +35,7 @@ WORDS = (
     "data",
     "open",
 )
-TIMEOUT_S = 120.0
+TIMEOUT_S = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

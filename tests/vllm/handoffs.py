@@ -118,7 +118,7 @@ class Bed:
             reader.close()
         return [each for each in found if isinstance(each, ProcessEventRow)]
 
-    def wait_event(self, kind: str, pid: int, timeout_s: float = 45.0) -> ProcessEventRow:
+    def wait_event(self, kind: str, pid: int, timeout_s: float = 180.0) -> ProcessEventRow:
         """The event of ``kind`` of the process ``pid``, once there is one. Fails when the time is up."""
         deadline_s = time.monotonic() + timeout_s
         while not (found := [e for e in self.process_events() if (e.kind, e.pid) == (kind, pid)]):
@@ -128,7 +128,7 @@ class Bed:
 
     # --- the proxy's control folder ---------------------------------------------------------------------------------------
 
-    def wait_held(self, *request_ids: str, timeout_s: float = 60.0) -> None:
+    def wait_held(self, *request_ids: str, timeout_s: float = 240.0) -> None:
         """Return once all of them stand between their steps."""
         wait_for(
             lambda: all((self.control / f"{each}.held").exists() for each in request_ids), "held between the steps", timeout_s

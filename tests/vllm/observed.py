@@ -31,7 +31,7 @@ _ASK_P = {
     "remote_host": None,
     "remote_port": None,
 }
-RECORDS_S = 20.0
+RECORDS_S = 120.0
 
 R = TypeVar("R")
 
@@ -130,7 +130,7 @@ class ObservedPair:
         params: dict[str, Any] = post(self.pair.prefill.url, body, request_id).body["kv_transfer_params"]
         return params
 
-    def decode_step(self, prompt: str, request_id: str, params: dict[str, Any], timeout_s: float = 90.0) -> Answer:
+    def decode_step(self, prompt: str, request_id: str, params: dict[str, Any], timeout_s: float = 300.0) -> Answer:
         body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 12, "temperature": 0, "kv_transfer_params": params}
         answer = post(self.pair.decode.url, body, request_id, timeout_s)
         return Answer(answer.status, answer.body, params)
@@ -157,7 +157,7 @@ class Answer:
         return found
 
 
-def post(url: str, body: Mapping[str, Any], request_id: str, timeout_s: float = 90.0) -> Answer:
+def post(url: str, body: Mapping[str, Any], request_id: str, timeout_s: float = 300.0) -> Answer:
     headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     try:

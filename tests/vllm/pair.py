@@ -26,7 +26,7 @@ from vllm.child import HOST, Child, free_port
 
 VERSION = "0.32.0"
 MODEL_NAME = "tiny"
-START_S = 240.0
+START_S = 600.0
 _TEST_BED = Path(__file__).parent
 
 ENGINE_ENV: Mapping[str, str] = {
@@ -211,7 +211,7 @@ def running_router(
     decode_urls: Sequence[str],
     logs: Path,
     otlp_endpoint: str = "",
-    timeout_s: float = 60.0,
+    timeout_s: float = 240.0,
 ) -> Iterator[str]:
     """vllm-router in front of the given engines (or of the sidecars in front of them); yields its URL.
 

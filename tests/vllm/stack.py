@@ -24,8 +24,8 @@ from vllm.pair import EngineSettings, Installation, Pair, running_router
 from vllm.proxy import Context, Handoff
 from vllm.proxy import read_log as read_proxy_log
 
-START_S = 30.0
-ROWS_S = 60.0
+START_S = 180.0
+ROWS_S = 180.0
 _POLL_S = 0.1
 _TESTS = Path(__file__).parents[1]
 

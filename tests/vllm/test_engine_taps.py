@@ -37,11 +37,11 @@ from handrail.sources.metrics import MetricsSettings, MetricsSource
 from vllm.child import free_port
 from vllm.pair import MODEL_NAME, Engine, EngineSettings, Pair, find_installation, running_pair
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
 
 LEASE_S = 4
 HUNG_S = 4.0
-WAIT_S = 40.0
+WAIT_S = 180.0
 
 
 @dataclass

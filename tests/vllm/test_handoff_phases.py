@@ -21,7 +21,7 @@ from vllm.observed import metric
 from vllm.observer.reference import DOOR, SITE, VARIABLE, Engine, read
 from vllm.pair import find_installation
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 COUNT = 100
 CONCURRENCY = 3

@@ -16,7 +16,7 @@ from vllm.figures import Figures
 from vllm.run import evidence, is_whole, observe
 from vllm.stack import Attach, Bed, Stack, running_stack
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module", params=list(Attach), ids=[each.value for each in Attach])

@@ -25,7 +25,7 @@ from vllm.observed import _ASK_P as ASK_P
 from vllm.observed import Heard, Listeners, post
 from vllm.pair import ENGINE_ENV, MODEL_NAME, START_S, EngineSettings, Installation, find_installation, start_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 _ROOT = Path(__file__).parents[2]
 # What `mount -o ro` in a pod does: the engine sees the folder, and cannot write there.

@@ -14,7 +14,7 @@ from vllm.figures import Figures
 from vllm.run import REQUESTS, Run, Runs, evidence, is_joined, is_whole
 from vllm.stack import Configuration, Front
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 every_configuration = pytest.mark.parametrize("configuration", [pytest.param(each, id=each.id) for each in CONFIGURATIONS])
 
 PREFIXES = ("chatcmpl-", "cmpl-")

@@ -15,7 +15,7 @@ from vllm.pair import MODEL_NAME
 from vllm.proxy import REMOTE_DECODE
 from vllm.stack import Bed
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 BLOCK_TOKENS = 32
 

@@ -23,7 +23,7 @@ from vllm.figures import Figures, spread
 from vllm.observed import Answer, ObservedPair, metric, observed_pair, post
 from vllm.pair import MODEL_NAME, START_S, EngineSettings, find_installation, start_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 PROMPTS = [f"def f{n}(x): return x + {n}\n" * 12 for n in range(8)]
 

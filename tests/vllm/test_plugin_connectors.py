@@ -11,7 +11,7 @@ from vllm.figures import Figures
 from vllm.observed import Heard, metric, observed_pair, post
 from vllm.pair import MODEL_NAME, find_installation
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 PROMPTS = [f"class C{n}:\n    value = {n}\n" * 12 for n in range(4)]
 

@@ -11,7 +11,7 @@ from vllm.figures import Figures
 from vllm.observed import metric, observed_pair, post
 from vllm.pair import MODEL_NAME, find_installation
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 BOTH_WAYS = {"kv_connector_extra_config": {"bidirectional_kv_xfer": True, "kv_recompute_threshold": 0}}
 FIRST = "the first question of a long conversation, told at some length. " * 6

@@ -12,7 +12,7 @@ from vllm.figures import Figures
 from vllm.run import Runs
 from vllm.stack import Configuration
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 TITLE = "share of the time to first token, streams, no plugin"
 KV_PHASES = {phase.value for phase in Phase if phase.value.startswith("kv_")}

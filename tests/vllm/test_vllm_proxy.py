@@ -72,7 +72,7 @@ async def engines() -> AsyncIterator[tuple[Engine, Engine]]:
         await runner.cleanup()
 
 
-async def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline_s
