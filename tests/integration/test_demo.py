@@ -42,7 +42,7 @@ def test_once_as_json(tmp_path: Path) -> None:
     assert (told["requests"], told["answered"], told["joined"], told["wrong"], told["coverage"]) == (24, 24, 24, 0, 1.0)
     assert told["ttft_p50_ms"] > 20  # a step of P and one of D take 10 ms each, and the prompt comes to it
     assert told["ttft_p99_ms"] >= told["ttft_p50_ms"]
-    assert abs(told["ttft_difference_p50_ms"]) < 20
+    assert 0 <= told["ttft_difference_p50_ms"] < told["ttft_p50_ms"]  # the client's own time lies around the edge's
     assert told["phases_p50_ms"]["prefill_compute"] > 10
     assert "faults" not in told
     assert 0 <= told["unattributed_share"] < 1

@@ -56,7 +56,7 @@ def span_with(attributes: Attributes) -> SpanRow:
     return replace(spans_of_requests(1)[0], attributes=attributes)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=st.lists(request_rows, max_size=6))
 def test_request_rows_come_back(rows: list[Any], tmp_path: Path) -> None:
     data = encode(requests_table(rows), Table.REQUESTS, REQUEST_COLUMNS)
@@ -64,7 +64,7 @@ def test_request_rows_come_back(rows: list[Any], tmp_path: Path) -> None:
     assert back == sorted(rows, key=lambda row: row.started_unix_ns)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=st.lists(span_rows, min_size=1, max_size=6))
 def test_spans_come_back(rows: list[SpanRow], tmp_path: Path) -> None:
     assert _sorted(stored_spans(rows, tmp_path)) == _sorted(rows)
