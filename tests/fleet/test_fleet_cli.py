@@ -91,6 +91,19 @@ def test_processes_share_a_scenario_its_faults_and_a_beginning_and_tell_the_trut
             assert truth["phases"]["kv_transfer"] >= arrival.prompt_tokens * 131_072 / (12.5e10 / 40) * 1e9
 
 
+def test_who_is_told_that_it_is_ready_may_end_it_at_once(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, pathlib, signal\n"
+        "from aiohttp import web\n"
+        "from handrail_fleet import ready\n"
+        "ready.write = lambda path, addresses: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "asyncio.run(ready.serve(web.Application(), ('127.0.0.1', 0), pathlib.Path('ready')))\n"
+        "print('ended well')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended well\n")
+
+
 def test_what_is_no_truth_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p0.truth"
     path.write_text('{"saw": "Nobody"}\n')

@@ -31,7 +31,7 @@ async def sidecar(tmp_path: Path, upstream: int, backend: str) -> AsyncIterator[
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "handrail.cli.main", "sidecar", "--role", "edge", "--listen", "127.0.0.1:0"),
         *("--upstream", f"http://127.0.0.1:{upstream}", "--collector", backend, "--ready-file", str(ready)),
-        *("--otlp-metrics-endpoint", backend, "--otlp-metrics-interval", "1s", "--slo-ttft", "1ms", "--drain", "0s"),
+        *("--otlp-metrics-endpoint", backend, "--otlp-metrics-interval", "1s", "--slo-ttft", "1ms", "--drain", "30s"),
     )
     try:
         while not ready.exists():

@@ -33,6 +33,10 @@ async def serve(
 
     ``more``: further addresses for the ready file; filled in by the app's start-up.
     """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told that it is ready: he may end it at once
+        loop.add_signal_handler(number, stop.set)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s)
     await runner.setup()
     try:
@@ -40,10 +44,6 @@ async def serve(
         host, port = runner.addresses[0][:2]
         if ready is not None:
             write(ready, {"http": f"{host}:{port}", **(more or {})})
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
         await stop.wait()
     finally:
         await runner.cleanup()
