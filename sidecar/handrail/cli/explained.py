@@ -158,7 +158,7 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
     columns = [
         Column("requests"),
         Column("share", 6),
-        Column("phase", right=False),
+        Column("cause", right=False),
         Column("at", right=False),
         Column("longer by"),
         Column("typical", 3),
