@@ -28,7 +28,7 @@ _TOGETHER: Final = {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "200"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What clients ask: ``rate`` requests a second, or ``concurrency`` of them at any time."""
+    """What clients ask: ``rate`` requests a second, or ``concurrency`` of them at any time; ``model`` None: they name none."""
 
     rate: float | None = 1.0
     concurrency: int = 1
@@ -37,12 +37,14 @@ class Load:
     answer_tokens: tuple[int, int] = (8, 16)
     timeout_s: float = 120.0
     streaming_share: float = 1.0
+    model: str | None = None
 
     def flags(self, seed: int) -> list[str]:
         pace = ["--concurrency", str(self.concurrency)] if self.rate is None else ["--rate", str(self.rate)]
         sizes = ("--prompt-words", *map(str, self.prompt_words), "--answer-tokens", *map(str, self.answer_tokens))
         more = ("--streaming-share", str(self.streaming_share), "--seed", str(seed), "--timeout", str(self.timeout_s))
-        return ["--requests", str(self.requests), *pace, *more, *sizes]
+        named = [] if self.model is None else ["--model", self.model]
+        return ["--requests", str(self.requests), *pace, *more, *sizes, *named]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,21 @@ from typing import Any, Final
 
 from fake_sysfs import FakeSysfs
 from handrail.cli.children import HOST, Children, free_ports
+from handrail_fleet import scenario as scenarios
 from nvml.scenario import Scenario, h100
 from real_fleet import Fleet, Load, Shape, can_build_gpus, finish
 
 SCRAPE_S: Final = 2
 _START_S: Final = 180.0
-_LOAD: Final = Load(rate=6.0, requests=6000, prompt_words=(50, 400), answer_tokens=(20, 120), streaming_share=0.8)
-"""More than is sent: the load is ended with the rest."""
+_LOAD: Final = Load(
+    rate=6.0,
+    requests=6000,
+    prompt_words=(50, 400),
+    answer_tokens=(20, 120),
+    streaming_share=0.8,
+    model=scenarios.load("split").model,
+)
+"""More than is sent: the load is ended with the rest. It names the model as clients do, so that failures are counted under it."""
 
 _PORT_BYTES_PER_S: Final = {"p": (6.0e9, 0.4e9), "d": (0.4e9, 6.0e9)}
 

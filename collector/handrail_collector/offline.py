@@ -86,9 +86,9 @@ class _Decided:
                 continue
             reporting = frozenset(self.stitcher.reporting(min(now, group.deadline_unix_ns or now)))
             explained = explain_all(group, Fleet(reporting, clocks=self.stitcher.clocks))
-            row = explained.row
-            if row is None:
+            if explained.row is None:
                 continue
+            row = self.desk.with_standstills(group, explained.row)
             told = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
             group.superseded.clear()
             told.pop((row.trace_id, row.request_id), None)

@@ -469,6 +469,7 @@ class Pipeline:
                 self._count(group, row, decision, now)
             except Exception:
                 self._fault("a request was not counted")
+            row = self._with_standstills(group, row)
             self._rows.append(row)
             earlier.pop((row.trace_id, row.request_id), None)
             self.observed.add(Seen.WITHDRAWN_ROWS, len(earlier))
@@ -478,6 +479,13 @@ class Pipeline:
             self._stalls.extend(self._stalls_of(group, row))
             self._stalls.extend(no_stalls(row, *told, version + 1) for told, version in sorted(earlier.items()))
             self._compare_engines(row)
+
+    def _with_standstills(self, group: Group, row: RequestRow) -> RequestRow:
+        try:
+            return self.stalling.with_standstills(group, row)
+        except Exception:
+            self._fault("pauses of a request's engines were left out")
+            return row
 
     def _stalls_of(self, group: Group, row: RequestRow) -> list[StallRow]:
         """Those of a decided request."""

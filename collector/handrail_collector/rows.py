@@ -90,6 +90,8 @@ class RequestRow:
     kv_bytes: int | None = None  # moved for the answer's hand-off, as the transport counted
     kv_lost_ns: int | None = None  # what a hand-off that did not go well cost
     kv_returned_tokens: int | None = None  # of an earlier turn's KV, that P took back from D instead of computing them
+    prefill_paused_ns: int | None = None  # before the first token: so long P's process stood still; None: nobody told of it
+    decode_paused_ns: int | None = None  # and D's; the time lies in the phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

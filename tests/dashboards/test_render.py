@@ -28,7 +28,10 @@ from staged_fleet import SCRAPE_S, Stage, staged
 
 RENDER: Final = Path(__file__).parent / "render"
 NAMES: Final = [board.file for board in BOARDS]
-FAULTS: Final = ("slow_link:p0>d0:8", "fetch_failed:p1>d1:0.2", "preemption_storm:d0:0.3", "gpu_throttled:d1:4")
+FAULTS: Final = (
+    *("slow_link:p0>d0:8", "fetch_failed:p1>d1:0.2", "preemption_storm:d0:0.3", "gpu_throttled:d1:4"),
+    "slow_prefill:p1:25@150-190",  # when enough requests have been joined to say which ones are slow
+)
 SECONDS: Final = float(os.environ.get("HANDRAIL_STAGE_SECONDS", "75"))
 Shown = dict[str, Any]
 

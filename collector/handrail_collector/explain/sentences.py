@@ -114,6 +114,9 @@ def _named(tail: Tail) -> str:
 
 def _cause(named: Named) -> str:
     where = f" at {named.place}" if named.place else ""
+    if named.why:
+        phases = f", in {_either(named.phases)}" if named.phases else ""
+        return f"{named.why}{where} (the engine's process stood still for {format_duration(named.more_ns)} on average{phases})"
     hidden = f", which may hide {_either(named.may_be)}" if named.may_be and named.phase == Phase.UNATTRIBUTED.value else ""
     return f"{named.phase}{where} (+{format_duration(named.more_ns)} on average{hidden})"
 

@@ -18,6 +18,7 @@ from handrail_collector.explain.path import Path, Visit, path_of
 from handrail_collector.explain.stall_base import AROUND_NS, Base, base_of
 from handrail_collector.explain.stall_cause import Verdict, accounting, verdict
 from handrail_collector.explain.stall_evidence import Cause, Shares, Suspect, shares
+from handrail_collector.explain.standstill import told_of, with_standstills
 from handrail_collector.rows import NO_STALLS, RequestRow, StallRow
 from handrail_collector.stitch.activity import LEAST_TOKENS, Activity, Doings, Stretch
 from handrail_collector.stitch.group import Group
@@ -47,6 +48,10 @@ class StallDesk:
 
     activity: Activity = field(default_factory=Activity)
     _bases: OrderedDict[tuple[int, int], _Kept] = field(default_factory=OrderedDict)  # by id of the doings, and time
+
+    def with_standstills(self, group: Group, row: RequestRow) -> RequestRow:
+        """``row`` of ``group``, with how long the processes of its engines stood still before its first token."""
+        return with_standstills(row, path_of(group), self.activity) if told_of(row, self.activity) else row
 
     def explain(self, group: Group, row: RequestRow) -> list[StallRow]:
         """Rows of ``row``'s stalls, of its version. Told once of each request: what later versions say is not learned again."""

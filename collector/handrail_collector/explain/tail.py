@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,10 @@ from handrail.phases import Phase, Place
 from handrail_collector.explain.cause import Causes, causes
 from handrail_collector.explain.columns import PHASES, Requests
 from handrail_collector.explain.contrast import LEAST_TIMES, Contrast
+from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.explain.stood import Stood, stood_still
 from handrail_collector.explain.typical import LEAST_REQUESTS, Typical, learn
+from handrail_collector.store.cells import PAUSED
 from handrail_collector.store.request_columns import may_be
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 
@@ -61,11 +65,15 @@ class PhaseMore:
 class Named:
     """Slow requests with one cause: ``phase`` at ``place`` (a host, a link ``P>D``, "router", "" where that is not known).
 
-    ``more_ns``: by how much that phase is longer than typical for prompts of their size, on average. ``may_be``: what
+    ``why``: "host_pause" where the engine's process stood still there, else "". ``phases``: those that grew most in these
+    requests, most often first; without a ``why`` that is ``phase`` alone, with one there may be none. ``more_ns``: by how much
+    that phase is longer than typical for prompts of their size, on average, or how long the process stood still. ``may_be``: what
     ``unattributed`` may hide. ``first_unix_ns``, ``last_unix_ns``: between these started nine in ten of them.
     """
 
+    why: str
     phase: str
+    phases: tuple[str, ...]
     place: str
     requests: int
     share: float
@@ -139,7 +147,12 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     requests = requests_in(slow)
     found = causes(requests, typical)
     place, concentrated = _concentrated(slow, found, places)
-    out_of_ordinary = (found.standing | concentrated & (found.surplus >= MORE_THAN_ORDINARY)) & (found.leading >= 0)
+    others = sampled.filter(pc.invert(sampled["slow"]))
+    least = ceil(max(LEAST_NAMED, LEAST_SHARE * slow.num_rows))
+    stood = stood_still(requests, _paused_ns(slow), found, requests_in(others), _paused_ns(others), least)
+    out_of_ordinary = (
+        (found.standing | concentrated & (found.surplus >= MORE_THAN_ORDINARY)) & (found.leading >= 0) & ~stood.still
+    )
     standing = out_of_ordinary & found.clear
     groups: dict[tuple[int, str], list[int]] = {}
     for at in np.flatnonzero(standing).tolist():
@@ -147,8 +160,9 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
     named = [
         _named(PHASES[phase], place, np.array(places), slow, found, requests, typical)
         for (phase, place), places in groups.items()
-        if len(places) >= max(LEAST_NAMED, LEAST_SHARE * slow.num_rows)
+        if len(places) >= least
     ]
+    named += [_paused(host, at, slow, stood, stood.phases(host, found), requests) for host, at in stood.by_host()]
     told = sum(each.requests for each in named)
     alike = int((out_of_ordinary & ~found.clear).sum())
     size = (
@@ -161,7 +175,7 @@ def causing(rows: pa.Table, places: Sequence[Contrast]) -> Causing | None:
         alike=alike,
         ordinary=slow.num_rows - told - alike,
         by_size_ns=round(float(size)),
-        examples=_ids(slow, _middle(requests.ttft_ns, np.flatnonzero(~standing))),
+        examples=_ids(slow, _middle(requests.ttft_ns, np.flatnonzero(~standing & ~stood.still))),
     )
 
 
@@ -198,21 +212,46 @@ def _usual(sampled: pa.Table) -> pa.Table:
 
 def _named(phase: Phase, place: str, at: Any, slow: pa.Table, found: Causes, requests: Requests, typical: Typical) -> Named:
     column = PHASES.index(phase)
-    started = np.sort(requests.started_unix_ns[at])
+    first, last = _most_between(requests, at)
     shapes = pc.unique(slow["phase_shape"].take(pa.array(at))).to_pylist() if phase is Phase.UNATTRIBUTED else []
     inside, times = np.unique(requests.rest_at[at].astype(str), return_counts=True)
     return Named(
+        why="",
         phase=phase.value,
+        phases=(phase.value,),
         place=place,
         requests=len(at),
         share=len(at) / slow.num_rows,
         more_ns=round(float(found.excess_ns[at].mean())),
         typical_ns=round(float(typical.expected_ns(requests)[at, column].mean())),
         may_be=_hidden(shapes, str(inside[times.argmax()])),
-        first_unix_ns=int(started[len(at) // 20]),
-        last_unix_ns=int(started[-1 - len(at) // 20]),
+        first_unix_ns=first,
+        last_unix_ns=last,
         examples=_ids(slow, _middle(found.excess_ns, at)),
     )
+
+
+def _paused(host: str, at: Any, slow: pa.Table, stood: Stood, phases: Sequence[str], requests: Requests) -> Named:
+    first, last = _most_between(requests, at)
+    return Named(
+        why=Cause.HOST_PAUSE.value,
+        phase=phases[0] if phases else "",
+        phases=tuple(phases),
+        place=host,
+        requests=len(at),
+        share=len(at) / slow.num_rows,
+        more_ns=round(float(stood.paused_ns[at].mean())),
+        typical_ns=0,
+        may_be=(),
+        first_unix_ns=first,
+        last_unix_ns=last,
+        examples=_ids(slow, _middle(stood.paused_ns, at)),
+    )
+
+
+def _most_between(requests: Requests, at: Any) -> tuple[int, int]:
+    started = np.sort(requests.started_unix_ns[at])
+    return int(started[len(at) // 20]), int(started[-1 - len(at) // 20])
 
 
 def _hidden(shapes: Iterable[str], process: str) -> tuple[str, ...]:
@@ -248,6 +287,11 @@ def requests_in(rows: pa.Table) -> Requests:
         rest_at=np.where(rest.max(axis=1) > 0, places[rest.argmax(axis=1)], ""),
         moved=np.array(rows["moved"].to_pylist(), bool),
     )
+
+
+def _paused_ns(rows: pa.Table) -> Any:
+    """Requests x (P, D)."""
+    return np.stack([_floats(rows[name]) for name in PAUSED], axis=1)
 
 
 def _floats(values: pa.ChunkedArray) -> Any:

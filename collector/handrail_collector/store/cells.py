@@ -34,6 +34,9 @@ DIMENSIONS: Final = ("scope", "model", "prefill_host", "decode_host", "outcome",
 PHASE_SUMS: Final = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)
 """Columns that a cell sums: every phase, and where the unattributed time lies."""
 
+PAUSED: Final = ("prefill_paused_ns", "decode_paused_ns")
+"""Columns with how long the engine's process stood still while a request waited there for its first token."""
+
 SLOW, USUAL, OTHER = "slow", "usual", "other"
 TTFT_OF: Final = "ttft"  # value of ``phase_of``: the phases sum to the time to first token
 
@@ -61,6 +64,7 @@ READ: Final = (
         "decode_instance",
         "prompt_tokens",
         "cached_tokens",
+        *PAUSED,
     ),
     *("phase_of", "phase_shape", "ttft_token_ns", "gap_max_ns", "gap_sketch", "complete", "client_request_id"),
 )
@@ -218,7 +222,18 @@ def looked_at(table: Expression, cuts: Mapping[str, Cuts], sample: int) -> Expre
     uncached = (table.prompt_tokens - ibis.coalesce(table.cached_tokens, 0)).name("uncached_tokens")
     cached = ibis.coalesce(table.cached_tokens, 0).name("cached_tokens")
     moved = (table.prefill_attempts > 1).name("moved")
-    plain = (*DIMENSIONS, *_IDS, *PHASE_SUMS, "client_request_id", "started_unix_ns", "ttft_ns", "phase_shape", "slow", "sampled")
+    plain = (
+        *DIMENSIONS,
+        *_IDS,
+        *PHASE_SUMS,
+        *PAUSED,
+        "client_request_id",
+        "started_unix_ns",
+        "ttft_ns",
+        "phase_shape",
+        "slow",
+        "sampled",
+    )
     return table.select(*plain, uncached, cached, moved)
 
 

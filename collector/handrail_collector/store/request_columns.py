@@ -27,7 +27,9 @@ _COMPUTED = frozenset(
     | {UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE}
 )
 _PLAIN = tuple(c.name for c in REQUEST_COLUMNS if c.name not in _COMPUTED)
-_LATER = frozenset({"kv_reason", "kv_evidence", "kv_bytes", "kv_lost_ns", "kv_returned_tokens"})
+_LATER = frozenset(
+    {"kv_reason", "kv_evidence", "kv_bytes", "kv_lost_ns", "kv_returned_tokens", "prefill_paused_ns", "decode_paused_ns"}
+)
 """Columns that files of the first schema may lack."""
 
 _plain_values = attrgetter(*_PLAIN)

@@ -118,6 +118,8 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
     Column("kv_bytes", _INT, _D),
     Column("kv_lost_ns", _INT, _B),
     Column("kv_returned_tokens", _INT, _D),
+    Column("prefill_paused_ns", _INT, _D),
+    Column("decode_paused_ns", _INT, _D),
     Column("gap_unit", _TEXT, _D),
     Column("gap_count", _INT, _D),
     Column("gap_max_ns", _INT, _B),

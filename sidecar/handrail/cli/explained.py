@@ -158,7 +158,7 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
     columns = [
         Column("requests"),
         Column("share", 6),
-        Column("phase", right=False),
+        Column("cause", right=False),
         Column("at", right=False),
         Column("longer by"),
         Column("typical", 3),
@@ -171,10 +171,10 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
             [
                 f"{named['requests']:,}",
                 _percent(named["share"]),
-                Text(named["phase"], style="yellow"),
+                Text(named["why"] or named["phase"], style="yellow"),
                 named["place"] or "not known",
                 format_duration(named["more_ns"]),
-                format_duration(named["typical_ns"]),
+                "" if named["why"] else format_duration(named["typical_ns"]),
                 Text(times, style="dim"),
             ]
         )
@@ -294,7 +294,7 @@ def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
         causes = (scope["ttft"] or {}).get("causes") or {"named": (), "examples": ()}
         for named in causes["named"][:_TRACES]:
             where = named["place"] or "a place not known"
-            told.append(f"handrail trace {named['examples'][0]}{source}    # {named['phase']} at {where}")
+            told.append(f"handrail trace {named['examples'][0]}{source}    # {named['why'] or named['phase']} at {where}")
         if not causes["named"] and causes["examples"]:
             told.append(f"handrail trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")
     until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND

@@ -1,11 +1,24 @@
-"""One sentence on whether a request was slow for its size, and which phase grew where. Pure, from the answer as JSON."""
+"""Sentences on whether a request was slow for its size, which phase grew where, and what stood still. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from handrail.times import format_duration
+from handrail_collector.rows import RequestRow
+
+PAUSED_NS: Final = 20_000_000
+"""A shorter pause is not worth a sentence."""
+
+
+def standstill(row: RequestRow) -> str | None:
+    """How long an engine's process stood still before the first token; None where none did, or none tells."""
+    stood = (("P", row.prefill_paused_ns or 0), ("D", row.decode_paused_ns or 0))
+    told = [f"{name}'s for {format_duration(ns)}" for name, ns in stood if ns >= PAUSED_NS]
+    if not told:
+        return None
+    return f"Of the time to first token a process of the engine stood still (host_pause): {' and '.join(told)}."
 
 
 def slowness(usual: Mapping[str, Any]) -> str:

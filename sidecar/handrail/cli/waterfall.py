@@ -18,7 +18,7 @@ from rich.text import Text
 
 from handrail.cli import words
 from handrail.cli.handoff import handoff_lines
-from handrail.cli.slowness import slowness
+from handrail.cli.slowness import slowness, standstill
 from handrail.cli.stalling import stall_lines
 from handrail.cli.tracks import Axis, track_lines
 from handrail.phases import ORDER, Phase
@@ -245,6 +245,8 @@ def _verdict(row: RequestRow, width: int, usual: Mapping[str, Any] | None) -> It
     yield from _prose(f"▶ {_where_time_went(row)}", width, hang=2, style="bold")
     if usual is not None:
         yield from _prose(slowness(usual), width, indent=2)
+    if (stood := standstill(row)) is not None:
+        yield from _prose(stood, width, indent=2)
 
 
 def _where_time_went(row: RequestRow) -> str:
@@ -259,6 +261,9 @@ def _where_time_went(row: RequestRow) -> str:
     if top.duration_ns < _DOMINANT * whole:
         return f"No phase dominates the {subject}; the largest is {top.phase}{at}, {format_duration(top.duration_ns)} ({share})."
     meaning = "spent in one of the phases named below" if top.may_be else words.plain(top.phase, words.PHASE)
+    paused_ns = {"prefill": row.prefill_paused_ns, "decode": row.decode_paused_ns}.get(top.process) or 0
+    if 2 * paused_ns >= top.duration_ns:
+        meaning = "while a process of that engine stood still"
     return f"{top.phase}{at}: {format_duration(top.duration_ns)} of the {subject} ({share}), {meaning}."
 
 

@@ -11,20 +11,15 @@ import pytest
 from bench.truth.judge import found_in
 from handrail.sketch import GapSketch
 from handrail_collector.explain.answer import answered
-from handrail_collector.explain.period import ScopeAnswer, Tail, Verdict, explain
+from handrail_collector.explain.period import Verdict
 from handrail_collector.explain.question import Question
 from handrail_collector.explain.sentences import summary
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.ask import ask
-from handrail_collector.store.cells import Scoped
 from handrail_collector.store.manifest import StoreDamagedError
-from handrail_collector.store.publish import Publisher
-from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from made_period import usual
 from made_rows import MS, STARTED
-
-WHOLE = Scoped(since_unix_ns=STARTED, until_unix_ns=STARTED + 3_600_000 * MS)
+from made_scope import scope_of, store_of, told
 
 
 def rows(count: int = 1500) -> list[RequestRow]:
@@ -42,32 +37,6 @@ def with_gap(row: RequestRow, gap_ns: int) -> RequestRow:
 def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
     phases = tuple(replace(p, duration_ns=p.duration_ns + more_ns) if p.phase == phase else p for p in row.phases)
     return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + more_ns)
-
-
-def store_of(root: Path, made: list[RequestRow]) -> StoreReader:
-    made = [
-        replace(row, version=1, first_offset=at, last_offset=at, request_id=f"{at + 1:016x}", trace_id=f"{at + 1:032x}")
-        for at, row in enumerate(made)
-    ]
-    publisher = Publisher(root, now_unix_ns=lambda: STARTED)
-    publisher.open()
-    publisher.publish(0, len(made), len(made), [], made)
-    publisher.close()
-    return StoreReader(root, threads=1)
-
-
-def scope_of(root: Path, made: list[RequestRow]) -> ScopeAnswer:
-    reader = store_of(root, made)
-    try:
-        (scope,) = explain(ask(reader, WHOLE, fast=False)).scopes
-    finally:
-        reader.close()
-    return scope
-
-
-def told(tail: Tail | None) -> Tail:
-    assert tail is not None
-    return tail
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ def contrast(value: str, **more: object) -> dict[str, object]:
 
 def answer(*contrasts: dict[str, object], verdict: str = "stands_out", place: str = "p0>d1") -> dict[str, object]:
     named = {
+        "why": "",
         "phase": "prefill_compute",
+        "phases": ["prefill_compute"],
         "place": place,
         "requests": 26,
         "share": 0.9,

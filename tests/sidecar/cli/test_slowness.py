@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from handrail.cli.main import main
-from handrail.cli.slowness import slowness
+from handrail.cli.slowness import slowness, standstill
 from handrail.cli.waterfall import render_waterfall
 from handrail_collector.api.server import ApiServer
 from handrail_collector.explain.columns import requests_of
@@ -25,7 +25,7 @@ from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from made_period import Change, period, slower
-from made_rows import STARTED
+from made_rows import MS, STARTED
 
 HOUR_NS = 3_600_000_000_000
 CASES: dict[str, Change] = {
@@ -60,6 +60,20 @@ def test_what_is_said(golden: Callable[[str, str], None]) -> None:
     ):
         lines.append(f"{name}: {slowness(told(row, others))}")
     golden("cli/slowness.txt", "\n".join(lines) + "\n")
+
+
+def test_a_process_that_stood_still_is_said_instead_of_what_a_phase_usually_is() -> None:
+    """Nobody who looks for free KV blocks finds out that the engine had no processor."""
+    row = period()[0][0]
+    waited = replace(slower(row, first_step=400), decode_paused_ns=380 * MS)
+    for told_row, expected in ((row, False), (waited, True), (replace(waited, decode_paused_ns=MS), False)):
+        out = io.StringIO()
+        Console(file=out, width=200, highlight=False).print(render_waterfall(told_row, (), 200, zone=timezone.utc))
+        assert ("(host_pause): D's for 380 ms." in out.getvalue()) is expected
+        assert ("while a process of that engine stood still." in out.getvalue()) is expected
+    assert standstill(replace(waited, prefill_paused_ns=50 * MS)) == (
+        "Of the time to first token a process of the engine stood still (host_pause): P's for 50.0 ms and D's for 380 ms."
+    )
 
 
 @pytest.mark.parametrize("width", [80, 140])
