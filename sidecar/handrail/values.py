@@ -49,7 +49,9 @@ class Duration(int):
         """The shortest exact text in one unit."""
         if not self:
             return "0s"
-        unit = max((unit for unit in ("ns", "us", "ms", "s", "m", "h") if self % UNITS_NS[unit] == 0), key=UNITS_NS.__getitem__)
+        unit = max(
+            (unit for unit in ("ns", "us", "ms", "s", "m", "h", "d") if self % UNITS_NS[unit] == 0), key=UNITS_NS.__getitem__
+        )
         return f"{self.ns // UNITS_NS[unit]}{unit}"
 
 

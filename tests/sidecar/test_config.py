@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"role: \xff\xfe")
     for file, words in (
         (tmp_path / "none.yaml", "No such file"),
-        (tmp_path, "directory"),
+        (tmp_path, "is a folder"),
         (tmp_path / "latin.yaml", "not UTF-8"),
     ):
         with pytest.raises(ConfigError, match=words):

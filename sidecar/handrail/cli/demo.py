@@ -24,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
@@ -117,9 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
             if code == EXIT_FAILED:
                 work.keep()
             return code
-        except (ChildError, CliError) as error:
+        except ChildError as error:
             work.keep()
-            raise CliError(what=str(error), where=str(work.path), valid="the folder has the logs of all parts") from None
+            first, *lines = str(error).splitlines()
+            logs = "the folder has the logs of all parts"
+            raise CliError(what=first, lines=tuple(lines), where=str(work.path), valid=logs) from None
+        except CliError as error:
+            work.keep()
+            raise replace(error, lines=(*error.lines, f"the logs of all parts: {work.path}")) from None
         except KeyboardInterrupt:
             return EXIT_OK if stage.shown else EXIT_INTERRUPTED
         finally:
