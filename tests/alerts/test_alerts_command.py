@@ -81,6 +81,21 @@ def test_check_says_what_a_valid_file_makes(capsys: pytest.CaptureFixture[str]) 
     assert "valid; 5 objectives, " in capsys.readouterr().out
 
 
+def test_one_objective_is_not_called_objectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text("objectives: [{signal: kv_fetch, target_percent: 99.9}]", "utf-8")
+    assert main(["alerts", "check", str(slo)]) == 0
+    assert "valid; 1 objective, " in capsys.readouterr().out
+
+
+def test_days_are_told_as_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slo = tmp_path / "slo.yaml"
+    for window, said in (("1h", "must be at least 7d"), ("400d", "must be at most 366d")):
+        slo.write_text(f"window: {window}\nobjectives: [{{signal: kv_fetch, target_percent: 99.9}}]", "utf-8")
+        assert main(["alerts", "check", str(slo)]) == 2
+        assert said in capsys.readouterr().out
+
+
 def test_check_lists_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text("objectives: [{signal: ttft}]\nwindw: 30d", "utf-8")

@@ -162,7 +162,7 @@ def test_the_default_is_also_below_alerts() -> None:
 def test_every_key_and_limit_with_its_default_is_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/alerts.md").read_text("utf-8")
     for key in keys(Limits):
-        default = default_text(key).removesuffix(".0").replace("336h", "14d")
+        default = default_text(key).removesuffix(".0")
         assert f"| `{key.path}` | {default} |" in page
     for key in keys(Prometheus):
         assert f"| `prometheus.{key.path}` |" in page

@@ -241,6 +241,13 @@ def test_durations_and_sizes_are_shown_exactly(number: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7 * 86400, "7d"), (366 * 86400, "366d"), (25 * 3600, "25h"), (90 * 60, "90m"), (0, "0s")]
+)
+def test_a_duration_is_shown_in_the_largest_unit_that_fits(seconds: int, text: str) -> None:
+    assert str(Duration(seconds * 10**9)) == text
+
+
 # --- flags ----------------------------------------------------------------------------------------------------------------
 
 

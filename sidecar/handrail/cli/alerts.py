@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail.cli.access import PROMETHEUS, access, add_access_flags
+from handrail.cli.amounts import counted
 from handrail.cli.configured import invalid_file
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.prometheus import QueryRefusedError, base_of, has_result
@@ -177,7 +178,8 @@ def _check(arguments: argparse.Namespace) -> int:
         print(json.dumps(_as_json(arguments, slo, missing)))
     else:
         count = len({alert.name for alert in alerts})
-        print(f"{arguments.file}: valid; {len(slo.objectives)} objectives, {count} alerts in {len(alerts)} rules")
+        made = f"{counted(len(slo.objectives), 'objective')}, {counted(count, 'alert')} in {counted(len(alerts), 'rule')}"
+        print(f"{arguments.file}: valid; {made}")
         for line in moved(slo):
             print(f"  {line}")
         if missing is not None:
@@ -219,7 +221,8 @@ def _print_unmatched(missing: tuple[Read, ...], prometheus: str) -> None:
     if not missing:
         print(f"every series that the rules read is known to {prometheus}")
         return
-    print(f"{len(missing)} selectors match nothing that {prometheus} has scraped in the last hour:")
+    matches = "selector matches" if len(missing) == 1 else "selectors match"
+    print(f"{len(missing)} {matches} nothing that {prometheus} has scraped in the last hour:")
     for each in missing:
         print(f"  {each.selector}\n    {', '.join(each.readers)}")
     print("What is never there cannot fire: the feature is off, nothing is scraped, or 'selector' in the file is wrong.")
