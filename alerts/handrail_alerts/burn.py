@@ -163,7 +163,7 @@ def _literal(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def ratio(context: Context, objective: Objective, window: str, threshold: Duration | None = None) -> str:

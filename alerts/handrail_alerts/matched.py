@@ -1,9 +1,9 @@
-"""Which selectors of the rules match no series of a Prometheus: such a rule looks healthy for ever (case H15)."""
+"""The selectors of the rules: one that matches no series of a Prometheus looks healthy for ever (case H15)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +16,16 @@ _SELECTOR: Final = re.compile(rf'{_TEXT}|\b((?:handrail_[a-z0-9_]+|up)\b(?:\{{(?
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
+class Read:
     """One selector, and the alerts, objectives and recordings that read it."""
 
     selector: str
     readers: tuple[str, ...]
+
+    @property
+    def query(self) -> str:
+        """Has a result where anything of it was scraped in the last hour."""
+        return f"count(last_over_time({self.selector}[1h]))"
 
 
 def selectors(expr: str) -> Iterator[str]:
@@ -28,18 +33,14 @@ def selectors(expr: str) -> Iterator[str]:
     yield from filter(None, _SELECTOR.findall(expr))
 
 
-def unmatched(slo: SloFile, has_result: Callable[[str], bool]) -> tuple[Unmatched, ...]:
-    """In the order of the rules. ``has_result``: whether a query has any result; each selector is asked of the last hour."""
+def read_selectors(slo: SloFile) -> tuple[Read, ...]:
+    """Every selector that the rules read, in their order."""
     readers: dict[str, dict[str, None]] = {}
     for groups in files(slo).values():
         for rule in (rule for group in groups for rule in group.rules):
             for selector in selectors(rule.expr):
                 readers.setdefault(selector, {})[_name(rule)] = None
-    return tuple(
-        Unmatched(selector, tuple(names))
-        for selector, names in readers.items()
-        if not has_result(f"count(last_over_time({selector}[1h]))")
-    )
+    return tuple(Read(selector, tuple(names)) for selector, names in readers.items())
 
 
 def _name(rule: Alert | Recording) -> str:

@@ -7,17 +7,17 @@ Every problem of a file is told at once, each with its line, what is valid and t
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from handrail.config import ConfigError, Given, Key, Problem, keys, parse, section, setting, unknown_key
+from handrail.config import ConfigError, Given, Key, Problem, keys, not_yaml, parse, read_text, section, setting, unknown_key
 from handrail.records import Role
 from handrail.values import Duration, nearest
 from handrail_alerts.limits import Limits
 from handrail_alerts.objective import Objective, Signal
+from handrail_alerts.selector import LABEL, refused
 
 DEFAULT: Final = Path(__file__).with_name("slo.yaml")
 _OBJECTIVES: Final = "objectives"
@@ -27,10 +27,6 @@ _EXAMPLE: Final = "objectives: [{signal: ttft, role: edge, threshold: 2s, target
 MOST_SCRAPE_NS: Final = 120 * 10**9
 """Prometheus takes a series for gone 5 minutes after its last sample: a scrape or two may fail."""
 
-_LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
-_MATCHER: Final = rf"\s*{_LABEL.pattern}\s*(?:=~|!~|!=|=)\s*{_STRING}\s*"
-_SELECTOR: Final = re.compile(rf"{_MATCHER}(?:,{_MATCHER})*")
 _OWN_LABELS: Final = {
     *("cause", "device", "engine", "finding", "gpu", "instance", "job", "kind", "le", "listener", "met", "model_name", "outcome"),
     *("peer", "phase", "reason", "role", "scope", "slo", "source", "target", "use"),
@@ -62,17 +58,13 @@ class Prometheus:
         Duration(15 * 10**9), help="how often the rules are evaluated", example="30s", at_least=10**9
     )
 
-    def refused(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """What Prometheus would refuse the rules for."""
-        if self.selector and not _SELECTOR.fullmatch(self.selector):
-            yield Problem(
-                path="prometheus.selector",
-                value=self.selector,
-                rule="must be matchers as PromQL writes them, without braces: label, =, !=, =~ or !~, a quoted value",
-                example="""selector: 'job="handrail"'""",
-            )
+        if self.selector and (rule := refused(self.selector)):
+            example = """selector: 'job="handrail"'"""
+            yield Problem(path="prometheus.selector", value=self.selector, rule=rule, example=example)
         for label in self.group_by:
-            if not _LABEL.fullmatch(label):
+            if not LABEL.fullmatch(label):
                 rule = "must be names of labels: letters, digits and _"
             elif label in _OWN_LABELS:
                 rule = "must be labels that Prometheus gives to a whole fleet, not those of one series or target"
@@ -99,7 +91,7 @@ class _Top:
 
     def cross_check(self) -> Iterator[Problem]:
         """What no single field shows."""
-        yield from self.prometheus.refused()
+        yield from self.prometheus.problems()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +113,7 @@ class SloFile:
 
 def load(file: Path = DEFAULT) -> SloFile:
     """Raises ``ConfigError`` with every problem of the file."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError([Problem(path=str(file), rule=f"cannot be read: {reason}")], str(file)) from None
-    return read(text, str(file))
+    return read(read_text(file), str(file))
 
 
 def read(text: str, name: str) -> SloFile:
@@ -136,10 +123,7 @@ def read(text: str, name: str) -> SloFile:
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        rule = f"is not valid YAML: {getattr(error, 'problem', None) or error}"
-        raise ConfigError([Problem(path=name, rule=rule, where=where)], name) from None
+        raise ConfigError([not_yaml(error, name)], name) from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError([Problem(path=name, rule="must be a mapping of keys to values", example=_EXAMPLE)], name)
     problems: list[Problem] = []

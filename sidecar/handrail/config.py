@@ -181,12 +181,20 @@ def load(cls: type[_Config], file: Path | None = None, overrides: Mapping[str, G
     """
     if file is None:
         return parse(cls, None, "configuration", overrides)
+    return parse(cls, read_text(file), str(file), overrides)
+
+
+def read_text(file: Path) -> str:
+    """What a YAML file holds, not yet read as YAML. Raises ``ConfigError``."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError([Problem(path=str(file), rule=f"cannot be read: {reason}")], str(file)) from None
-    return parse(cls, text, str(file), overrides)
+        return file.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        rule = "is a folder: a YAML file is read"
+    except UnicodeDecodeError:
+        rule = "cannot be read: it is not UTF-8 text, as YAML is"
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror}"
+    raise ConfigError([Problem(path=str(file), rule=rule)], str(file))
 
 
 def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[str, Given] | None = None) -> _Config:
@@ -280,9 +288,7 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        problems.append(Problem(path=name, rule=f"is not valid YAML: {getattr(error, 'problem', None) or error}", where=where))
+        problems.append(not_yaml(error, name))
         return
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return
@@ -323,6 +329,14 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
     yield from walk(root, "")
+
+
+def not_yaml(error: Exception, name: str) -> Problem:
+    """The problem of a file called ``name`` that PyYAML refuses with ``error``, a ``YAMLError``."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else ""
+    fault = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).partition("\n")[0]
+    return Problem(path=name, rule=f"is not valid YAML: {fault}", where=where)
 
 
 def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:

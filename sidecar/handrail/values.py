@@ -49,7 +49,9 @@ class Duration(int):
         """The shortest exact text in one unit."""
         if not self:
             return "0s"
-        unit = max((unit for unit in ("ns", "us", "ms", "s", "m", "h") if self % UNITS_NS[unit] == 0), key=UNITS_NS.__getitem__)
+        unit = max(
+            (unit for unit in ("ns", "us", "ms", "s", "m", "h", "d") if self % UNITS_NS[unit] == 0), key=UNITS_NS.__getitem__
+        )
         return f"{self.ns // UNITS_NS[unit]}{unit}"
 
 
@@ -224,24 +226,27 @@ def _address(text: str, _: Setting) -> Address:
 
 
 def _url(text: str, declared: Setting) -> Url:
-    schemes = " or ".join(f"{scheme}://" for scheme in declared.schemes)
+    return url(text, declared.schemes, path=declared.path)
+
+
+def url(text: str, schemes: tuple[str, ...] = ("http", "https"), *, path: bool = True) -> Url:
+    """The URL in ``text``; ``path``: whether it may have one. Raises ``InvalidValueError``."""
+    beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
         raise InvalidValueError(f"is not a URL ({error})") from None
-    if parts.scheme not in declared.schemes or "://" not in text:
-        guess = f"{declared.schemes[0]}://{text}" if "://" not in text and text and " " not in text else None
-        raise InvalidValueError(f"must begin with {schemes}", guess)
+    if parts.scheme not in schemes or "://" not in text:
+        guess = f"{schemes[0]}://{text}" if "://" not in text and text and " " not in text else None
+        raise InvalidValueError(f"must begin with {beginnings}", guess)
     if not parts.hostname or any(c.isspace() for c in text) or port == 0:
         raise InvalidValueError("names no host and port that can be connected to")
     if parts.username or parts.password:
         raise InvalidValueError("holds a user or password; URLs are logged, so write it as a header")
-    if parts.query or parts.fragment or (parts.path not in ("", "/") and not declared.path):
-        raise InvalidValueError(
-            "may hold only scheme, host and port" if not declared.path else "may not hold a query or a fragment"
-        )
-    return Url(text if declared.path else text.rstrip("/"))
+    if parts.query or parts.fragment or (parts.path not in ("", "/") and not path):
+        raise InvalidValueError("may hold only scheme, host and port" if not path else "may not hold a query or a fragment")
+    return Url(text if path else text.rstrip("/"))
 
 
 def _path(text: str, _: Setting) -> Path:

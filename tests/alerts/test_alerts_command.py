@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from aiohttp import web
 
+from certs import Authority
 from handrail.cli.main import main
 from handrail_alerts.groups import files
 from handrail_alerts.slo import DEFAULT, load
@@ -77,6 +81,21 @@ def test_check_says_what_a_valid_file_makes(capsys: pytest.CaptureFixture[str]) 
     assert "valid; 5 objectives, " in capsys.readouterr().out
 
 
+def test_one_objective_is_not_called_objectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text("objectives: [{signal: kv_fetch, target_percent: 99.9}]", "utf-8")
+    assert main(["alerts", "check", str(slo)]) == 0
+    assert "valid; 1 objective, " in capsys.readouterr().out
+
+
+def test_days_are_told_as_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slo = tmp_path / "slo.yaml"
+    for window, said in (("1h", "must be at least 7d"), ("400d", "must be at most 366d")):
+        slo.write_text(f"window: {window}\nobjectives: [{{signal: kv_fetch, target_percent: 99.9}}]", "utf-8")
+        assert main(["alerts", "check", str(slo)]) == 2
+        assert said in capsys.readouterr().out
+
+
 def test_check_lists_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text("objectives: [{signal: ttft}]\nwindw: 30d", "utf-8")
@@ -91,28 +110,129 @@ def test_the_objectives_that_come_with_it_are_printed_whole(capsys: pytest.Captu
     assert capsys.readouterr().out == DEFAULT.read_text("utf-8")
 
 
-async def test_check_asks_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
-    import asyncio
+@pytest.mark.parametrize("as_json", [False, True])
+def test_render_tells_each_problem_on_its_line(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text("objectives: [{signal: ttft, role: edge}]\nwindw: 30d\n", "utf-8")
+    assert main(["alerts", "render", "--slo", str(slo), *(["--json"] if as_json else [])]) == 2
+    told = capsys.readouterr().err
+    if as_json:
+        error = json.loads(told)["error"]
+        assert {problem["path"] for problem in error["problems"]} == {"windw", "objectives[0].target_percent"}
+        assert "handrail alerts slo" in error["valid"]
+        return
+    lines = told.splitlines()
+    assert lines[0] == f"handrail alerts: {slo}: 2 problems"
+    assert f"  windw: unknown; did you mean window? ({slo}:2)" in lines
+    assert f"  objectives[0].target_percent: must be given ({slo}:1)" in lines
+    assert "    valid: target_percent: 99.5" in lines
+    assert lines[-1].startswith("  valid:   ")
+    assert "\\n" not in told
+
+
+Handler = Callable[[web.Request], web.Response]
+
+
+async def check(handler: Handler, *flags: str, tls: ssl.SSLContext | None = None) -> int:
+    """``handrail alerts check`` of the default file against a Prometheus that answers queries so."""
 
     async def query(request: web.Request) -> web.Response:
-        known = "handrail_gpu" not in request.query["query"]
-        return web.json_response({"status": "success", "data": {"result": [{"value": [0, "1"]}] if known else []}})
+        return handler(request)
 
     application = web.Application()
     application.router.add_get("/api/v1/query", query)
     runner = web.AppRunner(application)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
-    await web.SockSite(runner, listener).start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    await web.SockSite(runner, listener, ssl_context=tls).start()
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        assert await asyncio.to_thread(main, ["alerts", "check", str(DEFAULT), "--prometheus", url]) == 1
+        return await asyncio.to_thread(main, ["alerts", "check", str(DEFAULT), "--prometheus", url, *flags])
     finally:
         await runner.cleanup()
+
+
+def all_but_gpus(request: web.Request) -> web.Response:
+    known = "handrail_gpu" not in request.query["query"]
+    return web.json_response({"status": "success", "data": {"result": [{"value": [0, "1"]}] if known else []}})
+
+
+async def test_check_asks_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await check(all_but_gpus) == 1
     told = capsys.readouterr().out
     assert "selectors match nothing" in told
     assert "handrail_gpu_lost\n    GpuLost" in told
     assert "KvFetchFailed" not in told
+
+
+def failure(status: int, error: str = "", headers: dict[str, str] | None = None) -> Handler:
+    def answer(_: web.Request) -> web.Response:
+        if not error:
+            return web.Response(status=status, text="<html>no</html>", headers=headers)
+        return web.json_response({"status": "error", "errorType": "bad_data", "error": error}, status=status)
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
+    status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = 'invalid parameter "query": 1:9: parse error: unexpected <op:/>'
+    assert await check(failure(status, reason)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"handrail alerts: Prometheus refuses a query that rules make: {reason}"
+    assert lines[1].startswith("  query:   count(last_over_time(handrail_")
+    assert lines[2].startswith("  rules:   ")
+    assert "slo.yaml gives prometheus.selector" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (failure(401), "--token-file FILE (or HANDRAIL_PROMETHEUS_TOKEN_FILE)"),
+        (failure(403), "HTTP 403"),
+        (failure(404), "no Prometheus has its API there"),
+        (failure(302, headers={"Location": "https://login.example.org/"}), "sends us to https://login.example.org/"),
+        (failure(503, "the query timed out"), "Prometheus cannot answer: the query timed out"),
+        (failure(503), "Prometheus cannot answer: HTTP 503"),
+        (lambda _: web.Response(text="hello"), "what answers is no Prometheus"),
+        (lambda _: web.json_response(["a"]), "what answers is no Prometheus"),
+    ],
+    ids=["401", "403", "404", "redirect", "busy", "proxy", "no JSON", "other JSON"],
+)
+async def test_another_answer_is_told_for_what_it_is(handler: Handler, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await check(handler) == 1
+    assert said in capsys.readouterr().err
+
+
+async def test_a_secured_prometheus_is_asked_with_certificates_and_its_own_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ca = Authority(tmp_path)
+    server, mine = ca.files("server"), ca.files("mine")
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    ours.write_text("0123456789abcdef")
+    other.write_text("of-the-collectors-api")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(ca.file))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(server.cert, server.key)
+
+    def guarded(request: web.Request) -> web.Response:
+        allowed = request.headers.get("Authorization") == "Bearer 0123456789abcdef"
+        return all_but_gpus(request) if allowed else web.Response(status=401)
+
+    certificates = ("--ca-file", str(ca.file), "--cert-file", str(mine.cert), "--key-file", str(mine.key))
+    monkeypatch.setenv("HANDRAIL_API_TOKEN_FILE", str(other))
+    assert await check(guarded, *certificates, tls=context) == 1
+    assert "HANDRAIL_PROMETHEUS_TOKEN_FILE" in capsys.readouterr().err
+    assert await check(guarded, *certificates, "--token-file", str(ours), tls=context) == 1
+    assert "selectors match nothing" in capsys.readouterr().out
+    monkeypatch.setenv("HANDRAIL_PROMETHEUS_TOKEN_FILE", str(ours))
+    assert await check(guarded, *certificates, tls=context) == 1
+    assert "selectors match nothing" in capsys.readouterr().out
+    assert await check(guarded, tls=context) == 1
+    assert "Prometheus's certificate is not accepted" in capsys.readouterr().err
 
 
 def test_a_prometheus_that_does_not_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from handrail_alerts.groups import files
-from handrail_alerts.matched import selectors, unmatched
+from handrail_alerts.matched import Read, read_selectors, selectors
 from handrail_alerts.promql import metrics
 from handrail_alerts.slo import load
 
@@ -41,13 +41,12 @@ def test_H15_a_selector_of_another_job_matches_nothing_and_is_listed_with_its_al
         return 'job="kubernetes-pods"' in query
 
     wrong = replace(SLO, prometheus=replace(SLO.prometheus, selector='job="pd-sidecar"'))
-    found = unmatched(wrong, has_result)
+    found = [each for each in read_selectors(wrong) if not has_result(each.query)]
     assert len(found) == len(asked) == len(set(asked)), "each selector is asked of once"
     assert {"KvFetchFailed", "HandrailAbsent", "EngineHung"} <= {reader for each in found for reader in each.readers}
     right = replace(SLO, prometheus=replace(SLO.prometheus, selector='job="kubernetes-pods"'))
-    assert unmatched(right, has_result) == ()
+    assert all(has_result(each.query) for each in read_selectors(right))
 
 
-def test_what_matches_nothing_is_listed_alone() -> None:
-    found = unmatched(SLO, lambda query: "handrail_gpu_lost" not in query)
-    assert [(each.selector, each.readers) for each in found] == [("handrail_gpu_lost", ("GpuLost",))]
+def test_a_selector_is_listed_with_who_reads_it() -> None:
+    assert Read("handrail_gpu_lost", ("GpuLost",)) in read_selectors(SLO)

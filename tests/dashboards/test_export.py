@@ -52,6 +52,38 @@ def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.C
         assert variables["handrail"]["query"] == "https://h:4380"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--handrail-url", "handrail:4380", "nearest: http://handrail:4380"),
+        ("--handrail-url", "ftp://handrail", "must begin with http:// or https://"),
+        ("--handrail-url", "https://", "names no host"),
+        ("--handrail-url", "https://h:4380/?x=1", "may not hold a query"),
+        ("--handrail-url", "", "must begin with http:// or https://"),
+        ("--jaeger-url", "https://a b/", "names no host"),
+        ("--jaeger-url", "https://h:99999", "is not a URL"),
+        ("--datasource", "", "without --datasource it is chosen in Grafana"),
+        ("--datasource", "  ", "the name or uid that Grafana shows"),
+        ("--datasource", "a\nb", "no name of a data source"),
+        ("--tempo", " Tempo", "no name of a data source"),
+    ],
+)
+def test_what_no_dashboard_could_use_is_refused_and_nothing_is_written(
+    flag: str, value: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dashboards", "export", str(tmp_path / "made"), flag, value]) == 2
+    told = capsys.readouterr().err
+    assert f"handrail dashboards: {flag} is {value!r}: " in told
+    assert said in told
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_address_may_have_a_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboards", "export", str(tmp_path), "--handrail-url", "https://tools.example.org/handrail/"]) == 0
+    variables = json.loads((tmp_path / "fleet.json").read_text("utf-8"))["templating"]["list"]
+    assert [each["query"] for each in variables if each["name"] == "handrail"] == ["https://tools.example.org/handrail"]
+
+
 def test_examples_of_provisioning_are_yaml_that_grafana_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboards", "export", str(tmp_path), "--provisioning", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)["provisioning"]

@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"role: \xff\xfe")
     for file, words in (
         (tmp_path / "none.yaml", "No such file"),
-        (tmp_path, "directory"),
+        (tmp_path, "is a folder"),
         (tmp_path / "latin.yaml", "not UTF-8"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -239,6 +239,13 @@ def test_durations_and_sizes_are_shown_exactly(number: int) -> None:
     assert parse(Every, f"{{name: x, wait: {Duration(number)}, size: {Size(number)}}}", "x.yaml") == Every(
         name="x", wait=Duration(number), size=Size(number)
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7 * 86400, "7d"), (366 * 86400, "366d"), (25 * 3600, "25h"), (90 * 60, "90m"), (0, "0s")]
+)
+def test_a_duration_is_shown_in_the_largest_unit_that_fits(seconds: int, text: str) -> None:
+    assert str(Duration(seconds * 10**9)) == text
 
 
 # --- flags ----------------------------------------------------------------------------------------------------------------

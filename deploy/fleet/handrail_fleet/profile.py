@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from handrail_fleet.yamlfile import NotYamlError, read_yaml
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -122,10 +122,10 @@ def load(name: str) -> Profile:
     if not path.is_file():
         path = Path(name)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except OSError:
         raise ProfileError(f"{name}: neither a file nor one of {', '.join(bundled())}") from None
-    except yaml.YAMLError as error:
+    except NotYamlError as error:
         raise ProfileError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict):
         raise ProfileError(f"{path}: a mapping is expected")

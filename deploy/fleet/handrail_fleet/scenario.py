@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
 from handrail_fleet.faults import Hosts
+from handrail_fleet.yamlfile import NotYamlError, read_yaml
 
 FOLDER = Path(__file__).parent / "scenarios"
 LAYOUTS = ("split", "collocated")
@@ -178,10 +177,10 @@ def load(name: str) -> Scenario:
     if not path.is_file():
         path = Path(name)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except OSError:
         raise ScenarioError(f"{name}: neither a file nor one of {', '.join(bundled())}") from None
-    except yaml.YAMLError as error:
+    except NotYamlError as error:
         raise ScenarioError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict):
         raise ScenarioError(f"{path}: a mapping is expected")

@@ -3,6 +3,7 @@
 examples:
   handrail alerts slo > slo.yaml
   handrail alerts check slo.yaml --prometheus http://127.0.0.1:9090
+  handrail alerts check slo.yaml --prometheus https://prometheus.internal --ca-file ca.crt --token-file token
   handrail alerts render --slo slo.yaml --out /etc/prometheus/rules --runbooks https://example.org/runbooks
   handrail alerts render --slo slo.yaml --format prometheusrule | kubectl apply -f -
   handrail alerts alertmanager
@@ -17,8 +18,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from handrail.cli.access import PROMETHEUS, access, add_access_flags
+from handrail.cli.amounts import counted
+from handrail.cli.configured import invalid_file
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
-from handrail.cli.prometheus import has_result
+from handrail.cli.prometheus import QueryRefusedError, base_of, has_result
 from handrail.cli.terminal import remark
 from handrail.config import ConfigError
 from handrail.times import TimeError, parse_duration_ns
@@ -27,7 +31,7 @@ from handrail_alerts import groups
 from handrail_alerts.alert import Group
 from handrail_alerts.alertmanager import example
 from handrail_alerts.bounds import moved
-from handrail_alerts.matched import Unmatched, unmatched
+from handrail_alerts.matched import Read, read_selectors
 from handrail_alerts.render import RUNBOOKS, Format, rule_file, rule_object
 from handrail_alerts.slo import DEFAULT, MOST_SCRAPE_NS, SloFile, load
 
@@ -53,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = commands.add_parser("check", help="check a file of objectives")
     check.add_argument("file", metavar="FILE", type=Path)
     check.add_argument("--prometheus", metavar="URL", help="ask it whether it has the series that the rules read")
+    add_access_flags(check, PROMETHEUS)
     check.add_argument(
         "--json", action="store_true", help="one JSON object: valid, problems, thresholds that were moved, unmatched"
     )
@@ -145,7 +150,7 @@ def _loaded(file: Path) -> SloFile:
     try:
         return load(file)
     except ConfigError as error:
-        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
+        raise invalid_file(error, "mend the file; 'handrail alerts slo' prints one to begin with") from None
 
 
 def _remark_moved(slo: SloFile) -> None:
@@ -168,12 +173,13 @@ def _check(arguments: argparse.Namespace) -> int:
             print(error)
         return EXIT_USAGE
     alerts = groups.alerts(slo)
-    missing = unmatched(slo, has_result(arguments.prometheus)) if arguments.prometheus else None
+    missing = _unmatched(slo, arguments) if arguments.prometheus else None
     if arguments.json:
         print(json.dumps(_as_json(arguments, slo, missing)))
     else:
         count = len({alert.name for alert in alerts})
-        print(f"{arguments.file}: valid; {len(slo.objectives)} objectives, {count} alerts in {len(alerts)} rules")
+        made = f"{counted(len(slo.objectives), 'objective')}, {counted(count, 'alert')} in {counted(len(alerts), 'rule')}"
+        print(f"{arguments.file}: valid; {made}")
         for line in moved(slo):
             print(f"  {line}")
         if missing is not None:
@@ -181,7 +187,26 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if missing else EXIT_OK
 
 
-def _as_json(arguments: argparse.Namespace, slo: SloFile, missing: tuple[Unmatched, ...] | None) -> dict[str, Any]:
+def _unmatched(slo: SloFile, arguments: argparse.Namespace) -> tuple[Read, ...]:
+    base = base_of(arguments.prometheus)
+    ask = has_result(base, access(arguments, base, PROMETHEUS))
+    found = []
+    for selector in read_selectors(slo):
+        try:
+            known = ask(selector.query)
+        except QueryRefusedError as error:
+            raise CliError(
+                what=f"Prometheus refuses a query that rules make: {error}",
+                lines=(f"query:   {selector.query}", f"rules:   {', '.join(selector.readers)}"),
+                where=base,
+                valid=f"what Prometheus takes; of it, {arguments.file} gives prometheus.selector, group_by and the models",
+            ) from None
+        if not known:
+            found.append(selector)
+    return tuple(found)
+
+
+def _as_json(arguments: argparse.Namespace, slo: SloFile, missing: tuple[Read, ...] | None) -> dict[str, Any]:
     return {
         "file": str(arguments.file),
         "valid": True,
@@ -192,11 +217,12 @@ def _as_json(arguments: argparse.Namespace, slo: SloFile, missing: tuple[Unmatch
     }
 
 
-def _print_unmatched(missing: tuple[Unmatched, ...], prometheus: str) -> None:
+def _print_unmatched(missing: tuple[Read, ...], prometheus: str) -> None:
     if not missing:
         print(f"every series that the rules read is known to {prometheus}")
         return
-    print(f"{len(missing)} selectors match nothing that {prometheus} has scraped in the last hour:")
+    matches = "selector matches" if len(missing) == 1 else "selectors match"
+    print(f"{len(missing)} {matches} nothing that {prometheus} has scraped in the last hour:")
     for each in missing:
         print(f"  {each.selector}\n    {', '.join(each.readers)}")
     print("What is never there cannot fire: the feature is off, nothing is scraped, or 'selector' in the file is wrong.")

@@ -1,4 +1,4 @@
-"""Bytes for a person: what crosses a wire in decimal units, as networks are told; memory in binary ones, as it is made."""
+"""Numbers for a person: bytes that cross a wire in decimal units, as networks are told, memory in binary ones; and counts."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def format_bytes(count: float | None) -> str:
 def format_gib(count: float) -> str:
     """Of memory: ``80.0`` for 80 GiB."""
     return f"{count / 2**30:.1f}"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """``1 request``, ``2,000 requests``; ``many`` where it is not ``one`` with an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"

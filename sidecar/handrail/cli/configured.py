@@ -1,15 +1,16 @@
-"""The command-line side of a configuration: ``--config FILE``, one flag a key, and how its problems are printed."""
+"""The command-line side of a configuration: ``--config FILE``, one flag a key, and how its problems are printed or raised."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from handrail.config import ConfigError, add_flags, given_flags, load
+from handrail.cli.failure import EXIT_USAGE, CliError
+from handrail.config import ConfigError, Problem, add_flags, given_flags, load
 
 _Config = TypeVar("_Config")
 
@@ -32,3 +33,28 @@ def print_problems(error: ConfigError, *, as_json: bool) -> None:
         print(json.dumps({"valid": False, "problems": [asdict(problem) for problem in error.problems]}), file=sys.stderr)
     else:
         print(error, file=sys.stderr)
+
+
+@dataclass(kw_only=True, eq=False)
+class InvalidFileError(CliError):
+    """A command cannot answer because a file that it reads is not valid: every problem of it, a line each."""
+
+    problems: tuple[Problem, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """With the problems as ``handrail config check --json`` has them."""
+        said = super().to_json()
+        said.pop("lines", None)
+        return {**said, "problems": [asdict(problem) for problem in self.problems]}
+
+
+def invalid_file(error: ConfigError, valid: str) -> InvalidFileError:
+    """``valid``: what to do about it."""
+    first, *lines = str(error).splitlines()
+    return InvalidFileError(
+        what=first,
+        lines=tuple(line.removeprefix("  ") for line in lines),
+        valid=valid,
+        exit_code=EXIT_USAGE,
+        problems=error.problems,
+    )

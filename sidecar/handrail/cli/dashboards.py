@@ -11,7 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from handrail.cli.failure import EXIT_OK, CliError
+from handrail.cli.amounts import counted
+from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
+from handrail.values import InvalidValueError, url
 from handrail_dashboards.export import Choices, dashboards, provisioning
 
 
@@ -20,24 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="export")
     export = commands.add_parser("export", help="write the files")
     export.add_argument("folder", metavar="DIR", type=Path, help="made where it is missing; files of the same names are replaced")
-    export.add_argument(
-        "--datasource", metavar="NAME", default="", help="Grafana's Prometheus data source (default: chosen in Grafana)"
-    )
-    export.add_argument("--tempo", metavar="NAME", default="", help="Grafana's Tempo data source, for links")
-    export.add_argument("--jaeger-url", metavar="URL", default="", help="Jaeger as a browser reaches it, for links")
-    export.add_argument("--handrail-url", metavar="URL", default="", help="the collector as a browser reaches it, for links")
+    export.add_argument("--datasource", metavar="NAME", help="Grafana's Prometheus data source (default: chosen in Grafana)")
+    export.add_argument("--tempo", metavar="NAME", help="Grafana's Tempo data source, for links")
+    export.add_argument("--jaeger-url", metavar="URL", help="Jaeger as a browser reaches it, for links")
+    export.add_argument("--handrail-url", metavar="URL", help="the collector as a browser reaches it, for links")
     export.add_argument("--provisioning", action="store_true", help="examples for Grafana's provisioning folder as well")
     export.add_argument("--json", action="store_true", help="one JSON object: what was written")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0, or ``CliError`` (1) where a file cannot be written."""
+    """0, or ``CliError``: 1 where a file cannot be written, 2 for a flag that no dashboard could use."""
     folder: Path = arguments.folder
     choices = Choices(
-        datasource=arguments.datasource,
-        tempo=arguments.tempo,
-        jaeger=arguments.jaeger_url.rstrip("/"),
-        handrail=arguments.handrail_url.rstrip("/"),
+        datasource=_name("--datasource", arguments.datasource),
+        tempo=_name("--tempo", arguments.tempo),
+        jaeger=_address("--jaeger-url", arguments.jaeger_url, "https://jaeger.example.org"),
+        handrail=_address("--handrail-url", arguments.handrail_url, "https://handrail.example.org:4380"),
     )
     made = dict(dashboards(choices))
     extra = {f"provisioning/{name}": text for name, text in provisioning().items()} if arguments.provisioning else {}
@@ -48,10 +48,34 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"dashboards": boards, "provisioning": [str(folder / name) for name in extra]}))
         return EXIT_OK
     for board in boards:
-        print(f"{board['file']}  {board['title']}, {board['panels']} panels")
+        print(f"{board['file']}  {board['title']}, {counted(board['panels'], 'panel')}")
     for name in extra:
         print(f"{folder / name}  an example: see its comments")
     return EXIT_OK
+
+
+def _name(flag: str, text: str | None) -> str:
+    """Of a data source; '' where none was given. Whether Grafana has it, only Grafana knows."""
+    if text is not None and (text != text.strip() or not text or not text.isprintable()):
+        what = f"{flag} is {text!r}: no name of a data source"
+        valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} it is chosen in Grafana"
+        raise CliError(what=what, where="command line", valid=valid, exit_code=EXIT_USAGE)
+    return text or ""
+
+
+def _address(flag: str, text: str | None, example: str) -> str:
+    if text is None:
+        return ""
+    try:
+        return url(text).rstrip("/")
+    except InvalidValueError as error:
+        raise CliError(
+            what=f"{flag} is {text!r}: {error.rule}",
+            where="command line",
+            valid=f"as a browser reaches it: {flag} {example}",
+            nearest=(error.nearest,) if error.nearest else (),
+            exit_code=EXIT_USAGE,
+        ) from None
 
 
 def _about(text: str) -> dict[str, object]:

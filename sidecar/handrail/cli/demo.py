@@ -24,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
@@ -37,6 +37,7 @@ from rich.table import Table
 from rich.text import Text
 
 from handrail.cli import demo_faults, scenario
+from handrail.cli.amounts import counted
 from handrail.cli.children import HOST, Child, ChildError, Children, free_ports
 from handrail.cli.demo_figures import Figures, Sent, figures, is_joined, slowest_row
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CliError
@@ -117,9 +118,14 @@ def run(arguments: argparse.Namespace) -> int:
             if code == EXIT_FAILED:
                 work.keep()
             return code
-        except (ChildError, CliError) as error:
+        except ChildError as error:
             work.keep()
-            raise CliError(what=str(error), where=str(work.path), valid="the folder has the logs of all parts") from None
+            first, *lines = str(error).splitlines()
+            logs = "the folder has the logs of all parts"
+            raise CliError(what=first, lines=tuple(lines), where=str(work.path), valid=logs) from None
+        except CliError as error:
+            work.keep()
+            raise replace(error, lines=(*error.lines, f"the logs of all parts: {work.path}")) from None
         except KeyboardInterrupt:
             return EXIT_OK if stage.shown else EXIT_INTERRUPTED
         finally:
@@ -411,7 +417,7 @@ class _Demo:
         console = Console()
         slowest = slowest_row(rows)
         if slowest is not None:
-            console.print(f"[bold]The slowest of {result.requests} requests[/bold]\n", highlight=False)
+            console.print(f"[bold]The slowest of {counted(result.requests, 'request')}[/bold]\n", highlight=False)
             console.print(render_waterfall(slowest, self._spans(slowest), console.width))
         console.print()
         console.print(_summary(result))
@@ -447,7 +453,7 @@ class _Demo:
         parts = []
         if failed:
             first = f"{failed[0].request_id}: {failed[0].error}"
-            parts.append(f"{len(failed)} of {result.requests} requests failed (the first is {first})")
+            parts.append(f"{len(failed)} of {counted(result.requests, 'request')} failed (the first is {first})")
         if result.joined < result.requests:
             parts.append(f"only {result.joined} of {result.requests} were joined with both engines within {_JOIN_S:g} s")
         if result.wrong:

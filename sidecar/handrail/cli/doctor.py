@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 
 from handrail.auth import OPEN
 from handrail.cli.access import access, add_access_flags
+from handrail.cli.configured import invalid_file
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.kv_size import add_serving_flags, config_failure, serving
-from handrail.config import ConfigError, load
+from handrail.config import ConfigError, load, not_yaml, read_text
 from handrail.doctor.checks import counts, findings, nothing_was_judged
 from handrail.doctor.deployment import Started, engines_in
 from handrail.doctor.facts import Asked, SidecarSetup
@@ -46,6 +47,7 @@ DEFAULT_TOKENS: Final = 8000
 _MOST_TOKENS: Final = 10**9
 _API_VARIABLE: Final = "HANDRAIL_API"
 _ON: Final = {"prefill": {Side.PREFILL}, "decode": {Side.DECODE}, "both": {Side.PREFILL, Side.DECODE}, "neither": set()}
+_READS: Final = "Kubernetes or Compose YAML with 'vllm serve' in a command, or a sidecar's configuration with its role"
 _PLACEMENTS: Final = (Placement.SAME_HOST.value, Placement.ACROSS_HOSTS.value)
 
 
@@ -186,16 +188,10 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 
 def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, ...]]:
     """Engines of deployments, and sidecars. A file must hold the one or the other. Raises ``CliError``."""
-    import yaml  # type: ignore[import-untyped,unused-ignore]
-
     started: list[Started] = []
     sidecars: list[SidecarSetup] = []
     for path in paths:
-        try:
-            documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error).replace("\n", " ")
-            raise CliError(what=f"cannot be read: {reason}", where=str(path), valid="a YAML file", exit_code=EXIT_USAGE) from None
+        documents = _documents(path)
         if len(documents) == 1 and isinstance(documents[0], dict) and "role" in documents[0]:
             sidecars.append(_sidecar(path))
             continue
@@ -204,7 +200,7 @@ def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, 
             raise CliError(
                 what="neither an engine nor a sidecar is in it",
                 where=str(path),
-                valid="Kubernetes or Compose YAML with 'vllm serve' in a command, or a sidecar's configuration with its role",
+                valid=_READS,
                 exit_code=EXIT_USAGE,
             )
         started += found
@@ -219,11 +215,42 @@ def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, 
     return tuple(started), tuple(sidecars)
 
 
+def _documents(path: Path) -> list[Any]:
+    """Of one file, those that are not empty. Raises ``CliError``."""
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+
+    if path.is_dir():
+        what = f"is a folder, and --config reads one file: {_READS}"
+        raise CliError(what=what, where=str(path), valid=_rendered(path), exit_code=EXIT_USAGE)
+    try:
+        return [each for each in yaml.safe_load_all(read_text(path)) if each is not None]
+    except ConfigError as error:
+        what, where = error.problems[0].rule, str(path)
+    except yaml.YAMLError as error:
+        problem = not_yaml(error, str(path))
+        what, where = problem.rule, problem.where or str(path)
+    except RecursionError:
+        what, where = "is nested too deeply to be read", str(path)
+    raise CliError(what=what, where=where, valid=_READS, exit_code=EXIT_USAGE)
+
+
+def _rendered(folder: Path) -> str:
+    """How what stands in a folder becomes one file."""
+    kustomize, helm = f"kubectl kustomize {folder}", f"helm template NAME {folder}"
+    if (folder / "Chart.yaml").exists():
+        makers = [helm]
+    elif any((folder / name).exists() for name in ("kustomization.yaml", "kustomization.yml", "Kustomization")):
+        makers = [kustomize]
+    else:
+        makers = [kustomize, helm]
+    return f"{' or '.join(makers)} > pair.yaml, then --config pair.yaml"
+
+
 def _sidecar(path: Path) -> SidecarSetup:
     try:
         config = load(SidecarConfig, path)
     except ConfigError as error:
-        raise CliError(what=str(error), where=str(path), valid="handrail config check FILE", exit_code=EXIT_USAGE) from None
+        raise invalid_file(error, f"mend the file; 'handrail config check {path}' says the same") from None
     return SidecarSetup(
         by=str(path),
         role=config.role.value,

@@ -17,6 +17,7 @@ from contextlib import closing
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Final
 
+from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import add_source_flags, row_source
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render_events(cleaned(found), console.width, now_unix_ns=now_unix_ns))
-    remark(f"{len(found)} events, latest first{'; there may be more (--limit)' if len(found) == wanted.limit else ''}.")
+    more = "; there may be more (--limit)" if len(found) == wanted.limit else ""
+    remark(f"{counted(len(found), 'event')}, latest first{more}.")
     return EXIT_OK
 
 

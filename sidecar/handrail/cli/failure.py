@@ -19,13 +19,14 @@ class CliError(Exception):
     """A command cannot answer. Shown on standard error, as text or (with ``--json``) as one JSON object."""
 
     what: str
+    lines: tuple[str, ...] = ()  # what belongs to ``what``, each shown on a line of its own: problems of a file, a log's end
     where: str = ""
     valid: str = ""
     nearest: tuple[str, ...] = ()
     exit_code: int = EXIT_FAILED
 
     def __str__(self) -> str:
-        lines = [clean(self.what)]
+        lines = [clean(self.what), *(f"  {clean(line)}" for line in self.lines)]
         if self.where:
             lines.append(f"  where:   {clean(self.where)}")
         if self.valid:
@@ -35,5 +36,6 @@ class CliError(Exception):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape that the HTTP API uses too."""
-        return {"what": self.what, "where": self.where, "valid": self.valid, "nearest": list(self.nearest)}
+        """The shape that the HTTP API uses too, and ``lines`` where there are any."""
+        lines = {"lines": list(self.lines)} if self.lines else {}
+        return {"what": self.what, **lines, "where": self.where, "valid": self.valid, "nearest": list(self.nearest)}

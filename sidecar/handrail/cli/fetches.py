@@ -12,12 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Final
 
+from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import RowSource, add_source_flags, row_source
+from handrail.cli.shown import clean, cleaned
+from handrail.outcomes import FetchOutcome
 from handrail.times import TIME_RULE, TimeError, format_time, parse_time
+from handrail_collector.rows import FetchRow
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
 
@@ -53,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         with waiting(f"asking {source.where}"):
             rows = source.fetches(query)
         if not rows and not arguments.json:
-            print(_nothing_found(source, now_unix_ns))
+            print(*map(clean, nothing_found(query, source, now_unix_ns).split("\n")), sep="\n")
     if arguments.json:
         from handrail_collector.api.json import fetch_to_json
 
@@ -62,12 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json or not rows:
         return EXIT_OK
     from handrail.cli.fetch_table import render_fetches
-    from handrail.cli.shown import cleaned
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render_fetches(cleaned(rows), console.width, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(rows) == query.limit else ""
-    remark(f"{len(rows)} hand-offs by {query.sort}{more}. 'handrail trace ID' shows one with its request.")
+    remark(f"{counted(len(rows), 'hand-off')} by {query.sort}{more}. 'handrail trace ID' shows one with its request.")
     return EXIT_OK
 
 
@@ -93,10 +98,40 @@ def fetch_filter(arguments: argparse.Namespace, now_unix_ns: int) -> FetchFilter
     return query
 
 
-def _nothing_found(source: RowSource, now_unix_ns: int) -> str:
+def nothing_found(query: FetchFilter, source: RowSource, now_unix_ns: int) -> str:
+    """What was searched, and how many hand-offs there are that only did not end so."""
+    sought = [text for name, text in _SOUGHT.items() if getattr(query, name)]
+    sought += [f"has the outcome {query.outcome}"] if query.outcome is not None else []
+    told = described(query, now_unix_ns)
+    among = source.fetches(replace(query, failed=None, open=None, outcome=None, limit=MAX_LIMIT)) if sought else []
+    if among:
+        more = "more than " if len(among) == MAX_LIMIT else ""
+        first = f"None of {more}{counted(len(among), 'hand-off')}{told and f' ({told})'} {' and '.join(sought)}."
+        return f"{first} Searched {source.where}.{_unsure(among)}"
+    searched = f"No hand-off fits{told and f': {told}'}. Searched {source.where}."
     latest = source.fetches(FetchFilter(limit=1))
     if not latest:
         hint = "hand-offs are told by the plugin in the engines (pip install handrail there, and HANDRAIL_SOCKET)"
-        return f"No hand-off is known. Searched {source.where}.\nIt holds none at all: {hint}."
+        return f"{searched}\nIt holds none at all: {hint}."
     when = format_time(latest[0].started_unix_ns, now_unix_ns)
-    return f"No hand-off fits. Searched {source.where}.\nThe latest one there began at {when}: leave a filter out."
+    return f"{searched}\nThe latest one there began at {when}: try a wider --since, or leave a filter out."
+
+
+_SOUGHT: Final = {"failed": "failed", "open": "is open"}
+
+
+def described(query: FetchFilter, now_unix_ns: int) -> str:
+    """The filters in words, but those of how it ended."""
+    times = {"since": query.since_unix_ns, "until": query.until_unix_ns}
+    told = [f"{name} {format_time(at, now_unix_ns)}" for name, at in times.items() if at is not None]
+    told += [f"{name} {value}" for name in ("direction", "peer") if (value := getattr(query, name)) is not None]
+    return ", ".join(told)
+
+
+def _unsure(rows: Sequence[FetchRow]) -> str:
+    """Of how many it is not known how they ended, or will."""
+    unknown = sum(row.outcome == FetchOutcome.UNKNOWN.value and not row.open for row in rows)
+    waiting = sum(row.open for row in rows)
+    told = [f"of {unknown:,} it is not known how they ended"] if unknown else []
+    told += [f"{waiting:,} are still open" if waiting > 1 else "one is still open"] if waiting else []
+    return f"\nBut {' and '.join(told)}." if told else ""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from handrail.cli.amounts import format_bytes
+from handrail.cli.amounts import counted, format_bytes
 from handrail.cli.explained import dated
 from handrail.cli.fitted import Column, Trimmed, fitted
 from handrail.times import format_duration, format_time
@@ -49,8 +49,8 @@ def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | Non
 
 def _period(answer: Plain, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    count = f"{'the last ' if answer['limited'] else ''}{answer['hand_offs']:,}"
-    return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count} hand-offs of KV", style="dim")
+    count = f"{'the last ' if answer['limited'] else ''}{counted(answer['hand_offs'], 'hand-off')}"
+    return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count} of KV", style="dim")
 
 
 def _other(other: Plain) -> Text:

@@ -15,6 +15,7 @@ import time
 from contextlib import closing
 from typing import Final
 
+from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import RowSource, add_source_flags, row_source
 from handrail.records import Outcome
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render_requests(cleaned(rows), console.width, sort=query.sort, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(rows) == query.limit else ""
-    remark(f"{len(rows)} requests by {query.sort}{more}. 'handrail trace ID' shows one.")
+    remark(f"{counted(len(rows), 'request')} by {query.sort}{more}. 'handrail trace ID' shows one.")
     return EXIT_OK
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from handrail.auth import OPEN, Access
-from handrail.cli.access import access, add_access_flags
+from handrail.cli.access import COLLECTOR, NoRedirects, access, add_access_flags
 from handrail.cli.failure import EXIT_USAGE, CliError
 from handrail.cli.waterfall import SpanView
 from handrail_collector.api.happened import Happened, HappenedFilter
@@ -98,7 +98,7 @@ class ApiSource:
         self._headers = dict(access.headers)
         # A proxy of the environment is for the outside world; a collector is near, and a proxy would answer in its place.
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), _NoRedirects(), urllib.request.HTTPSHandler(context=access.context)
+            urllib.request.ProxyHandler({}), NoRedirects(), urllib.request.HTTPSHandler(context=access.context)
         )
 
     @property
@@ -166,19 +166,6 @@ class ApiSource:
     def close(self) -> None:
         """There is nothing to let go of: a connection lives for one question."""
 
-    def _no_tls(self, reason: ssl.SSLError) -> CliError:
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            what = f"the collector's certificate is not accepted: {reason.verify_message}"
-            valid = "--ca-file FILE (or HANDRAIL_API_CA_FILE) with its authority, and an address that the certificate names"
-        elif "ALERT" in str(reason.reason):
-            what, valid = f"the collector does not accept our certificate: {reason.reason}", _LET_IN[403]
-        else:
-            what, valid = (
-                f"no TLS there: {reason.reason or reason}",
-                f"http://{self._url.partition('://')[2]} where it speaks plaintext",
-            )
-        return CliError(what=what, where=self._url, valid=valid)
-
     def _get(self, path: str, wanted: tuple[int, ...]) -> tuple[int, Any]:
         """Status and JSON body. Raises ``CliError`` for any other status, no answer, or no JSON."""
         try:
@@ -191,10 +178,10 @@ class ApiSource:
         except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, ssl.SSLError):
-                raise self._no_tls(reason) from None
+                raise COLLECTOR.no_tls(self._url, reason) from None
             if isinstance(reason, ConnectionResetError) and self._url.startswith("https://"):
                 what = f"it hangs up before it answers ({reason}), as a collector that does not accept our certificate does"
-                raise CliError(what=what, where=self._url, valid=_LET_IN[403]) from None
+                raise CliError(what=what, where=self._url, valid=COLLECTOR.let_in(403)) from None
             if isinstance(reason, ConnectionResetError):
                 what = f"it hangs up before it answers ({reason})"
                 raise CliError(what=what, where=self._url, valid="https:// where the collector speaks TLS") from None
@@ -210,23 +197,10 @@ class ApiSource:
         raise CliError(
             what=str(told.get("what") or f"the collector answered HTTP {status}"),
             where=str(told.get("where") or self._url),
-            valid=_LET_IN.get(status) or str(told.get("valid") or ""),
+            valid=COLLECTOR.let_in(status) or str(told.get("valid") or ""),
             nearest=tuple(told.get("nearest") or ()),
             exit_code=EXIT_USAGE if status == 400 else 1,
         )
-
-
-_LET_IN: Final = {
-    401: "--token-file FILE (or HANDRAIL_API_TOKEN_FILE) with one of the collector's tokens",
-    403: "--cert-file FILE and --key-file FILE (or HANDRAIL_API_CERT_FILE, HANDRAIL_API_KEY_FILE) that the collector accepts",
-}
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A collector never redirects, and its token is for nobody else."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 class StoreSource:

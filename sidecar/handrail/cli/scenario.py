@@ -18,6 +18,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.simulated import Arrived, ArrivedOfEngine, arrivals, engine_arrivals, over_ns
 from handrail.cli.simulated_devices import gpu_evidence
@@ -250,7 +251,8 @@ def _report(arguments: argparse.Namespace, settings: Settings, done: _Done, now_
     outcomes = ", ".join(f"{count} {name}" for name, count in counts)
     began, lasted = format_time(done.started_unix_ns, now_unix_ns), format_duration(done.virtual_ns)
     with_faults = f" with {', '.join(arguments.fault)}" if arguments.fault else ", healthy"
-    console.print(f"[bold]{settings.scenario.name}[/bold]{with_faults}: {settings.requests} requests, seed {settings.seed}")
+    made = f"{counted(settings.requests, 'request')}, seed {settings.seed}"
+    console.print(f"[bold]{settings.scenario.name}[/bold]{with_faults}: {made}")
     console.print(f"{lasted} from {began} on, made in {took_s:.1f} s: {outcomes}.")
     console.print("\nLook at it with:")
     program = "handrail" if shutil.which("handrail") else sys.argv[0]

@@ -48,6 +48,8 @@ def read_model(path: Path) -> ModelShape:
         raise ModelConfigError(f"is larger than {_MOST_BYTES >> 20} MiB: no config.json is", where=str(file), valid=valid)
     try:
         values = json.loads(text)
+    except UnicodeDecodeError:
+        raise ModelConfigError("is no JSON: it is not text", where=str(file), valid=valid) from None
     except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"is no JSON: {error}", where=str(file), valid=valid) from None
     if not isinstance(values, Mapping):

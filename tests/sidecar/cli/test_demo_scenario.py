@@ -94,6 +94,19 @@ def test_what_cannot_be_is_told_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flag", ["--scenario", "--profile"])
+def test_a_file_that_is_no_yaml_is_told_on_one_line(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fleet.yaml"
+    data = ["--data", str(tmp_path / "run")] if flag == "--scenario" else []
+    for content, said in ((b"\x80\xff", "it is not UTF-8 text"), (b"a: [b\n", "line 2"), (b"a\0b", "special characters")):
+        file.write_bytes(content)
+        assert main(["demo", flag, str(file), *data]) == 2
+        first = capsys.readouterr().err.splitlines()[0]
+        assert first.startswith(f"handrail demo: {file}: not YAML: ")
+        assert said in first
+        assert "\\n" not in first
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     assert main(demo(tmp_path)) == 2

@@ -216,9 +216,62 @@ def test_what_is_refused_ends_with_2(flags: tuple[str, ...], message: str, capsy
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x7fELF\x02\x80\xff", "cannot be read: it is not UTF-8 text"),
+        (b"a: b\0c", "is not valid YAML: special characters are not allowed"),
+        (b"a: [b", "is not valid YAML: expected ',' or ']'"),
+    ],
+    ids=["binary", "nul", "cut"],
+)
+def test_what_is_no_yaml_is_told_with_what_is_read(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pair.yaml"
+    file.write_bytes(content)
+    assert main(["doctor", "--config", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "valid:   Kubernetes or Compose YAML with 'vllm serve' in a command" in told
+    assert "codec" not in told
+    assert "\\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("holds", "made_by", "not_by"),
+    [
+        ("kustomization.yaml", "kubectl kustomize", "helm"),
+        ("Chart.yaml", "helm template NAME", "kubectl"),
+        ("pair.yaml", "kubectl kustomize", "compose config"),
+    ],
+)
+def test_of_a_folder_it_says_how_it_becomes_a_file(
+    holds: str, made_by: str, not_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / holds).touch()
+    assert main(["doctor", "--config", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "is a folder, and --config reads one file: Kubernetes or Compose YAML" in told
+    assert f"{made_by} {tmp_path}" in told
+    assert not_by not in told
+
+
+def test_a_sidecars_configuration_that_is_wrong_is_told_a_line_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("role: decode\nlisten: nowhere\nspol: {}\n", "utf-8")
+    assert main(["doctor", "--config", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"handrail doctor: {file}: 2 problems"
+    assert any(line.startswith("  spol: unknown; did you mean spool") for line in lines)
+    assert lines[-1] == f"  valid:   mend the file; 'handrail config check {file}' says the same"
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "cannot be read"),
+        ("a: [", "is not valid YAML"),
         ("services: {web: {command: nginx}}", "neither an engine nor a sidecar is in it"),
         ("", "neither an engine nor a sidecar"),
         ("role: decode\nunknown: 1\n", "unknown"),

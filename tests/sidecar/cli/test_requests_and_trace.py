@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,43 @@ async def test_an_open_hand_off_is_listed_by_its_age_while_it_hangs(api: str, ca
     lines = capsys.readouterr().out.splitlines()
     assert "hung (open)" in lines[1]
     assert "85.0 s" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--failed",), "None of 3 hand-offs failed. Searched "),
+        (
+            ("--failed", "--since", "2026-11-02", "--peer", "10.0.0.1:8100"),
+            "None of 2 hand-offs (since 2026-11-02 00:00:00.000, peer",
+        ),
+        (
+            ("--failed", "--direction", "d_to_p", "--since", "2026-11-01"),
+            "No hand-off fits: since 2026-11-01 00:00:00.000, ",
+        ),
+        (("--outcome", "stale_read"), "None of 3 hand-offs has the outcome stale_read. "),
+        (("--failed", "--open"), "None of 3 hand-offs failed and is open. "),
+        (("--peer", "nobody"), "No hand-off fits: peer nobody. Searched "),
+    ],
+    ids=["failed", "of a period", "none of the others fits", "outcome", "both", "only others"],
+)
+async def test_where_none_failed_it_says_of_how_many(
+    flags: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher = Publisher(tmp_path / "store")
+    publisher.open()
+    day = 86400 * 10**9
+    at = [int(datetime(2026, 11, 1, 12, tzinfo=timezone.utc).timestamp()) * 10**9 + number * day for number in range(3)]
+    rows = [replace(FETCH, request_id=f"{number:016x}", started_unix_ns=began) for number, began in enumerate(at)]
+    rows[2] = replace(rows[2], outcome="unknown", reason=None)
+    publisher.publish(0, 1, 1, [], STORED, flat={Table.KV_FETCHES: rows})
+    publisher.close()
+    assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path), *flags]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(said)
+    assert ("But of 1 it is not known how they ended." in told) is told.startswith("None")
+    assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path), "--json", *flags]) == 0
+    assert capsys.readouterr().out == ""
 
 
 async def test_a_wrong_outcome_is_refused_with_the_nearest(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,59 @@
+"""Matchers as PromQL writes them between braces, and what Prometheus would refuse of them.
+
+Source: the lexer and ``util/strutil`` of Prometheus 2.42 (strings), ``re2.py`` (regular expressions).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from handrail_alerts.re2 import refusal
+
+LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
+_BLANK: Final = r"[ \t\r\n]*"
+_OPERATOR: Final = "=~|!~|!=|="
+_MATCHER: Final = rf"{_BLANK}{LABEL.pattern}{_BLANK}(?:{_OPERATOR}){_BLANK}{_STRING}{_BLANK}"
+_ALL: Final = re.compile(rf"{_MATCHER}(?:,{_MATCHER})*")
+_ONE: Final = re.compile(rf"({LABEL.pattern}){_BLANK}({_OPERATOR}){_BLANK}({_STRING})")
+_ESCAPE: Final = re.compile(
+    r"""\\(?:([abfnrtv\\'"])|([0-3][0-7]{2})|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))""", re.S
+)
+_SIMPLE: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_SHAPE: Final = "must be matchers as PromQL writes them, without braces: label, =, !=, =~ or !~, a quoted value"
+
+
+def refused(selector: str) -> str:
+    """The rule that ``selector`` breaks; '' where Prometheus would take it."""
+    if not _ALL.fullmatch(selector):
+        return _SHAPE
+    for found in _ONE.finditer(selector):
+        label, operator, string = found.groups()
+        try:
+            value = unquoted(string)
+        except ValueError as error:
+            return f"the value of {label} {error}"
+        if operator.endswith("~") and (reason := refusal(value)):
+            return f"the value of {label} is no regular expression of Prometheus' (RE2): {reason}"
+    return ""
+
+
+def unquoted(string: str) -> str:
+    """What a string of PromQL, in its quotes, says. Raises ``ValueError``, which says what is wrong with it."""
+    quote, inner = string[0], string[1:-1]
+    if quote == "`":
+        return inner
+
+    def character(found: re.Match[str]) -> str:
+        simple, octal, *hexes, _ = found.groups()
+        if simple and simple not in {"'": '"', '"': "'"}[quote]:
+            return _SIMPLE.get(simple, simple)
+        code = int(octal, 8) if octal else next((int(each, 16) for each in hexes if each), -1)
+        if code < 0 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            twice = rf"a backslash in {quote}...{quote} is written twice: \\{found[0][1:]}, or quote the value with `...`"
+            hint = f"{simple} needs no backslash there" if simple else twice
+            raise ValueError(f"has the escape {found[0]}, which PromQL does not know: {hint}")
+        return chr(code)
+
+    return _ESCAPE.sub(character, inner)
