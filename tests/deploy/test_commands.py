@@ -164,12 +164,13 @@ def test_connections_are_as_secure_at_both_ends(example: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_observer_never_holds_the_engine_back(example: str) -> None:
-    """Off the request's path a sidecar's death costs evidence only: no probe of its may start, stop or unready the pod."""
+    """Off the request's path a sidecar's death costs evidence only. To Kubernetes a native sidecar that has ended makes its pod
+    unready, and one that ends at its start holds the engine back: so nothing ends its container, neither a probe nor itself."""
     for each in sidecars(containers(EXAMPLES[example]())):
         inline = sidecar_settings(each.words()).listen is not None
-        assert ("readinessProbe" in each.spec) is inline
-        assert ("startupProbe" in each.spec) is inline
-        assert "livenessProbe" in each.spec
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert (probe in each.spec) is inline, (each.workload, probe)
+        assert each.spec.get("command") == (None if inline else ["handrail-kept"]), each.workload
         assert "cpu" not in each.spec["resources"]["limits"]
 
 
@@ -224,6 +225,12 @@ def test_the_network_policy_admits_those_who_send_and_names_ports_that_exist(exa
         own = {"podSelector": by_label}
         other = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}, "podSelector": by_label}
         assert (own if namespace == "handrail" else other) in senders
+
+
+def test_the_program_that_keeps_a_sidecar_going_is_in_its_image() -> None:
+    copied = [line for line in (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8").splitlines() if "handrail-kept" in line]
+    assert copied == ["COPY --chmod=0755 deploy/docker/handrail-kept /usr/local/bin/handrail-kept"]
+    assert "!deploy/docker/handrail-kept" in (DEPLOY / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
 
 
 # --- Compose ----------------------------------------------------------------------------------------------------------------

@@ -77,14 +77,14 @@ def test_all_but_the_engines_run_on_a_read_only_root_without_capabilities(profil
 def test_the_plugin_is_there_before_the_engine_imports_it() -> None:
     services = compose("vllm")["services"]
     for engine in ("vllm-prefill", "vllm-decode"):
-        assert services[engine]["depends_on"] == {"plugin": {"condition": "service_completed_successfully"}}
+        assert services[engine]["depends_on"] == {"plugin": {"condition": "service_completed_successfully", "restart": True}}
         volumes = dict(mounts(services[engine]))
         assert volumes["plugin"] == services[engine]["environment"]["PYTHONPATH"]
         socket = Path(services[engine]["environment"]["HANDRAIL_SOCKET"])
         run = engine.removeprefix("vllm-") + "-run"
         assert volumes[run] == str(socket.parent) == dict(mounts(services[f"{engine}-sidecar"]))[run]
         assert f"--plugin-socket={socket}" in services[f"{engine}-sidecar"]["command"]
-    assert dict(mounts(services["plugin"]))["plugin"] + "/" == services["plugin"]["entrypoint"][3]
+    assert f" {dict(mounts(services['plugin']))['plugin']}/; }}" in services["plugin"]["entrypoint"][2]
 
 
 def test_grafana_and_alertmanager_are_told_what_runs() -> None:
@@ -125,3 +125,19 @@ def test_prometheus_loads_rules_and_nothing_else() -> None:
     files = [*(ROOT / "alerts/generated").glob("*.yaml")]
     assert files
     assert all("groups" in yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+
+
+def test_the_plugins_volume_holds_one_version(tmp_path: Path) -> None:
+    """The volume outlives the image: what an older version had and this one has not must not stay, its dist-info least of all."""
+    services = compose("vllm")["services"]
+    image, volume = tmp_path / "image", tmp_path / "volume"
+    for folder, name in ((image, "new"), (volume, "old")):
+        (folder / f"handrail-{name}.dist-info").mkdir(parents=True)
+        (folder / f"handrail_{name}.py").touch()
+    words = [
+        word.replace("/opt/handrail/plugin", str(image)).replace("/handrail-plugin", str(volume))
+        for word in services["plugin"]["entrypoint"]
+    ]
+    for _ in range(2):
+        subprocess.run(words, check=True, timeout=20)
+        assert sorted(each.name for each in volume.iterdir()) == ["handrail-new.dist-info", "handrail_new.py"]

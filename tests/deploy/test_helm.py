@@ -140,6 +140,86 @@ def test_every_series_carries_the_cluster_and_the_job() -> None:
         assert made == {"job": monitor["metadata"]["name"], "cluster": "eu-1"}
 
 
+def test_a_broken_collector_is_replaced_by_the_next_version() -> None:
+    """With OrderedReady a pod that never gets ready is not replaced, not even by a rollback (kubernetes#67250)."""
+    (stateful,) = of_kind(chart(), "StatefulSet")
+    assert stateful["spec"]["podManagementPolicy"] == "Parallel"
+
+
+SENDER = {"matchExpressions": [{"key": "handrail-role", "operator": "Exists"}]}
+
+
+def test_who_is_scraped_may_send() -> None:
+    """Engines in a namespace that the values name, of which the collector took nothing, would be a silence without a message."""
+    named = one(chart({"podMonitor": {"namespaces": ["llm", "handrail"]}}), "NetworkPolicy", "handrail-collector")["spec"]
+    llm = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}, "podSelector": SENDER}
+    assert named["ingress"][0]["from"] == [{"podSelector": SENDER}, llm]
+    everywhere = one(chart({"podMonitor": {"namespaces": ["any"]}}), "NetworkPolicy", "handrail-collector")["spec"]
+    assert everywhere["ingress"][0]["from"] == [{"podSelector": SENDER}, {"namespaceSelector": {}, "podSelector": SENDER}]
+
+
+def test_a_forward_whose_pods_have_another_port_can_be_let_out() -> None:
+    """A policy is of the pods' ports, a URL has the service's."""
+    rule = {"ports": [{"port": 55681}]}
+    values = {"collector": {"forward": ["http://otel.monitoring"]}, "networkPolicy": {"egress": [rule]}}
+    assert one(chart(values), "NetworkPolicy", "handrail-collector")["spec"]["egress"][-1] == rule
+
+
+def test_sidecars_in_other_namespaces_have_their_certificate_there() -> None:
+    def made(kind: str, *namespaces: str) -> list[tuple[str, str]]:
+        tls = {"mode": "certManager", "issuer": {"kind": kind, "name": "ca"}}
+        documents = chart({"tls": tls, "podMonitor": {"namespaces": list(namespaces)}})
+        certificates = [each for each in of_kind(documents, "Certificate") if each["metadata"]["name"] == "handrail-sidecar"]
+        assert {each["spec"]["secretName"] for each in certificates} == {"handrail-sidecar-tls"}
+        return [each["metadata"].get("namespace", "") for each in certificates]
+
+    assert made("ClusterIssuer", "llm", "handrail", "llm-2") == ["", "llm", "llm-2"]
+    assert made("ClusterIssuer", "any") == [""]
+    assert made("Issuer", "llm") == [""], "an Issuer signs in its own namespace only"
+
+
+@pytest.mark.parametrize("mode", ["certManager", "secret"])
+def test_the_notes_name_the_secrets_that_pods_wait_for(mode: str) -> None:
+    """A pod whose secret is missing does not start, the engine's neither."""
+    tls = {"mode": mode, "issuer": {"name": "ca"}}
+    values = {"tls": tls, "auth": {"secret": "tok"}, "podMonitor": {"namespaces": ["llm"]}}
+    notes = rendered_chart(values)["handrail/templates/NOTES.txt"]
+    assert "handrail-sidecar-tls" in notes
+    assert "tok" in notes
+    assert ("handrail-collector-tls" in notes) is (mode == "secret")
+    assert "localhost" in notes
+    assert "secrets" not in rendered_chart()["handrail/templates/NOTES.txt"]
+
+
+def test_links_of_the_dashboards_lead_where_the_values_say() -> None:
+    links = {"handrail": "https://handrail.example.com", "jaeger": "https://jaeger.example.com"}
+    for values, expected in (
+        ({}, ["http://127.0.0.1:16686", "http://127.0.0.1:4380"]),
+        ({"dashboards": {"links": links}}, [links["jaeger"], links["handrail"]]),
+    ):
+        board = json.loads(one(chart(values), "ConfigMap", "handrail-dashboard-fleet")["data"]["handrail-fleet.json"])
+        found = {each["name"]: each for each in board["templating"]["list"] if each["name"] in links}
+        assert [found[name]["query"] for name in ("jaeger", "handrail")] == expected
+        assert [found[name]["current"]["value"] for name in ("jaeger", "handrail")] == expected
+
+
+def test_engines_of_the_example_can_be_put_on_gpu_nodes() -> None:
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    values = {"enabled": True, "nodeSelector": {"gpu": "h100"}, "tolerations": [taint], "runtimeClassName": "nvidia"}
+    pods = {each.workload: each.pod for each in containers(chart({"example": values}))}
+    for name, pod in pods.items():
+        engine = name in ("handrail-example-prefill", "handrail-example-decode")
+        assert (pod.get("nodeSelector") == {"gpu": "h100"}) is engine
+        assert (pod.get("tolerations") == [taint]) is engine
+        assert (pod.get("runtimeClassName") == "nvidia") is engine
+
+
+def test_only_beside_engines_a_sidecar_asks_for_gpus() -> None:
+    for each in containers(chart({"example": {"enabled": True}, "sidecar": {"gpu": "nvml"}})):
+        if each.name == "handrail":
+            assert ("NVIDIA_VISIBLE_DEVICES" in each.env) is (each.labels["handrail-role"] != "edge")
+
+
 def test_the_network_policy_lets_out_only_what_is_forwarded() -> None:
     closed = one(chart(), "NetworkPolicy", "handrail-collector")["spec"]
     assert closed["egress"] == []

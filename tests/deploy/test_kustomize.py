@@ -156,15 +156,34 @@ def test_components_find_stateful_engines_too(component: str, tmp_path: Path) ->
     (deployment,) = [each for each in example if each["kind"] == "Deployment"]
     stateful = {**deployment, "kind": "StatefulSet"}
     stateful["spec"] = {**deployment["spec"], "serviceName": "vllm-decode"}
-    build = built_with(component, tmp_path)
+    build = built_with(tmp_path, component)
     assert patched(build(deployment)) == patched(build(stateful)) != patched([deployment])
 
 
-def built_with(component: str, folder: Path) -> Callable[[Document], list[Document]]:
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_probes_speak_tls_where_the_sidecar_does(kind: str, tmp_path: Path) -> None:
+    example = yaml.safe_load_all((KUSTOMIZE / "examples/vllm-pd/decode.yaml").read_text(encoding="utf-8"))
+    (deployment,) = [each for each in example if each["kind"] == "Deployment"]
+    for components, scheme in ((("proxy",), "HTTP"), (("proxy", "tls"), "HTTPS"), (("plugin", "tls"), None)):
+        (document,) = built_with(tmp_path, *components)({**deployment, "kind": kind})
+        (sidecar,) = [each for each in document["spec"]["template"]["spec"]["initContainers"] if each["name"] == "handrail"]
+        assert sidecar.get("livenessProbe", {}).get("httpGet", {}).get("scheme") == scheme, components
+
+
+@pytest.mark.parametrize("component", ["plugin", "middleware", "proxy", "edge", "tls"])
+def test_what_is_no_workload_is_left_alone_whatever_its_labels(component: str, tmp_path: Path) -> None:
+    """``labels:`` of a kustomization puts the role on services too; a template in a service is refused by Kubernetes."""
+    for role in ("prefill", "decode", "edge"):
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "labels": {"handrail-role": role}}}
+        service["spec"] = {"ports": [{"port": 8000}]}
+        assert built_with(tmp_path, component)(service) == [service]
+
+
+def built_with(folder: Path, *components: str) -> Callable[[Document], list[Document]]:
     def build(document: Document) -> list[Document]:
-        relative = Path(*[".."] * len(folder.resolve().parts[1:]), *KUSTOMIZE.resolve().parts[1:], "components", component)
+        relative = Path(*[".."] * len(folder.resolve().parts[1:]), *KUSTOMIZE.resolve().parts[1:], "components")
         (folder / "it.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-        text = yaml.safe_dump({"resources": ["it.yaml"], "components": [str(relative)]})
+        text = yaml.safe_dump({"resources": ["it.yaml"], "components": [str(relative / each) for each in components]})
         (folder / "kustomization.yaml").write_text(text, encoding="utf-8")
         return kustomization(str(folder))
 

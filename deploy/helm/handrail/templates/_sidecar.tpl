@@ -28,6 +28,10 @@ What a pod needs to be observed, as named templates. Each takes a dict:
   image: {{ include "handrail.image" (dict "root" $root "part" "sidecar") }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   restartPolicy: Always
+  {{- if not $proxy }}
+  # Begins it anew whenever it ends: a container that has ended would make the pod unready, and the engine with it.
+  command: [handrail-kept]
+  {{- end }}
   args:
     - sidecar
     - --role={{ .role }}
@@ -85,7 +89,7 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     {{- if eq $root.Values.sidecar.gpu "dcgm" }}
     - name: HOST_IP
       valueFrom: {fieldRef: {fieldPath: status.hostIP}}
-    {{- else if eq $root.Values.sidecar.gpu "nvml" }}
+    {{- else if and (eq $root.Values.sidecar.gpu "nvml") (has .role (list "prefill" "decode" "collocated")) }}
     - {name: NVIDIA_VISIBLE_DEVICES, value: all}
     - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
     {{- end }}
@@ -103,11 +107,11 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     {{- if $proxy }}
     - {name: http, containerPort: {{ .port }}}
     {{- end }}
+  {{- if $proxy }}
   livenessProbe:
     httpGet: {path: /healthz, port: handrail, scheme: {{ include "handrail.scheme" $root }}}
     periodSeconds: 10
     failureThreshold: 6
-  {{- if $proxy }}
   # Traffic goes through it, so the pod is ready only when it is.
   startupProbe:
     tcpSocket: {port: http}
@@ -117,7 +121,7 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     tcpSocket: {port: http}
     periodSeconds: 5
   {{- else }}
-  # No startup and no readiness probe, on purpose: it observes, and must neither hold the engine back nor take it out of service.
+  # No probe, on purpose: it observes, and must neither hold the engine back nor take it out of service. SidecarDown tells of one that hangs.
   {{- end }}
   securityContext: {{- include "handrail.containerSecurity" $root | nindent 4 }}
   resources: {{- toYaml $root.Values.sidecar.resources | nindent 4 }}
@@ -152,7 +156,7 @@ fsGroupChangePolicy: OnRootMismatch
 {{/* The list under the pod's volumes. */}}
 {{- define "handrail.volumes" -}}
 - name: handrail-spool
-  emptyDir: {sizeLimit: 256Mi}
+  emptyDir: {sizeLimit: {{ .root.Values.sidecar.spoolVolume }}}
 {{- if ne .mode "proxy" }}
 - name: handrail-plugin
   emptyDir: {sizeLimit: 64Mi}
