@@ -166,7 +166,7 @@ def test_a_forward_whose_pods_have_another_port_can_be_let_out() -> None:
 
 
 def test_sidecars_in_other_namespaces_have_their_certificate_there() -> None:
-    def made(kind: str, *namespaces: str) -> list[tuple[str, str]]:
+    def made(kind: str, *namespaces: str) -> list[str]:
         tls = {"mode": "certManager", "issuer": {"kind": kind, "name": "ca"}}
         documents = chart({"tls": tls, "podMonitor": {"namespaces": list(namespaces)}})
         certificates = [each for each in of_kind(documents, "Certificate") if each["metadata"]["name"] == "handrail-sidecar"]

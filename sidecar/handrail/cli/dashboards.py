@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
@@ -78,7 +79,7 @@ def _address(flag: str, text: str | None, example: str) -> str:
         ) from None
 
 
-def _about(text: str) -> dict[str, object]:
+def _about(text: str) -> dict[str, Any]:
     board = json.loads(text)
     return {"title": board["title"], "panels": sum(panel["type"] != "row" for panel in board["panels"])}
 
