@@ -95,9 +95,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         self.sampler.start()
         deadline = time.monotonic() + 60
-        while self.samples == 0 and time.monotonic() < deadline:
+        while not (self.samples and all(step.calls for step in all_steps(self.sampler))) and time.monotonic() < deadline:
             time.sleep(0.05)
-        time.sleep(1.5)
+        time.sleep(1.5)  # a second time, of what is read once a second
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -139,15 +139,20 @@ async def collector(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.P
 @pytest.mark.timeout(1200)  # 20 starts of a process, and the work of 20 lives
 async def test_acknowledged_spans_survive_kill_9_exactly_once(tmp_path: Path) -> None:
     with held_port() as port:
-        await _kill_again_and_again(tmp_path, port)
+        load = Load(f"http://127.0.0.1:{port}")
+        sending = asyncio.create_task(load.run())
+        try:
+            await _kill_again_and_again(tmp_path, port, load, sending)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await load.client.close()
 
 
-async def _kill_again_and_again(tmp_path: Path, port: int) -> None:
+async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: asyncio.Task[None]) -> None:
     rng = random.Random()
     seed = rng.randrange(2**32)
     rng.seed(seed)
-    load = Load(f"http://127.0.0.1:{port}")
-    sending = asyncio.create_task(load.run())
     for _ in range(KILLS):
         async with collector(tmp_path, port):
             seen = len(load.acknowledged)
@@ -185,7 +190,6 @@ async def _kill_again_and_again(tmp_path: Path, port: int) -> None:
     assert len(rows) == load.requests
     assert set(rows.values()) == {1}
     _check_counts(reader, load.requests)
-    await load.client.close()
 
 
 def _compacted(reader: StoreReader) -> bool:

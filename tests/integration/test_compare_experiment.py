@@ -10,6 +10,8 @@ import pytest
 
 from handrail.cli.main import main
 
+pytestmark = pytest.mark.timeout(1200)  # whole runs in virtual time, five of them for the first of these tests
+
 L40S_REQUESTS = 600
 """25 minutes at 0.4/s. The headline does not hang on it: 200, 300, 400, 600 and 1,200 requests of this seed say the same.
 The split arm's p99 gap does, since about 1 % of the gaps hold a post of a transfer: 26 ms or 50.2 ms, hence an objective of

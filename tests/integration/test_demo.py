@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)
+
 DEMO = (sys.executable, "-m", "handrail.cli.main", "demo")
-DEADLINE_S = 180.0
+DEADLINE_S = 380.0
 
 
 def pids(folder: Path) -> dict[str, int]:

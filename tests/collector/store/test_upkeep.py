@@ -308,6 +308,7 @@ def scenario(root: Path, files: StoppingFiles, done: list[int]) -> None:
 WAYS = {"killed": (False, False), "power_lost": (True, True), "power_lost_names_kept": (True, False)}
 
 
+@pytest.mark.timeout(1200)  # a store is made and looked at for every operation
 @pytest.mark.parametrize(("power", "names"), WAYS.values(), ids=WAYS)
 def test_a_stop_at_any_operation_loses_nothing_and_shows_nothing_twice(
     tmp_path: Path, power: bool, names: bool, record_property: Callable[[str, object], None]
