@@ -138,7 +138,7 @@ def test_every_panel_shows_data_or_says_why_there_is_none(shown: Shown, name: st
 
 EMPTY: Final = {
     # one host: nothing bounds a pair of clocks; nothing is lost; slow links and slow requests are told after some minutes
-    "fleet": {"Where the slowest 1 % spend their time to first token", "Slow requests, by phase"},
+    "fleet": set() if SECONDS >= 250 else {"Where the slowest 1 % spend their time to first token", "Slow requests, by phase"},
     "handoff": {"Slow links now"},
     "decode": {"ITL p99"},  # the load asks for no running totals
     "gpu-links": {"Errors and congestion"},
@@ -184,6 +184,12 @@ def test_variables_find_what_is_there(shown: Shown) -> None:
     assert {"edge", "prefill", "decode"} <= set(options["role"])
     assert len(options["instance"]) == 5
     assert options["model"]
+
+
+def test_failures_stand_under_the_model_that_was_asked(shown: Shown) -> None:
+    (models,) = (panel for panel in shown["fleet"]["panels"] if panel["title"] == "Models and pools")
+    assert "emulated-8b" in models["text"]
+    assert "unknown" not in models["text"]
 
 
 def test_failures_that_did_not_happen_are_0_and_not_nothing(shown: Shown) -> None:

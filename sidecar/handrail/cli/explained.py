@@ -171,10 +171,10 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
             [
                 f"{named['requests']:,}",
                 _percent(named["share"]),
-                Text(named["why"] or named["phase"], style="yellow"),
+                Text(named.get("why") or named["phase"], style="yellow"),
                 named["place"] or "not known",
                 format_duration(named["more_ns"]),
-                "" if named["why"] else format_duration(named["typical_ns"]),
+                "" if named.get("why") else format_duration(named["typical_ns"]),
                 Text(times, style="dim"),
             ]
         )
@@ -293,8 +293,8 @@ def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
     for scope in answer["scopes"]:
         causes = (scope["ttft"] or {}).get("causes") or {"named": (), "examples": ()}
         for named in causes["named"][:_TRACES]:
-            where = named["place"] or "a place not known"
-            told.append(f"handrail trace {named['examples'][0]}{source}    # {named['why'] or named['phase']} at {where}")
+            where, cause = named["place"] or "a place not known", named.get("why") or named["phase"]
+            told.append(f"handrail trace {named['examples'][0]}{source}    # {cause} at {where}")
         if not causes["named"] and causes["examples"]:
             told.append(f"handrail trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")
     until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND
