@@ -196,8 +196,8 @@ async def _main(config: SidecarConfig) -> int:
 
 
 def _security(client: ClientSettings, section: str) -> ClientSecurity:
-    """``section``: of the settings."""
-    return ClientSecurity(parse_endpoint(client.endpoint), client, use=section, prefix=f"{section}.")
+    """``section``: of the settings, and what the peer is called in metrics."""
+    return ClientSecurity(parse_endpoint(client.endpoint), client, use=section)
 
 
 def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:
