@@ -74,7 +74,7 @@ def _absent(context: Context) -> Alert:
             "Prometheus has had no handrail_sidecar_info for 5 minutes or longer: the sidecars are gone, are not scraped, or the "
             "selector of slo.yaml matches none of them. Requests, hand-offs and engines are not watched."
         ),
-        command="handrail alerts check slo.yaml --prometheus http://127.0.0.1:9090",
+        command="handrail alerts check slo.yaml --prometheus http://PROMETHEUS:9090",
     )
 
 

@@ -11,7 +11,7 @@ from handrail.config import plain
 from handrail.listeners import Protection
 from handrail.otlp.contract import Signal
 from handrail.otlp.server import OtlpServer
-from handrail.otlp.settings import ClientSettings
+from handrail.otlp.settings import NAMELESS, ClientSettings
 from handrail.process import Parts, Stop, spare_the_heap
 from handrail.process import run as run_process
 from handrail.selfmetrics import SelfMetrics
@@ -51,7 +51,7 @@ async def _main(config: CollectorConfig) -> int:
     settings = JournalSettings(folder=config.data / "journal", max_bytes=config.journal_max_bytes)
     log_file = await asyncio.to_thread(lambda: settings.open_log(floor=recovered.end_offset))
     journal = Journal(log_file, max_pending_bytes=settings.max_pending_bytes, retry_delay_s=settings.retry_delay_s)
-    forwards = tuple(OtlpForward(ForwardSettings(client=ClientSettings(endpoint=url))) for url in config.forward)
+    forwards = tuple(OtlpForward(ForwardSettings(client=ClientSettings(endpoint=url, names=NAMELESS))) for url in config.forward)
 
     def forward(signal: Signal, payload: bytes) -> None:
         for each in forwards:
@@ -123,7 +123,7 @@ async def _main(config: CollectorConfig) -> int:
         await parts.start("api", api.start(), api.shutdown)
         await parts.start("links", links.start(), links.shutdown)
         addresses.update(bound(api=api.address))
-    log.info("collecting into %s: %s", config.data, ", ".join(f"{name} {at}" for name, at in addresses.items()))
+    log.info("collecting into %s: %s", config.data, protection.told(addresses, config.listeners))
     log.debug("configuration: %s", plain(config))
     # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
     # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).

@@ -215,10 +215,18 @@ def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[st
             values[key.path] = value
     if not problems:
         config = _build(cls, values)
-        problems.extend(config.cross_check() if hasattr(config, "cross_check") else ())
+        found = config.cross_check() if hasattr(config, "cross_check") else ()
+        problems.extend(_placed(problem, given) for problem in found)
     if problems:
         raise ConfigError(problems, name)
     return typing.cast(_Config, config.resolved() if hasattr(config, "resolved") else config)
+
+
+def _placed(problem: Problem, given: Mapping[str, Given]) -> Problem:
+    """With where its value was written, if it was."""
+    if problem.where or problem.path not in given:
+        return problem
+    return dataclasses.replace(problem, where=given[problem.path].where)
 
 
 def example_line(key: Key) -> str:

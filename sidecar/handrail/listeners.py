@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,20 @@ class Protection:
         guard = Guard(listener, self._tokens, certificates=certificates and tls is not None and tls.wants_clients)
         self.guards.append(guard)
         return guard
+
+    def described(self, listener: Listener) -> str:
+        """How it is protected, for a line at start: ``TLS, client certificates, token``, or ``plaintext``."""
+        tls = self.tls(listener.name)
+        words = ["plaintext"] if tls is None else ["TLS"]
+        words += ["client certificates"] if tls is not None and tls.wants_clients else []
+        words += ["token"] if listener.guarded and self._tokens is not None else []
+        return ", ".join(words)
+
+    def told(self, bound: Mapping[str, str], listeners: Collection[Listener]) -> str:
+        """What is bound, by name, and how each is protected: ``api 127.0.0.1:4380 (TLS, token), plugin /run/handrail.sock``."""
+        known = {name: each for each in listeners for name in (each.name, each.path)}
+        said = {name: f" ({self.described(known[name])})" if name in known else "" for name in bound}
+        return ", ".join(f"{name} {at}{said[name]}" for name, at in bound.items())
 
     @property
     def watched(self) -> list[Watched[Any]]:

@@ -16,7 +16,7 @@ from handrail.auth import AUTHORIZATION
 from handrail.config import Problem, section, setting
 from handrail.gpu.counters import NAMES as GPU_COUNTERS
 from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
-from handrail.otlp.settings import ClientSettings
+from handrail.otlp.settings import ClientSettings, Names
 from handrail.records import Role
 from handrail.values import Address, Duration, Size, Url, nearest
 
@@ -100,6 +100,7 @@ class CollectorEndpoint:
             cert_file=self.cert_file,
             key_file=self.key_file,
             token_file=self.token_file,
+            names=Names("collector."),
         )
 
     def inconsistent(self) -> Iterator[Problem]:
@@ -333,7 +334,8 @@ class OtlpMetricsConfig:
 
     def client(self, endpoint: str) -> ClientSettings:
         """For whoever sends there."""
-        return ClientSettings(endpoint=endpoint, headers=self.headers, ca_file=self.ca_file)
+        names = Names("otlp_metrics.", frozenset({"headers", "ca_file"}))
+        return ClientSettings(endpoint=endpoint, headers=self.headers, ca_file=self.ca_file, names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

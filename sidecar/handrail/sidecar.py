@@ -178,7 +178,7 @@ async def _main(config: SidecarConfig) -> int:
         addresses.update(bound(proxy=proxy.address))
     seen = {**addresses, **({"metrics": str(config.metrics.url)} if scraper is not None else {})}
     seen |= {"log": " ".join(config.log.files)} if config.log.files else {}
-    log.info("observing %s %s: %s", config.role.value, config.instance, ", ".join(f"{k} {v}" for k, v in seen.items()))
+    log.info("observing %s %s: %s", config.role.value, config.instance, protection.told(seen, config.listeners))
     spare_the_heap(young=5_000)
     state["not_ready"] = ""
     if config.ready_file is not None:
@@ -196,8 +196,8 @@ async def _main(config: SidecarConfig) -> int:
 
 
 def _security(client: ClientSettings, section: str) -> ClientSecurity:
-    """``section``: of the settings."""
-    return ClientSecurity(parse_endpoint(client.endpoint), client, use=section, prefix=f"{section}.")
+    """``section``: of the settings, and what the peer is called in metrics."""
+    return ClientSecurity(parse_endpoint(client.endpoint), client, use=section)
 
 
 def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:

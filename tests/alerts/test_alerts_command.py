@@ -192,6 +192,7 @@ async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
     [
         (failure(401), "--token-file FILE (or HANDRAIL_PROMETHEUS_TOKEN_FILE)"),
         (failure(403), "HTTP 403"),
+        (failure(400), "https://127.0.0.1"),
         (failure(404), "no Prometheus has its API there"),
         (failure(302, headers={"Location": "https://login.example.org/"}), "sends us to https://login.example.org/"),
         (failure(503, "the query timed out"), "Prometheus cannot answer: the query timed out"),
@@ -199,7 +200,7 @@ async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
         (lambda _: web.Response(text="hello"), "what answers is no Prometheus"),
         (lambda _: web.json_response(["a"]), "what answers is no Prometheus"),
     ],
-    ids=["401", "403", "404", "redirect", "busy", "proxy", "no JSON", "other JSON"],
+    ids=["401", "403", "plain to TLS", "404", "redirect", "busy", "proxy", "no JSON", "other JSON"],
 )
 async def test_another_answer_is_told_for_what_it_is(handler: Handler, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await check(handler) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from handrail.cli.main import COMMANDS, Parser
+from handrail.cli.rowsource import API_VARIABLE, DEFAULT_API
 from handrail_alerts.companions import COMPANIONS, INHIBITIONS
 from handrail_alerts.groups import alerts
 from handrail_alerts.slo import load
@@ -18,6 +19,11 @@ RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks"
 ALERTS = alerts(load())
 NAMES = sorted({alert.name for alert in ALERTS})
 HEADINGS = ["What it means", "What to look at", "How to mitigate", "May fire with it"]
+REACH = f"""Say once where the collector's API is ([how to reach it](README.md#before-the-first-line)):
+
+    export {API_VARIABLE}=https://COLLECTOR:4380
+"""
+ASKING = {"requests", "trace", "fetches", "events", "links", "explain", "compare"}
 _COMMAND = re.compile(r"^    (handrail .+)$", re.M)
 _LINK = re.compile(r"\]\((\w+)\.md\)")
 
@@ -59,6 +65,31 @@ def test_the_lines_to_run_are_ones_that_run(alert: str) -> None:
         parses(line)
     first = next(each.command for each in ALERTS if each.name == alert)
     assert first in commands, f"the alert says '{first}', its page does not"
+
+
+@pytest.mark.parametrize("alert", NAMES)
+def test_a_page_says_once_where_the_collector_is(alert: str) -> None:
+    """Before its first line, where any of its lines asks the collector; a line that reads a folder needs no collector."""
+    look = section(page_of(alert), "What to look at")
+    asks = [line for line in _COMMAND.findall(look) if line.split()[1] in ASKING and "--data" not in line]
+    said = [where.start() for where in re.finditer(re.escape(REACH), look)]
+    assert len(said) == bool(asks)
+    assert not asks or look.index(REACH) < look.index("    handrail ")
+
+
+def test_the_commands_that_ask_a_collector_are_those_that_take_its_address() -> None:
+    for name, command in COMMANDS.items():
+        parser = Parser(prog=name)
+        importlib.import_module(command.module).add_arguments(parser)
+        takes = {"--api", "--data", "--token-file"} <= {flag for action in parser._actions for flag in action.option_strings}
+        assert takes is (name in ASKING), name
+
+
+def test_where_the_collector_is_is_explained() -> None:
+    page = (RUNBOOKS / "README.md").read_text("utf-8")
+    before = page.partition("## Before the first line\n")[2].partition("\n## ")[0]
+    for word in (API_VARIABLE, "--api", DEFAULT_API, "HANDRAIL_API_CA_FILE", "HANDRAIL_API_TOKEN_FILE", "port-forward", "--data"):
+        assert word in before
 
 
 @pytest.mark.parametrize("alert", NAMES)

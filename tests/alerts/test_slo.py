@@ -174,6 +174,7 @@ def test_every_key_and_limit_with_its_default_is_on_the_page() -> None:
     ("prometheus", "said"),
     [
         ("selector: job=handrail", "prometheus.selector"),
+        ("selector: job=handrail", "(slo.yaml:1)"),
         ("selector: '{job=\"x\"}'", "without braces"),
         ("selector: 'job='", "prometheus.selector"),
         ("selector: 'model=~\"a(b\"'", "no regular expression of Prometheus' (RE2): the group that begins with '(b' has no end"),

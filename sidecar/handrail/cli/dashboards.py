@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     extra = {f"provisioning/{name}": text for name, text in provisioning().items()} if arguments.provisioning else {}
     for name, text in (made | extra).items():
         _write(folder / name, text)
-    boards = [{"file": str(folder / name), **_about(text)} for name, text in made.items()]
+    boards: list[dict[str, Any]] = [{"file": str(folder / name), **_about(text)} for name, text in made.items()]
     if arguments.json:
         print(json.dumps({"dashboards": boards, "provisioning": [str(folder / name) for name in extra]}))
         return EXIT_OK

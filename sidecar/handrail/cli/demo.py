@@ -66,7 +66,9 @@ _REQUESTS: Final = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``handrail demo``."""
     parser.add_argument("--engine", choices=ENGINES, default="emulated", help="emulated (default) or real vLLM on CPUs")
-    parser.add_argument("--once", action="store_true", help="end after the result instead of staying until Ctrl-C")
+    parser.add_argument(
+        "--once", action="store_true", help="end after the result instead of staying until Ctrl-C, as --scenario does"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line, nothing else")
     parser.add_argument("--requests", type=int, metavar="N", help=f"how many to send (default {_REQUESTS}; with --scenario 2000)")
     parser.add_argument("--concurrency", type=_count, default=8, metavar="C", help="how many at the same time (default 8)")
@@ -141,7 +143,8 @@ def _check_profile(name: str) -> None:
         load(name)
     except ProfileError as error:
         near = tuple(get_close_matches(name, bundled(), n=3))
-        raise CliError(what=str(error), where="--profile", nearest=near, exit_code=EXIT_USAGE) from None
+        valid = "a file of latencies as llm-d's simulator has them, or a bundled name"
+        raise CliError(what=str(error), where="--profile", valid=valid, nearest=near, exit_code=EXIT_USAGE) from None
 
 
 @dataclass(slots=True)

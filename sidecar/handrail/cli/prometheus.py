@@ -75,6 +75,9 @@ def _refused(base: str, status: int, location: str | None, told: Mapping[str, An
         return CliError(what=what, where=base, valid=f"{PROMETHEUS.let_in(403)}, or another token: --token-file FILE")
     if location:
         return CliError(what=f"it sends us to {location} (HTTP {status})", where=base, valid=_ADDRESS)
+    if status == 400 and base.startswith("http://"):  # Go's server says so in plain text
+        what = "it does not understand plain HTTP (HTTP 400)"
+        return CliError(what=what, where=base, valid=f"https://{base.partition('://')[2]} where it speaks TLS")
     if status == 404:
         return CliError(what="no Prometheus has its API there (HTTP 404)", where=base, valid=_ADDRESS)
     return CliError(what=f"Prometheus cannot answer: {said or f'HTTP {status}'}", where=base, valid="ask again, or see its log")

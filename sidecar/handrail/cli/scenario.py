@@ -38,7 +38,12 @@ from handrail_fleet.virtual import Settings, SimulationError
 _REQUESTS: Final = 2000
 _MOST: Final = 1_000_000
 _TOLD_EVERY: Final = 500  # records, of those that are stitched
-_NO_ADDRESS: Final = ("keep", "once", "concurrency", "profile")  # what only a fleet over sockets has
+_ONLY_OVER_SOCKETS: Final = {
+    "keep": "--data DIR keeps what is made",
+    "concurrency": "the scenario says when requests come; --requests, --trace and --rate change it",
+    "profile": "latencies are those of the scenario; for others give a scenario file",
+}
+"""What only a fleet over sockets has, and what to do instead. ``--once`` is what such a run does anyway."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +75,11 @@ def check(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
         raise _usage(f"{given[0]} needs --scenario", f"--scenario NAME, one of {', '.join(scenario.bundled())}")
     if arguments.scenario is not None and arguments.data is None:
         raise _usage("--scenario needs --data DIR, where its requests are stored", "--data DIR, a new or an empty folder")
-    odd = [f"--{name}" for name in _NO_ADDRESS if getattr(arguments, name) != defaults[name]]
-    odd += ["--engine vllm"] if arguments.engine == "vllm" else []
+    odd = [(f"--{name}", how) for name, how in _ONLY_OVER_SOCKETS.items() if getattr(arguments, name) != defaults[name]]
+    odd += [("--engine vllm", "its engines are emulated; leave one of the two out")] if arguments.engine == "vllm" else []
     if arguments.scenario is not None and odd:
-        raise _usage(f"{odd[0]} is for a fleet over sockets, not for --scenario", "leave one of the two out")
+        flag, instead = odd[0]
+        raise _usage(f"{flag} is for a fleet over sockets, not for --scenario", instead)
 
 
 def _usage(what: str, valid: str, nearest: Iterable[str] = ()) -> CliError:

@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 from handrail.doctor.facts import OtlpTarget, Reach
-from handrail.otlp.settings import ClientSettings
+from handrail.otlp.settings import NAMELESS, ClientSettings
 from handrail.values import Address
 
 _GREETING: Final = 10
@@ -49,7 +49,7 @@ async def export_nothing(name: str, endpoint: str, headers: dict[str, str], sett
     except ModuleNotFoundError as error:
         return OtlpTarget(name=name, endpoint=endpoint, why_not=f"{error.name} is not installed: pip install 'handrail[sidecar]'")
     try:
-        client = OtlpClient.of(settings or ClientSettings(endpoint=endpoint, headers=headers))
+        client = OtlpClient.of(settings or ClientSettings(endpoint=endpoint, headers=headers, names=NAMELESS))
     except (ValueError, OSError) as error:
         return OtlpTarget(name=name, endpoint=endpoint, problem=str(error))
     try:

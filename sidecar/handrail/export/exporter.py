@@ -238,7 +238,9 @@ class Exporter:
         try:
             await asyncio.wait_for(self._empty.wait(), drain_seconds)
         except asyncio.TimeoutError:
-            _LOG.warning("stopped with %d bytes not acknowledged by the collector", self.waiting_bytes)
+            folder = self._settings.folder
+            then = f"they wait in {folder} for the next start" if folder else "they are lost: spool.dir would keep them"
+            _LOG.warning("stopped with %d bytes not acknowledged by the collector; %s", self.waiting_bytes, then)
         self._stop.set()
         self._tasks[1].cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -24,7 +24,7 @@ from handrail.otlp.endpoint import Endpoint, WireProtocol, parse_endpoint
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.refusals import Cut, KeptOut, Untrusted
 from handrail.otlp.security import ClientSecurity
-from handrail.otlp.settings import ClientSettings, File
+from handrail.otlp.settings import ClientSettings, File, Names
 from handrail.otlp.status import DETAILS_KEY, clip
 
 __all__ = ["Backoff", "ClientSettings", "DeliveryStats", "OtlpClient", "RetryingSender", "Sender", "deliver"]
@@ -61,6 +61,7 @@ class OtlpClient:
         cert_file: File = None,
         key_file: File = None,
         token_file: File = None,
+        names: Names | None = None,
         security: ClientSecurity | None = None,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
@@ -75,6 +76,7 @@ class OtlpClient:
             cert_file=cert_file,
             key_file=key_file,
             token_file=token_file,
+            names=names or Names(),
         )
         problems = settings.problems()
         if problems:
@@ -101,6 +103,7 @@ class OtlpClient:
             cert_file=settings.cert_file,
             key_file=settings.key_file,
             token_file=settings.token_file,
+            names=settings.names,
             security=security,
         )
 
@@ -149,7 +152,8 @@ class OtlpClient:
             reason = f"no answer within {_CHECK_S / 2:g} s"
         else:
             return None
-        return await probe.diagnose(self.endpoint, reason, self.security.context, timeout_s=_CHECK_S / 2 - 0.2)
+        timeout_s = _CHECK_S / 2 - 0.2
+        return await probe.diagnose(self.endpoint, reason, self.security.context, self.settings.names, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Close the connections. Works twice and without a ``send``; a later ``send`` opens them again."""

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Final
 
 from handrail.otlp.contract import Signal
-from handrail.otlp.endpoint import Endpoint, WireProtocol
+from handrail.otlp.endpoint import GRPC_PORT, Endpoint, WireProtocol
+from handrail.otlp.settings import Names
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with an empty SETTINGS frame
 _SETTINGS_FRAME: Final = 4
@@ -44,15 +45,15 @@ class Peer(str, Enum):
     OTHER = "other"
 
 
-async def diagnose(endpoint: Endpoint, reason: str, context: ssl.SSLContext | None, *, timeout_s: float) -> str:
+async def diagnose(endpoint: Endpoint, reason: str, context: ssl.SSLContext | None, names: Names, *, timeout_s: float) -> str:
     """One line for a send that failed with ``reason``. ``context``: of TLS endpoints. Takes at most ``timeout_s``."""
     if _answered(reason):
-        return _named_by_answer(endpoint, reason)
+        return named_by_answer(endpoint, reason, names)
     try:
         peer, detail = await asyncio.wait_for(_look(endpoint, context), timeout_s)
     except asyncio.TimeoutError:
         peer, detail = Peer.SILENT, ""
-    return _named_by_peer(endpoint, peer, detail, reason)
+    return named_by_peer(endpoint, peer, detail, reason, names)
 
 
 def _answered(reason: str) -> bool:
@@ -60,11 +61,15 @@ def _answered(reason: str) -> bool:
     return reason.startswith(_ANSWERS)
 
 
-def _named_by_answer(endpoint: Endpoint, reason: str) -> str:
+def named_by_answer(endpoint: Endpoint, reason: str, names: Names) -> str:
+    """The line for a peer that speaks our protocol and refused with ``reason``."""
     where = endpoint.url(Signal.TRACES) if endpoint.protocol is WireProtocol.HTTP else str(endpoint)
     word = reason.partition(":")[0]
     if word in ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED"):
-        return f"{where} wants authentication ({reason}): give a token: token_file, or a header authorization=Bearer TOKEN"
+        token, headers = names.of("token_file"), names.of("headers")
+        ways = [*([token] if token else []), *([f"a header authorization=Bearer TOKEN in {headers}"] if headers else [])]
+        what = f": give a token: {', or '.join(ways)}" if ways else ", and no token is sent"
+        return f"{where} wants authentication ({reason}){what}"
     if word == "HTTP 404":
         return f"{where} does not exist (HTTP 404): the endpoint's path is wrong or missing; give the part before /v1/traces"
     if word == "HTTP 405":
@@ -76,10 +81,12 @@ def _named_by_answer(endpoint: Endpoint, reason: str) -> str:
     return f"{where} refuses an empty export ({reason})"
 
 
-def _named_by_peer(endpoint: Endpoint, peer: Peer, detail: str, reason: str) -> str:
+def named_by_peer(endpoint: Endpoint, peer: Peer, detail: str, reason: str, names: Names) -> str:
+    """The line for what was found on the port; ``reason`` where that says nothing."""
     where, host = str(endpoint), endpoint.authority
     grpc_wanted = endpoint.protocol is WireProtocol.GRPC
     plain, secure = ("grpc", "grpcs") if grpc_wanted else ("http", "https")
+    grpc, http = ("grpcs", "https") if endpoint.secure else ("grpc", "http")
     if peer is Peer.UNRESOLVED:
         return f"{where}: the name {endpoint.host!r} does not resolve ({detail})"
     if peer is Peer.REFUSED:
@@ -87,17 +94,24 @@ def _named_by_peer(endpoint: Endpoint, peer: Peer, detail: str, reason: str) -> 
     if peer is Peer.SILENT:
         return f"{where}: no answer in time (a firewall, or the wrong host?)"
     if peer is Peer.UNTRUSTED:
-        return f"{where}: its TLS certificate is not accepted ({detail}): set ca_file to the CA that signed it"
+        ca = names.of("ca_file")
+        authority = f"set {ca} to the CA that signed it" if ca else "only the system's authorities count (or SSL_CERT_FILE's)"
+        return f"{where}: its TLS certificate is not accepted ({detail}): {authority}"
     if peer is Peer.CHOOSY:
-        return f"{where}: it seems to want a client certificate, or another one ({detail}): set cert_file and key_file"
+        cert, key = names.of("cert_file"), names.of("key_file")
+        mine = f": set {cert} and {key}" if cert else ", and there is none to show"
+        return f"{where}: it seems to want a client certificate, or another one ({detail}){mine}"
     if peer is Peer.TLS:
         return f"{where}: plaintext was sent to a TLS port: write {secure}://{host}"
     if peer is Peer.PLAINTEXT:
         return f"{where}: TLS was spoken to a plaintext port: write {plain}://{host}"
     if peer is Peer.HTTP1 and grpc_wanted:
-        return f"{where}: gRPC was spoken to an HTTP port: set protocol to http/protobuf, or use the gRPC port (4317)"
+        other = (
+            "is it another service's?" if endpoint.port == GRPC_PORT else f"write {http}://{host}, or use the gRPC port (4317)"
+        )
+        return f"{where}: gRPC was spoken to an HTTP port: {other}"
     if peer is Peer.HTTP2 and not grpc_wanted:
-        return f"{where}: HTTP was spoken to a gRPC port: set protocol to grpc, or use the HTTP port (4318)"
+        return f"{where}: HTTP was spoken to a gRPC port: write {grpc}://{host}, or use the HTTP port (4318)"
     return f"{where}: {reason}"
 
 

@@ -20,13 +20,14 @@ from handrail.watched import Watched
 
 
 class ClientSecurity:
-    """``use``: what the peer is, in metrics. ``prefix``: of the settings, for messages.
+    """``use``: what the peer is, in metrics.
 
     Raises ``OSError`` for a file that cannot be read, ``ValueError`` for one that cannot be used.
     """
 
-    def __init__(self, endpoint: Endpoint, settings: ClientSettings, *, use: str = "peer", prefix: str = "") -> None:
-        self._prefix = prefix
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings, *, use: str = "peer") -> None:
+        self.names = settings.names
+        prefix = self.names.prefix
         self._identity: Watched[Identity] | None = None
         if endpoint.secure:
             self._identity = client_identity(
@@ -80,12 +81,14 @@ class ClientSecurity:
 
     def remedy(self, refusal: KeptOut) -> str:
         """What to do about it."""
+        names = self.names
         if isinstance(refusal, Unauthorized):
-            return f"give a token that it takes: {self._prefix}token_file"
-        return (
-            f"{self._prefix}ca_file has to hold the authority of its certificate, the endpoint a name that this has, and "
-            f"{self._prefix}cert_file a certificate that it accepts where it wants any"
-        )
+            token = names.of("token_file") or names.of("headers")
+            return f"give a token that it takes: {token}" if token else "none can be given here"
+        authorities = names.of("ca_file") or "the system's authorities (or the file that SSL_CERT_FILE names)"
+        mine = names.of("cert_file")
+        shown = f", and {mine} a certificate that it accepts where it wants any" if mine else ""
+        return f"{authorities} has to hold the authority of its certificate, the endpoint a name that this has{shown}"
 
 
 def _path(file: File) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import unquote
 
 from handrail.auth import AUTHORIZATION
@@ -15,6 +16,22 @@ from handrail.auth import AUTHORIZATION
 File = str | os.PathLike[str] | None
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What users call these settings, for messages. ``prefix``: of each; ``known``: those that there are, beside the endpoint."""
+
+    prefix: str = ""
+    known: frozenset[str] = frozenset({"headers", "ca_file", "cert_file", "key_file", "token_file"})
+
+    def of(self, setting: str) -> str:
+        """The full name; '' where users have no such setting."""
+        return f"{self.prefix}{setting}" if setting in self.known else ""
+
+
+NAMELESS: Final = Names(known=frozenset())
+"""Of a connection of which a user gives nothing but the endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +51,7 @@ class ClientSettings:
     cert_file: File = None  # PEM, with key_file: the client's own certificate
     key_file: File = None
     token_file: File = None  # a bearer token; its first line is sent
+    names: Names = Names()
 
     def problems(self) -> list[str]:
         """Everything wrong with these settings apart from the endpoint itself."""
@@ -43,9 +61,9 @@ class ClientSettings:
         if not self.timeout_s > 0:
             found.append(f"timeout_s {self.timeout_s!r}: must be above 0, e.g. 10")
         if (self.cert_file is None) != (self.key_file is None):
-            found.append("cert_file and key_file: give both or neither")
+            found.append(f"{self.names.prefix}cert_file and {self.names.prefix}key_file: give both or neither")
         if self.token_file is not None and any(name.lower() == AUTHORIZATION for name in self.headers):
-            found.append("token_file and a header authorization: give one of them")
+            found.append(f"{self.names.prefix}token_file and a header authorization: give one of them")
         return found
 
     @classmethod

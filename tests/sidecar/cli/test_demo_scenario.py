@@ -40,6 +40,30 @@ def test_the_other_commands_read_what_it_stores(tmp_path: Path, capsys: pytest.C
     assert "unattributed (D)" in capsys.readouterr().out
 
 
+def test_once_is_what_such_a_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(demo(tmp_path / "run", "--once", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 60
+
+
+@pytest.mark.parametrize(
+    ("flags", "instead"),
+    [
+        (("--keep", "x"), "--data DIR keeps"),
+        (("--concurrency", "4"), "--rate"),
+        (("--profile", "x.yaml"), "a scenario file"),
+        (("--engine", "vllm"), "emulated"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_only_sockets_have_is_refused_with_what_to_do_instead(
+    flags: tuple[str, ...], instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(demo(tmp_path / "run", *flags)) == 2
+    told = capsys.readouterr().err
+    assert "is for a fleet over sockets, not for --scenario" in told
+    assert instead in told.partition("valid:")[2]
+
+
 def test_a_seed_repeats_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
         assert main(demo(tmp_path / name)) == 0

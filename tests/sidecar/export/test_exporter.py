@@ -311,7 +311,9 @@ async def test_shutdown_without_start(collector: Collector) -> None:
     assert sending.stats.dropped[Drop.STOPPED] == 1
 
 
-async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(collector: Collector, tmp_path: Path) -> None:
+async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(
+    collector: Collector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     collector.down = True
     sending = exporter(collector, folder=tmp_path)
     await sending.start()
@@ -319,6 +321,7 @@ async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(co
         sending.sink(exchange(number))
     await collector.until(attempts=1)
     await sending.shutdown(0.01)
+    assert f"not acknowledged by the collector; they wait in {tmp_path} for the next start" in caplog.text
     assert sending.stats.dropped[Drop.STOPPED] == 0
     collector.down = False
     following = Exporter(
@@ -334,13 +337,16 @@ async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(co
     assert collector.requests()[0].resource_spans[0].resource == RESOURCE
 
 
-async def test_what_the_deadline_leaves_in_memory_is_counted(collector: Collector) -> None:
+async def test_what_the_deadline_leaves_in_memory_is_lost_counted_and_told(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
     collector.down = True
     sending = exporter(collector)
     await sending.start()
     for number in range(6):
         sending.sink(exchange(number))
     await sending.shutdown(0.01)
+    assert "not acknowledged by the collector; they are lost: spool.dir would keep them" in caplog.text
     assert sending.stats.dropped[Drop.STOPPED] == 6
 
 

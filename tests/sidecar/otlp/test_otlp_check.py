@@ -12,8 +12,15 @@ import grpc.aio
 import pytest
 from aiohttp import web
 
+from handrail.config import keys
+from handrail.otlp import probe
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.endpoint import parse_endpoint
+from handrail.otlp.refusals import Unauthorized, Untrusted
+from handrail.otlp.security import ClientSecurity
 from handrail.otlp.server import OtlpServer
+from handrail.otlp.settings import NAMELESS, ClientSettings, Names
+from handrail.settings import CollectorEndpoint, OtlpMetricsConfig, SidecarConfig
 from otlp_parts import CA, SERVER_CERT, SERVER_KEY, Keeping, until
 from ports import refusing_port
 
@@ -219,3 +226,53 @@ async def test_a_peer_that_says_nothing(scheme: str) -> None:
     await until(lambda: not open_connections)
     assert line is not None
     assert "no answer in time" in line
+
+
+OWN = Names("collector.")
+METRICS = OtlpMetricsConfig().client("grpc://127.0.0.1:4317").names
+
+
+@pytest.mark.parametrize(
+    ("names", "token", "authority", "certificate"),
+    [
+        (
+            OWN,
+            "give a token: collector.token_file, or a header authorization=Bearer TOKEN in collector.headers",
+            "set collector.ca_file to the CA that signed it",
+            "set collector.cert_file and collector.key_file",
+        ),
+        (
+            METRICS,
+            "give a token: a header authorization=Bearer TOKEN in otlp_metrics.headers",
+            "set otlp_metrics.ca_file to the CA that signed it",
+            "and there is none to show",
+        ),
+        (NAMELESS, "and no token is sent", "only the system's authorities count", "and there is none to show"),
+    ],
+    ids=["collector", "metrics", "forward"],
+)
+def test_settings_are_called_what_users_call_them(names: Names, token: str, authority: str, certificate: str) -> None:
+    endpoint = parse_endpoint("https://collector:4318")
+    assert probe.named_by_answer(endpoint, "HTTP 401: no", names).endswith(token)
+    for peer, said in ((probe.Peer.UNTRUSTED, authority), (probe.Peer.CHOOSY, certificate)):
+        assert said in probe.named_by_peer(endpoint, peer, "why", "reason", names)
+
+
+def test_the_settings_that_messages_name_are_ones_that_there_are() -> None:
+    known = {key.path for key in keys(SidecarConfig)}
+    for names in (CollectorEndpoint().client.names, METRICS):
+        assert {names.of(each) for each in names.known} <= known
+
+
+def test_what_is_kept_out_is_told_in_the_same_names() -> None:
+    refusals = (Unauthorized("no", 0.0), Untrusted("no", 0.0))
+    own, metrics, none = (
+        ClientSecurity(parse_endpoint("http://c:4318"), ClientSettings(endpoint="http://c:4318", names=names))
+        for names in (OWN, METRICS, NAMELESS)
+    )
+    assert own.remedy(refusals[0]) == "give a token that it takes: collector.token_file"
+    assert metrics.remedy(refusals[0]) == "give a token that it takes: otlp_metrics.headers"
+    assert none.remedy(refusals[0]) == "none can be given here"
+    assert "collector.cert_file" in own.remedy(refusals[1])
+    assert "cert_file" not in metrics.remedy(refusals[1])
+    assert none.remedy(refusals[1]).startswith("the system's authorities")

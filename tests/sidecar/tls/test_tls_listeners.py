@@ -208,3 +208,37 @@ def test_when_what_ends(tmp_path: Path) -> None:
     client = client_identity(ca.file, files.cert, files.key, use="collector").value.expiries
     assert client == {"collector": server["server"], "collector_ca": server["client_ca"]}
     assert client_identity(None, None, None, use="collector").value.expiries == {}
+
+
+def test_the_line_at_start_says_how_each_listener_is_protected(tmp_path: Path) -> None:
+    files, ca = Authority(tmp_path).files("server"), Authority(tmp_path, "clients")
+    token = tmp_path / "token"
+    replace(token, b"0123456789abcdef")
+    tls = f"tls: {{cert_file: {files.cert}, key_file: {files.key}"
+    base = EDGE + "listen: 127.0.0.1:1\notlp_grpc: 127.0.0.1:2\nadmin: 127.0.0.1:3\nplugin_socket: /s\n"
+    told = {}
+    for name, text in {
+        "nothing": "",
+        "all": f"{tls}, client_ca_file: {ca.file}}}\nauth: {{token_file: {token}}}\nplaintext: [tap]\n",
+        "tls": f"{tls}}}\n",
+    }.items():
+        config = parse(SidecarConfig, base + text, "x.yaml")
+        protection = Protection(config.tls, config.auth, [each.value for each in config.plaintext])
+        seen = {"admin": "127.0.0.1:3", "otlp_grpc": "127.0.0.1:2", "proxy": "127.0.0.1:1", "plugin": "/s", "metrics": "http://e"}
+        told[name] = protection.told(seen, config.listeners)
+    assert told == {
+        "nothing": "admin 127.0.0.1:3 (plaintext), otlp_grpc 127.0.0.1:2 (plaintext), proxy 127.0.0.1:1 (plaintext), "
+        "plugin /s, metrics http://e",
+        "all": "admin 127.0.0.1:3 (TLS, client certificates, token), otlp_grpc 127.0.0.1:2 (plaintext, token), "
+        "proxy 127.0.0.1:1 (TLS, client certificates), plugin /s, metrics http://e",
+        "tls": "admin 127.0.0.1:3 (TLS), otlp_grpc 127.0.0.1:2 (TLS), proxy 127.0.0.1:1 (TLS), plugin /s, metrics http://e",
+    }
+
+
+def test_every_bound_listener_of_the_collector_is_described(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    replace(token, b"0123456789abcdef")
+    config = parse(CollectorConfig, f"auth: {{token_file: {token}}}\n", "x.yaml")
+    protection = Protection(config.tls, config.auth, [])
+    bound = {each.value: "127.0.0.1:1" for each in CollectorListener}
+    assert protection.told(bound, config.listeners).count("(plaintext, token)") == len(bound)
