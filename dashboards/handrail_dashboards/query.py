@@ -157,6 +157,12 @@ def where(values: str, told: str) -> str:
     return f"({values}) and on () count({told})"
 
 
+def client_counted(counter: str, *more: str) -> str:
+    """The like over the whole time range, of failures: in all, asked once."""
+    found = (total(counted(live(counter, who, *more)), "cluster", "model_name") for who in _CLIENT_SIDE)
+    return f"sum ({' or '.join(found)})"
+
+
 def named(values: str, label: str, value: str) -> str:
     """``values`` with one more label, so that different ones can stand in one table."""
     return f'label_replace({values}, "{label}", "{value}", "", "")'

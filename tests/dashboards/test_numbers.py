@@ -121,6 +121,22 @@ def test_goodput_counts_each_request_once_and_each_model_where_it_is_seen(tmp_pa
     assert shown == pytest.approx(0.7)
 
 
+def test_failed_requests_are_those_of_clients_each_once(tmp_path: Path) -> None:
+    """Model a has an edge: 2 failed there, 3 at D, of which one was sent again. b has none, and 1 failed at D: 3 in all."""
+    failed = {("a", "edge"): 2, ("a", "decode"): 3, ("b", "decode"): 1}
+    series: list[Series] = [
+        (
+            "handrail_requests_total",
+            {"job": "j", "instance": f"{model}-{role}", "model_name": model, "role": role, "outcome": "http_error"},
+            count / WINDOW_S,
+        )
+        for (model, role), count in failed.items()
+    ]
+    with written(tmp_path, series) as prometheus:
+        (shown,) = prometheus.ask(queries("fleet", "Failed requests")[0]).values()
+    assert shown == pytest.approx(3)
+
+
 def test_D22_one_hand_off_has_three_figures(tmp_path: Path) -> None:
     """10 fetches of 470 MB in a minute, 3.1 s of transferring: 470 MB each, 1.52 GB/s while busy, 78 MB/s of the minute."""
     common = {"job": "j", "instance": "d"}

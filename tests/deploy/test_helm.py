@@ -88,6 +88,11 @@ def test_helm_lints_it() -> None:
         ({"tls": {"mode": ""}}, "tls.mode must be chosen: certManager .* secret .* or plaintext"),
         ({"tls": {"mode": "certManager"}}, "tls.issuer.name"),
         ({"tls": {"mode": "mtls"}}, "/tls/mode"),
+        ({"collector": {"storage": {"size": "50m"}}}, "/collector/storage/size"),  # 0.05 bytes to Kubernetes
+        ({"sidecar": {"spoolVolume": "256"}}, "/sidecar/spoolVolume"),
+        ({"example": {"shmSize": "8g"}}, "/example/shmSize"),
+        ({"collector": {"storage": {"size": "20Gi"}}}, "store.max_bytes .40GiB. and the journal .4GiB. do not fit .*size .20Gi."),
+        ({"collector": {"storage": {"size": "1Ti"}, "config": {"store": {"max_bytes": "1TiB"}}}}, "do not fit"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(values: dict[str, Any], said: str) -> None:
@@ -125,6 +130,15 @@ def test_the_store_is_bounded_below_its_volume() -> None:
     bound, size = values["config"]["store"]["max_bytes"], values["storage"]["size"]
     journal_gib = 4
     assert int(bound.removesuffix("GiB")) + journal_gib < int(size.removesuffix("Gi"))
+
+
+@pytest.mark.parametrize(
+    ("size", "bound"), [("10Gi", "6GiB"), ("2Ti", "1TiB"), ("500Gi", "400GB"), ("50G", "40GiB"), ("1Gi", "off")]
+)
+def test_a_volume_with_room_is_taken_and_what_cannot_be_compared_too(size: str, bound: str) -> None:
+    values = {"collector": {"storage": {"size": size}, "config": {"store": {"max_bytes": bound}}}}
+    (claim,) = of_kind(chart(values), "StatefulSet")[0]["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == size
 
 
 def test_the_collectors_data_outlives_the_release() -> None:

@@ -107,6 +107,16 @@ def test_engines_are_attached_as_the_chart_attaches_them(overlay: str) -> None:
     assert ours == theirs
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_patch_of_one_variable_names_the_cluster(overlay: str) -> None:
+    sidecars = [each for each in containers(kustomization(overlay)) if each.name == "handrail"]
+    assert {sidecar_settings(each.words()).cluster for each in sidecars} == {""}
+    for each in sidecars:
+        (variable,) = [entry for entry in each.spec["env"] if entry["name"] == "HANDRAIL_CLUSTER"]
+        variable["value"] = "eu-1"
+        assert sidecar_settings(each.words()).cluster == "eu-1"
+
+
 def attached(documents: Sequence[Document]) -> dict[str, Any]:
     """What Handrail adds to a pod, by its role."""
     found: dict[str, Any] = {}

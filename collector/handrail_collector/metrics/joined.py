@@ -47,7 +47,7 @@ def joined_rows(
             "counter",
             "Time of the phases of slow requests, summed: their time to first token was at or above the 99th percentile of their "
             f"model's last {WINDOW} of that scope; {KEPT}",
-            lambda: {words: ns / 1e9 for words, ns in sorted(seen.by_words(Seen.SLOW_NS, 2).items())},
+            lambda: slow_phases(seen),
             ("phase", names.MODEL_LABEL),
         ),
         Row(
@@ -114,6 +114,12 @@ def joined_rows(
 def phases(seen: Observed, oldest_unix_ns: int) -> dict[tuple[str, ...], Histogram]:
     """By phase and model. Exemplars are of traces that the store has: it keeps all."""
     return {words: found.histogram(oldest_unix_ns) for words, found in sorted(seen.durations(Timed.PHASES, 2).items())}
+
+
+def slow_phases(seen: Observed) -> dict[tuple[str, ...], float]:
+    """Seconds by phase and model, from 0 on for every phase that a request had: the first slow one is an increase too."""
+    summed = dict.fromkeys(seen.durations(Timed.PHASES, 2), 0) | seen.by_words(Seen.SLOW_NS, 2)
+    return {words: ns / 1e9 for words, ns in sorted(summed.items())}
 
 
 def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:

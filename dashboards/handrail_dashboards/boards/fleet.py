@@ -8,6 +8,7 @@ from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, ser
 from handrail_dashboards.query import (
     FAILED_FETCHES,
     FAILED_REQUESTS,
+    client_counted,
     client_quantile,
     client_total,
     client_ttft,
@@ -108,10 +109,10 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Failed requests",
-                    "Requests of this time range that failed by no doing of the client, counted by every process that saw "
-                    "one (so an edge and its engine count the same one): the table says which.",
+                    "Requests of this time range that failed by no doing of the client, as clients saw them: at the edge, or "
+                    "where a model has no edge at D. The table has those of each role.",
                     "none",
-                    total(counted(live("handrail_requests_total", FAILED_REQUESTS))),
+                    client_counted("handrail_requests_total", FAILED_REQUESTS),
                     once=True,
                     decimals=0,
                     steps=((0, GREEN), (0.5, RED)),

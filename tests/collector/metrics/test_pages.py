@@ -75,6 +75,8 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
         taken = seen.take()
         seen.done(seen.with_added(taken), taken)
         found = page(pipeline, tmp_path, clock, accept)
+    slow = values(found["handrail_slow_phase_seconds"])
+    assert slow == {(("model_name", "org/model-1.5"), ("phase", "kv_transfer")): 0.0}, "there before the first slow request"
     joined = values(found["handrail_joined_requests"])
     of_model = {
         dict(labels)["outcome"]: value for labels, value in joined.items() if dict(labels)["model_name"] == "org/model-1.5"

@@ -68,8 +68,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ lower (include "handrail.scheme" .) }}://{{ include "handrail.name" . }}-collector.{{ .Release.Namespace }}.svc:4318
 {{- end }}
 
+{{/* Fails where the bound of the store and the journal are known not to fit into the volume; only GiB and TiB are compared. */}}
+{{- define "handrail.storageFits" -}}
+{{- $size := .Values.collector.storage.size }}
+{{- $config := .Values.collector.config }}
+{{- $store := dig "store" "max_bytes" "" $config | toString }}
+{{- $journal := dig "journal_max_bytes" "4GiB" $config | toString }}
+{{- $gib := dict }}
+{{- range $each := list $size $store $journal }}
+{{- if regexMatch "^[0-9]+(Gi|GiB|Ti|TiB)$" $each }}
+{{- $_ := set $gib $each (mul (regexFind "[0-9]+" $each | int) (ternary 1024 1 (contains "Ti" $each))) }}
+{{- end }}
+{{- end }}
+{{- if and (hasKey $gib $size) (hasKey $gib $store) (hasKey $gib $journal) }}
+{{- if gt (add (get $gib $store) (get $gib $journal)) (get $gib $size) }}
+{{- fail (printf "collector.config.store.max_bytes (%s) and the journal (%s) do not fit into collector.storage.size (%s): lower max_bytes or raise size" $store $journal $size) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The collector's configuration file. */}}
 {{- define "handrail.collectorConfig" -}}
+{{- include "handrail.storageFits" . -}}
 {{- $own := dict "otlp_grpc" "0.0.0.0:4317" "otlp_http" "0.0.0.0:4318" "api" "0.0.0.0:4380" "data" "/var/lib/handrail/data" -}}
 {{- if include "handrail.secured" . }}
 {{- $tls := dict "cert_file" "/etc/handrail-tls/tls.crt" "key_file" "/etc/handrail-tls/tls.key" }}

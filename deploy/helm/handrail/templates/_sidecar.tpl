@@ -121,7 +121,7 @@ What a pod needs to be observed, as named templates. Each takes a dict:
     tcpSocket: {port: http}
     periodSeconds: 5
   {{- else }}
-  # No probe, on purpose: it observes, and must neither hold the engine back nor take it out of service. SidecarDown tells of one that hangs.
+  # No probe, on purpose: it observes, and must neither hold the engine back nor take it out of service. The alert SidecarDown tells of one that hangs.
   {{- end }}
   securityContext: {{- include "handrail.containerSecurity" $root | nindent 4 }}
   resources: {{- toYaml $root.Values.sidecar.resources | nindent 4 }}
