@@ -9,6 +9,7 @@ from handrail_alerts.alert import Alert, Group, Severity, minutes, prometheus
 from handrail_alerts.context import Context, any_of
 
 _AT: Final = "at {{ $labels.instance }}"
+_SIDECAR_JOB: Final = 'job="handrail-sidecar"'  # in every deployment of ours: of what never answered nothing else is known
 _SIDECARS: Final = "handrail_sidecar_info"
 _COLLECTORS: Final = "handrail_collector_info"
 LOSSES: Final = (
@@ -99,14 +100,16 @@ def _edge_down(context: Context) -> Alert:
 
 
 def _sidecar_down(context: Context) -> Alert:
+    unknown = f"({context.series('up', _SIDECAR_JOB)} == 0) unless on {context.of_target()} {context.processes_of(_SIDECARS)}"
     return Alert(
         name="SidecarDown",
-        expr=_gone(context, 'role!~"edge|router"'),
+        expr=any_of(_gone(context, 'role!~"edge|router"'), f"({unknown})"),
         severity=Severity.TICKET,
         wait=minutes(5),
-        summary=f"The sidecar beside the {{{{ $labels.role }}}} engine {_AT} is down",
+        summary=f"The sidecar{{{{ with $labels.role }}}} beside the {{{{ . }}}} engine{{{{ end }}}} {_AT} is down",
         description=(
-            f"The sidecar {_AT} (role {{{{ $labels.role }}}}) has not answered Prometheus for 5 minutes or longer. It is off the "
+            f"The sidecar {_AT} {{{{ with $labels.role }}}}(role {{{{ . }}}}) has not answered Prometheus for 5 minutes or "
+            "longer{{ else }}has not answered Prometheus for an hour, or never has{{ end }}. It is off the "
             "requests' path unless it is their proxy: requests go on, and what happens to them there is not seen."
         ),
         command="handrail events --since -1h",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from alert_cases.case import CLUSTER, COLLECTOR, D0, EDGE, P0, Case, at_collector, at_decode, at_edge, at_prefill
+from alert_cases.case import CLUSTER, COLLECTOR, D0, EDGE, P0, Case, at_collector, at_decode, at_edge, at_prefill, series
 
 _DECODE: Final = at_decode("handrail_sidecar_info", version="0.1.0", role="decode")
 _PREFILL: Final = at_prefill("handrail_sidecar_info", version="0.1.0", role="prefill")
 _EDGE: Final = at_edge("handrail_sidecar_info", version="0.1.0", role="edge")
 _COLLECTOR: Final = at_collector("handrail_collector_info", version="0.1.0")
+_D9: Final = {"job": "handrail-sidecar", "instance": "d9:9464"}
 _PAIR: Final = {"host": "host-p", "peer_host": "host-d"}
 
 CASES: Final = (
@@ -64,6 +65,23 @@ CASES: Final = (
         name="another job's target that is down is not ours",
         given={_DECODE: "1x60", at_decode("up"): "1x60", 'up{job="node",instance="d0:9100"}': "0x60"},
         at="11m",
+    ),
+    Case(
+        alert="SidecarDown",
+        name="it never came up, so that no series of its own says what it is",
+        given={series("up", **_D9): "0x20", _DECODE: "1x20", at_decode("up"): "1x20"},
+        at="6m",
+        fires=({**_D9, **CLUSTER},),
+    ),
+    Case(
+        alert="SidecarDown",
+        name="down for longer than an hour, it is still down",
+        given={
+            series("handrail_sidecar_info", **_D9, role="decode"): "1x20 stale",
+            series("up", **_D9): "1x20 0x500",
+        },
+        at="110m",
+        fires=({**_D9, **CLUSTER},),
     ),
     # --- CollectorDown
     Case(
