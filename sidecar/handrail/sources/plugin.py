@@ -35,6 +35,9 @@ from handrail.sources.merging.tally import HandOffTally, outcome_of
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
+STOOD_STILL_NS: Final = 2_000_000_000
+"""Between two looks: this process was not listening meanwhile."""
+
 READS_A_TURN: Final = 64  # datagrams before other tasks of the loop get their turn
 RECEIVE_BYTES: Final = 4 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -91,6 +94,7 @@ class PluginSource:
         self._socket: socket.socket | None = None
         self._inode: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._looked_ns = self._listening_ns = clock()
 
     async def start(self) -> None:
         self._socket = bind(self.path)
@@ -142,8 +146,19 @@ class PluginSource:
         if self._socket is None:
             return
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._read()  # after a pause of ours, what waits here is no silence of theirs
-        self._say(self.merge.tick(self._clock()))
+        self.look()
+
+    def look(self) -> None:
+        """Read what waits and say what has settled; ``TICK_S`` after the last look, or later where this process stood still.
+
+        What was said in such a pause may be lost, as the socket holds only so much: it is no silence of theirs.
+        """
+        self._read()
+        now = self._clock()
+        if now - self._looked_ns > STOOD_STILL_NS:
+            self._listening_ns = now
+        self._looked_ns = now
+        self._say(self.merge.tick(now, self._listening_ns))
 
     def _say(self, records: list[Observation]) -> None:
         self.stats.records += len(records)

@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ import pytest
 from exchanges import PROCESS
 from handrail.guest import events as words
 from handrail.guest.recorder import Recorder
-from handrail.records import EngineTimes, Observation
+from handrail.records import EngineTimes, Observation, ProcessEvent, ProcessEventKind
 from handrail.sources.plugin import PluginSource, bind, process_exists
+
+S = 1_000_000_000
 
 
 @pytest.fixture
@@ -45,6 +48,29 @@ async def test_what_a_guest_says_becomes_records(path: Path) -> None:
     assert source.stats.datagrams == 1
     assert [p.host_pid for p in source.merge.processes.alive.values()] == [os.getpid()]
     assert not path.exists()
+
+
+async def test_a_pause_of_the_sidecar_in_which_it_lost_what_was_said_is_no_hang_of_the_engine(path: Path) -> None:
+    """An engine that speaks on is heard within seconds; one that says nothing then either is told as silent."""
+    records: list[Observation] = []
+    now = [time.monotonic_ns()]
+    source = PluginSource(path, PROCESS, records.append, clock=lambda: now[0])
+    await source.start()
+    recorder = Recorder(str(path))
+    recorder.record((words.QUEUED, now[0], "r", None, 5, None))
+    assert recorder.flush()
+    recorder.stop()
+    source.look()
+    now[0] += 45 * S  # stopped; what was sent since has filled the socket and is gone
+    hung = []
+    for _ in range(16):
+        source.look()
+        hung.append(source.merge.processes.hung)
+        now[0] += S // 2
+    await source.shutdown(0.0)
+    assert hung == [False] * 10 + [True] * 6
+    kinds = [record.kind for record in records if isinstance(record, ProcessEvent)]
+    assert kinds == [ProcessEventKind.STARTED, ProcessEventKind.HUNG]
 
 
 async def test_only_the_owner_may_write_and_a_group_where_the_folder_says_so(path: Path) -> None:

@@ -111,9 +111,12 @@ class Merge:
                 hear(Said(packet.boot, packet.pid, heard.at_ns, offset_ns, heard.fields))
         return self._taken()
 
-    def tick(self, now_ns: int) -> list[Observation]:
-        """Call about twice a second: what has settled, what is still open, what became of the processes."""
-        self._out += self.processes.look(now_ns)
+    def tick(self, now_ns: int, listening_ns: int = 0) -> list[Observation]:
+        """Call about twice a second: what has settled, what is still open, what became of the processes.
+
+        ``listening_ns``: since when this process has listened without a pause of its own.
+        """
+        self._out += self.processes.look(now_ns, listening_ns)
         self._out += self.fetches.settled(now_ns)
         self._out += self.publishes.settled(now_ns)
         self._out += self.requests.provisional(now_ns)
