@@ -114,6 +114,6 @@ async def test_a_fault_over_stalls_costs_the_stalls_alone(tmp_path: Path) -> Non
         await send(journal, a_request())
         await taken(pipeline, journal)
         pipeline._sweep(clock.now + 20 * SECOND)
-        assert pipeline.stats.faults == 1
+        assert pipeline.stats.faults == 2  # over what paused it, over what stalled it
     assert len(stored(tmp_path)) == 1
     assert stalls(tmp_path) == []
