@@ -20,7 +20,7 @@ from handrail.times import format_duration
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 ZERO: Final = "·"
 _STYLES: Final = {"prefill": "cyan", "decode": "green"}
-_RATES: Final = (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+_RATES: Final = (("PB/s", 1e15), ("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 _DIRECTION: Final = {"prefill": (names.TRANSMIT, "out"), "decode": (names.RECEIVE, "in")}
 """KV leaves P and enters D."""
 
@@ -86,8 +86,8 @@ def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int)
 def format_rate(bytes_a_second: float) -> str:
     """``3.2 GB/s``; decimal, as line rates are."""
     for unit, size in _RATES:
-        if bytes_a_second >= size:
-            value = bytes_a_second / size
+        value = bytes_a_second / size
+        if value >= 0.9995:  # what the unit below would round to 1000
             return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
     return f"{bytes_a_second:.0f} B/s"
 

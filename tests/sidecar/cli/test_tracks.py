@@ -147,6 +147,9 @@ def test_any_answer_fits_the_width(data: st.DataObject) -> None:
     [
         (0, "0 B/s"),
         (999, "999 B/s"),
+        (999.6, "1.0 kB/s"),
+        (999.6e6, "1.0 GB/s"),
+        (9.996e14, "1.0 PB/s"),
         (1e3, "1.0 kB/s"),
         (48e9, "48 GB/s"),
         (4.81e9, "4.8 GB/s"),
