@@ -67,8 +67,11 @@ async def test_a_pause_of_the_sidecar_in_which_it_lost_what_was_said_is_no_hang_
         source.look()
         hung.append(source.merge.processes.hung)
         now[0] += S // 2
-    await source.shutdown(0.0)
     assert hung == [False] * 10 + [True] * 6
+    now[0] += 45 * S  # stopped again: that nothing was heard is no word that the engine goes on
+    source.look()
+    assert source.merge.processes.hung
+    await source.shutdown(0.0)
     kinds = [record.kind for record in records if isinstance(record, ProcessEvent)]
     assert kinds == [ProcessEventKind.STARTED, ProcessEventKind.HUNG]
 

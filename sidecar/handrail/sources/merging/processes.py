@@ -118,14 +118,14 @@ class Processes:
         for process in list(self.alive.values()):
             silent_ns = now_ns - process.heard_ns
             there = self._exists(process.host_pid) if process.host_pid is not None else None
-            unheard_ns = min(silent_ns, now_ns - listening_ns)
-            silent_after_its_end = process.stopping_ns is not None and unheard_ns >= self._limits.silent_ns
+            listened_ns = now_ns - listening_ns
+            silent_after_its_end = process.stopping_ns is not None and min(silent_ns, listened_ns) >= self._limits.silent_ns
             if (there is False and silent_ns >= self._limits.rollup_ns) or (there is None and silent_after_its_end):
                 del self.alive[process.boot]
                 yield self._ended(process, silent_ns)
                 self._on_gone(process, process.heard_ns)
                 continue
-            yield from self._look_at(process, now_ns, listening_ns, unheard_ns)
+            yield from self._look_at(process, now_ns, silent_ns, listened_ns)
             yield from self._tell_lost(process, now_ns)
 
     def _ended(self, process: GuestProcess, silent_ns: int) -> ProcessEvent:
@@ -138,12 +138,13 @@ class Processes:
             process.stops_clean, process.stopping_ns = True, process.heard_ns
         return self._event(process, kind, process.heard_ns, why, bound_ns=silent_ns)
 
-    def _look_at(self, process: GuestProcess, now_ns: int, listening_ns: int, unheard_ns: int) -> Iterator[ProcessEvent]:
+    def _look_at(self, process: GuestProcess, now_ns: int, silent_ns: int, listened_ns: int) -> Iterator[ProcessEvent]:
         waits_since_ns = max(process.busy_since_ns or 0, process.step_ns or 0)
-        silent = unheard_ns >= self._limits.silent_ns
+        silent = silent_ns >= self._limits.silent_ns
         busy = process.kind == CORE and process.busy_since_ns is not None
-        stuck = busy and now_ns - max(waits_since_ns, listening_ns) >= self._limits.stuck_ns
-        if (silent or stuck) and not process.hung:
+        stuck = busy and now_ns - waits_since_ns >= self._limits.stuck_ns
+        heard_out = listened_ns >= (self._limits.silent_ns if silent else self._limits.stuck_ns)
+        if (silent or stuck) and heard_out and not process.hung:
             process.hung = True
             since_ns = process.heard_ns if silent else waits_since_ns
             why = "says nothing, though its process is not known to be gone" if silent else "steps no more while requests wait"
