@@ -24,6 +24,7 @@ from aiohttp import web
 
 CONTEXT_HEADERS = ("traceparent", "tracestate")
 PASSED_HEADERS = ("authorization",)
+KEEP_IDLE_S = 1.0
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -106,7 +107,9 @@ class TwoStepProxy:
 
     async def _client(self, app: web.Application) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, connect=10)
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        # the engine closes a connection after five idle seconds, and a POST that meets that fails: none is kept nearly as long
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self._session = session
             yield
         self._session = None

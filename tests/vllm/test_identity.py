@@ -40,7 +40,8 @@ def ask(request_id: str, seed: int, *, stream: bool = True, max_tokens: int = 12
 
 def assert_each_has_its_own_row(results: Sequence[Result], rows: Sequence[RequestRow], stack: Stack) -> None:
     """As many rows as requests; each has the answer of one of them, and the hand-off that the proxy made for it."""
-    assert not [each.answer.error for each in results if each.answer.error]
+    failed = [each.answer.error for each in results if each.answer.error]
+    assert not failed, (failed, [each for each in stack.handoffs() if each.error])
     assert len(rows) == len(results), [(row.scope, row.client_request_id, row.request_id) for row in rows]
     partial = [(row.request_id, sorted(evidence(row)), row.findings) for row in rows if not is_whole(row, stack.configuration)]
     assert not partial, partial[:3]

@@ -33,7 +33,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 STREAMS, AT_ONCE, TOKENS = 12, 3, 500
 LONG_STREAMS, LONG = 9, 1500  # about ten seconds each
-BURST, LONG_PROMPT, EVERY_S = 4, 1900, 2.5
+LONG_PROMPT, EVERY_S = 1900, 2.5
+MOST_AT_ONCE = 12  # prompts of a burst: with the streams, what the engine takes
+BURST_MS = 120.0  # far above what counts as a stall (20 ms and three usual gaps), however fast the machine is
 VOCABULARY = 2000  # of the tiny model, and no special tokens among them
 SHARE = 0.3  # of a processor, while there is a quota
 TITLE = "stalls of a real engine"
@@ -77,7 +79,9 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
         _, edge = start.handrail("sidecar", "edge", *front, *report)
         site = make_plugin_site(folder / "site")
         env = {"PYTHONPATH": f"{ENGINE_ENV['PYTHONPATH']}:{site}", "HANDRAIL_SOCKET": str(socket)}
-        settings = EngineSettings(port=port, env=env, flags=("--middleware", MIDDLEWARE))
+        # a whole burst in one step: a fast machine computes one long prompt in less than what counts as a stall
+        step = ("--max-num-batched-tokens", str(2048 * MOST_AT_ONCE))
+        settings = EngineSettings(port=port, env=env, flags=("--middleware", MIDDLEWARE, *step))
         engine = start_engine(installation, "decode", settings, logs=folder)
         parts.callback(engine.child.stop)
         engine.wait_healthy(time.monotonic() + START_S)
@@ -110,6 +114,23 @@ def long_prompt(url: str, source: random.Random) -> None:
         response.read()
 
 
+def burst_of(prompts: int, pool: ThreadPoolExecutor, url: str, source: random.Random) -> tuple[int, int]:
+    """That many long prompts at once; from when to when (wall clock, ns)."""
+    begin = time.time_ns()
+    list(pool.map(lambda _: long_prompt(url, source), range(prompts)))
+    return begin, time.time_ns()
+
+
+def long_enough(pool: ThreadPoolExecutor, url: str, source: random.Random) -> int:
+    """How many long prompts keep this engine busy for ``BURST_MS``, with nothing beside them."""
+    burst_of(1, pool, url, source)  # the first is slower
+    for prompts in range(4, MOST_AT_ONCE, 2):
+        begin, end = burst_of(prompts, pool, url, source)
+        if end - begin >= BURST_MS * 1e6:
+            return prompts
+    return MOST_AT_ONCE
+
+
 def within(stall: StallRow, times: Times) -> bool:
     return any(stall.started_unix_ns < last and stall.started_unix_ns + stall.gap_ns > first for first, last in times)
 
@@ -121,19 +142,18 @@ def causes(stalls: Sequence[StallRow]) -> str:
 def test_long_prompts_beside_the_streams_are_named(lone: Lone, figures: Figures) -> None:
     source = random.Random(1)
     bursts: list[tuple[int, int]] = []
-    with ThreadPoolExecutor(BURST + 1) as pool:
+    with ThreadPoolExecutor(MOST_AT_ONCE + 1) as pool:
+        prompts = long_enough(pool, lone.engine.url, source)
         under_way: Future[list[Result]] = pool.submit(load, lone.edge_url, streams("beside", LONG_STREAMS, LONG), AT_ONCE)
         while not under_way.done():
             time.sleep(EVERY_S)
-            begin = time.time_ns()
-            list(pool.map(lambda _: long_prompt(lone.engine.url, source), range(BURST)))
-            bursts.append((begin, time.time_ns()))
+            bursts.append(burst_of(prompts, pool, lone.engine.url, source))
         results = under_way.result()
     stalls = lone.stalls(results)
     inside = [stall for stall in stalls if within(stall, bursts)]
     outside = [stall for stall in stalls if not within(stall, bursts)]
     figures.add(
-        TITLE, f"{len(bursts)} bursts of {BURST} prompts of {LONG_PROMPT} tokens, {LONG_STREAMS} streams of {LONG} tokens"
+        TITLE, f"{len(bursts)} bursts of {prompts} prompts of {LONG_PROMPT} tokens, {LONG_STREAMS} streams of {LONG} tokens"
     )
     figures.add(TITLE, f"stalls in a burst: {causes(inside)}; at other times: {causes(outside)}")
     named = [stall for stall in inside if stall.cause == "prefill_coscheduled"]
