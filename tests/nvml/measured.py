@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import list_gpus, open_nvml
-from handrail.gpu.reader import DeviceReader, read_round
+from handrail.gpu.reader import DeviceReader
 from handrail.gpu.sampler import Sampler
 from handrail.gpu.state import SamplerSettings, SystemClock
-from handrail.gpu.steps import unguarded
 from handrail.gpu.view import all_steps
+from handrail.gpu.wave import read_round
 from handrail.hardware import DeviceSample
 from nvml.runs import PROCESS
 from nvml.scenario import UNSIGNED_INT, Scenario, h100
@@ -80,15 +80,8 @@ def bare(seconds: float) -> float:
     for _ in range(2):
         for reader in readers:
             for job in reader.lane_jobs():
-                read_round(job, unguarded, clock)
-    calls: list[Callable[[], Any]] = []
-
-    def kept(call: Callable[[], Any]) -> Any:
-        calls.append(call)
-        return call()
-
-    for reader in readers:
-        read_round(reader.jobs[Pace.TICK], kept, clock)
+                read_round(job, clock)
+    calls: list[Callable[[], Any]] = [step.asking() for reader in readers for step in reader.jobs[Pace.TICK].steps]
     began, cpu, tick = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
         for call in calls:

@@ -128,7 +128,7 @@ class Sampler:
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
     def _opened(self) -> Nvml | None:
-        self._old = [each for each in self._old if any(lane.guard.inside for lane in each.all())]
+        self._old = [each for each in self._old if any(lane.inside() for lane in each.all())]
         if sum(len(each.all()) for each in self._old) >= MOST_GIVEN_UP:
             return None  # too many threads inside calls that do not return
         self.state.opening_since_ns = self._clock.mono_ns()
