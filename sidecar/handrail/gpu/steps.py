@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -98,7 +98,7 @@ class Step:
 class CallStep(Step):
     """One function of the handle; several values may come from one answer."""
 
-    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_of", "_seldom", "_values", "_whole_ns", "call")
+    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_bits", "_of", "_seldom", "_values", "_whole_ns", "call")
 
     def __init__(self, nvml: Nvml, gpu: Gpu, call: Call) -> None:
         super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
@@ -109,6 +109,7 @@ class CallStep(Step):
         self._of = 0  # slots that the rest is made for
         self._answer: Any = None  # that the values are of
         self._values: list[DeviceValue] = []
+        self._bits: list[int] = []
         self._seldom = False
         self._whole_ns = -_WHOLE_NS  # when all were told last
         self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
@@ -131,7 +132,10 @@ class CallStep(Step):
 
     def _told(self, answer: Any) -> list[DeviceValue]:
         self._answer = answer
-        self._values = [value for value in map(self._value, self.slots, self._raw(answer)) if value is not None]
+        raw: Sequence[float] = answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
+        if self._bits:
+            raw = [bool(int(of) & bit) if bit else of for of, bit in zip(raw, self._bits, strict=True)]
+        self._values = [value for slot, of in zip(self.slots, raw, strict=True) if (value := slot.gauge(of)) is not None]
         return self._values
 
     def _seldom_told(self, answer: Any, began_ns: int) -> list[DeviceValue]:
@@ -152,21 +156,16 @@ class CallStep(Step):
     def _lay_out(self) -> None:
         named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, Call)]
         self._attributes = attrgetter(*named) if all(named) else None
+        bits = [slot.how.bit for slot in self.slots if isinstance(slot.how, Call)]
+        self._bits = bits if any(bits) else []
         self._seldom = all(slot.counter.seldom for slot in self.slots)
         self._of, self._answer = len(self.slots), None
-
-    def _raw(self, answer: Any) -> tuple[float, ...]:
-        return answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
-
-    def _value(self, slot: Slot, raw: float) -> DeviceValue | None:
-        assert isinstance(slot.how, Call)
-        return slot.gauge(raw if not slot.how.bit else int(bool(int(raw) & slot.how.bit)))
 
 
 class _Entry:
     """One field value of a batch. ``line``: of a counter of bytes, what its link can carry; else 0."""
 
-    __slots__ = ("bits", "how", "line", "scope", "slot", "stands", "value")
+    __slots__ = ("bits", "growth", "how", "line", "scope", "slot", "stands", "value")
 
     def __init__(self, slot: Slot, how: Field, scope: int, gpu: Gpu) -> None:
         counter = slot.counter
@@ -175,14 +174,15 @@ class _Entry:
         self.scope = scope
         self.stands = counter.counter.kind is Kind.COUNTER
         self.line = {Link.PCIE: gpu.pcie_line_bytes, Link.NVLINK: gpu.nvlink_line_bytes}.get(counter.link, 0.0)  # type: ignore[arg-type]
+        self.growth = slot.growths.get(scope)
         self.bits = -1  # the last value as it came
         self.value: DeviceValue | None = None
 
     def tell(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
-        if bits != self.bits:
-            raw = decoded(kind, bits)
-            self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
-            self.bits = bits
+        """A value that is another one than at the last look."""
+        raw = decoded(kind, bits)
+        self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
+        self.bits = bits
         return self.value
 
     def grow(self, kind: int, bits: int, began_ns: int, ended_ns: int, at_unix_ns: int) -> None:
@@ -190,9 +190,9 @@ class _Entry:
         if not isinstance(raw, int) or raw < 0:
             self.slot.invalid += 1
             return
-        growth = self.slot.growths.get(self.scope)
+        growth = self.growth
         if growth is None:
-            growth = self.slot.growths[self.scope] = Growth(self.how.times, 32 if kind == UNSIGNED_INT else 0)
+            growth = self.growth = self.slot.growths[self.scope] = Growth(self.how.times, 32 if kind == UNSIGNED_INT else 0)
         growth.follow(raw, began_ns, ended_ns, at_unix_ns, self.line)
 
 
@@ -242,7 +242,7 @@ class FieldStep(Step):
             elif entry.line:
                 entry.grow(kind, bits, began_ns, ended_ns, at_unix_ns)
             else:
-                value = entry.tell(kind, bits, at_unix_ns)
+                value = entry.value if bits == entry.bits else entry.tell(kind, bits, at_unix_ns)
                 if value is not None:
                     found.append(value)
         found += [slot.grown() for slot in plan.growing if slot.growths]
