@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections import defaultdict
@@ -34,6 +35,10 @@ LATENCIES: Final = {
 """Seconds a call takes, or adds to its batch. From public measurements on a PCIe 5 GPU with driver 610: PCIe byte fields 0.2 to
 0.4 ms, energy 2.6 ms, memory temperature 1.2 ms, processes 0.2 ms; utilisation, clocks, power, throttle reasons below 4 us, so
 nothing is slept for them. NVLink fields and performance monitoring are assumptions: no measurement was found."""
+
+SLEEPS_A_TICK: Final = 13
+"""Calls that sleep, of eight GPUs at 10 Hz: 8 batches a tick, 8 samples of performance monitoring every second tick, 10 others a
+second."""
 
 
 def realistic(count: int = 8) -> Scenario:
@@ -70,6 +75,18 @@ def cost(interval_ms: float, seconds: float, warm_s: float = 3.0) -> dict[str, A
     }
     sampler.stop()
     return found
+
+
+def sleeping(seconds: float) -> float:
+    """Of one core: sleeping as often as the double does and nothing else. No sampler in Python costs less on this machine."""
+    libc = ctypes.CDLL(None)
+    began, cpu, tick = time.monotonic(), time.process_time(), 0
+    while time.monotonic() - began < seconds:
+        for _ in range(SLEEPS_A_TICK):
+            libc.usleep(700)
+        tick += 1
+        time.sleep(max(0.0, began + tick * 0.1 - time.monotonic()))
+    return (time.process_time() - cpu) / (time.monotonic() - began)
 
 
 def bare(seconds: float) -> float:

@@ -62,6 +62,8 @@ class Owner(Protocol):
 
     def merge(self, lane: Lane) -> bool: ...
 
+    def well(self, lane: Lane, next_ns: int) -> None: ...
+
     def was_given_up(self, lane: Lane) -> bool: ...
 
     def left_alone(self, lane: Lane) -> bool: ...
@@ -150,6 +152,7 @@ class Lane:
         wait_ns = next_ns - owner.clock.mono_ns()
         if wait_ns > 0:
             self.due_ns = next_ns
+            owner.well(self, next_ns)
             if owner.stopping.wait(wait_ns / 1e9):
                 return None
             self.due_ns = 0

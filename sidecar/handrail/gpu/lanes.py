@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from handrail.gpu.alarm import Alarm
 from handrail.gpu.counters import Pace
 from handrail.gpu.failures import HANGS
 from handrail.gpu.halt import Halt
@@ -44,6 +45,7 @@ class Lanes:
         lost: Callable[[DeviceReader, int], None],
         *,
         limit_ns: int,
+        alarm: Alarm,
         stats: LaneStats | None = None,
     ) -> None:
         self.clock = clock
@@ -54,6 +56,7 @@ class Lanes:
         self.limit_ns = limit_ns
         self._lock = threading.Lock()  # guards the list, and handing steps from one lane to another
         self._lanes: list[Lane] = []
+        self._alarm = alarm  # rings when the watch must look
 
     def start(self, name: str, jobs: Iterable[Job], *, limit_ns: int | None = None) -> Lane:
         """A thread for these jobs, which are due from now on."""
@@ -63,6 +66,7 @@ class Lanes:
             job.begin_at(now)
         with self._lock:
             self._lanes.append(lane)
+            self._alarm.set(now)  # the watch looks, and sees how long it may sleep
         lane.thread.start()
         return lane
 
@@ -72,7 +76,7 @@ class Lanes:
             return list(self._lanes)
 
     def look(self) -> int:
-        """The watch: give up calls that take too long. How many ns may pass until it must look again."""
+        """The watch: give up calls that take too long. In how many ns it must look again, where no lane says ``well`` before."""
         now = self.clock.mono_ns()
         next_ns, soonest_ns = now + _IDLE_LOOK_NS, now + 2 * self.limit_ns
         for lane in self.all():
@@ -141,6 +145,12 @@ class Lanes:
                     home.incoming.append(lane.jobs)
                     return True
         return False
+
+    def well(self, lane: Lane, next_ns: int) -> None:
+        """A lane will be asking again at ``next_ns``: where there is no other one, nothing can hang until then."""
+        with self._lock:
+            if len(self._lanes) == 1 and not self.stopping.is_set():
+                self._alarm.set(next_ns + lane.limit_ns)
 
     def was_given_up(self, lane: Lane) -> bool:
         """Whether the watch has taken what a lane was to read; waits for it to have shared everything out."""

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from handrail.gpu.alarm import Alarm
 from handrail.gpu.asking import Asker
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Gpu
 from handrail.gpu.failures import HANGS, NvmlFailed
 from handrail.gpu.halt import Halt
+from handrail.gpu.lane import Lane
+from handrail.gpu.lanes import Lanes
 from handrail.gpu.reader import DeviceReader
 from handrail.gpu.state import SystemClock
 from handrail.gpu.steps import Step
@@ -165,6 +168,67 @@ def test_everybody_who_sleeps_is_woken_once_it_stops() -> None:
     assert woken == [True] * 4
     assert halt.wait(30.0)
     assert halt.is_set()
+
+
+def test_an_alarm_that_is_put_off_rings_once_and_not_before() -> None:
+    alarm, rung = Alarm(), []
+    alarm.open()
+    ends = time.monotonic_ns() + 120_000_000
+    alarm.set(time.monotonic_ns() + 40_000_000)
+
+    def waits() -> None:
+        alarm.wait()
+        rung.append(time.monotonic_ns())
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    for _ in range(20):
+        alarm.set(ends)  # again and again, as a lane does
+    thread.join(30.0)
+    assert rung
+    assert rung[0] >= ends
+    alarm.set(1)  # over already
+    alarm.wait()
+    alarm.close()
+    alarm.close()
+
+
+def test_an_alarm_without_a_timer_rings_all_the_time() -> None:
+    alarm = Alarm()
+    alarm.set(1 << 62)
+    alarm.wait()
+
+
+class Quiet(Lane):
+    """A lane whose thread does nothing."""
+
+    def _run(self) -> None:
+        pass
+
+
+class Noted(Alarm):
+    """What it was set to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[int] = []
+
+    def set(self, at_ns: int) -> None:
+        self.times.append(at_ns)
+
+
+def test_one_lane_that_is_well_lets_the_watch_sleep_and_two_do_not() -> None:
+    alarm = Noted()
+    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=alarm)
+    one, two = (Quiet(lanes, name, reader(100).lane_jobs(), 50) for name in ("one", "two"))
+    lanes._lanes = [one]
+    lanes.well(one, 1_000)
+    lanes._lanes = [one, two]  # of two lanes the other may hang
+    lanes.well(one, 2_000)
+    lanes._lanes = [one]
+    lanes.stopping.set()
+    lanes.well(one, 3_000)  # it must ring now
+    assert alarm.times == [1_050]
 
 
 def reader(period_ms: int) -> DeviceReader:
