@@ -16,7 +16,7 @@ from handrail.gpu import view as view_module
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Unavailable, list_gpus, open_nvml, versions
 from handrail.gpu.processes import processes_of
-from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.reader import DeviceReader, Job, Laid
 from handrail.gpu.sampler import Sampler
 from handrail.gpu.state import SamplerSettings
 from handrail.gpu.steps import CallStep
@@ -386,6 +386,7 @@ def told_to_the_last(lost: bool) -> dict[str, Any]:
         return answer
 
     step._ask = counted
+    reader.jobs[Pace.TICK]._laid = Laid((), running.sampler.now_ns)  # made anew, with it
     if lost:
         running.until(lambda: "gpu_lost" in running.kinds())
     else:

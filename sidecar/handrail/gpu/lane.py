@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from handrail.gpu.counters import Pace
 from handrail.gpu.failures import Meaning, NvmlFailed, failure
 from handrail.gpu.halt import Halt
-from handrail.gpu.reader import DeviceReader, Job
+from handrail.gpu.reader import DeviceReader, Job, Laid
 from handrail.gpu.steps import Clock, Step
 from handrail.gpu.wave import Round, Wave, is_to_tell
 from handrail.hardware import DeviceSample, DeviceValue
@@ -145,7 +145,7 @@ class Lane:
         owner = self._owner
         if self._rest:
             rest, self._rest, self._soon = self._rest, (), True
-            return Wave(owner.clock, rest)
+            return Wave(owner.clock, [(job, Laid(steps, owner.clock.mono_ns)) for job, steps in rest])
         while self.incoming:
             self.jobs += self.incoming.pop()
         next_ns = min([job.next_ns for job in self.jobs])
@@ -163,7 +163,7 @@ class Lane:
         for job in due:
             self._soon = self._soon or job.is_new
             owner.stats.missed += job.plan_next(now)
-        return Wave(owner.clock, [(job, [step for step in tuple(job.steps) if step.resume_ns <= now]) for job in due])
+        return Wave(owner.clock, [(job, job.laid_out(now, owner.clock.mono_ns)) for job in due])
 
     def _came_back(self, wave: Wave) -> bool:
         """Make the calls of a wave; False where the watch took some of them."""
@@ -212,7 +212,7 @@ class Lane:
                 values += step.took(answer, began_ns, ended_ns, began_ns + unix_offset_ns)
                 step.failures = 0
             except Exception as error:  # noqa: PERF203 - one step must not hide the others
-                self._failed(step, error)
+                self._failed(job, step, error)
         changed = job.reader.settle(job)
         if values:
             owner.stats.samples += 1
@@ -221,7 +221,7 @@ class Lane:
             self.jobs = [each for each in self.jobs if each.reader is not job.reader or each.pace is Pace.SNAPSHOT]
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
 
-    def _failed(self, step: Step, error: Exception) -> None:
+    def _failed(self, job: Job, step: Step, error: Exception) -> None:
         """A step failed: its values move on, it is tried again later, or all is lost."""
         try:
             step.failed(error)
@@ -230,17 +230,18 @@ class Lane:
             failures[problem.code] = failures.get(problem.code, 0) + 1
             if failure(problem.code).meaning is not Meaning.RETRY:
                 raise
-            self._pause(step)
+            self._pause(job, step)
         except Exception:  # a fault of ours in one step must not end the reading of the others
             self._fault("a GPU counter could not be read: %s", step.name)
-            self._pause(step)
+            self._pause(job, step)
 
-    def _pause(self, step: Step) -> None:
+    def _pause(self, job: Job, step: Step) -> None:
         """After a failure that may pass: at once the first times, then with growing pauses."""
         step.failures += 1
         if step.failures > _RETRIES_AT_ONCE:
             pause = _FIRST_PAUSE_NS << min(step.failures - _RETRIES_AT_ONCE - 1, 10)
             step.resume_ns = self._owner.clock.mono_ns() + min(pause, _LONGEST_PAUSE_NS)
+            job.paused_ns = max(job.paused_ns, step.resume_ns)
 
     def _balance(self, now_ns: int) -> None:
         """Too much for one thread: each GPU its own; calm for long: one thread less."""

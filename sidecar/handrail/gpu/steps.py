@@ -52,7 +52,7 @@ class Step:
         self.longest_ns = 0
 
     def asking(self) -> Callable[[], Any]:
-        """The call, laid out and not yet made: what it returns is for ``took``; None where nothing was asked."""
+        """The call, always the same: what it returns is for ``took``; None where nothing was asked."""
         raise NotImplementedError
 
     def told(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
@@ -205,7 +205,7 @@ class _Plan:
         self.entries = entries
         self.growing = [slot for slot in slots if slot.counter.link is not None]
         self.layout = struct.Struct("=" + _ENTRY * len(entries))
-        self.ask = _asking(nvml, gpu.handle, [(entry.how.id, entry.scope) for entry in entries], self)
+        self.ask = _asking(nvml, gpu.handle, [(entry.how.id, entry.scope) for entry in entries])
 
 
 class FieldStep(Step):
@@ -221,12 +221,15 @@ class FieldStep(Step):
         self._plan: _Plan | None = None
 
     def asking(self) -> Callable[[], Any]:
-        if not self.slots:
-            return _nothing
+        return self._ask
+
+    def _ask(self) -> tuple[_Plan, bytes] | None:
         plan = self._plan
         if plan is None or self._of != self.slots:
+            if not self.slots:
+                return None
             plan = self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
-        return plan.ask
+        return plan, plan.ask()
 
     def told(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         plan, array = answer
@@ -282,10 +285,6 @@ class FieldStep(Step):
         return min((each for each in spans if each is not None), default=None)
 
 
-def _nothing() -> None:
-    """What is asked of no field."""
-
-
 def _not_in_binding() -> Any:
     raise NvmlFailed(BINDING_TOO_OLD)
 
@@ -296,24 +295,24 @@ def _scopes(slot: Slot) -> list[tuple[Slot, Field, int]]:
     return [(slot, how, scope) for scope in (range(MOST_LINKS) if how.scope == EACH_LINK else (how.scope,))]
 
 
-def _asking(nvml: Nvml, handle: Any, ids: list[tuple[int, int]], plan: _Plan) -> Callable[[], tuple[_Plan, bytes]]:
-    """A call that returns ``plan`` and the bytes of the array of ``nvmlFieldValue_t`` for these ids and scopes.
+def _asking(nvml: Nvml, handle: Any, ids: list[tuple[int, int]]) -> Callable[[], bytes]:
+    """A call that returns the bytes of the array of ``nvmlFieldValue_t`` for these ids and scopes.
 
     ``nvmlDeviceGetFieldValues`` makes the array anew at each call, in Python: 8.6 us for ten fields, where asking with the same
     one takes 0.5 (measured here, with the double). So its inner look-up is used where the binding has it.
     """
     pointer = getattr(nvml, "_nvmlGetFunctionPointer", None)
     if pointer is None:
-        return lambda: (plan, bytes(nvml.nvmlDeviceGetFieldValues(handle, ids)))
+        return lambda: bytes(nvml.nvmlDeviceGetFieldValues(handle, ids))
     array = (nvml.c_nvmlFieldValue_t * len(ids))()
     for value, (field, scope) in zip(array, ids, strict=True):
         value.fieldId, value.scopeId = field, scope
     count, at = ctypes.c_int32(len(ids)), ctypes.byref(array)
 
-    def ask() -> tuple[_Plan, bytes]:
+    def ask() -> bytes:
         code = pointer("nvmlDeviceGetFieldValues")(handle, count, at)
         if code:
             raise NvmlFailed(code)
-        return plan, bytes(array)  # before it is asked with again
+        return bytes(array)  # before it is asked with again
 
     return ask

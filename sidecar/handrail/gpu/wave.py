@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from handrail.gpu.reader import Job
+from handrail.gpu.reader import Job, Laid
 from handrail.gpu.steps import Clock, Step
 from handrail.hardware import DeviceSample, DeviceValue
 
@@ -58,19 +58,19 @@ class Wave:
 
     __slots__ = ("began_ns", "calls", "failed", "out", "rounds", "steps", "taken_at", "taken_ns", "todo", "unix_offset_ns")
 
-    def __init__(self, clock: Clock, due: Iterable[tuple[Job, Sequence[Step]]]) -> None:
+    def __init__(self, clock: Clock, due: Iterable[tuple[Job, Laid]]) -> None:
         self.rounds: list[Round] = []
         self.steps: list[Step] = []
         self.failed = False  # a call raised
         self.out: list[Any] = []
         now = clock.mono_ns
         self.calls: list[Callable[[], Any]] = [now]
-        for job, steps in due:
-            if steps:
-                self.rounds.append(Round(job, self, len(self.steps), len(self.steps) + len(steps)))
-                self.steps += steps
-                for step in steps:
-                    self.calls += (step.asking(), now)
+        for job, laid in due:
+            if laid.steps:
+                first = len(self.steps)
+                self.steps += laid.steps
+                self.calls += laid.calls
+                self.rounds.append(Round(job, self, first, len(self.steps)))
         self.todo = self.calls.copy()
         self.taken_at = 0  # the step inside whose call the rest was taken
         self.taken_ns = 0  # since when it was inside
@@ -126,7 +126,7 @@ def is_to_tell(untold: Sequence[Round], next_ns: int) -> bool:
 
 def read_round(job: Job, clock: Clock) -> DeviceSample | None:
     """Every step of a job once, by a caller that waits; None where nothing came. Raises ``NvmlFailed`` for a lost device."""
-    wave = Wave(clock, [(job, tuple(job.steps))])
+    wave = Wave(clock, [(job, Laid(tuple(job.steps), clock.mono_ns))])
     wave.ask()
     values: list[DeviceValue] = []
     for round_ in wave.rounds:

@@ -55,13 +55,13 @@ class GpmStep(Step):
         self._of: list[Slot] = []
 
     def asking(self) -> Callable[[], Any]:
-        if self._samples and self._of != self.slots:
-            self._ask_for_slots()
-        return self._look
+        return self._ask
 
-    def _look(self) -> Any:
+    def _ask(self) -> Any:
         if not self._samples:
             self._prepare()
+        if self._of != self.slots:
+            self._ask_for_slots()
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return None  # the window goes on
@@ -80,7 +80,6 @@ class GpmStep(Step):
         if not self._nvml.nvmlGpmQueryDeviceSupport(self._gpu.handle).isSupportedDevice:
             raise NvmlFailed(_NOT_SUPPORTED)
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
-        self._ask_for_slots()
 
     def _ask_for_slots(self) -> None:
         first, second = self._samples

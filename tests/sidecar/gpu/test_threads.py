@@ -20,7 +20,7 @@ from handrail.gpu.failures import HANGS, NvmlFailed
 from handrail.gpu.halt import Halt
 from handrail.gpu.lane import Lane
 from handrail.gpu.lanes import Lanes
-from handrail.gpu.reader import DeviceReader
+from handrail.gpu.reader import DeviceReader, Job, Laid
 from handrail.gpu.state import SystemClock
 from handrail.gpu.steps import Step
 from handrail.gpu.wave import MOST_UNTOLD, Wave, is_to_tell, read_round
@@ -41,7 +41,7 @@ class Asked(Step):
 
 def wave_of(*steps: Step) -> Wave:
     job = reader(100).jobs[Pace.TICK]
-    return Wave(SystemClock, [(job, steps)])
+    return Wave(SystemClock, [(job, Laid(steps, SystemClock.mono_ns))])
 
 
 def test_what_has_not_begun_can_be_taken_and_the_call_that_runs_stays_with_its_thread() -> None:
@@ -168,6 +168,24 @@ def test_everybody_who_sleeps_is_woken_once_it_stops() -> None:
     assert woken == [True] * 4
     assert halt.wait(30.0)
     assert halt.is_set()
+
+
+def test_a_job_is_laid_out_anew_where_its_steps_are_others_and_without_what_is_paused() -> None:
+    def asked() -> list[str]:
+        return [step.name for step in job.laid_out(100, SystemClock.mono_ns).steps]
+
+    one, two, three = Asked("one"), Asked("two"), Asked("three")
+    job = Job(reader(100), Pace.TICK, 1)
+    job.add([one, two])
+    assert asked() == ["one", "two"]
+    assert job.laid_out(100, SystemClock.mono_ns) is job.laid_out(100, SystemClock.mono_ns)
+    job.remove(one)
+    job.add([three])
+    assert asked() == ["two", "three"]
+    two.resume_ns = job.paused_ns = 101
+    assert asked() == ["three"]
+    two.resume_ns = job.paused_ns = 100
+    assert asked() == ["two", "three"]
 
 
 def test_an_alarm_that_is_put_off_rings_once_and_not_before() -> None:
