@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from handrail.families.schema import Kind
 from handrail.records import Process, Source
@@ -53,8 +54,7 @@ class Device:
     engine: str = ""  # instance of the engine that uses it, '' where nothing says so
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceValue:
+class DeviceValue(NamedTuple):
     """``start_unix_ns``: of a counter, since when it counts as far as we know; 0 for gauges."""
 
     name: str

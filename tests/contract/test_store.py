@@ -406,7 +406,7 @@ def several_hosts() -> list[DeviceSample]:
     """A second and a half of three hosts, two GPUs each; one of them reset its counters."""
     samples = [one for host in ("p0", "d0", "d1") for one in flattened(list(busy_host(1.5, gpus=2, host=host)))]
     reset = [
-        replace(one, values=tuple(replace(v, start_unix_ns=v.start_unix_ns and START_UNIX_NS) for v in one.values))
+        replace(one, values=tuple(v._replace(start_unix_ns=v.start_unix_ns and START_UNIX_NS) for v in one.values))
         if one.process.host_name == "d1" and one.at_unix_ns >= START_UNIX_NS + S
         else one
         for one in samples

@@ -16,12 +16,13 @@ from handrail.gpu import view as view_module
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Unavailable, list_gpus, open_nvml, versions
 from handrail.gpu.processes import processes_of
-from handrail.gpu.reader import DeviceReader, Job, read_round
+from handrail.gpu.reader import DeviceReader, Job, Laid
 from handrail.gpu.sampler import Sampler
 from handrail.gpu.state import SamplerSettings
-from handrail.gpu.steps import unguarded
+from handrail.gpu.steps import CallStep
 from handrail.gpu.view import absences, fresh_values
 from handrail.gpu.visible import Visible
+from handrail.gpu.wave import read_round
 from handrail.hardware import DeviceSample
 from handrail.records import Process, ProcessEvent, Role
 from nvml.child import control
@@ -76,7 +77,7 @@ def virtual(
         rounds += 1
         clock.control.set(max(clock.control.now_ns, job.next_ns + late_ns(rounds)))
         before = job.reader.lane_jobs()
-        sample = read_round(job, unguarded, clock)
+        sample = read_round(job, clock)
         job.plan_next(clock.mono_ns())
         if job.reader.lane_jobs() != before:
             jobs = jobs_of(all_readers)
@@ -112,7 +113,7 @@ def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
     for tick in range(int(seconds * 1e9 / period_ns)):
         clock.control.set(1 + tick * period_ns)
         for job in jobs:
-            sample = read_round(job, unguarded, clock)
+            sample = read_round(job, clock)
             for value in sample.values if sample is not None else ():
                 label = f"{value.name}{{{value.label}}}" if value.label else value.name
                 values.setdefault(job.reader.gpu.device.key, {})[label] = value.value
@@ -172,7 +173,7 @@ def windows(gaps_ms: list[int]) -> list[dict[str, float]]:
     for gap in gaps_ms:
         now += gap * 1_000_000
         clock.control.set(now)
-        sample = read_round(reader.jobs[Pace.WINDOW], unguarded, clock)
+        sample = read_round(reader.jobs[Pace.WINDOW], clock)
         found.append({value.name + value.label: value.value for value in sample.values} if sample is not None else {})
     return found
 
@@ -184,7 +185,7 @@ def field_rates(gap_s: float) -> dict[str, Any]:
     read: list[dict[str, int]] = []
     for at in (0.0, 0.1, 0.1 + gap_s):
         clock.control.set(1 + int(at * 1e9))
-        sample = read_round(reader.jobs[Pace.TICK], unguarded, clock)
+        sample = read_round(reader.jobs[Pace.TICK], clock)
         values = sample.values if sample is not None else ()
         read.append({value.label: int(value.value) for value in values if value.name == "nvlink_bytes"})
     return {"reads": read, "rates": {label: (read[2][label] - read[1][label]) / gap_s for label in read[2]}}
@@ -380,13 +381,25 @@ def told_to_the_last(lost: bool) -> dict[str, Any]:
     reader = running.sampler.readers["GPU-fake-1"]
     running.more("clock_hertz", 1, by=12)
     (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name == "nvmlDeviceGetClockInfo 1"]
+    assert isinstance(step, CallStep)
+    asked = step.calls  # that were told
+    call = step._ask
+
+    def counted() -> Any:
+        nonlocal asked
+        answer = call()
+        asked += 1
+        return answer
+
+    step._ask = counted
+    reader.jobs[Pace.TICK]._laid = Laid((), running.sampler.now_ns)  # made anew, with it
     if lost:
         control().set(3 * _S)
         running.until(lambda: "gpu_lost" in running.kinds())
     else:
-        running.until(lambda: step.calls > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
+        running.until(lambda: asked > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
         running.sampler.stop(30.0)
-    found = {"asked": step.calls, "told": running.count("clock_hertz", 1, "sm")}
+    found = {"asked": asked, "told": running.count("clock_hertz", 1, "sm")}
     running.sampler.stop()
     return found
 
@@ -399,8 +412,8 @@ def asked_twice() -> dict[str, Any]:
     answers = []
     for now in (1, 100_000_001):
         clock.control.set(now)
-        answers.append(step.ask(unguarded))
-    told = [[value.name for value in step.told(answer)] for answer in answers]
+        answers.append((step.asking()(), now, now, now))
+    told = [[value.name for value in step.told(*answer)] for answer in answers]
     return {"told": told, "gone": [slot.name for slot, _ in step.gone], "left": [slot.name for slot in step.slots]}
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from handrail.gpu.counters import Pace
 from handrail.gpu.failures import Meaning, NvmlFailed, failure
 from handrail.gpu.halt import Halt
-from handrail.gpu.reader import DeviceReader, Job
-from handrail.gpu.steps import Clock, GivenUp, Step
-from handrail.gpu.wave import Guard, Round, Wave
+from handrail.gpu.reader import DeviceReader, Job, Laid
+from handrail.gpu.steps import Clock, Step
+from handrail.gpu.wave import Round, Wave, is_to_tell
 from handrail.hardware import DeviceSample, DeviceValue
 
 log = logging.getLogger(__name__)
@@ -62,176 +62,186 @@ class Owner(Protocol):
 
     def merge(self, lane: Lane) -> bool: ...
 
+    def well(self, lane: Lane, next_ns: int) -> None: ...
+
+    def was_given_up(self, lane: Lane) -> bool: ...
+
     def left_alone(self, lane: Lane) -> bool: ...
 
     def ended(self, lane: Lane) -> None: ...
 
 
 class Lane:
-    """One thread and its jobs. ``reader``: of the device that it reads now. ``alone``: left with the call that hung."""
+    """One thread and its jobs. ``reader``: of the device at whose call it was given up, which ``alone`` leaves it with.
 
-    def __init__(self, owner: Owner, name: str, jobs: Iterable[Job], limit_ns: int, going_on: Wave | None = None) -> None:
+    Calls are made in time and what they answered is told half a second of them at once: a call sleeps in the driver, and what
+    the processor's caches held may be gone by then (64 samples told together take 19 us each on a busy host, 11 when told
+    again and again; with the double).
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        name: str,
+        jobs: Iterable[Job],
+        limit_ns: int,
+        untold: Iterable[Round] = (),
+        rest: Sequence[tuple[Job, Sequence[Step]]] = (),
+    ) -> None:
         self.name = name
         self.jobs = list(jobs)
         self.reader = self.jobs[0].reader
         self.limit_ns = limit_ns  # of one call
         self.alone = False
-        self.guard = Guard(owner.clock)
-        self.wave = going_on if going_on is not None else Wave()
+        self.given_up = False  # by the watch, while it was inside a call
+        self.wave: Wave | None = None  # while it asks
+        self.untold = list(untold)  # rounds that were asked, oldest first
         self.due_ns = 0  # when it wakes, while it sleeps
         self.not_replaced_ns = 0  # the call, by when it began, for which there was no thread left
         self.ending = False
         self.incoming: list[list[Job]] = []  # from a lane that ended
         self.share = 0.0  # of its time that it reads
         self.began_ns = owner.clock.mono_ns()
+        self._rest = rest  # of a wave that another lane began
+        self._soon = bool(untold)  # something is new, failed or hangs: told as soon as what is due was asked
         self._quiet = 0
         self._busy_ns = 0  # reading, of the time since
         self._since_ns = self.began_ns
         self._owner = owner
         self.thread = threading.Thread(target=self._run, name=f"gpu {name}", daemon=True)
 
-    def hangs_ns(self, now_ns: int) -> int:
-        """How long it has been inside its present call; 0 outside."""
-        guard = self.guard
-        return max(0, now_ns - guard.since_ns) if guard.inside else 0
+    def inside(self) -> tuple[Step, DeviceReader, int] | None:
+        """The call that it is inside of: whose, and since when."""
+        wave = self.wave
+        inside = wave.inside() if wave is not None else None
+        if wave is None or inside is None:
+            return None
+        place, since_ns = inside
+        return wave.steps[place], wave.job_at(place).reader, since_ns
 
     def _run(self) -> None:
         try:
-            while not self.ending and self.jobs:
-                wave = self.wave
+            while self.jobs and not self.ending:
                 try:
-                    if wave.place == len(wave.rounds) and not self._await(wave):
-                        self._tell(wave)  # what waited for it; the sampler stops
+                    wave = self._due()
+                    if wave is None:  # the sampler stops
+                        self._tell()
                         return
-                    began_ns = self._owner.clock.mono_ns()
-                    self._ask(wave)
-                    if self.alone or wave.is_to_tell(min([job.next_ns for job in self.jobs], default=_NEVER)):
-                        self._tell(wave)
-                    self._look_back(wave, began_ns)
-                except GivenUp:
-                    if not self._keep():
+                    self.wave = wave
+                    if self._came_back(wave):
+                        self._asked(wave)
+                    elif not self._keep(wave):
                         return
-                except Exception:  # a fault of ours in one wave must not end all reading
+                except Exception:  # noqa: PERF203 - a fault of ours in one wave must not end all reading
                     self._fault("reading GPU counters failed in %s", self.name)
-                    self.wave = Wave()
+                    self.wave = None
                     for job in self.jobs:
                         job.plan_next(self._owner.clock.mono_ns())
         finally:
             self._owner.ended(self)
 
-    def _await(self, wave: Wave) -> bool:
-        """Sleep until something is due, and add it; False where the sampler stops first."""
+    def _due(self) -> Wave | None:
+        """What is to be asked now, after sleeping until something is; None where the sampler stops first."""
         owner = self._owner
+        if self._rest:
+            rest, self._rest, self._soon = self._rest, (), True
+            return Wave(owner.clock, [(job, Laid(steps, owner.clock.mono_ns)) for job, steps in rest])
         while self.incoming:
             self.jobs += self.incoming.pop()
         next_ns = min([job.next_ns for job in self.jobs])
         wait_ns = next_ns - owner.clock.mono_ns()
         if wait_ns > 0:
             self.due_ns = next_ns
+            owner.well(self, next_ns)
             if owner.stopping.wait(wait_ns / 1e9):
-                return False
+                return None
             self.due_ns = 0
         elif owner.stopping.is_set():
-            return False
+            return None
         now = max(next_ns, owner.clock.mono_ns())
-        wave.rounds += [Round(job) for job in self.jobs if job.next_ns <= now]
-        return True
+        due = [job for job in self.jobs if job.next_ns <= now]
+        for job in due:
+            self._soon = self._soon or job.is_new
+            owner.stats.missed += job.plan_next(now)
+        return Wave(owner.clock, [(job, job.laid_out(now, owner.clock.mono_ns)) for job in due])
 
-    def _ask(self, wave: Wave) -> None:
-        while wave.place < len(wave.rounds):
-            round_ = wave.rounds[wave.place]
-            try:
-                self._ask_round(wave, round_)
-            except NvmlFailed as lost:
-                self._tell(wave)  # what was before
-                if round_ in wave.rounds:
-                    self._lost(wave, round_, lost.code)
-            else:
-                wave.place += 1
-                self._owner.stats.missed += round_.job.plan_next(round_.began_ns + round_.took_ns)
+    def _came_back(self, wave: Wave) -> bool:
+        """Make the calls of a wave; False where the watch took some of them."""
+        while True:
+            whole = wave.ask()
+            if self._owner.was_given_up(self):
+                return False
+            if whole:
+                return True
+            wave.go_on()  # the watch looked just when a call returned
 
-    def _ask_round(self, wave: Wave, round_: Round) -> None:
-        owner, guard, job = self._owner, self.guard, round_.job
-        self.reader = job.reader
-        if not round_.began_ns:
-            round_.at_unix_ns, round_.began_ns = owner.clock.unix_ns(), owner.clock.mono_ns()
-        wave.soon = wave.soon or job.is_new
-        steps, began_ns = job.steps, round_.began_ns
-        while round_.next_step < len(steps):
-            step = guard.step = steps[round_.next_step]
-            round_.next_step += 1
-            if step.resume_ns > began_ns:
-                continue
-            try:
-                answer = step.ask(guard)
-            except Exception as error:
-                wave.soon = True
-                self._failed(step, error)
-            else:
-                round_.asked.append((step, answer))
-        guard.step = None
-        round_.took_ns = owner.clock.mono_ns() - began_ns
+    def _asked(self, wave: Wave) -> None:
+        self.untold += wave.rounds
+        self.wave = None
+        self._soon = self._soon or wave.failed
+        if self._soon or self.alone or is_to_tell(self.untold, min([job.next_ns for job in self.jobs], default=_NEVER)):
+            self._tell()
+        self._look_back(wave.began_ns)
 
-    def _tell(self, wave: Wave) -> None:
+    def _tell(self) -> None:
         """Make sense of the answers so far and deliver them."""
-        wave.soon = False
-        while wave.place:
-            round_ = wave.rounds.pop(0)
-            wave.place -= 1
+        self._soon = False
+        while self.untold:
+            round_ = self.untold.pop(0)
             try:
                 self._finish(round_)
             except NvmlFailed as lost:
-                self._lost(wave, round_, lost.code)
+                self._lost(round_, lost.code)
 
-    def _look_back(self, wave: Wave, began_ns: int) -> None:
+    def _look_back(self, began_ns: int) -> None:
         """After a waking: whether this thread has too much to do, or none is needed for it."""
         now = self._owner.clock.mono_ns()
         self._busy_ns += now - began_ns
         if self.alone:
             self.ending = not any(job.steps for job in self.jobs)
             self._perhaps_rejoin(now - began_ns)
-        elif not wave.rounds and now - self._since_ns > _SHARE_OVER_NS:
+        elif not self.untold and now - self._since_ns > _SHARE_OVER_NS:
             self._balance(now)
 
     def _finish(self, round_: Round) -> None:
         owner, job = self._owner, round_.job
         values: list[DeviceValue] = []
-        for step, answer in round_.asked:
+        unix_offset_ns = round_.wave.unix_offset_ns
+        for step, answer, began_ns, ended_ns in round_.asked():
             try:
-                values += step.told(answer)
+                values += step.took(answer, began_ns, ended_ns, began_ns + unix_offset_ns)
                 step.failures = 0
             except Exception as error:  # noqa: PERF203 - one step must not hide the others
-                self._failed(step, error)
+                self._failed(job, step, error)
         changed = job.reader.settle(job)
         if values:
             owner.stats.samples += 1
-            owner.deliver(job.reader.sample(values, round_.at_unix_ns, round_.took_ns, job.pace))
+            owner.deliver(round_.sample(values))
         if changed and not self.alone:
             self.jobs = [each for each in self.jobs if each.reader is not job.reader or each.pace is Pace.SNAPSHOT]
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
 
-    def _failed(self, step: Step, error: Exception) -> None:
+    def _failed(self, job: Job, step: Step, error: Exception) -> None:
         """A step failed: its values move on, it is tried again later, or all is lost."""
         try:
             step.failed(error)
-        except GivenUp:
-            raise
         except NvmlFailed as problem:
             failures = self._owner.stats.failures
             failures[problem.code] = failures.get(problem.code, 0) + 1
             if failure(problem.code).meaning is not Meaning.RETRY:
                 raise
-            self._pause(step)
+            self._pause(job, step)
         except Exception:  # a fault of ours in one step must not end the reading of the others
             self._fault("a GPU counter could not be read: %s", step.name)
-            self._pause(step)
+            self._pause(job, step)
 
-    def _pause(self, step: Step) -> None:
+    def _pause(self, job: Job, step: Step) -> None:
         """After a failure that may pass: at once the first times, then with growing pauses."""
         step.failures += 1
         if step.failures > _RETRIES_AT_ONCE:
             pause = _FIRST_PAUSE_NS << min(step.failures - _RETRIES_AT_ONCE - 1, 10)
             step.resume_ns = self._owner.clock.mono_ns() + min(pause, _LONGEST_PAUSE_NS)
+            job.paused_ns = max(job.paused_ns, step.resume_ns)
 
     def _balance(self, now_ns: int) -> None:
         """Too much for one thread: each GPU its own; calm for long: one thread less."""
@@ -242,15 +252,15 @@ class Lane:
         elif now_ns - self.began_ns > CALM_NS:
             self.ending = self._owner.merge(self)
 
-    def _keep(self) -> bool:
+    def _keep(self, wave: Wave) -> bool:
         """After the call that hung has returned: go on with it alone; False where it is read elsewhere."""
         if not self._owner.left_alone(self):
             return False
         job, now = self.jobs[0], self._owner.clock.mono_ns()
-        self._owner.stats.missed += (now - self.guard.since_ns) // job.period_ns
+        self._owner.stats.missed += (now - wave.taken_ns) // job.period_ns
         job.next_ns = now
         self._quiet = 0
-        self.guard.renew()
+        self.wave, self.given_up = None, False
         return True
 
     def _perhaps_rejoin(self, took_ns: int) -> None:
@@ -258,15 +268,14 @@ class Lane:
         if not self.ending and self._quiet >= QUIET_ROUNDS:
             self.ending = self._owner.rejoin(self)
 
-    def _lost(self, wave: Wave, round_: Round, code: int) -> None:
+    def _lost(self, round_: Round, code: int) -> None:
         """The device of this round answers nothing more: its jobs end; with the session all do."""
         if failure(code).meaning is Meaning.SESSION_LOST:
-            self.jobs, wave.rounds, wave.place = [], [], 0
+            self.jobs, self.untold = [], []
         else:
-            index = round_.index
-            self.jobs = [each for each in self.jobs if each.reader.gpu.device.index != index]
-            left = wave.of(index, not_it=True)
-            wave.rounds, wave.place = left.rounds, left.place
+            index = round_.job.index
+            self.jobs = [each for each in self.jobs if each.index != index]
+            self.untold = [each for each in self.untold if each.job.index != index]
         self._owner.lost(round_.job.reader, code)
 
     def _fault(self, words: str, what: object) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from handrail.gpu.alarm import Alarm
 from handrail.gpu.counters import Pace
 from handrail.gpu.failures import HANGS
 from handrail.gpu.halt import Halt
@@ -44,6 +45,7 @@ class Lanes:
         lost: Callable[[DeviceReader, int], None],
         *,
         limit_ns: int,
+        alarm: Alarm,
         stats: LaneStats | None = None,
     ) -> None:
         self.clock = clock
@@ -54,6 +56,7 @@ class Lanes:
         self.limit_ns = limit_ns
         self._lock = threading.Lock()  # guards the list, and handing steps from one lane to another
         self._lanes: list[Lane] = []
+        self._alarm = alarm  # rings when the watch must look
 
     def start(self, name: str, jobs: Iterable[Job], *, limit_ns: int | None = None) -> Lane:
         """A thread for these jobs, which are due from now on."""
@@ -63,6 +66,7 @@ class Lanes:
             job.begin_at(now)
         with self._lock:
             self._lanes.append(lane)
+            self._alarm.set(now)  # the watch looks, and sees how long it may sleep
         lane.thread.start()
         return lane
 
@@ -72,42 +76,40 @@ class Lanes:
             return list(self._lanes)
 
     def look(self) -> int:
-        """The watch: give up calls that take too long. How many ns may pass until it must look again."""
+        """The watch: give up calls that take too long. In how many ns it must look again, where no lane says ``well`` before."""
         now = self.clock.mono_ns()
         next_ns, soonest_ns = now + _IDLE_LOOK_NS, now + 2 * self.limit_ns
         for lane in self.all():
-            step, since = lane.guard.step, lane.guard.since_ns
-            if not lane.guard.inside or step is None:
+            inside = lane.inside()
+            if inside is None:
                 next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: once a period
                 continue
+            step, _, since = inside
             limit = max(lane.limit_ns, 0 if step.warm or step.calls else FIRST_CALL_NS)
             if lane.alone:
                 if now - since > 2 * limit:
-                    self._split(lane, step)
+                    self._split(lane, step, since)
                 else:
                     next_ns = min(next_ns, since + 2 * limit)
-            elif not lane.guard.given_up:
+            elif not lane.given_up:
                 if now - since > limit:
-                    self._give_up(lane, step, since)
+                    self._give_up(lane, since)
                 next_ns = min(next_ns, max(now, since) + limit)
         return max(_LEAST_LOOK_NS, next_ns - now)
 
     def hanging(self, now_ns: int, longer_than_ns: int) -> list[tuple[DeviceReader, str, int]]:
         """(device, call, ns) of every call that has not returned for so long."""
-        found = []
-        for lane in self.all():
-            took, step = lane.hangs_ns(now_ns), lane.guard.step
-            if took > longer_than_ns and step is not None:
-                found.append((lane.reader, step.name, took))
-        return found
+        calls = [inside for inside in (lane.inside() for lane in self.all()) if inside is not None]
+        return [(reader, step.name, now_ns - since) for step, reader, since in calls if now_ns - since > longer_than_ns]
 
     def stop(self, wait_s: float) -> bool:
         """End every lane; waits for those that are not inside a call that hangs. True where no call is left running."""
         self.stopping.set()
         for lane in self.all():
-            if lane.hangs_ns(self.clock.mono_ns()) <= self.limit_ns:
+            inside = lane.inside()
+            if inside is None or self.clock.mono_ns() - inside[2] <= self.limit_ns:
                 lane.thread.join(wait_s)
-        return not any(lane.guard.inside for lane in self.all())
+        return all(lane.inside() is None for lane in self.all())
 
     # --- for lanes, in their threads ------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Lanes:
         """A lane that cannot keep up: it keeps its first GPU, each other one gets a lane of its own."""
         by_gpu: dict[int | None, list[Job]] = {}
         for job in lane.jobs:
-            by_gpu.setdefault(job.reader.gpu.device.index, []).append(job)
+            by_gpu.setdefault(job.index, []).append(job)
         if len(by_gpu) < 2:
             return
         first, *others = by_gpu
@@ -138,14 +140,25 @@ class Lanes:
             for home in self._lanes:
                 if home is lane:
                     return False
-                plain = not (home.alone or home.ending or home.guard.given_up) and home.limit_ns == lane.limit_ns
+                plain = not (home.alone or home.ending or home.given_up) and home.limit_ns == lane.limit_ns
                 if plain and home.jobs and home.share + lane.share < _SHARE_TOGETHER:
                     home.incoming.append(lane.jobs)
                     return True
         return False
 
+    def well(self, lane: Lane, next_ns: int) -> None:
+        """A lane will be asking again at ``next_ns``: where there is no other one, nothing can hang until then."""
+        with self._lock:
+            if len(self._lanes) == 1 and not self.stopping.is_set():
+                self._alarm.set(next_ns + lane.limit_ns)
+
+    def was_given_up(self, lane: Lane) -> bool:
+        """Whether the watch has taken what a lane was to read; waits for it to have shared everything out."""
+        with self._lock:
+            return lane.given_up
+
     def left_alone(self, lane: Lane) -> bool:
-        """Whether a lane whose call has returned keeps it; waits for the watch to have shared everything out."""
+        """Whether a lane that was given up keeps the call that hung, now that it has returned."""
         with self._lock:
             return lane.alone
 
@@ -157,52 +170,61 @@ class Lanes:
 
     # --- giving up ----------------------------------------------------------------------------------------------------------
 
-    def _give_up(self, lane: Lane, step: Step, since_ns: int) -> None:
+    def _give_up(self, lane: Lane, since_ns: int) -> None:
         with self._lock:
-            extra = [each for each in self._lanes if each.alone or each.guard.given_up]
-            if len(extra) >= MOST_GIVEN_UP or sum(each.reader is lane.reader for each in extra) >= MOST_GIVEN_UP_A_DEVICE:
+            wave, inside = lane.wave, lane.inside()
+            if wave is None or inside is None:
+                return
+            _, reader, _ = inside
+            extra = [each for each in self._lanes if each.alone or each.given_up]
+            if len(extra) >= MOST_GIVEN_UP or sum(each.reader is reader for each in extra) >= MOST_GIVEN_UP_A_DEVICE:
                 self.stats.not_replaced += lane.not_replaced_ns != since_ns
                 lane.not_replaced_ns = since_ns
                 return
-            if lane.guard.since_ns != since_ns or not lane.guard.give_up():
+            if not wave.take(since_ns):
                 return
             self.stats.given_up += 1
             self.stats.failures[HANGS] = self.stats.failures.get(HANGS, 0) + 1
-            started = self._shared_out(lane, step)
+            started = self._shared_out(lane, wave)
             self._lanes += started
         for each in started:
             each.thread.start()
 
-    def _shared_out(self, lane: Lane, step: Step) -> list[Lane]:
-        """New lanes for what ``lane`` was to read but ``step``: that GPU's and the rest, each with its part of the wave."""
-        wave, jobs = lane.wave, lane.jobs
-        round_ = wave.rounds[wave.place]
-        job, index = round_.job, round_.index
-        job.remove(step)
-        round_.next_step = max(0, round_.next_step - 1)
-        lane.alone, lane.jobs, lane.wave = True, [job.alone(step)], Wave()
-        same = [each for each in jobs if each.reader.gpu.device.index == index]
-        others = [each for each in jobs if each.reader.gpu.device.index != index]
-        lanes = [Lane(self, f"device {index}", same, lane.limit_ns, wave.of(index))] if same else []
-        return lanes + ([Lane(self, lane.name, others, lane.limit_ns, wave.of(index, not_it=True))] if others else [])
+    def _shared_out(self, lane: Lane, wave: Wave) -> list[Lane]:
+        """New lanes for what ``lane`` was to read but the call that it is inside of: that GPU's and the rest."""
+        place = wave.taken_at
+        step, job = wave.steps[place], wave.job_at(place)
+        kept = job.remove(step)
+        jobs = [*lane.jobs, *(each for incoming in lane.incoming for each in incoming)]
+        untold, rest = [*lane.untold, *wave.done(place)], wave.rest(place + 1)
+        lane.reader, lane.alone, lane.given_up = job.reader, kept, True
+        lane.jobs, lane.incoming, lane.untold = [job.alone(step)] if kept else [], [], []
+        lanes = []
+        for name, same in ((f"device {job.index}", True), (lane.name, False)):
+            mine = [each for each in jobs if (each.index == job.index) is same]
+            told = [each for each in untold if (each.job.index == job.index) is same]
+            left = [(each, steps) for each, steps in rest if (each.index == job.index) is same]
+            if mine:
+                lanes.append(Lane(self, name, mine, lane.limit_ns, told, left))
+        return lanes
 
-    def _split(self, lane: Lane, step: Step) -> None:
+    def _split(self, lane: Lane, step: Step, since_ns: int) -> None:
         """A batch that stays away: its fields one by one, in its GPU's lane. One of them is the one that hangs."""
         parts = lane.reader.split(step)
         if not parts:
             return
         with self._lock:
-            home = self._home(lane.jobs[0])
-            if home is None or not (lane.guard.given_up or lane.guard.give_up()):
+            home, wave = self._home(lane.jobs[0]), lane.wave
+            if home is None or wave is None or not (lane.given_up or wave.take(since_ns)):
                 return
-            lane.alone, lane.jobs = False, []
+            lane.alone, lane.given_up, lane.jobs = False, True, []
             home.add(parts)
 
     def _home(self, job: Job) -> Job | None:
         """The job of the device's own lane that reads at the same pace."""
         fits = (job.pace, Pace.TICK) if job.pace is Pace.BYTES else (job.pace,)
         for lane in self._lanes:
-            if not lane.alone and not lane.ending and not lane.guard.given_up:
+            if not lane.alone and not lane.ending and not lane.given_up:
                 for each in lane.jobs:
                     if each.reader is job.reader and each.pace in fits:
                         return each

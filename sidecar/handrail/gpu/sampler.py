@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from handrail.gpu.alarm import Alarm
 from handrail.gpu.asking import Asker
 from handrail.gpu.counters import XID, Pace
 from handrail.gpu.devices import Gpu, Nvml, Unavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
@@ -74,6 +75,7 @@ class Sampler:
         self._began_unix_ns = clock.unix_ns()
         self._ask = Asker(settings.answer_within_s)
         self._stop = Halt()
+        self._alarm = Alarm()  # the watch has something to do
         self._wake = threading.Event()  # the keeper has something to do
         self._lanes: Lanes | None = None
         self._old: list[Lanes] = []  # of earlier sessions, with calls that have not returned
@@ -87,6 +89,7 @@ class Sampler:
 
     def start(self) -> None:
         """Begin. Never fails: that there is no NVML is a state, and said."""
+        self._alarm.open()
         for thread in self._threads:
             thread.start()
 
@@ -97,6 +100,7 @@ class Sampler:
         lanes = self._lanes
         if lanes is not None:
             lanes.stop(wait_s)
+        self._alarm.set(1)
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(0.0 if self.state.opening_since_ns else wait_s)
@@ -128,7 +132,7 @@ class Sampler:
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
     def _opened(self) -> Nvml | None:
-        self._old = [each for each in self._old if any(lane.guard.inside for lane in each.all())]
+        self._old = [each for each in self._old if any(lane.inside() for lane in each.all())]
         if sum(len(each.all()) for each in self._old) >= MOST_GIVEN_UP:
             return None  # too many threads inside calls that do not return
         self.state.opening_since_ns = self._clock.mono_ns()
@@ -161,7 +165,8 @@ class Sampler:
         state.sessions += 1
         self._session_lost = None
         self._newly_lost.clear()
-        self._lanes = Lanes(self._clock, self._deliver, self._on_lost, limit_ns=self.settings.limit_ns, stats=self.stats)
+        limit_ns = self.settings.limit_ns
+        self._lanes = Lanes(self._clock, self._deliver, self._on_lost, limit_ns=limit_ns, alarm=self._alarm, stats=self.stats)
         wanted = [self._owned(each) for each in gpus if self._wanted(each)]
         self.readers = {}
         self.xid_watch = XidWatch(nvml, wanted, self.xids, self._on_xid, self._lanes.stopping)
@@ -288,21 +293,22 @@ class Sampler:
     # --- the watch ---------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        told_ns, wait_ns = 0, self.settings.limit_ns
-        while not self._stop.wait(wait_ns / 1e9):
-            lanes = self._lanes
+        told_ns = 0
+        while not self._stop.is_set():
+            self._alarm.wait()
+            lanes, now = self._lanes, self._clock.mono_ns()
             if lanes is None:
-                wait_ns = self.settings.limit_ns
-                continue
+                continue  # the first lane of a session sets it
             try:
-                wait_ns = lanes.look()
-                now = self._clock.mono_ns()
+                self._alarm.set(now + lanes.look())
                 if now - told_ns > _SAY_NS:
                     told_ns = now
                     hanging = lanes.hanging(now, STUCK_NS)
                     self._news.stuck({(reader.gpu.device.key, call): (reader, ns) for reader, call, ns in hanging})
             except Exception:  # nor the watch over it
                 self._fault("GPUs: the watch over hanging calls failed and goes on")
+                self._alarm.set(now + self.settings.limit_ns)
+        self._alarm.close()
 
     def _fault(self, words: str) -> None:
         self.stats.faults += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from typing import Final
 
 from handrail.gpu.counters import GpuCounter, Read, Value
@@ -16,7 +17,7 @@ UNSIGNED_INT: Final = 1  # nvmlValueType_t
 class Slot:
     """``how``: None once there is no way left. What did not change is told by the same object: most values seldom do."""
 
-    __slots__ = ("_last", "_raw", "counter", "growths", "how", "invalid", "label", "name", "pace", "standing")
+    __slots__ = ("_last", "_most", "_raw", "counter", "growths", "how", "invalid", "label", "name", "pace", "standing")
 
     def __init__(self, counter: GpuCounter, value: Value) -> None:
         self.counter = counter
@@ -27,6 +28,7 @@ class Slot:
         self.growths: dict[int, Growth] = {}  # by scope
         self.standing = Standing()
         self.invalid = 0  # readings that made no sense
+        self._most = counter.most if counter.most is not None else sys.float_info.max
         self._raw: float | None = None
         self._last: DeviceValue | None = None
 
@@ -48,13 +50,14 @@ class Slot:
         """The value in its unit; None (counted) for a number that makes no sense."""
         if raw == self._raw:
             return self._last
-        value = self._in_unit(raw)
-        most = self.counter.most
-        if not math.isfinite(value) or value < 0 or (most is not None and value > most):
+        how = self.how
+        assert how is not None
+        value = raw * how.times if how.per == 1 else raw / how.per
+        if not 0 <= value <= self._most:  # infinite, or no number at all, among them
             self._makes_no_sense()
             return None
         self._raw = raw
-        self._last = DeviceValue(name=self.name, value=value, label=self.label)
+        self._last = DeviceValue(self.name, value, self.label)
         return self._last
 
     def standing_count(self, raw: float, at_unix_ns: int) -> DeviceValue | None:
@@ -73,14 +76,14 @@ class Slot:
 
     def grown(self) -> DeviceValue:
         """The value of a counter of bytes that wraps: the sum over its scopes, as old as the youngest of them."""
-        growths = list(self.growths.values())
-        total, since = growths[0].total, growths[0].since_unix_ns
-        for each in growths[1:]:
+        first, *others = self.growths.values()
+        total, since = first.total, first.since_unix_ns
+        for each in others:
             total += each.total
             since = max(since, each.since_unix_ns)
         last = self._last
         if last is None or last.value != total or last.start_unix_ns != since:
-            last = self._last = DeviceValue(name=self.name, value=total, label=self.label, start_unix_ns=since)
+            last = self._last = DeviceValue(self.name, total, self.label, since)
         return last
 
     def _makes_no_sense(self) -> None:

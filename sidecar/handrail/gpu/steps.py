@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -34,19 +34,6 @@ class Clock(Protocol):
     def unix_ns(self) -> int: ...
 
 
-class GivenUp(Exception):  # noqa: N818 - not a fault: the thread that made the call has been replaced
-    """The call came back after somebody else had taken over."""
-
-
-Guard = Callable[[Callable[[], Any]], Any]
-"""Makes one call of NVML and returns what it returns; raises ``GivenUp`` where it came back too late."""
-
-
-def unguarded(call: Callable[[], Any]) -> Any:
-    """For a caller that would wait for ever."""
-    return call()
-
-
 class Step:
     """One call. ``gone``: slots that it can no longer serve, with the code; its reader moves them on and empties the list."""
 
@@ -64,24 +51,33 @@ class Step:
         self.spent_ns = 0
         self.longest_ns = 0
 
-    def ask(self, guard: Guard) -> Any:
-        """Make the call; what it answers, for ``told``. Raises what the call does, and ``GivenUp``."""
+    def asking(self) -> Callable[[], Any]:
+        """The call, always the same: what it returns is for ``took``; None where nothing was asked."""
         raise NotImplementedError
 
-    def told(self, answer: Any) -> list[DeviceValue]:
-        """The values in an answer; not to be changed. Answers come oldest first, and perhaps long after they were asked for.
+    def told(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        """The values in an answer; not to be changed. Raises ``NvmlFailed`` where the answer itself says so.
 
-        Raises ``NvmlFailed`` where the answer itself says so.
+        ``began_ns``, ``ended_ns``: of its call, monotonic. ``at_unix_ns``: when that began.
         """
         raise NotImplementedError
 
-    def read(self, guard: Guard) -> list[DeviceValue]:
-        """Both. Raises ``GivenUp``, and ``NvmlFailed`` for what may pass or is lost."""
-        try:
-            return self.told(self.ask(guard))
-        except Exception as error:
-            self.failed(error)
+    def took(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        """``told``, after the call is counted. Answers come oldest first, and perhaps long after they were asked for.
+
+        An exception is what the call raised, and is raised again.
+        """
+        if answer is None:
             return []
+        if isinstance(answer, Exception):
+            raise answer
+        took_ns = ended_ns - began_ns
+        self.calls += 1
+        self.read_ns = began_ns
+        self.spent_ns += took_ns
+        if took_ns > self.longest_ns:
+            self.longest_ns = took_ns
+        return self.told(answer, began_ns, ended_ns, at_unix_ns)
 
     def due_within_ns(self) -> int | None:
         """How soon a counter of bytes here must be read again so that it cannot wrap twice unseen; None: no matter."""
@@ -92,8 +88,6 @@ class Step:
 
     def failed(self, error: Exception) -> None:
         """After a call that raised: its slots move on, or what it means is raised."""
-        if isinstance(error, GivenUp):
-            raise error
         code = code_of(error)
         if failure(code).meaning is not Meaning.ABSENT:
             raise NvmlFailed(code) from None
@@ -104,7 +98,7 @@ class Step:
 class CallStep(Step):
     """One function of the handle; several values may come from one answer."""
 
-    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_of", "_seldom", "_values", "_whole_ns", "call")
+    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_bits", "_of", "_seldom", "_values", "_whole_ns", "call")
 
     def __init__(self, nvml: Nvml, gpu: Gpu, call: Call) -> None:
         super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
@@ -115,14 +109,15 @@ class CallStep(Step):
         self._of = 0  # slots that the rest is made for
         self._answer: Any = None  # that the values are of
         self._values: list[DeviceValue] = []
+        self._bits: list[int] = []
         self._seldom = False
         self._whole_ns = -_WHOLE_NS  # when all were told last
         self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
 
-    def ask(self, guard: Guard) -> Any:
-        return guard(self._ask)
+    def asking(self) -> Callable[[], Any]:
+        return self._ask
 
-    def told(self, answer: Any) -> list[DeviceValue]:
+    def told(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         if not self.slots:
             return []  # it has failed for good since
         if self._of != len(self.slots):
@@ -133,20 +128,23 @@ class CallStep(Step):
             answer = len(answer)
         if answer == self._answer and not self._seldom:
             return self._values
-        return self._seldom_told(answer) if self._seldom else self._told(answer)
+        return self._seldom_told(answer, began_ns) if self._seldom else self._told(answer)
 
     def _told(self, answer: Any) -> list[DeviceValue]:
         self._answer = answer
-        self._values = [value for value in map(self._value, self.slots, self._raw(answer)) if value is not None]
+        raw: Sequence[float] = answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
+        if self._bits:
+            raw = [bool(int(of) & bit) if bit else of for of, bit in zip(raw, self._bits, strict=True)]
+        self._values = [value for slot, of in zip(self.slots, raw, strict=True) if (value := slot.gauge(of)) is not None]
         return self._values
 
-    def _seldom_told(self, answer: Any) -> list[DeviceValue]:
+    def _seldom_told(self, answer: Any, began_ns: int) -> list[DeviceValue]:
         """All of them once a second, else those that are not 0 or have just become it."""
         before = self._values
         changed = answer != self._answer
         values = self._told(answer) if changed else before
-        if self.read_ns - self._whole_ns >= _WHOLE_NS:
-            self._whole_ns, self._active = self.read_ns, [each for each in values if each.value]
+        if began_ns - self._whole_ns >= _WHOLE_NS:
+            self._whole_ns, self._active = began_ns, [each for each in values if each.value]
             return values
         if changed:
             was = {each.label for each in self._active}
@@ -158,21 +156,16 @@ class CallStep(Step):
     def _lay_out(self) -> None:
         named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, Call)]
         self._attributes = attrgetter(*named) if all(named) else None
+        bits = [slot.how.bit for slot in self.slots if isinstance(slot.how, Call)]
+        self._bits = bits if any(bits) else []
         self._seldom = all(slot.counter.seldom for slot in self.slots)
         self._of, self._answer = len(self.slots), None
-
-    def _raw(self, answer: Any) -> tuple[float, ...]:
-        return answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
-
-    def _value(self, slot: Slot, raw: float) -> DeviceValue | None:
-        assert isinstance(slot.how, Call)
-        return slot.gauge(raw if not slot.how.bit else int(bool(int(raw) & slot.how.bit)))
 
 
 class _Entry:
     """One field value of a batch. ``line``: of a counter of bytes, what its link can carry; else 0."""
 
-    __slots__ = ("bits", "how", "line", "scope", "slot", "stands", "value")
+    __slots__ = ("bits", "growth", "how", "line", "scope", "slot", "stands", "value")
 
     def __init__(self, slot: Slot, how: Field, scope: int, gpu: Gpu) -> None:
         counter = slot.counter
@@ -181,14 +174,15 @@ class _Entry:
         self.scope = scope
         self.stands = counter.counter.kind is Kind.COUNTER
         self.line = {Link.PCIE: gpu.pcie_line_bytes, Link.NVLINK: gpu.nvlink_line_bytes}.get(counter.link, 0.0)  # type: ignore[arg-type]
+        self.growth = slot.growths.get(scope)
         self.bits = -1  # the last value as it came
         self.value: DeviceValue | None = None
 
     def tell(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
-        if bits != self.bits:
-            raw = decoded(kind, bits)
-            self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
-            self.bits = bits
+        """A value that is another one than at the last look."""
+        raw = decoded(kind, bits)
+        self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
+        self.bits = bits
         return self.value
 
     def grow(self, kind: int, bits: int, began_ns: int, ended_ns: int, at_unix_ns: int) -> None:
@@ -196,9 +190,9 @@ class _Entry:
         if not isinstance(raw, int) or raw < 0:
             self.slot.invalid += 1
             return
-        growth = self.slot.growths.get(self.scope)
+        growth = self.growth
         if growth is None:
-            growth = self.slot.growths[self.scope] = Growth(self.how.times, 32 if kind == UNSIGNED_INT else 0)
+            growth = self.growth = self.slot.growths[self.scope] = Growth(self.how.times, 32 if kind == UNSIGNED_INT else 0)
         growth.follow(raw, began_ns, ended_ns, at_unix_ns, self.line)
 
 
@@ -217,32 +211,30 @@ class _Plan:
 class FieldStep(Step):
     """One batch of field values. Each has its own return code, which is looked at before the value is (case F08)."""
 
-    __slots__ = ("_clock", "_gpu", "_nvml", "_of", "_plan")
+    __slots__ = ("_gpu", "_nvml", "_of", "_plan")
 
-    def __init__(self, nvml: Nvml, gpu: Gpu, clock: Clock, name: str) -> None:
+    def __init__(self, nvml: Nvml, gpu: Gpu, name: str) -> None:
         super().__init__(name)
         self._nvml = nvml
         self._gpu = gpu
-        self._clock = clock
         self._of: list[Slot] = []  # what the plan is made for
         self._plan: _Plan | None = None
 
-    def ask(self, guard: Guard) -> Any:
-        if not self.slots:
-            return None
+    def asking(self) -> Callable[[], Any]:
+        return self._ask
+
+    def _ask(self) -> tuple[_Plan, bytes] | None:
         plan = self._plan
         if plan is None or self._of != self.slots:
+            if not self.slots:
+                return None
             plan = self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
-        began_ns, at_unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
-        array = guard(plan.ask)
-        return plan, plan.layout.unpack_from(array), began_ns, self._clock.mono_ns(), at_unix_ns
+        return plan, plan.ask()
 
-    def told(self, answer: Any) -> list[DeviceValue]:
-        if answer is None:
-            return []
-        plan, numbers, began_ns, ended_ns, at_unix_ns = answer
+    def told(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        plan, array = answer
         stale = plan is not self._plan
-        flat = iter(numbers)
+        flat = iter(plan.layout.unpack_from(array))
         found: list[DeviceValue] = []
         refused: list[tuple[_Entry, int]] = []
         for entry, kind, code, bits in zip(plan.entries, flat, flat, flat, strict=True):
@@ -253,7 +245,7 @@ class FieldStep(Step):
             elif entry.line:
                 entry.grow(kind, bits, began_ns, ended_ns, at_unix_ns)
             else:
-                value = entry.tell(kind, bits, at_unix_ns)
+                value = entry.value if bits == entry.bits else entry.tell(kind, bits, at_unix_ns)
                 if value is not None:
                     found.append(value)
         found += [slot.grown() for slot in plan.growing if slot.growths]
@@ -303,24 +295,24 @@ def _scopes(slot: Slot) -> list[tuple[Slot, Field, int]]:
     return [(slot, how, scope) for scope in (range(MOST_LINKS) if how.scope == EACH_LINK else (how.scope,))]
 
 
-def _asking(nvml: Nvml, handle: Any, ids: list[tuple[int, int]]) -> Callable[[], Any]:
-    """A call that returns the array of ``nvmlFieldValue_t`` for these ids and scopes.
+def _asking(nvml: Nvml, handle: Any, ids: list[tuple[int, int]]) -> Callable[[], bytes]:
+    """A call that returns the bytes of the array of ``nvmlFieldValue_t`` for these ids and scopes.
 
     ``nvmlDeviceGetFieldValues`` makes the array anew at each call, in Python: 8.6 us for ten fields, where asking with the same
     one takes 0.5 (measured here, with the double). So its inner look-up is used where the binding has it.
     """
     pointer = getattr(nvml, "_nvmlGetFunctionPointer", None)
     if pointer is None:
-        return lambda: nvml.nvmlDeviceGetFieldValues(handle, ids)
+        return lambda: bytes(nvml.nvmlDeviceGetFieldValues(handle, ids))
     array = (nvml.c_nvmlFieldValue_t * len(ids))()
     for value, (field, scope) in zip(array, ids, strict=True):
         value.fieldId, value.scopeId = field, scope
     count, at = ctypes.c_int32(len(ids)), ctypes.byref(array)
 
-    def ask() -> Any:
+    def ask() -> bytes:
         code = pointer("nvmlDeviceGetFieldValues")(handle, count, at)
         if code:
             raise NvmlFailed(code)
-        return array
+        return bytes(array)  # before it is asked with again
 
     return ask

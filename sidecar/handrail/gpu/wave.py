@@ -1,93 +1,17 @@
-"""What one lane is doing: inside which call since when, and which part of what was due it has read."""
+"""What a lane asks at one waking: one flat list of calls with the time between them, and what came of them.
+
+Flat, since a call sleeps in the driver and wakes on cold caches: what stands between one call and the next is paid at its
+dearest. So everything is laid out before the first call, and understood after the last (half a second later: ``lane.py``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from handrail.gpu.reader import Job
-from handrail.gpu.steps import Clock, GivenUp, Step
-
-
-class Guard:
-    """What one lane is doing: which step, inside a call since when. The watch gives it up; the call then raises ``GivenUp``.
-
-    A call has a ticket, and only one can take it: the call when it returns, or the watch. No lock: 400 calls are made a second.
-    """
-
-    __slots__ = ("_mono_ns", "given_up", "since_ns", "step", "ticket")
-
-    def __init__(self, clock: Clock) -> None:
-        self.step: Step | None = None
-        self.since_ns = 0
-        self.given_up = False
-        self.ticket: list[int] = []
-        self._mono_ns = clock.mono_ns
-
-    def __call__(self, call: Callable[[], Any]) -> Any:
-        began = self.since_ns = self._mono_ns()
-        ticket = self.ticket = [began]
-        try:
-            answer = call()
-        except Exception:
-            self._leave(ticket)
-            raise
-        self._leave(ticket)
-        step = self.step
-        if step is not None:
-            took = self._mono_ns() - began
-            step.calls += 1
-            step.read_ns = began
-            step.spent_ns += took
-            if took > step.longest_ns:
-                step.longest_ns = took
-        return answer
-
-    @staticmethod
-    def _leave(ticket: list[int]) -> None:
-        try:
-            ticket.pop()
-        except IndexError:
-            raise GivenUp from None
-
-    @property
-    def inside(self) -> bool:
-        """Whether a call is running, given up or not."""
-        return self.given_up or bool(self.ticket)
-
-    def give_up(self) -> bool:
-        """Take everything but the running call from this lane; False where it has just returned."""
-        try:
-            self.ticket.pop()
-        except IndexError:
-            return False
-        self.given_up = True
-        return True
-
-    def renew(self) -> None:
-        """The thread that was given up goes on with what it kept."""
-        self.given_up = False
-
-
-class Round:
-    """One reading of a job, as far as it has come. ``asked``: steps whose calls have returned, and their answers."""
-
-    __slots__ = ("asked", "at_unix_ns", "began_ns", "job", "next_step", "took_ns")
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.at_unix_ns = 0
-        self.began_ns = 0
-        self.took_ns = 0
-        self.next_step = 0
-        self.asked: list[tuple[Step, Any]] = []
-
-    @property
-    def index(self) -> int | None:
-        """NVML's, of the GPU."""
-        return self.job.reader.gpu.device.index
-
+from handrail.gpu.reader import Job, Laid
+from handrail.gpu.steps import Clock, Step
+from handrail.hardware import DeviceSample, DeviceValue
 
 TELL_NS: Final = 450_000_000
 """No answer waits longer to be told: five rounds at 10 Hz."""
@@ -96,26 +20,120 @@ MOST_UNTOLD: Final = 128
 """Rounds that are told together, so that telling takes a few ms at most."""
 
 
-@dataclass(slots=True)
-class Wave:
-    """What a lane reads: rounds whose calls are made (the first ``place``) and wait to be told, then those that are due.
+class Round:
+    """One reading of a job: its part of a wave, from step ``first`` to before ``past``."""
 
-    Calls are made in time and what they answered is told half a second of them at once: a call sleeps in the driver, and what
-    the processor's caches held may be gone by then (64 samples told together take 19 us each on a busy host, 11 when told
-    again and again; with the double). ``soon``: told as soon as what is due was asked: something is new, failed or hangs.
+    __slots__ = ("first", "job", "past", "wave")
+
+    def __init__(self, job: Job, wave: Wave, first: int, past: int) -> None:
+        self.job = job
+        self.wave = wave
+        self.first = first
+        self.past = past
+
+    @property
+    def began_ns(self) -> int:
+        began: int = self.wave.out[2 * self.first]
+        return began
+
+    def asked(self) -> Iterator[tuple[Step, Any, int, int]]:
+        """Each step, what its call returned or raised, and when it began and ended."""
+        steps, out = self.wave.steps[self.first : self.past], self.wave.out[2 * self.first : 2 * self.past + 1]
+        return zip(steps, out[1::2], out[:-1:2], out[2::2], strict=True)
+
+    def sample(self, values: list[DeviceValue]) -> DeviceSample:
+        """The record of it."""
+        wave, began_ns = self.wave, self.began_ns
+        took_ns = wave.out[2 * self.past] - began_ns
+        return self.job.reader.sample(values, began_ns + wave.unix_offset_ns, took_ns, self.job.pace)
+
+
+class Wave:
+    """Calls as a lane makes them, and as the watch sees and takes them.
+
+    ``calls`` is the time, a call, the time, a call ... the time; ``out`` what each gave, an exception where it raised one. So the
+    length of ``out`` says which call is running, and its last entry since when. ``todo`` is what the lane goes through: emptied,
+    it begins no other call. That one step cannot be divided, and needs no lock: each call is made by one thread.
     """
 
-    rounds: list[Round] = field(default_factory=list)
-    place: int = 0
-    soon: bool = False
+    __slots__ = ("began_ns", "calls", "failed", "out", "rounds", "steps", "taken_at", "taken_ns", "todo", "unix_offset_ns")
 
-    def is_to_tell(self, next_ns: int) -> bool:
-        """Whether telling cannot wait for the next round, which is due at ``next_ns``."""
-        if not self.place:
+    def __init__(self, clock: Clock, due: Iterable[tuple[Job, Laid]]) -> None:
+        self.rounds: list[Round] = []
+        self.steps: list[Step] = []
+        self.failed = False  # a call raised
+        self.out: list[Any] = []
+        now = clock.mono_ns
+        self.calls: list[Callable[[], Any]] = [now]
+        for job, laid in due:
+            if laid.steps:
+                first = len(self.steps)
+                self.steps += laid.steps
+                self.calls += laid.calls
+                self.rounds.append(Round(job, self, first, len(self.steps)))
+        self.todo = self.calls.copy()
+        self.taken_at = 0  # the step inside whose call the rest was taken
+        self.taken_ns = 0  # since when it was inside
+        self.began_ns: int = now()
+        self.unix_offset_ns = clock.unix_ns() - self.began_ns
+
+    def ask(self) -> bool:
+        """Make the calls that are left; whether all are made now, and none was taken away."""
+        append = self.out.append
+        for call in self.todo:
+            try:
+                append(call())
+            except Exception as error:  # noqa: PERF203 - one call must not hide the others
+                self.failed = True
+                append(error)
+        return len(self.out) == len(self.calls)
+
+    def go_on(self) -> None:
+        """After calls were taken away that nobody else makes."""
+        self.todo = self.calls[len(self.out) :]
+
+    def inside(self) -> tuple[int, int] | None:
+        """The step whose call is running, by its place, and since when; None between two calls."""
+        done = len(self.out)
+        return (done // 2, self.out[done - 1]) if done & 1 and done < len(self.calls) else None
+
+    def take(self, since_ns: int) -> bool:
+        """Take what has not begun from the thread that is inside a call since then; False where that has just returned."""
+        self.todo.clear()
+        inside = self.inside()
+        if inside is None or inside[1] != since_ns:
             return False
-        return self.soon or self.place >= MOST_UNTOLD or next_ns - self.rounds[0].began_ns > TELL_NS
+        self.taken_at, self.taken_ns = inside
+        return True
 
-    def of(self, index: int | None, *, not_it: bool = False) -> Wave:
-        """The part for one GPU, or for the others, as far as it has come."""
-        kept = [(place, each) for place, each in enumerate(self.rounds) if (each.index == index) is not not_it]
-        return Wave([each for _, each in kept], sum(place < self.place for place, _ in kept), soon=True)
+    def job_at(self, place: int) -> Job:
+        """Whose step that is."""
+        return next(each.job for each in self.rounds if place < each.past)
+
+    def done(self, place: int) -> list[Round]:
+        """Readings as far as they come before this step."""
+        return [Round(each.job, self, each.first, min(each.past, place)) for each in self.rounds if each.first < place]
+
+    def rest(self, place: int) -> list[tuple[Job, list[Step]]]:
+        """What is left to ask from this step on."""
+        return [(each.job, self.steps[max(each.first, place) : each.past]) for each in self.rounds if each.past > place]
+
+
+def is_to_tell(untold: Sequence[Round], next_ns: int) -> bool:
+    """Whether telling cannot wait for the next round, which is due at ``next_ns``. ``untold``: oldest first."""
+    return bool(untold) and (len(untold) >= MOST_UNTOLD or next_ns - untold[0].began_ns > TELL_NS)
+
+
+def read_round(job: Job, clock: Clock) -> DeviceSample | None:
+    """Every step of a job once, by a caller that waits; None where nothing came. Raises ``NvmlFailed`` for a lost device."""
+    wave = Wave(clock, [(job, Laid(tuple(job.steps), clock.mono_ns))])
+    wave.ask()
+    values: list[DeviceValue] = []
+    for round_ in wave.rounds:
+        for step, answer, began_ns, ended_ns in round_.asked():
+            try:
+                values += step.took(answer, began_ns, ended_ns, began_ns + wave.unix_offset_ns)
+            except Exception as error:  # noqa: PERF203 - as above
+                step.failed(error)
+    job.reader.settle(job)
+    return wave.rounds[0].sample(values) if values else None

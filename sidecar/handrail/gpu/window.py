@@ -15,7 +15,7 @@ from handrail.gpu.counters import WINDOW, Gpm
 from handrail.gpu.devices import Gpu, Nvml
 from handrail.gpu.failures import Meaning, NvmlFailed, failure
 from handrail.gpu.slots import Slot
-from handrail.gpu.steps import Clock, Guard, Step
+from handrail.gpu.steps import Clock, Step
 from handrail.hardware import DeviceValue
 
 APART_NS: Final = 100_000_000
@@ -54,25 +54,30 @@ class GpmStep(Step):
         self.fresh_s = 0.0  # of the window that was told last, until it has been compared
         self._of: list[Slot] = []
 
-    def ask(self, guard: Guard) -> Any:
+    def asking(self) -> Callable[[], Any]:
+        return self._ask
+
+    def _ask(self) -> Any:
         if not self._samples:
-            self._prepare(guard)
+            self._prepare()
+        if self._of != self.slots:
+            self._ask_for_slots()
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return None  # the window goes on
-        if self._of != self.slots:
-            self._ask_for_slots()
         self._before_ns = None  # until this look has worked
         turn, answer = self._turns[self._turn], None
-        guard(turn.take)
+        turn.take()
+        if self._clock.mono_ns() - now > APART_NS:
+            return None  # nobody knows when it was taken
         if before is not None:
-            guard(turn.compare)
+            turn.compare()
             answer = (self._of, self._layout.unpack_from(turn.request), (now - before) / 1e9)
         self._turn, self._before_ns = 1 - self._turn, now
         return answer
 
-    def _prepare(self, guard: Guard) -> None:
-        if not guard(partial(self._nvml.nvmlGpmQueryDeviceSupport, self._gpu.handle)).isSupportedDevice:
+    def _prepare(self) -> None:
+        if not self._nvml.nvmlGpmQueryDeviceSupport(self._gpu.handle).isSupportedDevice:
             raise NvmlFailed(_NOT_SUPPORTED)
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
 
@@ -96,9 +101,7 @@ class GpmStep(Step):
             partial(self._nvml.nvmlGpmMetricsGet, request),
         )
 
-    def told(self, answer: Any) -> list[DeviceValue]:
-        if answer is None:
-            return []
+    def told(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         of, numbers, self.fresh_s = answer
         found = []
         flat = iter(numbers)

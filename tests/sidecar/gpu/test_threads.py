@@ -2,51 +2,126 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from handrail.gpu.alarm import Alarm
 from handrail.gpu.asking import Asker
 from handrail.gpu.counters import Pace
 from handrail.gpu.devices import Gpu
 from handrail.gpu.failures import HANGS, NvmlFailed
 from handrail.gpu.halt import Halt
-from handrail.gpu.reader import DeviceReader
+from handrail.gpu.lane import Lane
+from handrail.gpu.lanes import Lanes
+from handrail.gpu.reader import DeviceReader, Job, Laid
 from handrail.gpu.state import SystemClock
-from handrail.gpu.steps import GivenUp
-from handrail.gpu.wave import MOST_UNTOLD, Guard, Round, Wave
+from handrail.gpu.steps import Step
+from handrail.gpu.wave import MOST_UNTOLD, Wave, is_to_tell, read_round
 from handrail.hardware import Device, DeviceKind
 from handrail.records import Process, Role
 
 
-def test_a_call_that_was_given_up_raises_whether_it_succeeds_or_fails() -> None:
-    guard = Guard(SystemClock)
-    with pytest.raises(GivenUp):
-        guard(guard.give_up)  # the watch, in the middle of it
+class Asked(Step):
+    """A call that is what the test says it is."""
 
-    def fails() -> None:
-        guard.give_up()
-        raise NvmlFailed(3)
+    def __init__(self, name: str, call: Callable[[], Any] = lambda: 7) -> None:
+        super().__init__(name)
+        self.call = call
 
-    guard.renew()
-    with pytest.raises(GivenUp):
-        guard(fails)
-    assert guard.inside  # until its thread goes on with it
-    guard.renew()
-    assert not guard.inside
+    def asking(self) -> Callable[[], Any]:
+        return self.call
 
 
-def test_a_call_that_has_returned_cannot_be_given_up() -> None:
-    guard = Guard(SystemClock)
-    assert guard(lambda: 7) == 7
-    assert not guard.give_up()
-    with pytest.raises(NvmlFailed):
-        guard(_fails)
-    assert not guard.give_up()
-    assert not guard.inside
+def wave_of(*steps: Step) -> Wave:
+    job = reader(100).jobs[Pace.TICK]
+    return Wave(SystemClock, [(job, Laid(steps, SystemClock.mono_ns))])
+
+
+def test_what_has_not_begun_can_be_taken_and_the_call_that_runs_stays_with_its_thread() -> None:
+    seen: list[object] = []
+
+    def hangs() -> str:  # the watch, in the middle of it
+        place, since_ns = wave.inside() or (-1, 0)
+        seen.extend((place, wave.take(since_ns), [step.name for _, steps in wave.rest(place + 1) for step in steps]))
+        seen.append([step.name for round_ in wave.done(place) for step, *_ in round_.asked()])
+        return "late"
+
+    wave = wave_of(Asked("first"), Asked("hangs", hangs), Asked("third", lambda: seen.append("made")), Asked("fourth"))
+    assert not wave.ask()
+    assert seen == [1, True, ["third", "fourth"], ["first"]]
+    assert wave.out[1::2] == [7, "late"]
+    assert wave.inside() is None
+
+
+def test_a_call_that_has_returned_when_the_watch_looks_goes_on_with_the_rest() -> None:
+    looks: list[bool] = []
+    wave = wave_of(Asked("first"), Asked("second", lambda: looks.append(wave.take(wave.out[0]))), Asked("third"))
+    assert not wave.ask()  # "second" began later than what the watch had seen hanging
+    assert looks == [False]
+    wave.go_on()
+    assert wave.ask()
+    assert wave.out[1::2] == [7, None, 7]
+    assert not wave.take(wave.out[-1])
+
+
+def test_what_a_call_raises_is_its_answer_and_hides_no_other() -> None:
+    wave = wave_of(Asked("fails", _fails), Asked("answers"))
+    assert wave.ask()
+    assert wave.failed
+    (round_,) = wave.rounds
+    (_, error, *_), (step, answer, began_ns, ended_ns) = round_.asked()
+    assert isinstance(error, NvmlFailed)
+    assert (step.name, answer) == ("answers", 7)
+    assert round_.began_ns <= began_ns <= ended_ns == wave.out[-1]
+
+
+def test_every_call_is_made_by_one_thread_whenever_the_watch_looks() -> None:
+    """Waves of 40 calls; another thread takes what has not begun again and again, at any moment that there is."""
+    made: Counter[int] = Counter()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            taken_rest: list[Step] = []
+            steps = [Asked(str(n), lambda n=n: made.update([n])) for n in range(40)]  # type: ignore[misc]
+            wave, lock, over = wave_of(*steps), threading.Lock(), threading.Event()
+            given_up = False
+
+            def watch(wave: Wave = wave, lock: threading.Lock = lock, over: threading.Event = over) -> None:
+                nonlocal given_up, taken_rest
+                while not over.is_set() and not given_up:
+                    inside = wave.inside()
+                    if inside is not None and inside[0] > 5:
+                        with lock:
+                            if wave.take(inside[1]):
+                                given_up = True
+                                taken_rest = [step for _, kept in wave.rest(wave.taken_at + 1) for step in kept]
+
+            thread = threading.Thread(target=watch)
+            thread.start()
+            while True:
+                whole = wave.ask()
+                with lock:
+                    if whole or given_up:
+                        break
+                wave.go_on()
+            over.set()
+            thread.join(30.0)
+            for step in taken_rest:
+                step.asking()()
+            if given_up and len(wave.out) == 2 * wave.taken_at + 1:
+                steps[wave.taken_at].call()  # taken between the time and the call: its thread has it, and makes it next
+            assert made == Counter(dict.fromkeys(range(40), 1))
+            made.clear()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _fails() -> None:
@@ -97,6 +172,85 @@ def test_everybody_who_sleeps_is_woken_once_it_stops() -> None:
     assert halt.is_set()
 
 
+def test_a_job_is_laid_out_anew_where_its_steps_are_others_and_without_what_is_paused() -> None:
+    def asked() -> list[str]:
+        return [step.name for step in job.laid_out(100, SystemClock.mono_ns).steps]
+
+    one, two, three = Asked("one"), Asked("two"), Asked("three")
+    job = Job(reader(100), Pace.TICK, 1)
+    job.add([one, two])
+    assert asked() == ["one", "two"]
+    assert job.laid_out(100, SystemClock.mono_ns) is job.laid_out(100, SystemClock.mono_ns)
+    job.remove(one)
+    job.add([three])
+    assert asked() == ["two", "three"]
+    two.resume_ns = job.paused_ns = 101
+    assert asked() == ["three"]
+    two.resume_ns = job.paused_ns = 100
+    assert asked() == ["two", "three"]
+
+
+def test_an_alarm_that_is_put_off_rings_once_and_not_before() -> None:
+    alarm, rung = Alarm(), []
+    alarm.open()
+    ends = time.monotonic_ns() + 120_000_000
+    alarm.set(time.monotonic_ns() + 40_000_000)
+
+    def waits() -> None:
+        alarm.wait()
+        rung.append(time.monotonic_ns())
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    for _ in range(20):
+        alarm.set(ends)  # again and again, as a lane does
+    thread.join(30.0)
+    assert rung
+    assert rung[0] >= ends
+    alarm.set(1)  # over already
+    alarm.wait()
+    alarm.close()
+    alarm.close()
+
+
+def test_an_alarm_without_a_timer_rings_all_the_time() -> None:
+    alarm = Alarm()
+    alarm.set(1 << 62)
+    alarm.wait()
+
+
+class Quiet(Lane):
+    """A lane whose thread does nothing."""
+
+    def _run(self) -> None:
+        pass
+
+
+class Noted(Alarm):
+    """What it was set to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[int] = []
+
+    def set(self, at_ns: int) -> None:
+        self.times.append(at_ns)
+
+
+def test_one_lane_that_is_well_lets_the_watch_sleep_and_two_do_not() -> None:
+    alarm = Noted()
+    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=alarm)
+    one, two = (Quiet(lanes, name, reader(100).lane_jobs(), 50) for name in ("one", "two"))
+    lanes._lanes = [one]
+    lanes.well(one, 1_000)
+    lanes._lanes = [one, two]  # of two lanes the other may hang
+    lanes.well(one, 2_000)
+    lanes._lanes = [one]
+    lanes.stopping.set()
+    lanes.well(one, 3_000)  # it must ring now
+    assert alarm.times == [1_050]
+
+
 def reader(period_ms: int) -> DeviceReader:
     gpu = Gpu(device=Device(kind=DeviceKind.GPU, key="GPU-a", index=0), handle=None)
     nvml: Any = SimpleNamespace()
@@ -109,22 +263,24 @@ def test_windows_end_with_a_tick_and_are_longer_than_100_ms(period_ms: int, wind
 
 
 @pytest.mark.parametrize(
-    ("asked_ms", "next_ms", "soon", "told"),
+    ("asked_ms", "next_ms", "told"),
     [
-        ((0, 100, 200, 300), 400, False, False),
-        ((0, 100, 200, 300, 400), 500, False, True),
-        ((0,), 100, True, True),
-        ((0,), 1000, False, True),
-        ((), 1000, True, False),
-        (tuple(range(MOST_UNTOLD)), MOST_UNTOLD, False, True),
+        ((0, 100, 200, 300), 400, False),
+        ((0, 100, 200, 300, 400), 500, True),
+        ((0,), 1000, True),
+        ((), 1000, False),
+        (tuple(range(MOST_UNTOLD)), MOST_UNTOLD, True),
     ],
-    ids=["waits", "half-a-second", "something-new", "once-a-second", "nothing-asked", "enough"],
+    ids=["waits", "half-a-second", "once-a-second", "nothing-asked", "enough"],
 )
-def test_answers_are_told_together(asked_ms: tuple[int, ...], next_ms: int, soon: bool, told: bool) -> None:
-    rounds = [Round(reader(100).jobs[Pace.TICK])] * len(asked_ms)
-    if rounds:
-        rounds[0].began_ns = asked_ms[0] * 1_000_000
-    assert Wave(rounds, len(rounds), soon).is_to_tell(next_ms * 1_000_000) is told
+def test_answers_are_told_together(asked_ms: tuple[int, ...], next_ms: int, told: bool) -> None:
+    rounds = []
+    for at in asked_ms:
+        wave = wave_of(Asked("one"))
+        wave.ask()
+        wave.out[0] = at * 1_000_000
+        rounds += wave.rounds
+    assert is_to_tell(rounds, next_ms * 1_000_000) is told
 
 
 def test_periods_that_passed_are_counted_and_not_made_up_for() -> None:
@@ -138,7 +294,7 @@ def test_a_binding_without_any_function_makes_everything_absent() -> None:
     empty = reader(100)
     for job in empty.lane_jobs():
         for step in job.steps:
-            if step.name.startswith("nvmlDevice"):
-                assert step.read(lambda call: call()) == []
-        empty.settle(job)
+            if not step.name.startswith("nvmlDevice"):
+                job.remove(step)
+        assert read_round(job, SystemClock) is None
     assert empty.absent["utilization_ratio", ""] == -1
