@@ -123,12 +123,14 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned i
 
 /* --- one number a call ------------------------------------------------------------------------------------------------------ */
 
-static nvmlReturn_t number(Device *device, const char *name, int64_t *value) {
-    const Series *series = series_of(device, name);
+static nvmlReturn_t number_at(Device *device, uint32_t key, int64_t *value) {
+    const Series *series = series_of(device, key);
     if (!series) return NVML_ERROR_NOT_SUPPORTED;
     *value = whole(series, clock_ns());
     return NVML_SUCCESS;
 }
+
+static nvmlReturn_t number(Device *device, const char *name, int64_t *value) { return number_at(device, key_of(name), value); }
 
 #define NUMBER(function, call, series_name)                          \
     nvmlReturn_t function(nvmlDevice_t handle, unsigned *value) {    \
@@ -148,10 +150,8 @@ NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "CurrPcieLinkWidth", "pcie.width")
 
 static nvmlReturn_t one_of(nvmlDevice_t handle, const char *call, const char *what, unsigned which, unsigned *value) {
     BEGIN(handle, call);
-    char name[48];
     int64_t found;
-    snprintf(name, sizeof name, "%s.%u", what, which);
-    said = number(device, name, &found);
+    said = number_at(device, numbered_key(what, which), &found);
     if (said == NVML_SUCCESS) *value = (unsigned)found;
     return said;
 }
@@ -272,7 +272,7 @@ struct nvmlGpmSample_st { int64_t at; Device *device; };
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t handle, nvmlGpmSupport_t *support) {
     BEGIN(handle, "GpmQueryDeviceSupport");
     support->isSupportedDevice = 0;
-    for (int i = 0; i < device->series_count; i++) support->isSupportedDevice |= device->series[i].key == key_of("gpm.2");
+    if (series_of(device, key_of("gpm.2"))) support->isSupportedDevice = 1;
     return NVML_SUCCESS;
 }
 nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample) { *sample = calloc(1, sizeof **sample); return *sample ? NVML_SUCCESS : NVML_ERROR_MEMORY; }
@@ -291,9 +291,7 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get) {
     BEGIN((nvmlDevice_t)get->sample2->device, "GpmMetricsGet");
     int close = get->sample2->at - get->sample1->at < 100000000; /* nvml.h: more than 100 ms apart */
     for (unsigned i = 0; i < get->numMetrics; i++) {
-        char name[24];
-        snprintf(name, sizeof name, "gpm.%u", get->metrics[i].metricId);
-        const Series *series = series_of(device, name);
+        const Series *series = series_of(device, numbered_key("gpm", get->metrics[i].metricId));
         get->metrics[i].nvmlReturn = series ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
         if (series) get->metrics[i].value = close ? -7e9 : fraction(series, get->sample2->at);
     }
@@ -331,9 +329,16 @@ static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
     return 0;
 }
 
+/* Whether one may still come: a driver wakes who waits, this one has to look whether the scenario's clock was moved. */
+static int events_to_come(nvmlEventSet_t set) {
+    for (int i = 0; i < scenario.count; i++)
+        if (set->registered[i] && set->seen[i] < scenario.device[i].xids) return 1;
+    return 0;
+}
+
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms) {
-    unsigned step_ms = timeout_ms < 100 ? timeout_ms : 100;
-    struct timespec step = {0, (long)step_ms * 1000000};
+    unsigned step_ms = timeout_ms < 100 || !events_to_come(set) ? timeout_ms : 100;
+    struct timespec step = {step_ms / 1000, (long)(step_ms % 1000) * 1000000};
     for (unsigned waited = 0;; waited += step_ms) {
         if (alive() != NVML_SUCCESS) return alive();
         if (next_event(set, data)) return NVML_SUCCESS;

@@ -318,7 +318,7 @@ def everything_of_one_gpu_hangs() -> dict[str, Any]:
     running.until(lambda: sampler.stats.not_replaced > 0)
     running.more("utilization_ratio", 0, by=20)
     lanes = sampler.lanes.all() if sampler.lanes else []
-    given_up = [lane for lane in lanes if (lane.alone or lane.guard.given_up) and lane.reader.gpu.device.index == 1]
+    given_up = [lane for lane in lanes if (lane.alone or lane.given_up) and lane.reader.gpu.device.index == 1]
     sampler.stop(0.2)
     return {"threads": len(lanes), "given_up": len(given_up), "faults": sampler.stats.faults}
 

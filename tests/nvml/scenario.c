@@ -25,10 +25,18 @@ int real_time(void) { return control == NULL || !control->is_virtual; }
 int64_t clock_ns(void) { return real_time() ? monotonic_ns() - started_ns : control->now_ns; }
 int released(void) { return control != NULL && control->release; }
 
-uint32_t key_of(const char *name) { /* FNV-1a */
-    uint32_t hash = 2166136261u;
-    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
-    return hash ? hash : 1;
+static uint32_t hashed(uint32_t hash, const char *text) { /* FNV-1a */
+    for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 16777619u;
+    return hash;
+}
+
+uint32_t key_of(const char *name) { return hashed(2166136261u, name); }
+
+uint32_t numbered_key(const char *name, unsigned number) {
+    char digits[12] = "", *digit = digits + sizeof digits - 1;
+    do *--digit = (char)('0' + number % 10); while (number /= 10);
+    *--digit = '.';
+    return hashed(key_of(name), digit);
 }
 
 static void fail(const char *why, const char *what) {
@@ -40,16 +48,18 @@ static int64_t ns_of(const char *seconds) { return (int64_t)(strtold(seconds, NU
 
 /* --- values over time ------------------------------------------------------------------------------------------------- */
 
-Series *series_of(Device *device, const char *name) {
-    uint32_t key = key_of(name);
+Series *series_of(Device *device, uint32_t key) {
     for (int i = 0; i < device->series_count; i++)
-        if (device->series[i].key == key) return &device->series[i];
+        if (device->key[i] == key) return &device->series[i];
     return NULL;
 }
 
+static uint64_t id_of(unsigned field, unsigned scope) { return (uint64_t)field << 32 | scope; }
+
 Series *field_of(Device *device, unsigned field, unsigned scope) {
+    uint64_t id = id_of(field, scope);
     for (int i = 0; i < device->series_count; i++)
-        if (device->series[i].field == field && device->series[i].scope == scope) return &device->series[i];
+        if (device->id[i] == id) return &device->series[i];
     return NULL;
 }
 
@@ -128,18 +138,17 @@ nvmlReturn_t enter_field(Device *device, unsigned field, int64_t *latency) {
 /* --- the file ------------------------------------------------------------------------------------------------------------ */
 
 static Series *made_series(Device *device, const char *name) {
-    Series *series = series_of(device, name);
+    Series *series = series_of(device, key_of(name));
     if (series) return series;
     if (device->series_count == MOST_SERIES) fail("too many series", name);
-    series = &device->series[device->series_count++];
-    series->key = key_of(name);
+    int place = device->series_count++;
+    series = &device->series[place];
+    device->key[place] = key_of(name);
     series->type = UNSCALED;
     unsigned field;
     char scope[16] = "";
-    if (sscanf(name, "field.%u:%15s", &field, scope) >= 1) {
-        series->field = field;
-        series->scope = !strcmp(scope, "all") ? EVERY_LINK : (unsigned)strtoul(scope, NULL, 10);
-    }
+    if (sscanf(name, "field.%u:%15s", &field, scope) >= 1)
+        device->id[place] = id_of(field, !strcmp(scope, "all") ? EVERY_LINK : (unsigned)strtoul(scope, NULL, 10));
     return series;
 }
 

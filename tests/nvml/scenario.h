@@ -11,8 +11,6 @@ enum { EVERY_LINK = 0xffffffffu, UNSCALED = -1 };
 /* One value over time: from `at` on it is `value` (or goes on from where it was), and grows by `rate` a second. */
 typedef struct { int64_t at, value, rate; double fraction, fraction_rate; int sets; } Step;
 typedef struct {
-    uint32_t key;                 /* hash of its name */
-    unsigned field, scope;        /* of a field value; field 0: none */
     int bits, type, steps;        /* wraps at 2^bits; nvmlValueType_t or UNSCALED for what the call has */
     Step step[MOST_STEPS];
 } Series;
@@ -24,6 +22,8 @@ typedef struct Device {
     char name[96], uuid[80], pci[32];
     struct Device *parent, *mig[MOST_MIG];
     int index, migs, series_count, rules, field_rules, processes, xids;
+    uint32_t key[MOST_SERIES];    /* of each series: hash of its name; apart from them, so that looking one up touches little memory */
+    uint64_t id[MOST_SERIES];     /* of each series that is a field value: id_of its field and scope; else 0 */
     Series series[MOST_SERIES];
     Rule rule[MOST_RULES];
     struct { unsigned pid; unsigned long long bytes; } process[MOST_PROCESSES];
@@ -45,7 +45,8 @@ int64_t clock_ns(void);                     /* of the double: virtual where a co
 int real_time(void);
 int released(void);
 uint32_t key_of(const char *name);
-Series *series_of(Device *device, const char *name);
+uint32_t numbered_key(const char *name, unsigned number); /* of "name.number" */
+Series *series_of(Device *device, uint32_t key);
 Series *field_of(Device *device, unsigned field, unsigned scope);
 int64_t whole(const Series *series, int64_t at);
 double fraction(const Series *series, int64_t at);

@@ -22,11 +22,12 @@ _SPANS: Final = 3
 class _Pair:
     """A rate and a count of the same traffic in one direction, and what they said since the last look."""
 
-    __slots__ = ("count", "counted", "rate", "rated", "strikes")
+    __slots__ = ("count", "counted", "given", "rate", "rated", "strikes")
 
     def __init__(self, rate: Slot, count: Slot) -> None:
         self.rate = rate
         self.count = count
+        self.given = False  # the rate was told at least once
         self.rated = 0.0  # bytes
         self.counted: float | None = None  # the total at the last look
         self.strikes = 0
@@ -52,14 +53,15 @@ class Agreement:
         self._pairs = [_Pair(rate, count) for rate, count in pairs if count is not None]
         self._span_s = 0.0
 
-    def window(self, window_s: float) -> list[tuple[Slot, int]]:
-        """After a window: slots that are not believed any more, with the reason's code."""
+    def window(self, window_s: float) -> list[tuple[Slot, int]] | None:
+        """After a window: slots that are not believed any more, with the reason's code; None within a span."""
         self._span_s += window_s
         for pair in self._pairs:
             if pair.rate.last is not None:
                 pair.rated += pair.rate.last.value * window_s
+                pair.given = True
         if self._span_s < _SPAN_S:
-            return []
+            return None
         self._span_s = 0.0
         found = []
         for pair in self._pairs:
@@ -68,3 +70,7 @@ class Agreement:
             if still is not None and pair.strikes == _SPANS:
                 found.append((still, STANDS_STILL))
         return found
+
+    def counts(self) -> list[tuple[Slot, bool]]:
+        """Counters of bytes that have a rate beside them, and whether the device gives that."""
+        return [(pair.count, pair.given and pair.rate.how is not None) for pair in self._pairs]
