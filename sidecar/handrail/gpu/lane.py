@@ -184,14 +184,27 @@ class Lane:
         self._look_back(wave.began_ns)
 
     def _tell(self) -> None:
-        """Make sense of the answers so far and deliver them."""
+        """Make sense of the answers so far and deliver them: one sample of a device for all that it was asked at a waking."""
         self._soon = False
+        owner = self._owner
         while self.untold:
-            round_ = self.untold.pop(0)
+            rounds = [self.untold.pop(0)]
+            first, reader = rounds[0], rounds[0].job.reader
+            while self.untold and self.untold[0].wave is first.wave and self.untold[0].job.reader is reader:
+                rounds.append(self.untold.pop(0))
+            values: list[DeviceValue] = []
+            lost: NvmlFailed | None = None
+            last = first
             try:
-                self._finish(round_)
-            except NvmlFailed as lost:
-                self._lost(round_, lost.code)
+                for last in rounds:
+                    self._finish(last, values)
+            except NvmlFailed as problem:
+                lost = problem
+            if values:
+                owner.stats.samples += 1
+                owner.deliver(first.sample(values, last))
+            if lost is not None:
+                self._lost(last, lost.code)
 
     def _look_back(self, began_ns: int) -> None:
         """After a waking: whether this thread has too much to do, or none is needed for it."""
@@ -203,9 +216,9 @@ class Lane:
         elif not self.untold and now - self._since_ns > _SHARE_OVER_NS:
             self._balance(now)
 
-    def _finish(self, round_: Round) -> None:
-        owner, job = self._owner, round_.job
-        values: list[DeviceValue] = []
+    def _finish(self, round_: Round, values: list[DeviceValue]) -> None:
+        """Add the values of a round. Raises ``NvmlFailed`` where the device is lost."""
+        job = round_.job
         unix_offset_ns = round_.wave.unix_offset_ns
         for step, answer, began_ns, ended_ns in round_.asked():
             try:
@@ -213,11 +226,9 @@ class Lane:
                 step.failures = 0
             except Exception as error:  # noqa: PERF203 - one step must not hide the others
                 self._failed(job, step, error)
-        changed = job.reader.settle(job)
-        if values:
-            owner.stats.samples += 1
-            owner.deliver(round_.sample(values))
-        if changed and not self.alone:
+        if job.pace is Pace.RARE:
+            values += job.reader.seldom()
+        if job.reader.settle(job) and not self.alone:
             self.jobs = [each for each in self.jobs if each.reader is not job.reader or each.pace is Pace.SNAPSHOT]
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
 

@@ -194,10 +194,12 @@ class DeviceReader:
                 fields = [batch]
             job.steps[:] = [*others, *fields]
 
-    def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int, pace: Pace) -> DeviceSample:
-        """The record of one round."""
-        if pace is Pace.RARE:
-            values = [*values, *self.counted(), *self.lines()]
+    def seldom(self) -> list[DeviceValue]:
+        """What is not asked for, and told with the rare counters: what is counted elsewhere and what its links can carry."""
+        return [*self.counted(), *self.lines()]
+
+    def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int) -> DeviceSample:
+        """The record of what it said at one waking."""
         return DeviceSample(
             process=self._process,
             source=Source.NVML,

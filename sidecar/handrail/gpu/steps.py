@@ -98,7 +98,7 @@ class Step:
 class CallStep(Step):
     """One function of the handle; several values may come from one answer."""
 
-    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_bits", "_of", "_seldom", "_values", "_whole_ns", "call")
+    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_bits", "_of", "_only", "_seldom", "_values", "_whole_ns", "call")
 
     def __init__(self, nvml: Nvml, gpu: Gpu, call: Call) -> None:
         super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
@@ -111,6 +111,7 @@ class CallStep(Step):
         self._values: list[DeviceValue] = []
         self._bits: list[int] = []
         self._seldom = False
+        self._only: Slot | None = None  # where one number gives one value
         self._whole_ns = -_WHOLE_NS  # when all were told last
         self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
 
@@ -132,6 +133,10 @@ class CallStep(Step):
 
     def _told(self, answer: Any) -> list[DeviceValue]:
         self._answer = answer
+        if self._only is not None:
+            value = self._only.gauge(answer)
+            self._values = [] if value is None else [value]
+            return self._values
         raw: Sequence[float] = answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
         if self._bits:
             raw = [bool(int(of) & bit) if bit else of for of, bit in zip(raw, self._bits, strict=True)]
@@ -160,6 +165,7 @@ class CallStep(Step):
         self._bits = bits if any(bits) else []
         self._seldom = all(slot.counter.seldom for slot in self.slots)
         self._of, self._answer = len(self.slots), None
+        self._only = self.slots[0] if len(self.slots) == 1 and not self._bits else None
 
 
 class _Entry:

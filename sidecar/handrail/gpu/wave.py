@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from handrail.gpu.counters import Pace
 from handrail.gpu.reader import Job, Laid
 from handrail.gpu.steps import Clock, Step
 from handrail.hardware import DeviceSample, DeviceValue
@@ -41,11 +42,10 @@ class Round:
         steps, out = self.wave.steps[self.first : self.past], self.wave.out[2 * self.first : 2 * self.past + 1]
         return zip(steps, out[1::2], out[:-1:2], out[2::2], strict=True)
 
-    def sample(self, values: list[DeviceValue]) -> DeviceSample:
-        """The record of it."""
+    def sample(self, values: list[DeviceValue], last: Round) -> DeviceSample:
+        """The record of it and of what was asked after it of the same device, until ``last``, in the same wave."""
         wave, began_ns = self.wave, self.began_ns
-        took_ns = wave.out[2 * self.past] - began_ns
-        return self.job.reader.sample(values, began_ns + wave.unix_offset_ns, took_ns, self.job.pace)
+        return self.job.reader.sample(values, began_ns + wave.unix_offset_ns, wave.out[2 * last.past] - began_ns)
 
 
 class Wave:
@@ -135,5 +135,7 @@ def read_round(job: Job, clock: Clock) -> DeviceSample | None:
                 values += step.took(answer, began_ns, ended_ns, began_ns + wave.unix_offset_ns)
             except Exception as error:  # noqa: PERF203 - as above
                 step.failed(error)
+    if job.pace is Pace.RARE:
+        values += job.reader.seldom()
     job.reader.settle(job)
-    return wave.rounds[0].sample(values) if values else None
+    return wave.rounds[0].sample(values, wave.rounds[0]) if values else None
