@@ -1,6 +1,6 @@
 """What sampling GPUs costs and how it keeps time: eight fake H100s whose calls take realistic times (``tests/nvml/measured.py``).
 
-Beside it the calls of every tick, made by a loop that does nothing else, and sleeping as often through ctypes without any call:
+Beside it the calls of its ticks, made by a loop that does nothing else, and sleeping as often through ctypes without any call:
 they cost that much whoever makes them.
 Processor time is the whole process's, the double's own among it. The double sleeps where a driver may spin: what calls take in
 all is given beside it, as the bound of what a driver that spins would add. Figures on a real GPU: ``tests/gpu/run.sh``.
@@ -41,7 +41,7 @@ def run() -> list[dict[str, Any]]:
         hung = _worst(double.call("nvml.measured:gaps", realistic().add("at 5 gpu 3 hang ClockInfo 5"), 15.0))
     return [
         _figure("gpu: 8 at 10 Hz, of a core", ten["core"] * 100, "%", _BUDGET_PERCENT),
-        _figure("gpu: of that, the calls of a tick alone", bare * 100, "%", None),
+        _figure("gpu: of that, the calls of ticks alone", bare * 100, "%", None),
         _figure("gpu: of that, sleeping as often and nothing else", sleeping * 100, "%", None),
         _figure("gpu: 8 at 10 Hz, inside calls", ten["inside"] * 100, "%", None),
         _figure("gpu: 8 at 10 Hz, a sample", ten["core"] / ten["samples"] * 1e6, "us", None),

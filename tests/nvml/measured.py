@@ -6,7 +6,6 @@ import ctypes
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any, Final
 
 from handrail.gpu.counters import Pace
@@ -36,9 +35,9 @@ LATENCIES: Final = {
 0.4 ms, energy 2.6 ms, memory temperature 1.2 ms, processes 0.2 ms; utilisation, clocks, power, throttle reasons below 4 us, so
 nothing is slept for them. NVLink fields and performance monitoring are assumptions: no measurement was found."""
 
-SLEEPS_A_TICK: Final = 13
-"""Calls that sleep, of eight GPUs at 10 Hz: 8 batches a tick, 8 samples of performance monitoring every second tick, 10 others a
-second."""
+SLEEPS_A_TICK: Final = 9
+"""Calls that sleep, of eight GPUs at 10 Hz: 8 batches of bytes and 8 samples of performance monitoring every second tick, 10 more
+a second."""
 
 
 def realistic(count: int = 8) -> Scenario:
@@ -90,18 +89,19 @@ def sleeping(seconds: float) -> float:
 
 
 def bare(seconds: float) -> float:
-    """Of one core: the calls alone that the sampler makes at every tick, by a loop that looks at nothing they say."""
+    """Of one core: the calls alone that the sampler makes at ticks, by a loop that looks at nothing they say."""
     nvml = open_nvml()
     clock = SystemClock()
     readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000) for gpu in list_gpus(nvml)[0]]
-    for _ in range(2):
+    for _ in range(8):  # until bytes are read with the windows
         for reader in readers:
             for job in reader.lane_jobs():
                 read_round(job, clock)
-    calls: list[Callable[[], Any]] = [step.asking() for reader in readers for step in reader.jobs[Pace.TICK].steps]
+        time.sleep(0.2)
+    ticks, windows = ([step.asking() for each in readers for step in each.jobs[pace].steps] for pace in (Pace.TICK, Pace.WINDOW))
     began, cpu, tick = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
-        for call in calls:
+        for call in ticks if tick & 1 else [*ticks, *windows]:
             call()
         tick += 1
         time.sleep(max(0.0, began + tick * 0.1 - time.monotonic()))
@@ -127,7 +127,7 @@ def gaps(seconds: float, interval_ms: float = 100.0) -> dict[str, Any]:
     sampler.start()
     time.sleep(seconds)
     sampler.stop()
-    names = {"clock_hertz", "power_watts", "pcie_bytes", "nvlink_bytes"}  # read at every tick
+    names = {"clock_hertz", "power_watts"}  # read at every tick
     return {
         "longest": {
             f"{uuid} {name} {label}".strip(): gap

@@ -60,6 +60,30 @@ def test_ten_minutes_of_eight_gpus_with_every_width_are_exact(double: Double) ->
     assert kib["last"] == 1024 * grown(4294960000, 90_000_000, kib["first_ns"], kib["last_ns"])
 
 
+def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at_every_tick(double: Double) -> None:
+    """20 s: an H100, one whose PCIe rates are not believed after some seconds, and one without performance monitoring."""
+    still = ("gpu 1 set gpm.20 0", "gpu 1 set gpm.21 0")
+    none = ("gpu 2 error GpmQueryDeviceSupport 3",)
+    found = double.call("nvml.runs:byte_counters", h100(3).add(*still, *none), 20.0, 100_000_000, 0, virtual=True)["ends"]
+    reads = {name: end["reads"] for name, end in found.items() if "receive" in name}
+    assert 100 <= reads["0 pcie_bytes receive"] <= 110
+    assert 100 <= reads["0 nvlink_bytes receive"] <= 110
+    assert 160 <= reads["1 pcie_bytes receive"] <= 195
+    assert 100 <= reads["1 nvlink_bytes receive"] <= 110
+    assert 200 <= reads["2 pcie_bytes receive"] <= 201
+    assert 200 <= reads["2 nvlink_bytes receive"] <= 201
+    for end in found.values():
+        assert len(end["starts"]) == 1  # moved, and not begun anew
+
+
+def test_counters_that_may_turn_within_a_window_stay_with_the_ticks(double: Double) -> None:
+    narrow = (f"gpu 0 set field.{field} 7 rate 25000000000 bits 32 type {UNSIGNED_INT}" for field in (197, 198))
+    found = double.call("nvml.runs:byte_counters", h100().add(*narrow), 20.0, 50_000_000, 0, virtual=True)
+    end = found["ends"]["0 pcie_bytes receive"]
+    assert end["reads"] >= 390
+    assert (end["last"], len(end["starts"])) == (grown(7, 25_000_000_000, end["first_ns"], end["last_ns"]), 1)
+
+
 def test_performance_monitoring_is_never_read_closer_than_100_ms_and_leaves_no_hole(double: Double) -> None:
     found = double.call("nvml.runs:windows", h100(), [0, 105, 60, 39, 2, 105, 1000], virtual=True)
     spans = [round(each.get("activity_window_seconds", 0), 3) for each in found]
