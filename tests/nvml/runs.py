@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,6 +103,14 @@ def byte_counters(seconds: float, period_ns: int, jitter_ns: int) -> dict[str, A
                 if value.start_unix_ns not in known["starts"]:
                     known["starts"].append(value.start_unix_ns)
     return {"ends": ends, "falls": falls}
+
+
+def reads(seconds: float, name: str) -> dict[int, int]:
+    """How often a counter was told at 10 Hz, by GPU."""
+    told = Counter(
+        sample.device.index for sample in virtual(seconds, 100_000_000) for value in sample.values if value.name == name
+    )
+    return {index: count for index, count in told.items() if index is not None}
 
 
 def values_at(seconds: float, period_ns: int) -> dict[str, Any]:

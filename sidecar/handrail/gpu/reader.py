@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 from typing import Any, Final
 
+from handrail import conventions as names
 from handrail.gpu.agreement import Agreement
 from handrail.gpu.counters import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, Call, Field, Link, Pace, Read
 from handrail.gpu.devices import Gpu, Nvml
@@ -24,6 +25,9 @@ _LEAST_PERIOD_NS: Final = 5_000_000
 _SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
 _NEW_ROUNDS: Final = 2
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
+
+_FINER: Final = {names.GPU_BUSY: names.GPU_SM_ACTIVE, "memory_busy_ratio": names.GPU_DRAM_ACTIVE}
+"""What the driver means over 1/6 to 1 s, and what tells the same better where performance monitoring is given."""
 
 Key = tuple[str, str]
 """Name and label of a value."""
@@ -137,6 +141,10 @@ class DeviceReader:
             if not row.only_without:
                 self._add(row.name)
         self._agreement = Agreement(self.slots)
+        by_name = {slot.name: slot for slot in self.slots}
+        self._coarse = [
+            (slot, by_name[_FINER[slot.name]]) for slot in self.slots if slot.name in _FINER and _FINER[slot.name] in by_name
+        ]
 
     @property
     def wanted(self) -> set[str]:
@@ -242,20 +250,29 @@ class DeviceReader:
         """Bytes of which performance monitoring tells the rate are read with it, others at every tick; whether some moved.
 
         They are the dearest fields by far (0.2 to 0.4 ms each, ``tests/nvml/measured.py``), and a total loses nothing by that.
+        What it tells better than the driver's means is asked of these once a second.
         """
         moved = False
         for slot, rated in self._agreement.counts():
-            pace = Pace.WINDOW if rated else Pace.TICK
-            if slot.pace in (pace, Pace.BYTES) or (rated and self._turns_within(slot, window_ns)):
-                continue
-            step = next((step for step in self._job(slot.pace).steps if slot in step.slots), None)
-            if step is not None and _is_batch(step):  # else it hangs, alone
-                with self.lock:
-                    step.slots.remove(slot)
-                slot.pace = pace
-                self._place(slot)
-                moved = True
+            pace = Pace.WINDOW if rated and not self._turns_within(slot, window_ns) else Pace.TICK
+            moved |= slot.pace is not Pace.BYTES and self._move(slot, pace)
+        for slot, finer in self._coarse:
+            pace = Pace.SECOND if finer.how is not None and finer.last is not None else Pace.WINDOW
+            moved |= self._move(slot, pace)
         return moved
+
+    def _move(self, slot: Slot, pace: Pace) -> bool:
+        """Read a slot at another pace from now on; False where it is at that already, or hangs alone."""
+        step = None
+        if slot.pace is not pace:
+            step = next((step for step in self._job(slot.pace).steps if slot in step.slots), None)
+        if step is None or (isinstance(step, FieldStep) and not _is_batch(step)):
+            return False
+        with self.lock:
+            step.slots.remove(slot)
+        slot.pace = pace
+        self._place(slot)
+        return True
 
     def _turns_within(self, slot: Slot, span_ns: int) -> bool:
         line = self.gpu.pcie_line_bytes if slot.counter.link is Link.PCIE else self.gpu.nvlink_line_bytes

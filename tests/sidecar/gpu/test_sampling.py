@@ -76,6 +76,13 @@ def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at
         assert len(end["starts"]) == 1  # moved, and not begun anew
 
 
+def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double: Double) -> None:
+    scenario = h100(2).add("gpu 1 error GpmQueryDeviceSupport 3", "gpu * set utilization 1 rate 5")
+    reads = double.call("nvml.runs:reads", scenario, 10.0, "utilization_ratio", virtual=True)
+    assert 13 <= reads["0"] <= 17  # with the windows until it is known
+    assert reads["1"] == 50
+
+
 def test_counters_that_may_turn_within_a_window_stay_with_the_ticks(double: Double) -> None:
     narrow = (f"gpu 0 set field.{field} 7 rate 25000000000 bits 32 type {UNSIGNED_INT}" for field in (197, 198))
     found = double.call("nvml.runs:byte_counters", h100().add(*narrow), 20.0, 50_000_000, 0, virtual=True)
