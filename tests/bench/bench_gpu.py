@@ -20,6 +20,7 @@ from nvml.child import Double
 from nvml.measured import realistic
 
 _SECONDS = 20.0
+_RUNS = 7  # what a wake costs changes by the minute on a machine that others use too
 _HUNG = "GPU-fake-3 clock_hertz sm"
 _BUDGET_PERCENT = 1.0
 _MOST_MISSED = 1
@@ -33,14 +34,18 @@ def run() -> list[dict[str, Any]]:
         except CannotBuild as reason:
             print(f"gpu: not measured: {reason}", file=sys.stderr)
             return []
-        ten = double.call("nvml.measured:cost", realistic(), 100.0, _SECONDS)
+        runs = [double.call("nvml.measured:cost", realistic(), 100.0, _SECONDS / 2) for _ in range(_RUNS)]
         bare = double.call("nvml.measured:bare", realistic(), _SECONDS / 2)
         sleeping = double.call("nvml.measured:sleeping", realistic(), _SECONDS / 2)
         hundred = double.call("nvml.measured:cost", realistic(), 10.0, _SECONDS)
         quiet = _worst(double.call("nvml.measured:gaps", realistic(), 15.0))
         hung = _worst(double.call("nvml.measured:gaps", realistic().add("at 5 gpu 3 hang ClockInfo 5"), 15.0))
+    runs.sort(key=lambda run: run["core"])
+    ten = runs[_RUNS // 2]
     return [
-        _figure("gpu: 8 at 10 Hz, of a core", ten["core"] * 100, "%", _BUDGET_PERCENT),
+        _figure(f"gpu: 8 at 10 Hz, of a core, median of {_RUNS}", ten["core"] * 100, "%", _BUDGET_PERCENT),
+        _figure(f"gpu: lowest of the {_RUNS}", runs[0]["core"] * 100, "%", None),
+        _figure(f"gpu: highest of the {_RUNS}", runs[-1]["core"] * 100, "%", None),
         _figure("gpu: of that, the calls of ticks alone", bare * 100, "%", None),
         _figure("gpu: of that, sleeping as often and nothing else", sleeping * 100, "%", None),
         _figure("gpu: 8 at 10 Hz, inside calls", ten["inside"] * 100, "%", None),

@@ -35,9 +35,9 @@ LATENCIES: Final = {
 0.4 ms, energy 2.6 ms, memory temperature 1.2 ms, processes 0.2 ms; utilisation, clocks, power, throttle reasons below 4 us, so
 nothing is slept for them. NVLink fields and performance monitoring are assumptions: no measurement was found."""
 
-SLEEPS_A_TICK: Final = 9
-"""Calls that sleep, of eight GPUs at 10 Hz: 8 batches of bytes and 8 samples of performance monitoring every second tick, 10 more
-a second."""
+WINDOW_SLEEPS, TICKS_A_WINDOW, OTHER_SLEEPS = 16, 3, 1
+"""Calls that sleep, of eight GPUs at 10 Hz: a batch of bytes and a sample of performance monitoring each at every third tick, and
+10 others a second."""
 
 
 def realistic(count: int = 8) -> Scenario:
@@ -81,7 +81,7 @@ def sleeping(seconds: float) -> float:
     libc = ctypes.CDLL(None)
     began, cpu, tick = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
-        for _ in range(SLEEPS_A_TICK):
+        for _ in range(OTHER_SLEEPS + (0 if tick % TICKS_A_WINDOW else WINDOW_SLEEPS)):
             libc.usleep(700)
         tick += 1
         time.sleep(max(0.0, began + tick * 0.1 - time.monotonic()))
@@ -92,7 +92,7 @@ def bare(seconds: float) -> float:
     """Of one core: the calls alone that the sampler makes at ticks, by a loop that looks at nothing they say."""
     nvml = open_nvml()
     clock = SystemClock()
-    readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000) for gpu in list_gpus(nvml)[0]]
+    readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000, together=8) for gpu in list_gpus(nvml)[0]]
     for _ in range(8):  # until bytes are read with the windows
         for reader in readers:
             for job in reader.lane_jobs():
@@ -101,7 +101,7 @@ def bare(seconds: float) -> float:
     ticks, windows = ([step.asking() for each in readers for step in each.jobs[pace].steps] for pace in (Pace.TICK, Pace.WINDOW))
     began, cpu, tick = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
-        for call in ticks if tick & 1 else [*ticks, *windows]:
+        for call in ticks if tick % TICKS_A_WINDOW else [*ticks, *windows]:
             call()
         tick += 1
         time.sleep(max(0.0, began + tick * 0.1 - time.monotonic()))

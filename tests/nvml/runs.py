@@ -52,7 +52,7 @@ class VirtualClock:
 def readers(clock: VirtualClock, period_ns: int = 100_000_000) -> list[DeviceReader]:
     nvml = open_nvml()
     gpus, _ = list_gpus(nvml)
-    return [DeviceReader(nvml, gpu, clock, PROCESS, period_ns) for gpu in gpus]
+    return [DeviceReader(nvml, gpu, clock, PROCESS, period_ns, together=len(gpus)) for gpu in gpus]
 
 
 def jobs_of(all_readers: list[DeviceReader]) -> list[Job]:

@@ -177,8 +177,9 @@ class Sampler:
     def _start_lane(self, nvml: Nvml, gpus: Sequence[Gpu]) -> None:
         assert self._lanes is not None
         jobs: list[Job] = []
+        period_ns, without, together = self.settings.period_ns, self.settings.without, len(self.readers) + len(gpus)
         for gpu in gpus:
-            reader = DeviceReader(nvml, gpu, self._clock, self._process, self.settings.period_ns, self.settings.without)
+            reader = DeviceReader(nvml, gpu, self._clock, self._process, period_ns, without, together=together)
             reader.counted = partial(self._xid_values, gpu.device.key)
             self.readers[gpu.device.key] = reader
             jobs += reader.lane_jobs()

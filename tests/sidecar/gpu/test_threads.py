@@ -20,7 +20,7 @@ from handrail.gpu.failures import HANGS, NvmlFailed
 from handrail.gpu.halt import Halt
 from handrail.gpu.lane import Lane
 from handrail.gpu.lanes import Lanes
-from handrail.gpu.reader import DeviceReader, Job, Laid
+from handrail.gpu.reader import DeviceReader, Job, Laid, window_ns
 from handrail.gpu.state import SystemClock
 from handrail.gpu.steps import Step
 from handrail.gpu.wave import MOST_UNTOLD, Wave, is_to_tell, read_round
@@ -260,6 +260,16 @@ def reader(period_ms: int) -> DeviceReader:
 @pytest.mark.parametrize(("period_ms", "window_ms"), [(10, 110), (20, 120), (50, 150), (100, 200), (101, 101), (1000, 1000)])
 def test_windows_end_with_a_tick_and_are_longer_than_100_ms(period_ms: int, window_ms: int) -> None:
     assert reader(period_ms).jobs[Pace.WINDOW].period_ns == window_ms * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("period_ms", "devices", "expected_ms"),
+    [(100, 6, 200), (100, 7, 300), (100, 8, 300), (100, 16, 600), (1000, 56, 2000), (10, 16, 110)],
+)
+def test_many_gpus_have_longer_windows_unless_they_are_sampled_faster_than_usual(
+    period_ms: int, devices: int, expected_ms: int
+) -> None:
+    assert window_ns(period_ms * 1_000_000, devices) == expected_ms * 1_000_000
 
 
 @pytest.mark.parametrize(
