@@ -35,9 +35,9 @@ LATENCIES: Final = {
 0.4 ms, energy 2.6 ms, memory temperature 1.2 ms, processes 0.2 ms; utilisation, clocks, power, throttle reasons below 4 us, so
 nothing is slept for them. NVLink fields and performance monitoring are assumptions: no measurement was found."""
 
-WINDOW_SLEEPS, TICKS_A_WINDOW, OTHER_SLEEPS = 16, 3, 1
-"""Calls that sleep, of eight GPUs at 10 Hz: a batch of bytes and a sample of performance monitoring each at every third tick, and
-10 others a second."""
+WINDOW_SLEEPS, TICKS_A_WINDOW, OTHER_SLEEPS = 16, 4, 1
+"""Calls that sleep, of eight GPUs at 10 Hz: a batch of bytes and a sample of performance monitoring each at every fourth tick,
+and 10 others a second."""
 
 
 def realistic(count: int = 8) -> Scenario:

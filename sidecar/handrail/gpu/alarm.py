@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 import time
 from typing import Final
 
@@ -29,6 +30,9 @@ class Alarm:
     def __init__(self) -> None:
         self._fd = -1
         self._libc = ctypes.CDLL(None)
+        self._lock = threading.Lock()  # guards the two below, which are made once: ten settings a second, on cold caches
+        self._times = _Times()
+        self._at = ctypes.byref(self._times)
 
     def open(self) -> None:
         """Until it is set, it does not ring."""
@@ -38,9 +42,9 @@ class Alarm:
     def set(self, at_ns: int) -> None:
         """Ring at this time, monotonic, instead of the one before; at once where that is over."""
         if self._fd >= 0:
-            at_s, rest_ns = divmod(max(1, at_ns), 1_000_000_000)
-            times = _Times(0, 0, at_s, rest_ns)
-            self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(times), None)
+            with self._lock:
+                self._times.at_s, self._times.at_ns = divmod(max(1, at_ns), 1_000_000_000)
+                self._libc.timerfd_settime(self._fd, _ABSOLUTE, self._at, None)
 
     def wait(self) -> None:
         """Sleep until it rings."""
