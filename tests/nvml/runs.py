@@ -24,6 +24,7 @@ from handrail.gpu.steps import CallStep
 from handrail.gpu.view import absences, fresh_values
 from handrail.gpu.visible import Visible
 from handrail.gpu.wave import read_round
+from handrail.gpu.window import GpmStep
 from handrail.hardware import DeviceSample
 from handrail.records import Process, ProcessEvent, Role
 from nvml.child import control
@@ -111,6 +112,49 @@ def reads(seconds: float, name: str) -> dict[int, int]:
         sample.device.index for sample in virtual(seconds, 100_000_000) for value in sample.values if value.name == name
     )
     return {index: count for index, count in told.items() if index is not None}
+
+
+def paces(seconds: float) -> dict[str, Any]:
+    """At which pace the first GPU's values are read in the end, which are absent, and how often its byte counters began anew."""
+    (reader,) = every = readers(VirtualClock())
+    for _ in virtual(seconds, 100_000_000, of=every):
+        pass
+    told = {f"{slot.name} {slot.label}".strip(): slot for slot in reader.slots if slot.how is not None}
+    return {
+        "paces": {name: slot.pace.value for name, slot in told.items()},
+        "absent": sorted({name for name, _ in reader.absent}),
+        "anew": sum(growth.lost for slot in told.values() for growth in slot.growths.values()),
+    }
+
+
+def windows_apart(seconds: float) -> dict[str, Any]:
+    """Performance monitoring hangs at its second look and goes on alone: how old the last reading of bytes is then, in ms."""
+    clock = VirtualClock()
+    (reader,) = readers(clock)
+    alone: list[Job] = []
+    lane: list[Job] = []
+    for tick in range(1, int(seconds * 10)):
+        clock.control.set(tick * 100_000_000)
+        lane = lane or reader.lane_jobs()
+        for job in [*lane, *alone]:
+            job.begin_at(clock.mono_ns())
+            if job.next_ns <= clock.mono_ns():
+                before = reader.lane_jobs()
+                read_round(job, clock)
+                job.plan_next(clock.mono_ns())
+                if job not in alone and reader.lane_jobs() != before:
+                    lane = reader.lane_jobs()  # as a lane does after its own rounds, and only then
+        windows = reader.jobs[Pace.WINDOW]
+        if tick == 2:
+            (step,) = [each for each in windows.steps if isinstance(each, GpmStep)]
+            windows.remove(step)
+            alone.append(windows.alone(step))
+    now = clock.mono_ns()
+    return {
+        f"{slot.name} {slot.label}": (now - max(growth._began_ns for growth in slot.growths.values())) / 1e6
+        for slot in reader.slots
+        if slot.growths
+    }
 
 
 def values_at(seconds: float, period_ns: int) -> dict[str, Any]:

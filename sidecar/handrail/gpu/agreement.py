@@ -22,7 +22,7 @@ _SPANS: Final = 3
 class _Pair:
     """A rate and a count of the same traffic in one direction, and what they said since the last look."""
 
-    __slots__ = ("count", "counted", "given", "rate", "rated", "strikes")
+    __slots__ = ("count", "counted", "given", "rate", "rated", "since_unix_ns", "strikes")
 
     def __init__(self, rate: Slot, count: Slot) -> None:
         self.rate = rate
@@ -30,15 +30,19 @@ class _Pair:
         self.given = False  # the rate was told at least once
         self.rated = 0.0  # bytes
         self.counted: float | None = None  # the total at the last look
+        self.since_unix_ns = 0  # as it said then
         self.strikes = 0
 
     def still(self) -> Slot | None:
         """The one that stood at 0 while the other moved."""
         if not self.count.growths:
             return None
-        total = self.count.grown().value
-        grew = total - (self.counted if self.counted is not None else total)
-        rated, self.rated, self.counted = self.rated, 0.0, total
+        count = self.count.grown()
+        grew = count.value - (self.counted if self.counted is not None else count.value)
+        anew, self.since_unix_ns = count.start_unix_ns != self.since_unix_ns, count.start_unix_ns
+        rated, self.rated, self.counted = self.rated, 0.0, count.value
+        if anew:
+            return None  # how much it grew is not known
         if rated == 0 and grew > _MOVED_BYTES:
             return self.rate
         return self.count if grew == 0 and rated > _MOVED_BYTES else None

@@ -62,8 +62,8 @@ class Pace(Enum):
     """How often a value is read."""
 
     TICK = "tick"  # at the sampler's rate
-    BYTES = "bytes"  # at that rate, and faster where the counter could else wrap twice unseen
-    WINDOW = "window"  # with every so many-th tick that more than 100 ms lie between: every second at 10 Hz
+    BYTES = "bytes"  # at that rate, and faster where the counter could else turn unseen
+    WINDOW = "window"  # with every so many-th tick (``reader.window_ns``)
     SECOND = "second"  # calls that take milliseconds, and what moves slowly
     RARE = "rare"  # every 10 s
     SNAPSHOT = "snapshot"  # blocks by design: every second, on a thread of its own, never in the loop

@@ -60,13 +60,13 @@ class Owner(Protocol):
 
     def rejoin(self, lane: Lane) -> bool: ...
 
-    def merge(self, lane: Lane) -> bool: ...
+    def merge(self, lane: Lane) -> None: ...
 
     def well(self, lane: Lane, next_ns: int) -> None: ...
 
     def was_given_up(self, lane: Lane) -> bool: ...
 
-    def left_alone(self, lane: Lane) -> bool: ...
+    def left_alone(self, lane: Lane) -> Job | None: ...
 
     def ended(self, lane: Lane) -> None: ...
 
@@ -121,7 +121,7 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            while self.jobs and not self.ending:
+            while (self.jobs or self.incoming) and not self.ending:
                 try:
                     wave = self._due()
                     if wave is None:  # the sampler stops
@@ -147,7 +147,7 @@ class Lane:
             rest, self._rest, self._soon = self._rest, (), True
             return Wave(owner.clock, [(job, Laid(steps, owner.clock.mono_ns)) for job, steps in rest])
         while self.incoming:
-            self.jobs += self.incoming.pop()
+            self.jobs += [job for job in self.incoming.pop() if job not in self.jobs]
         next_ns = min([job.next_ns for job in self.jobs])
         wait_ns = next_ns - owner.clock.mono_ns()
         if wait_ns > 0:
@@ -261,13 +261,13 @@ class Lane:
         if self.share > _MOST_SHARE:
             self._owner.spread(self)
         elif now_ns - self.began_ns > CALM_NS:
-            self.ending = self._owner.merge(self)
+            self._owner.merge(self)
 
     def _keep(self, wave: Wave) -> bool:
         """After the call that hung has returned: go on with it alone; False where it is read elsewhere."""
-        if not self._owner.left_alone(self):
+        job, now = self._owner.left_alone(self), self._owner.clock.mono_ns()
+        if job is None:
             return False
-        job, now = self.jobs[0], self._owner.clock.mono_ns()
         self._owner.stats.missed += (now - wave.taken_ns) // job.period_ns
         job.next_ns = now
         self._quiet = 0

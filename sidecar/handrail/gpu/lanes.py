@@ -94,7 +94,7 @@ class Lanes:
             elif not lane.given_up:
                 if now - since > limit:
                     self._give_up(lane, since)
-                next_ns = min(next_ns, max(now, since) + limit)
+                next_ns = min(next_ns, since + limit if now - since <= limit else now + limit)
         return max(_LEAST_LOOK_NS, next_ns - now)
 
     def hanging(self, now_ns: int, longer_than_ns: int) -> list[tuple[DeviceReader, str, int]]:
@@ -134,17 +134,17 @@ class Lanes:
                 home.reader.take_back(home, lane.jobs[0].steps)
             return home is not None
 
-    def merge(self, lane: Lane) -> bool:
-        """Give a calm lane's jobs to one that began before it and has time for them; False where there is none."""
+    def merge(self, lane: Lane) -> None:
+        """Give a calm lane's jobs to one that began before it and has time for them, where there is one: then it ends."""
         with self._lock:
             for home in self._lanes:
                 if home is lane:
-                    return False
+                    return
                 plain = not (home.alone or home.ending or home.given_up) and home.limit_ns == lane.limit_ns
                 if plain and home.jobs and home.share + lane.share < _SHARE_TOGETHER:
-                    home.incoming.append(lane.jobs)
-                    return True
-        return False
+                    home.incoming += [lane.jobs, *lane.incoming]
+                    lane.incoming, lane.ending = [], True
+                    return
 
     def well(self, lane: Lane, next_ns: int) -> None:
         """A lane will be asking again at ``next_ns``: where there is no other one, nothing can hang until then."""
@@ -157,16 +157,20 @@ class Lanes:
         with self._lock:
             return lane.given_up
 
-    def left_alone(self, lane: Lane) -> bool:
-        """Whether a lane that was given up keeps the call that hung, now that it has returned."""
+    def left_alone(self, lane: Lane) -> Job | None:
+        """What a lane that was given up keeps, now that its call has returned: that call; None where it is read elsewhere."""
         with self._lock:
-            return lane.alone
+            return lane.jobs[0] if lane.alone else None
 
     def ended(self, lane: Lane) -> None:
-        """A lane's thread is about to end."""
+        """A lane's thread is about to end. What another lane gave it meanwhile begins anew."""
         with self._lock:
             if lane in self._lanes:
                 self._lanes.remove(lane)
+            left, lane.incoming = [job for jobs in lane.incoming for job in jobs], []
+            self._alarm.set(self.clock.mono_ns())  # what hung in it has ended: the watch says so
+        if left and not self.stopping.is_set():
+            self.start(lane.name, left, limit_ns=lane.limit_ns)
 
     # --- giving up ----------------------------------------------------------------------------------------------------------
 
@@ -221,11 +225,16 @@ class Lanes:
             home.add(parts)
 
     def _home(self, job: Job) -> Job | None:
-        """The job of the device's own lane that reads at the same pace."""
-        fits = (job.pace, Pace.TICK) if job.pace is Pace.BYTES else (job.pace,)
-        for lane in self._lanes:
-            if not lane.alone and not lane.ending and not lane.given_up:
-                for each in lane.jobs:
-                    if each.reader is job.reader and each.pace in fits:
-                        return each
-        return None
+        """The job of the device's own lane that reads at the same pace; made to be read again where nothing else was in it."""
+        plain = [lane for lane in self._lanes if not (lane.alone or lane.ending or lane.given_up)]
+        own = [(lane, each) for lane in plain for each in lane.jobs if each.reader is job.reader]
+        for _, each in own:
+            if each.pace is job.pace:
+                return each
+        reads = [lane for lane, each in own if each.pace is not Pace.SNAPSHOT]
+        home = job.reader.jobs.get(job.pace)
+        if not reads or home is None or job.pace is Pace.SNAPSHOT:
+            return None
+        home.next_ns = self.clock.mono_ns()
+        reads[0].incoming.append([home])
+        return home

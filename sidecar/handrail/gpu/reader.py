@@ -193,13 +193,15 @@ class DeviceReader:
                 for slot, code in moved:
                     self._move_on(slot, code)
                 changed = True
+        if changed and job.pace is Pace.WINDOW and not job.isolated:
+            self._join_windows(job.period_ns)  # a rate that is no longer given gives way to its count
         if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
             self._join_tick(job)
             changed = True
         if changed:
             with self.lock:
                 for each in (job, *self.jobs.values()):
-                    each.steps[:] = [step for step in each.steps if step.slots]
+                    each.steps[:] = [step for step in each.steps if step.slots or step.gone]
         return changed
 
     def split(self, step: Step) -> list[Step]:
@@ -222,6 +224,7 @@ class DeviceReader:
             if len(fields) > 1:
                 batch = FieldStep(self._nvml, self.gpu, f"fields {job.pace.value}")
                 batch.slots = [slot for step in fields for slot in step.slots]
+                batch.gone = [each for step in fields for each in step.gone]
                 batch.warm = True
                 fields = [batch]
             job.steps[:] = [*others, *fields]
@@ -253,7 +256,7 @@ class DeviceReader:
                     if holder is not None:
                         holder.slots.remove(slot)
                         holder.gone.append((slot, code))
-                moved = not_believed is not None and self._join_windows(job.period_ns)
+                moved = not_believed is not None and not job.isolated and self._join_windows(job.period_ns)
         return moved
 
     def _join_tick(self, job: Job) -> None:
@@ -286,25 +289,28 @@ class DeviceReader:
         return moved
 
     def _move(self, slot: Slot, pace: Pace) -> bool:
-        """Read a slot at another pace from now on; False where it is at that already, or hangs alone."""
-        step = None
-        if slot.pace is not pace:
-            step = next((step for step in self._job(slot.pace).steps if slot in step.slots), None)
-        if step is None or (isinstance(step, FieldStep) and not _is_batch(step)):
+        """Read a slot at another pace from now on; False where it is at that already, or read alone since it hung."""
+        if slot.pace is pace:
             return False
         with self.lock:
+            step = next((step for step in self._job(slot.pace).steps if slot in step.slots), None)
+            if step is None or (isinstance(step, FieldStep) and not _is_batch(step)):
+                return False
             step.slots.remove(slot)
         slot.pace = pace
-        self._place(slot)
+        placed = self._place(slot)
+        placed.read_ns = placed.read_ns or step.read_ns  # what was read is not old because a new step has read nothing yet
         return True
 
     def _turns_within(self, slot: Slot, span_ns: int) -> bool:
         line = self.gpu.pcie_line_bytes if slot.counter.link is Link.PCIE else self.gpu.nvlink_line_bytes
         spans = [growth.due_within_ns(line) for growth in slot.growths.values()]
-        return any(span is not None and span < span_ns for span in spans)
+        return not spans or any(span is not None and span < span_ns for span in spans)
 
     def _in_haste(self, step: Step) -> bool:
         due = step.due_within_ns()
+        if any(slot.counter.link is not None and not slot.growths for slot in step.slots):
+            return True  # not read yet: nobody knows how wide it is
         return due is not None and due < self._tick_ns
 
     def lines(self) -> list[DeviceValue]:
@@ -332,7 +338,7 @@ class DeviceReader:
                 self._later.remove(row)
                 self._add(row.name)
 
-    def _place(self, slot: Slot) -> None:
+    def _place(self, slot: Slot) -> Step:
         """Put a slot into the step that reads it in its present way."""
         how = slot.how
         assert how is not None
@@ -341,10 +347,11 @@ class DeviceReader:
             for step in job.steps:
                 if _serves(step, how):
                     step.slots.append(slot)
-                    return
+                    return step
             step = self._step(how, slot.pace)
             step.slots.append(slot)
             job.steps.append(step)
+            return step
 
     def _step(self, how: Read, pace: Pace) -> Step:
         if isinstance(how, Call):

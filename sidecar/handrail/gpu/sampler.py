@@ -302,7 +302,7 @@ class Sampler:
                 continue  # the first lane of a session sets it
             try:
                 self._alarm.set(now + lanes.look())
-                if now - told_ns > _SAY_NS:
+                if now - told_ns > _SAY_NS or self.state.stuck:
                     told_ns = now
                     hanging = lanes.hanging(now, STUCK_NS)
                     self._news.stuck({(reader.gpu.device.key, call): (reader, ns) for reader, call, ns in hanging})

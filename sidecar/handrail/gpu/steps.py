@@ -1,6 +1,6 @@
 """One call of NVML each, and the values it gives: a function of the device, or a batch of field values.
 
-A step belongs to one device and to the thread that reads it now. ``read`` returns what came and leaves out what did not; a value
+A step belongs to one device and to the thread that reads it now. ``took`` returns what came and leaves out what did not; a value
 that will never come moves to the next way of reading it, or to ``absent``. Ten times a second for eight GPUs, on caches that went
 cold in between: so numbers are taken out of NVML's structures in one go, and what did not change is not made anew.
 """

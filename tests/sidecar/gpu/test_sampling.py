@@ -83,6 +83,34 @@ def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double:
     assert reads["1"] == 50
 
 
+@pytest.mark.parametrize("without", [("field.138", "field.139"), ("utilization", "field.138", "field.139"), ()], ids=str)
+def test_bytes_are_read_on_while_performance_monitoring_is_read_alone(double: Double, without: tuple[str, ...]) -> None:
+    scenario = h100()
+    scenario.lines[:] = [line for line in scenario.lines if not any(f" {name}" in line for name in without)]
+    scenario = scenario.add(*(f"gpu 0 set field.{field} 17 rate 3000000000" for field in (197, 198)))  # wide, as is seen at 1.4 s
+    ages_ms = double.call("nvml.runs:windows_apart", scenario, 20.0, virtual=True)
+    assert "pcie_bytes receive" in ages_ms
+    assert max(ages_ms.values()) <= 200
+
+
+def test_rates_that_are_refused_later_give_way_to_their_counts(double: Double) -> None:
+    later = [f"at 5 gpu 0 error {call} 3" for call in ("GpmMetricsGet", "GpmSampleGet")]
+    before = double.call("nvml.runs:paces", h100(), 10.0, virtual=True)["paces"]
+    after = double.call("nvml.runs:paces", h100().add(*later), 10.0, virtual=True)["paces"]
+    asked = ("pcie_bytes receive", "nvlink_bytes transmit", "utilization_ratio", "memory_busy_ratio")
+    assert [before[name] for name in asked] == ["window", "window", "second", "second"]
+    assert [after[name] for name in asked] == ["tick", "tick", "window", "window"]
+
+
+def test_a_narrow_counter_whose_first_reading_fails_is_read_in_haste_all_the_same(double: Double) -> None:
+    fields = (198, 197)
+    narrow = [f"gpu 0 set field.{field} 17 rate 25000000000 bits 32" for field in fields]
+    fails = [line for field in fields for line in (f"gpu 0 error field.{field} 21", f"at 0.04 gpu 0 error field.{field} 0")]
+    found = double.call("nvml.runs:paces", h100().add(*narrow, *fails), 20.0, virtual=True)
+    assert found["paces"]["pcie_bytes receive"] == "bytes"
+    assert (found["absent"], found["anew"]) == ([], 0)
+
+
 def test_counters_that_may_turn_within_a_window_stay_with_the_ticks(double: Double) -> None:
     narrow = (f"gpu 0 set field.{field} 7 rate 25000000000 bits 32 type {UNSIGNED_INT}" for field in (197, 198))
     found = double.call("nvml.runs:byte_counters", h100().add(*narrow), 20.0, 50_000_000, 0, virtual=True)

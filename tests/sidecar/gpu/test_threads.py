@@ -251,6 +251,61 @@ def test_one_lane_that_is_well_lets_the_watch_sleep_and_two_do_not() -> None:
     assert alarm.times == [1_050]
 
 
+class At(SystemClock):
+    """A clock that stands where the test puts it."""
+
+    now_ns = 0
+
+    @classmethod
+    def mono_ns(cls) -> int:
+        return cls.now_ns
+
+
+@pytest.mark.parametrize(("now_ms", "again_ms"), [(10, 40), (49, 2), (50, 2), (51, 50)])
+def test_the_watch_looks_again_when_a_call_has_had_its_time_and_not_a_time_later(now_ms: int, again_ms: int) -> None:
+    lanes = Lanes(At, lambda sample: None, lambda of, code: None, limit_ns=50_000_000, alarm=Noted())
+    lane = Quiet(lanes, "reads", reader(100).lane_jobs(), 50_000_000)
+    lanes._lanes = [lane]
+    At.now_ns = now_ms * 1_000_000
+    asked = Asked("hangs")
+    asked.warm = True
+    lane.inside = lambda: (asked, lane.reader, 0)  # type: ignore[method-assign]
+    assert lanes.look() == again_ms * 1_000_000
+
+
+@pytest.mark.parametrize("pace", [Pace.BYTES, Pace.WINDOW])
+def test_a_call_that_is_well_again_rejoins_at_its_own_pace_though_nothing_else_is_read_at_it(pace: Pace) -> None:
+    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=Noted())
+    of = reader(100)
+    home_job = of.jobs[pace]
+    step = home_job.steps[0]
+    home_job.steps.clear()
+    home = Quiet(lanes, "reads", of.lane_jobs(), 50)  # without that job
+    alone = Quiet(lanes, "device 0", [home_job.alone(step)], 50)
+    alone.alone = True
+    lanes._lanes = [home, alone]
+    assert lanes.rejoin(alone)
+    assert lanes._home(home_job) is home_job  # once more before the lane has looked
+    assert home_job.steps == [step]
+    lanes.stopping.set()
+    for job in (*home.jobs, home_job):
+        job.next_ns = 1
+    assert home._due() is None  # the sampler stops, and what came has been taken up
+    assert [job for job in home.jobs if job is home_job] == [home_job]
+
+
+def test_what_a_lane_was_given_when_it_ended_begins_anew() -> None:
+    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=Noted())
+    given = reader(100).lane_jobs()
+    lane = Quiet(lanes, "reads", reader(100).lane_jobs(), 50)
+    lane.incoming.append(given)
+    lanes._lanes = [lane]
+    lanes.ended(lane)
+    (other,) = lanes.all()
+    assert other is not lane
+    lanes.stop(30.0)
+
+
 def reader(period_ms: int) -> DeviceReader:
     gpu = Gpu(device=Device(kind=DeviceKind.GPU, key="GPU-a", index=0), handle=None)
     nvml: Any = SimpleNamespace()
