@@ -16,8 +16,8 @@ from handrail.gpu.state import SamplerSettings, SystemClock
 from handrail.gpu.view import all_steps
 from handrail.gpu.wave import read_round
 from handrail.hardware import DeviceSample
-from nvml.runs import PROCESS
 from nvml.scenario import UNSIGNED_INT, Scenario, h100
+from nvml.virtual import PROCESS
 
 LATENCIES: Final = {
     "field.197": 150e-6,

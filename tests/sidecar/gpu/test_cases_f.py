@@ -21,7 +21,7 @@ def test_F01_with_mig_on_utilization_is_absent_and_memory_comes_by_mig_uuid(doub
         *memory(total=42_000_000_000, used=7_000_000_000, which="0.1"),
         "gpu 0.0 set gpm.2 77.0",
     )
-    found = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", scenario, 2.0, 100_000_000, virtual=True)
     parent, first, second = (found["values"][uuid] for uuid in ("GPU-fake-0", "MIG-fake-0-0", "MIG-fake-0-1"))
     assert "utilization_ratio" not in parent
     assert found["absent"]["GPU-fake-0"]["utilization_ratio"] == NOT_SUPPORTED
@@ -68,7 +68,7 @@ def test_F02_memory_not_supported_hides_nothing_else_and_zero_is_a_true_zero(
         "gpu * set temperature.0 35",
         *lines,
     )
-    values = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)["values"]["GPU-fake-0"]
+    values = double.call("nvml.virtual:values_at", scenario, 2.0, 100_000_000, virtual=True)["values"]["GPU-fake-0"]
     assert ("memory_used_bytes" in values) is present
     assert (values["utilization_ratio"], values["power_average_watts"], values["temperature_celsius{gpu}"]) == (0, 11.17, 35)
 
@@ -76,7 +76,7 @@ def test_F02_memory_not_supported_hides_nothing_else_and_zero_is_a_true_zero(
 def test_F02_a_binding_without_the_second_version_is_read_the_first_way(double: Double) -> None:
     scenario = Scenario(*memory(total=1000, used=400, reserved=100))
     scenario.add("gpu * error MemoryInfo_v2 13")
-    values = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)["values"]["GPU-fake-0"]
+    values = double.call("nvml.virtual:values_at", scenario, 2.0, 100_000_000, virtual=True)["values"]["GPU-fake-0"]
     assert values["memory_used_bytes"] == 500  # the first version counts what is reserved as used
     assert "memory_reserved_bytes" not in values
 
@@ -136,7 +136,7 @@ def test_F05_without_a_library_it_says_what_would_bring_one(double: Double) -> N
 @pytest.mark.parametrize(("bytes_", "known"), [("1061158912", 1061158912), ("none", None)])
 def test_F07_a_pid_of_the_host_is_nobody_here(double: Double, tmp_path: Path, bytes_: str, known: int | None) -> None:
     scenario = Scenario(f"gpu 0 process 28290 {bytes_}")
-    (process,) = double.call("nvml.runs:processes", scenario, str(tmp_path))
+    (process,) = double.call("nvml.virtual:processes", scenario, str(tmp_path))
     assert process == {"gpu": "GPU-fake-0", "pid": 28290, "memory_bytes": known, "seen_here": False, "name": ""}
 
 
@@ -146,18 +146,18 @@ def test_F07_a_pid_that_holds_no_gpu_is_not_taken_for_the_process(double: Double
         folder.mkdir(parents=True)
         (folder / "3").symlink_to(device)
         (folder.parent / "comm").write_text("VLLM::Worker_TP\n")
-    found = double.call("nvml.runs:processes", Scenario("gpu 0 process 28290 1", "gpu 0 process 28291 1"), str(tmp_path))
+    found = double.call("nvml.virtual:processes", Scenario("gpu 0 process 28290 1", "gpu 0 process 28291 1"), str(tmp_path))
     assert [(each["seen_here"], each["name"]) for each in found] == [(False, ""), (True, "VLLM::Worker_TP")]
 
 
 def test_F07_no_list_at_all(double: Double, tmp_path: Path) -> None:
-    assert double.call("nvml.runs:processes", Scenario(), str(tmp_path)) == []
+    assert double.call("nvml.virtual:processes", Scenario(), str(tmp_path)) == []
 
 
 def test_F08_nvlink_fields_are_kib_by_link_and_refused_links_are_passed_over(double: Double) -> None:
     links = [f"gpu 0 set field.138:{link} 1000000 rate 234700" for link in range(12)]
     links += [f"gpu 0 set field.139:{link} 5000000 rate 2700000" for link in range(12)]
-    found = double.call("nvml.runs:field_rates", Scenario(*links), 1.0, virtual=True)
+    found = double.call("nvml.virtual:field_rates", Scenario(*links), 1.0, virtual=True)
     assert found["rates"] == {"transmit": 2_883_993_600, "receive": 33_177_600_000}
     assert found["reads"][0] == {}  # asked for the sum over all links first, which is not there
     assert set(found["reads"][1].values()) == {0}  # the first reading gives no rate
@@ -165,7 +165,7 @@ def test_F08_nvlink_fields_are_kib_by_link_and_refused_links_are_passed_over(dou
 
 def test_F08_the_sum_over_all_links_is_one_field(double: Double) -> None:
     scenario = Scenario("gpu 0 set field.138:all 1 rate 234700", "gpu 0 set field.139:all 7 rate 2700000")
-    found = double.call("nvml.runs:field_rates", scenario, 2.0, virtual=True)
+    found = double.call("nvml.virtual:field_rates", scenario, 2.0, virtual=True)
     assert found["rates"] == {"transmit": 234_700 * 1024, "receive": 2_700_000 * 1024}
 
 
@@ -187,20 +187,20 @@ def test_F10_the_blocking_call_is_made_beside_the_loop_and_is_in_bytes(double: D
 
 def test_F10_where_bytes_are_counted_the_blocking_call_is_never_made(double: Double) -> None:
     scenario = l40s().add("gpu * set pcie.throughput.0 1", "gpu * set pcie.throughput.1 1")
-    found = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", scenario, 2.0, 100_000_000, virtual=True)
     assert found["snapshots"] == []
 
 
 def test_F11_a_rate_that_stands_at_zero_while_bytes_move_is_not_told(double: Double) -> None:
     scenario = h100().add("gpu 0 set gpm.20 0.0", "gpu 0 set gpm.21 0.0")
-    found = double.call("nvml.runs:values_at", scenario, 6.0, 110_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", scenario, 6.0, 110_000_000, virtual=True)
     assert found["absent"]["GPU-fake-0"] == {"pcie_bytes_per_second{receive}": -3, "pcie_bytes_per_second{transmit}": -3}
     assert "pcie_bytes{receive}" in found["values"]["GPU-fake-0"]
 
 
 def test_F11_bytes_that_stand_at_zero_while_the_rate_moves_are_not_told(double: Double) -> None:
     scenario = h100().add(*(f"gpu 0 set field.{field}:all 7" for field in (138, 139)))
-    found = double.call("nvml.runs:values_at", scenario, 6.0, 110_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", scenario, 6.0, 110_000_000, virtual=True)
     assert set(found["absent"]["GPU-fake-0"]) == {"nvlink_bytes{receive}", "nvlink_bytes{transmit}"}
 
 
@@ -208,7 +208,7 @@ def test_F11_an_idle_link_is_a_true_zero(double: Double) -> None:
     scenario = h100().add(
         *(f"gpu 0 set field.{field} 5000000000" for field in (197, 198)), "gpu 0 set gpm.20 0.0", "gpu 0 set gpm.21 0.0"
     )
-    found = double.call("nvml.runs:values_at", scenario, 6.0, 110_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", scenario, 6.0, 110_000_000, virtual=True)
     assert found["absent"]["GPU-fake-0"] == {}
     assert found["values"]["GPU-fake-0"]["pcie_bytes_per_second{receive}"] == 0
 

@@ -78,7 +78,7 @@ def test_what_a_person_sees(double: Double, golden: Callable[[Path | str, str], 
         *memory(total=42_000_000_000, used=7_000_000_000, which="2.1"),
         f"gpu 3 error * {GPU_IS_LOST}",
     )
-    shown = double.call("nvml.runs:page", scenario, columns, virtual=True)
+    shown = double.call("nvml.virtual:page", scenario, columns, virtual=True)
     assert [line for line in shown.splitlines() if line != line.rstrip()] == []
     golden(f"cli/gpus_{columns}.txt", shown)
 

@@ -35,7 +35,7 @@ def test_ten_minutes_of_32_bit_counters_at_line_rate_are_exact(
         f"gpu * set field.197 4294967000 rate {rates[0]} bits 32 type {UNSIGNED_INT}",
         f"gpu * set field.198 17 rate {rates[1]} bits 32",  # typed as 64 bits, and no wider than 32
     )
-    found = double.call("nvml.runs:byte_counters", scenario, 600.0, 100_000_000, jitter_ms * 1_000_000, virtual=True)
+    found = double.call("nvml.virtual:byte_counters", scenario, 600.0, 100_000_000, jitter_ms * 1_000_000, virtual=True)
     assert found["falls"] == 0
     for label, start, rate in (("transmit", 4294967000, rates[0]), ("receive", 17, rates[1])):
         end = found["ends"][f"0 pcie_bytes {label}"]
@@ -49,7 +49,7 @@ def test_ten_minutes_of_eight_gpus_with_every_width_are_exact(double: Double) ->
         "gpu 3 set field.138:all 4294960000 rate 90000000 bits 32",  # KiB: wraps every 48 s at this rate
         "gpu 4 set field.197 18446744073709551000 rate 3000000000",
     )
-    found = double.call("nvml.runs:byte_counters", scenario, 600.0, 1 * NS, 50_000_000, virtual=True)
+    found = double.call("nvml.virtual:byte_counters", scenario, 600.0, 1 * NS, 50_000_000, virtual=True)
     assert found["falls"] == 0
     rates = {"pcie_bytes receive": (17_000_000_000, 25_000_000_000, 1), "nvlink_bytes receive": (5_000_000, 180_000_000, 1024)}
     for index in range(8):
@@ -64,7 +64,7 @@ def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at
     """20 s: an H100, one whose PCIe rates are not believed after some seconds, and one without performance monitoring."""
     still = ("gpu 1 set gpm.20 0", "gpu 1 set gpm.21 0")
     none = ("gpu 2 error GpmQueryDeviceSupport 3",)
-    found = double.call("nvml.runs:byte_counters", h100(3).add(*still, *none), 20.0, 100_000_000, 0, virtual=True)["ends"]
+    found = double.call("nvml.virtual:byte_counters", h100(3).add(*still, *none), 20.0, 100_000_000, 0, virtual=True)["ends"]
     reads = {name: end["reads"] for name, end in found.items() if "receive" in name}
     assert 100 <= reads["0 pcie_bytes receive"] <= 110
     assert 100 <= reads["0 nvlink_bytes receive"] <= 110
@@ -78,7 +78,7 @@ def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at
 
 def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double: Double) -> None:
     scenario = h100(2).add("gpu 1 error GpmQueryDeviceSupport 3", "gpu * set utilization 1 rate 5")
-    reads = double.call("nvml.runs:reads", scenario, 10.0, "utilization_ratio", virtual=True)
+    reads = double.call("nvml.virtual:reads", scenario, 10.0, "utilization_ratio", virtual=True)
     assert 13 <= reads["0"] <= 17  # with the windows until it is known
     assert reads["1"] == 50
 
@@ -88,15 +88,15 @@ def test_bytes_are_read_on_while_performance_monitoring_is_read_alone(double: Do
     scenario = h100()
     scenario.lines[:] = [line for line in scenario.lines if not any(f" {name}" in line for name in without)]
     scenario = scenario.add(*(f"gpu 0 set field.{field} 17 rate 3000000000" for field in (197, 198)))  # wide, as is seen at 1.4 s
-    ages_ms = double.call("nvml.runs:windows_apart", scenario, 20.0, virtual=True)
+    ages_ms = double.call("nvml.virtual:windows_apart", scenario, 20.0, virtual=True)
     assert "pcie_bytes receive" in ages_ms
     assert max(ages_ms.values()) <= 200
 
 
 def test_rates_that_are_refused_later_give_way_to_their_counts(double: Double) -> None:
     later = [f"at 5 gpu 0 error {call} 3" for call in ("GpmMetricsGet", "GpmSampleGet")]
-    before = double.call("nvml.runs:paces", h100(), 10.0, virtual=True)["paces"]
-    after = double.call("nvml.runs:paces", h100().add(*later), 10.0, virtual=True)["paces"]
+    before = double.call("nvml.virtual:paces", h100(), 10.0, virtual=True)["paces"]
+    after = double.call("nvml.virtual:paces", h100().add(*later), 10.0, virtual=True)["paces"]
     asked = ("pcie_bytes receive", "nvlink_bytes transmit", "utilization_ratio", "memory_busy_ratio")
     assert [before[name] for name in asked] == ["window", "window", "second", "second"]
     assert [after[name] for name in asked] == ["tick", "tick", "window", "window"]
@@ -106,21 +106,21 @@ def test_a_narrow_counter_whose_first_reading_fails_is_read_in_haste_all_the_sam
     fields = (198, 197)
     narrow = [f"gpu 0 set field.{field} 17 rate 25000000000 bits 32" for field in fields]
     fails = [line for field in fields for line in (f"gpu 0 error field.{field} 21", f"at 0.04 gpu 0 error field.{field} 0")]
-    found = double.call("nvml.runs:paces", h100().add(*narrow, *fails), 20.0, virtual=True)
+    found = double.call("nvml.virtual:paces", h100().add(*narrow, *fails), 20.0, virtual=True)
     assert found["paces"]["pcie_bytes receive"] == "bytes"
     assert (found["absent"], found["anew"]) == ([], 0)
 
 
 def test_counters_that_may_turn_within_a_window_stay_with_the_ticks(double: Double) -> None:
     narrow = (f"gpu 0 set field.{field} 7 rate 25000000000 bits 32 type {UNSIGNED_INT}" for field in (197, 198))
-    found = double.call("nvml.runs:byte_counters", h100().add(*narrow), 20.0, 50_000_000, 0, virtual=True)
+    found = double.call("nvml.virtual:byte_counters", h100().add(*narrow), 20.0, 50_000_000, 0, virtual=True)
     end = found["ends"]["0 pcie_bytes receive"]
     assert end["reads"] >= 390
     assert (end["last"], len(end["starts"])) == (grown(7, 25_000_000_000, end["first_ns"], end["last_ns"]), 1)
 
 
 def test_performance_monitoring_is_never_read_closer_than_100_ms_and_leaves_no_hole(double: Double) -> None:
-    found = double.call("nvml.runs:windows", h100(), [0, 105, 60, 39, 2, 105, 1000], virtual=True)
+    found = double.call("nvml.virtual:windows", h100(), [0, 105, 60, 39, 2, 105, 1000], virtual=True)
     spans = [round(each.get("activity_window_seconds", 0), 3) for each in found]
     assert spans == [0, 0.105, 0, 0, 0.101, 0.105, 1.0]  # 60 + 39 + 2 ms are one window
     assert isclose(found[1]["sm_active_ratio"], 0.415)
@@ -151,7 +151,7 @@ def test_what_was_asked_is_told_though_the_gpu_is_lost_or_the_sampler_stops(doub
 
 def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double) -> None:
     scenario = h100().add("gpu 0 error field.186 3")
-    found = double.call("nvml.runs:asked_twice", scenario, virtual=True)
+    found = double.call("nvml.virtual:asked_twice", scenario, virtual=True)
     assert found["gone"] == ["power_watts"]
     assert set(found["left"]) == {"nvlink_bytes"}
     assert found["told"] == [["nvlink_bytes", "nvlink_bytes"]] * 2
@@ -174,7 +174,7 @@ def test_garbage_is_left_out_and_counted_and_hides_nothing(double: Double) -> No
         "gpu 0 set gpm.2 nan",
         "gpu 0 set gpm.3 1e300",
     )
-    found = double.call("nvml.runs:values_at", scenario, 2.0, 100_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", scenario, 2.0, 100_000_000, virtual=True)
     values = found["values"]["GPU-fake-0"]
     gone = {"utilization_ratio", "power_watts", "temperature_celsius{memory}", "energy_joules", "remapped_rows{corrected}"}
     assert not (gone | {"sm_active_ratio", "sm_occupancy_ratio"}) & set(values)
@@ -193,7 +193,7 @@ def test_a_driver_that_says_nonsense_of_its_gpus_hides_no_other(double: Double) 
 
 
 def test_an_l40s_names_what_it_lacks(double: Double) -> None:
-    found = double.call("nvml.runs:values_at", l40s(), 2.0, 100_000_000, virtual=True)
+    found = double.call("nvml.virtual:values_at", l40s(), 2.0, 100_000_000, virtual=True)
     absent = {name.partition("{")[0] for name in found["absent"]["GPU-fake-0"]}
     assert {"sm_active_ratio", "nvlink_bytes", "power_watts", "ecc_errors"} <= absent
     assert not {"utilization_ratio", "pcie_bytes", "energy_joules"} & absent
