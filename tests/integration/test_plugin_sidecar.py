@@ -13,6 +13,7 @@ from pathlib import Path
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+import replayed
 from handrail.export.plugin import read_plugin_log, read_plugin_span
 from handrail.export.spans import process_of
 from handrail.otlp.contract import Signal
@@ -20,7 +21,6 @@ from handrail.otlp.server import OtlpServer
 from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, ProcessEvent, Role
 
 DATAGRAMS = "handrail_sidecar_plugin_datagrams_total"
-RECORDING = Path(__file__).parents[1] / "data/recordings/plugin/decode.jsonl"
 
 
 class Door:
@@ -67,7 +67,7 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path) -> None:
         addresses = json.loads(await asyncio.to_thread(ready.read_text))["addresses"]
         assert addresses["plugin"] == str(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            lines = (await asyncio.to_thread(RECORDING.read_bytes)).splitlines()
+            lines = await asyncio.to_thread(replayed.plugin, "decode")
             for line in lines:
                 sender.sendto(line, str(path))
         await asyncio.wait_for(door.whole.wait(), 60)
@@ -83,7 +83,10 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path) -> None:
     assert {EngineTimes, KvFetch, EngineFacts, Iteration, ProcessEvent} <= kinds
     fetches = [record for record in door.records if isinstance(record, KvFetch)]
     assert all(f.process.role is Role.DECODE and f.process.instance == "10.0.0.7:8100" for f in fetches)
+    assert sum(r.decode_tokens for r in door.records if isinstance(r, Iteration) and not r.full) == 6 * 11
     samples = _samples(page)
+    for reason in ("future", "old", "wall"):
+        assert samples[f'handrail_sidecar_plugin_displaced_stamps_total{{reason="{reason}"}}'] == 0
     assert samples[DATAGRAMS] == len(lines)
     assert samples['handrail_sidecar_plugin_unmatched_total{kind="request"}'] == 0
     assert samples["handrail_kv_pinned_bytes"] == 0

@@ -28,7 +28,7 @@ OLDEST_NS: Final = 86_400 * SECOND_NS  # a plugin keeps what it says while nobod
 WALL_APART_NS: Final = 60 * SECOND_NS
 MAX_BOOTS: Final = 1024
 
-_BEGINS: Final = {
+BEGINS: Final = {
     words.STEP: "begin_ns",
     words.PAUSED: "begin_ns",
     words.KV_HANDSHAKE: "begin_ns",
@@ -83,7 +83,7 @@ class Stamps:
     def _event(self, heard: Heard, shift: int, sent_ns: int, turned_ns: int, offset_ns: int) -> Heard:
         at_ns = self._bounded(heard.at_ns + shift, sent_ns)
         changed: dict[str, Any] = {}
-        if (name := _BEGINS.get(heard.name)) is not None and (begin_ns := heard.fields[name]) is not None:
+        if (name := BEGINS.get(heard.name)) is not None and (begin_ns := heard.fields[name]) is not None:
             begin = begin_ns + shift
             bounded = min(begin, at_ns) if heard.name in _LONG_AGO else self._bounded(begin, at_ns)
             if bounded != begin_ns:
