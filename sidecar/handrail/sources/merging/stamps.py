@@ -71,7 +71,7 @@ class Stamps:
     def _shift(self, packet: Packet, now_ns: int) -> int:
         sent_ns = packet.monotonic_ns
         known = self._shifts.get(packet.boot)
-        if known is None or not _can_be(sent_ns + known, now_ns):
+        if known is None or abs(now_ns - sent_ns) < abs(now_ns - sent_ns - known) or not _can_be(sent_ns + known, now_ns):
             if _can_be(sent_ns, now_ns):
                 self._shifts.pop(packet.boot, None)
                 return 0
