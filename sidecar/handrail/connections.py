@@ -8,9 +8,7 @@ pauses, and who connects waits in the system's queue.
 # ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
 from __future__ import annotations
 
-import errno
 import logging
-import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from handrail.config import setting
-from handrail.descriptors import DescriptorBudget, wanted_limit
+from handrail.descriptors import DescriptorBudget
 from handrail.values import Duration
 
 log = logging.getLogger(__name__)
@@ -31,8 +29,6 @@ ONE_PEER: Final = 64
 
 QUIET_S: Final = 60.0
 """A refusal is said again in the log after this long without one."""
-
-OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +223,6 @@ class Gates:
 
 def own_gate(name: str, *, descriptors: int = 1) -> Gate:
     """A gate for a listener that stands alone, with the limit of descriptors as it is."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    budget = DescriptorBudget(wanted_limit(soft, soft), reserved=64)
+    budget = DescriptorBudget.of_process(reserved=64)
     share = (budget.limit - budget.reserved) / 2
     return Gate(name, Bounds.of(ConnectionsConfig(), share, descriptors=descriptors), budget)

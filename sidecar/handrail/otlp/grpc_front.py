@@ -20,7 +20,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from handrail.accepting import Acceptor, reset_at_close
-from handrail.connections import OUT_OF_DESCRIPTORS, Expiry, Gate, Refusal
+from handrail.connections import Expiry, Gate, Refusal
+from handrail.descriptors import OUT_OF_DESCRIPTORS
 
 log = logging.getLogger(__name__)
 
