@@ -11,7 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from handrail.descriptors import DescriptorBudget
 from handrail.live.requests import LiveRequests
+from handrail.proxy.acceptor import HANDSHAKE_S, Acceptor, AcceptStats
+from handrail.proxy.admission import Admission
 from handrail.proxy.client import ClientSide
 from handrail.proxy.relay import Relay
 from handrail.proxy.settings import ProxySettings
@@ -38,30 +41,39 @@ class ProxySource:
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
         live: LiveRequests | None = None,
+        budget: DescriptorBudget | None = None,
     ) -> None:
         self.settings = settings
         self.stats = ProxyStats()
+        self.admission = Admission(budget, settings.max_streams)
         self.address = (settings.listen_host, settings.listen_port)
         self._sink = sink
         self._clock = clock
         self._wall = wall
         self._live = live
         self._relay: Relay | None = None
-        self._server: asyncio.AbstractServer | None = None
+        self._acceptor: Acceptor | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Bind and listen. Raises ``OSError`` where the address cannot be bound; the upstream need not be up yet."""
-        relay = Relay(self.settings, self._sink, self.stats, clock=self._clock, wall=self._wall, live=self._live)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: ClientSide(relay),
-            self.settings.listen_host,
-            self.settings.listen_port,
-            backlog=_BACKLOG,
-            ssl=self.settings.tls,
+        settings = self.settings
+        relay = Relay(
+            settings,
+            self._sink,
+            self.stats,
+            clock=self._clock,
+            wall=self._wall,
+            live=self._live,
+            admission=self.admission,
         )
-        self._relay, self._server = relay, server
-        self.address = server.sockets[0].getsockname()[:2]
+        handshake_s = min(HANDSHAKE_S, settings.head_timeout_s)
+        acceptor = Acceptor(
+            lambda accepted: ClientSide(relay, accepted), relay, tls=settings.tls, handshake_s=handshake_s, backlog=_BACKLOG
+        )
+        self.address = await acceptor.start(settings.listen_host, settings.listen_port)
+        relay.freed = acceptor.resume
+        self._relay, self._acceptor = relay, acceptor
         self._tick()
         log.info("proxy listens on %s:%d for %s", *self.address, self.settings.upstream)
 
@@ -69,13 +81,22 @@ class ProxySource:
         """When each observed request that has not ended arrived, on the monotonic clock."""
         return iter(()) if self._relay is None else self._relay.open_since()
 
+    @property
+    def accepts(self) -> AcceptStats:
+        """What accepting connections met."""
+        return AcceptStats() if self._acceptor is None else self._acceptor.stats
+
+    def problem(self) -> str:
+        """Why no more work should be sent here, in one line for /readyz; '' while there is room."""
+        return self.admission.problem()
+
     async def shutdown(self, drain_seconds: float | None = None) -> None:
         """Stop listening, close what is idle, let exchanges end for up to ``drain_seconds``, then abort and record the rest."""
         relay, self._relay = self._relay, None
         if relay is None:
             return
-        assert self._server is not None
-        self._server.close()
+        assert self._acceptor is not None
+        self._acceptor.close()
         relay.draining = True
         for connection in tuple(relay.connections):
             connection.drain()
