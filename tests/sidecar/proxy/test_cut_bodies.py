@@ -148,10 +148,13 @@ async def test_answers_that_only_a_close_ends_are_reset_with_their_upstream(auth
         reset(peer)
 
     request = post(headers="Connection: Upgrade\r\nUpgrade: echo\r\n" if kind == "tunnel" else "")
-    async with Upstream(handler) as upstream, proxied(upstream.port, tls=server(authority)) as proxy:
-        async with wire(proxy, authority) as client:
-            await client.send(request)
-            await client.to_end()
+    async with (
+        Upstream(handler) as upstream,
+        proxied(upstream.port, tls=server(authority)) as proxy,
+        wire(proxy, authority) as client,
+    ):
+        await client.send(request)
+        await client.to_end()
     assert (client.clean, client.reset) == (False, True)
 
 
@@ -166,15 +169,18 @@ async def test_answer_that_the_proxy_cuts_ends_by_reset(authority: Authority | N
         await peer.gone()
 
     chunked = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-    async with Upstream(handler) as upstream, proxied(upstream.port, tls=server(authority)) as proxy:
-        async with wire(proxy, authority) as client:
-            await client.send(chunked if how.startswith("a bad") else post())
-            await until(lambda: proxy.source.stats.upstream_bytes >= len(begun))
-            if how == "shutdown":
-                await proxy.source.shutdown(0)
-            else:
-                await client.send(b"zz\r\n")
-            await client.to_end()
+    async with (
+        Upstream(handler) as upstream,
+        proxied(upstream.port, tls=server(authority)) as proxy,
+        wire(proxy, authority) as client,
+    ):
+        await client.send(chunked if how.startswith("a bad") else post())
+        await until(lambda: proxy.source.stats.upstream_bytes >= len(begun))
+        if how == "shutdown":
+            await proxy.source.shutdown(0)
+        else:
+            await client.send(b"zz\r\n")
+        await client.to_end()
     assert (client.clean, client.reset) == (False, True)
 
 
