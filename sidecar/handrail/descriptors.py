@@ -6,6 +6,7 @@ for the files, so that peers who only connect cannot take the last descriptor.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import time
@@ -15,6 +16,9 @@ from typing import Final
 
 MOST_DESCRIPTORS: Final = 1_048_576
 """The soft limit is not raised beyond this: the default of Linux's ``fs.nr_open``."""
+
+OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""What an ``OSError`` says when this process, or the system, has none left: worth another try."""
 
 CROWDED_SHARE: Final = 0.9
 RECOUNT_S: Final = 0.25
@@ -104,6 +108,11 @@ class DescriptorBudget:
         self._counted_at: float | None = None
         self._taken = 0
 
+    @classmethod
+    def of_process(cls, reserved: int) -> DescriptorBudget:
+        """Of this process, by its soft limit as it is now."""
+        return cls(_finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), reserved)
+
     def in_use(self) -> int:
         """Open descriptors: the last count and what was taken since."""
         now = self._clock()
@@ -127,14 +136,14 @@ class DescriptorBudget:
 
     @property
     def crowded(self) -> bool:
-        """True from 90 % of the limit on."""
-        return self.in_use() >= CROWDED_SHARE * self.limit
+        """True from 90 % of the limit on, and wherever no connection fits beside the reserve."""
+        return self.in_use() >= CROWDED_SHARE * self.limit or not self.free()
 
     def problem(self) -> str:
         """One line for /readyz, or '' while there is room."""
         if not self.crowded:
             return ""
         return (
-            f"{self.in_use()} of {self.limit} descriptors are in use: new connections wait or are refused; raise the hard limit "
-            "(ulimit -Hn, LimitNOFILE=) or see who connects"
+            f"{self.in_use()} of {self.limit} descriptors are in use ({self.reserved} are kept for files): new connections wait "
+            "or are refused; raise the hard limit (ulimit -Hn, LimitNOFILE=) or see who connects"
         )

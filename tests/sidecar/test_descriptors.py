@@ -108,14 +108,25 @@ def test_counting_works_without_one_descriptor_left() -> None:
 def test_free_is_what_limit_reserve_and_use_leave() -> None:
     clock, used = Clock(), [50]
     budget = DescriptorBudget(200, 60, clock=clock, count=lambda: used[0])
-    assert (budget.in_use(), budget.free(), budget.crowded) == (50, 90, False)
+    assert (budget.in_use(), budget.free()) == (50, 90)
     used[0] = 150
     assert budget.free() == 90  # not counted again yet
     clock.now += 0.25
-    assert (budget.in_use(), budget.free(), budget.crowded) == (150, 0, False)
-    used[0] = 180
-    clock.now += 0.25
-    assert budget.crowded
+    assert (budget.in_use(), budget.free()) == (150, 0)
+
+
+@pytest.mark.parametrize(
+    ("in_use", "reserved", "crowded"),
+    [
+        pytest.param(899, 100, False, id="room"),
+        pytest.param(900, 50, True, id="nine tenths of the limit"),
+        pytest.param(800, 200, True, id="no connection fits beside the reserve"),
+    ],
+)
+def test_crowded(in_use: int, reserved: int, crowded: bool) -> None:
+    budget = DescriptorBudget(1000, reserved, count=lambda: in_use)
+    assert budget.crowded is crowded
+    assert bool(budget.problem()) is crowded
 
 
 def test_taken_since_the_count_is_added() -> None:
@@ -145,5 +156,5 @@ def test_reserve_is_at_most_half() -> None:
 def test_problem_is_one_line_from_ninety_percent_on() -> None:
     assert DescriptorBudget(1000, 60, count=lambda: 899).problem() == ""
     problem = DescriptorBudget(1000, 60, count=lambda: 900).problem()
-    assert problem.startswith("900 of 1000 descriptors are in use: ")
+    assert problem.startswith("900 of 1000 descriptors are in use (60 are kept for files): ")
     assert "\n" not in problem
