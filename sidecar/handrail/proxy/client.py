@@ -12,7 +12,7 @@ import struct
 from enum import Enum
 from typing import cast
 
-from handrail.proxy.acceptor import EXHAUSTED
+from handrail.descriptors import OUT_OF_DESCRIPTORS
 from handrail.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
 from handrail.proxy.exchange import Ending, Observation
 from handrail.proxy.head import BadRequestError, HeadReader, HeadTooLongError, RequestHead
@@ -45,7 +45,7 @@ class _Phase(Enum):
 REFUSED_HEAD_S = 2.0  # how long a client that is no stream may take for the head of the request that is refused
 RETRY_AFTER_S = 1
 
-_NO_SOCKET = EXHAUSTED | {errno.EADDRNOTAVAIL}  # no descriptor, no memory, or no local port for a connection to the upstream
+_NO_SOCKET = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no local port is left
 
 _WAITING = (_Phase.CONNECT, _Phase.ANSWER)
 
@@ -105,7 +105,7 @@ class ClientSide(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
         self.opened = True
         self._waiting_ns = self.relay.clock()
-        self._admitted = self._owed = self.relay.admit()
+        self._admitted = self._owed = self.relay.stream()
         self.relay.stats.connections += 1
         self.relay.stats.open_connections += 1
         self.relay.connections.add(self)
@@ -235,7 +235,7 @@ class ClientSide(asyncio.Protocol):
         self._head_only = head.method == b"HEAD"
         self._last = head.last
         if not self._admitted:
-            self._admitted = self._owed = self.relay.admit()
+            self._admitted = self._owed = self.relay.stream()
         if not self._admitted:
             self._refuse_stream("streams")
             return False

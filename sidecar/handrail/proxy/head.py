@@ -38,7 +38,7 @@ class RequestHead:
     headers: tuple[tuple[bytes, bytes], ...]
     content_length: int | None  # None: no such header
     chunked: bool
-    last: bool
+    last: bool = False
 
     def first(self, name: bytes) -> bytes | None:
         """Value of the first header called ``name`` (lower case), or None."""

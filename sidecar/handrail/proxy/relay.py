@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from handrail.live.requests import LiveRequests
 from handrail.proxy.admission import Admission
@@ -77,26 +77,11 @@ class Relay:
         self._refused_ns = 0
         self._searched = False  # no idle connection was found since the last tick
 
-    # --- acceptor.Room ----------------------------------------------------------------------------------------------------
-
-    def room(self) -> bool:
-        """Whether one more client connection may be accepted."""
-        return self.admission.room()
-
-    def accepted(self) -> None:
-        """Count one."""
-        self.admission.accepted()
-
-    def failed(self, protocol: asyncio.Protocol | None) -> None:
-        """One ended in its handshake; where it had got a transport, its own end counts."""
-        if protocol is None or not cast("ClientSide", protocol).opened:
-            self.admission.closed(stream=False, owed=False)
-
     # --- streams ----------------------------------------------------------------------------------------------------------
 
-    def admit(self) -> bool:
+    def stream(self) -> bool:
         """Whether one more client connection may be a stream, if need be in place of one that has long been idle."""
-        if self.admission.admit():
+        if self.admission.stream():
             return True
         if self._searched:
             return False
@@ -107,7 +92,7 @@ class Relay:
             return False
         self.stats.displaced += 1
         idle.drain()
-        self.admission.admit_anyway()
+        self.admission.stream_anyway()
         return True
 
     def refused(self, reason: str) -> None:

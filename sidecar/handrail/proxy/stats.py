@@ -35,6 +35,7 @@ class ProxyStats:
     observer_errors: int = 0  # exceptions while observing; the bytes went on
     refused_streams: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))  # 503, by what was wanting
     timeouts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIMEOUTS, 0))  # client connections that we ended
+    handshakes_failed: int = 0  # TLS: not spoken, refused, or not done in time
     displaced: int = 0  # idle client connections that were closed for a new one
     outcomes: dict[Outcome, int] = field(
         default_factory=lambda: dict.fromkeys(Outcome, 0)

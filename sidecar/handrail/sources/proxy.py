@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 
+from handrail.accepting import Acceptor
 from handrail.descriptors import DescriptorBudget
 from handrail.live.requests import LiveRequests
-from handrail.proxy.acceptor import HANDSHAKE_S, Acceptor, AcceptStats
 from handrail.proxy.admission import Admission
 from handrail.proxy.client import ClientSide
 from handrail.proxy.relay import Relay
@@ -21,8 +22,8 @@ from handrail.proxy.settings import ProxySettings
 from handrail.proxy.stats import ProxyStats
 from handrail.sources.base import Sink
 
-_BACKLOG = 1024
 _TICK_S = 1.0
+HANDSHAKE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class ProxySource:
         self._live = live
         self._relay: Relay | None = None
         self._acceptor: Acceptor | None = None
+        self._opening: set[asyncio.Task[None]] = set()  # connections that are not a transport yet
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -67,24 +69,15 @@ class ProxySource:
             live=self._live,
             admission=self.admission,
         )
-        handshake_s = min(HANDSHAKE_S, settings.head_timeout_s)
-        acceptor = Acceptor(
-            lambda accepted: ClientSide(relay, accepted), relay, tls=settings.tls, handshake_s=handshake_s, backlog=_BACKLOG
-        )
-        self.address = await acceptor.start(settings.listen_host, settings.listen_port)
-        relay.freed = acceptor.resume
-        self._relay, self._acceptor = relay, acceptor
+        self._acceptor = Acceptor(self.admission, self._take)
+        self.address = self._acceptor.start(settings.listen_host, settings.listen_port)
+        self._relay, relay.freed = relay, self._acceptor.wake
         self._tick()
         log.info("proxy listens on %s:%d for %s", *self.address, self.settings.upstream)
 
     def open_since(self) -> Iterator[int]:
         """When each observed request that has not ended arrived, on the monotonic clock."""
         return iter(()) if self._relay is None else self._relay.open_since()
-
-    @property
-    def accepts(self) -> AcceptStats:
-        """What accepting connections met."""
-        return AcceptStats() if self._acceptor is None else self._acceptor.stats
 
     def problem(self) -> str:
         """Why no more work should be sent here, in one line for /readyz; '' while there is room."""
@@ -97,6 +90,10 @@ class ProxySource:
             return
         assert self._acceptor is not None
         self._acceptor.close()
+        await asyncio.sleep(0)  # a task that never ran could not close its socket
+        for task in tuple(self._opening):
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
         relay.draining = True
         for connection in tuple(relay.connections):
             connection.drain()
@@ -112,6 +109,34 @@ class ProxySource:
         if self._timer is not None:
             self._timer.cancel()
         log.info("proxy on %s:%d is closed", *self.address)
+
+    def _take(self, accepted: socket.socket, _peer: str) -> None:
+        relay = self._relay
+        assert relay is not None
+        with contextlib.suppress(OSError):  # the peer may have left again
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.get_running_loop().create_task(self._open(ClientSide(relay, accepted), accepted))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, client: ClientSide, accepted: socket.socket) -> None:
+        tls = self.settings.tls
+        handshake_s = None if tls is None else min(HANDSHAKE_S, self.settings.head_timeout_s)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: client, accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
+        except OSError:  # no TLS was spoken, or not in time, or the peer is gone
+            self.stats.handshakes_failed += 1
+        finally:
+            if not client.opened:
+                accepted.close()
+                self.admission.closed(stream=False, owed=False)
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.wake()
 
     def _tick(self) -> None:
         relay = self._relay
