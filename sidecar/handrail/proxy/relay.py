@@ -42,7 +42,10 @@ SPARE_IDLE_S = 5.0
 RECOVERED_S = 5.0
 """Streams are taken again when so long none was refused and there is room: said once, however often it is just not enough."""
 
-_WHY = {"streams": "no more fit", "descriptors": "no descriptor, port or memory for a connection to the upstream"}
+_WHY = {
+    "streams": "no more fit (raise the hard limit of descriptors: ulimit -Hn, LimitNOFILE=; or proxy.max_streams)",
+    "descriptors": "the system has no descriptor, memory or port for a connection to the upstream",
+}
 
 
 class Relay:
@@ -102,12 +105,10 @@ class Relay:
         self._refused_ns = self.clock()
         if self._refusing == 1:
             log.warning(
-                "proxy on %s:%d refuses streams with 503 (%s): %d are open%s",
-                self.settings.listen_host,
-                self.settings.listen_port,
+                "proxy refuses streams with 503: %s; %d are open, and further refusals are counted in "
+                "handrail_sidecar_proxy_refused_streams_total",
                 _WHY[reason],
                 self.admission.streams,
-                "; raise the hard limit of descriptors (ulimit -Hn, LimitNOFILE=)" if self.settings.max_streams is None else "",
             )
 
     def _recovered(self, now: int) -> None:

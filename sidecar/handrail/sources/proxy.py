@@ -46,6 +46,7 @@ class ProxySource:
     ) -> None:
         self.settings = settings
         self.stats = ProxyStats()
+        self.ticks = 0  # times that limits and what was put off were looked at
         self.admission = Admission(budget, settings.max_streams)
         self.address = (settings.listen_host, settings.listen_port)
         self._sink = sink
@@ -142,6 +143,7 @@ class ProxySource:
         relay = self._relay
         if relay is not None:
             relay.tick()
+            self.ticks += 1
         elif self._timer is None:
             return
         self._timer = asyncio.get_running_loop().call_later(min(_TICK_S, self.settings.idle_after_finish_s / 4), self._tick)
