@@ -46,8 +46,8 @@ class Context:
 class Trial:
     """One row of the table.
 
-    ``name``: unique, ``group.what``. ``expected``: plain text, what has to happen. ``seconds``, ``long_seconds``: what it takes in
-    the short and in the long form; the deadline is thrice that and a minute. ``beside``: it may run beside another one.
+    ``name``: unique, ``group.what``. ``expected``: plain text, what has to happen. ``seconds``, ``long_seconds``: how long it
+    takes in the short and in the long form; the deadline is thrice that and a minute. ``beside``: it may run beside another one.
     ``run``: raises ``NotRunError`` where this machine cannot run it; any other exception is a trial that is not ok.
     """
 
