@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +132,7 @@ def collector(
     before: tuple[str, ...] = (),
     quick: Sequence[str] = QUICK,
 ) -> Iterator[Running]:
-    """A collector that is not started yet, at ports of its own over all its starts. ``data``: by default a folder in ``folder``."""
+    """A collector that is not started yet, at ports of its own over all its starts. ``data``: by default ``folder/data``."""
     folder.mkdir(parents=True, exist_ok=True)
     with held_port() as otlp, held_port() as api:
         where = data if data is not None else folder / "data"
@@ -219,6 +218,4 @@ async def standing_still(*running: Running) -> AsyncIterator[None]:
 
 async def pause(seconds: float) -> None:
     """A fault lasts so long; nothing is waited for."""
-    until_s = time.monotonic() + seconds
-    while (left_s := until_s - time.monotonic()) > 0:
-        await asyncio.sleep(min(left_s, 1.0))
+    await asyncio.sleep(seconds)
