@@ -61,8 +61,13 @@ class Verdict:
         """For ``--json``."""
         trial = self.trial
         return {
-            **{"trial": trial.name, "expected": trial.expected, "got": self.got, "ok": self.ok},
-            **{"group": trial.group, "seconds": round(self.seconds, 1), "run": not self.not_run},
+            "trial": trial.name,
+            "expected": trial.expected,
+            "got": self.got,
+            "ok": self.ok,
+            "group": trial.group,
+            "seconds": round(self.seconds, 1),
+            "run": not self.not_run,
         }
 
 
@@ -141,10 +146,8 @@ class Runner:
 
     async def run(self, wanted: Sequence[Trial]) -> list[Verdict]:
         """One after another those that want to be alone, then the others two at a time."""
-        verdicts: list[Verdict] = []
-        for trial in wanted:
-            if not trial.beside:
-                verdicts.append(await self._one(trial))
+        alone = [trial for trial in wanted if not trial.beside]
+        verdicts = [await self._one(trial) for trial in alone]
         waiting = [trial for trial in wanted if trial.beside]
 
         async def work() -> None:
