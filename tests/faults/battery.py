@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -166,6 +167,8 @@ class Runner:
         else:
             with tempfile.TemporaryDirectory(prefix="handrail-faults-") as temporary:
                 folder = Path(temporary) if self._keep is None else self._keep / trial.name
+                if self._keep is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
                 answer = await self._answer(trial, folder)
             seconds = time.monotonic() - began_s

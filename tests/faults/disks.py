@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from acknowledged import stored, until, until_stored
@@ -175,14 +175,14 @@ _ONCE = "0 acknowledged spans lost, 0 doubled"
 _EVIDENCE = "every stream whole, every request a row (from memory), the fault on /metrics and /readyz, gone when mended"
 
 
-def _of_data(name: str, expected: str, run: Callable[[Context], object], seconds: float = 25) -> Trial:
+def _of_data(name: str, expected: str, run: Callable[[Context], Awaitable[Got]], seconds: float = 25) -> Trial:
     return Trial(
         name=f"disk.data_{name}", group="disk", expected=expected, seconds=seconds, long_seconds=120, beside=True, run=run
-    )  # type: ignore[arg-type]
+    )
 
 
-def _of_spool(name: str, expected: str, run: Callable[[Context], object]) -> Trial:
-    return Trial(name=f"disk.spool_{name}", group="disk", expected=expected, seconds=30, long_seconds=120, beside=True, run=run)  # type: ignore[arg-type]
+def _of_spool(name: str, expected: str, run: Callable[[Context], Awaitable[Got]]) -> Trial:
+    return Trial(name=f"disk.spool_{name}", group="disk", expected=expected, seconds=30, long_seconds=120, beside=True, run=run)
 
 
 TRIALS: tuple[Trial, ...] = (
