@@ -41,7 +41,14 @@ class JournalSettings:
 
     def open_log(self, *, floor: int = 0, files: Files | None = None) -> SegmentLog:
         """Open the log; ``floor`` as in ``SegmentLog``: the store's published offset. Raises what ``SegmentLog`` raises."""
-        return SegmentLog(self.folder, Limits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
+        log = SegmentLog(self.folder, Limits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
+        if torn := log.recovery.torn_bytes:
+            _LOG.warning(
+                "the journal's last %d bytes hold no whole record and are cut off: half written at a crash and not acknowledged, "
+                "or damaged since",
+                torn,
+            )
+        return log
 
 
 @dataclass(frozen=True, slots=True)
