@@ -204,18 +204,21 @@ async def collector(folder: Path, *flags: str, descriptors: int | None = None) -
 async def beside_silence(
     folder: Path, seconds: float, *, count: int, tls_share: float = 0.5, descriptors: int | None = None
 ) -> dict[str, Any]:
-    """Good senders over gRPC and HTTP for so long, beside ``count`` silent connections to all listeners; what was seen."""
+    """Good senders over gRPC and HTTP for so long, beside ``count`` silent connections to all listeners; what was seen.
+
+    It takes longer where fewer than ``refusals`` connections have been refused at one of the listeners by then.
+    """
     async with collector(folder, descriptors=descriptors) as running:
         grpc = Sender(f"grpcs://{running.addresses['otlp_grpc']}", "grpc", running.settings)
         http = Sender(f"https://{running.addresses['otlp_http']}", "http", running.settings)
         sending = [asyncio.create_task(each.run()) for each in (grpc, http)]
         async with flooding(running.listeners, count, tls_share) as child:
-            deadline = time.monotonic() + seconds
+            until_s = time.monotonic() + seconds
             ready_statuses: list[int] = []
-            while time.monotonic() < deadline and running.alive:
-                await asyncio.sleep(min(5.0, seconds / 4))
-                status, _ = await running.get("/readyz")
-                ready_statuses.append(status)
+            while running.alive and not (time.monotonic() >= until_s and await _refuses(running, refusals)):
+                await asyncio.sleep(min(5.0, max(0.2, seconds / 4)))
+                answered, _ = await running.get("/readyz")
+                ready_statuses.append(answered)
             metrics = await running.metrics() if running.alive else {}
             flood = await result_of(child)
         grpc.stopping = http.stopping = True
@@ -240,6 +243,15 @@ async def beside_silence(
             "load": os.getloadavg()[1],
             "log": [line for line in running.log().splitlines() if " INFO " not in line][:20],
         }
+
+
+async def _refuses(running: Collector, refusals: int) -> bool:
+    if not refusals:
+        return True
+    metrics = await running.metrics()
+    return all(
+        metrics[f"handrail_connections_refused_total {name} peer"] >= refusals for name in ("otlp_grpc", "otlp_http", "api")
+    )
 
 
 def _figures(sender: Sender) -> dict[str, float]:
