@@ -8,6 +8,7 @@ import logging
 import time
 
 from handrail.config import plain
+from handrail.descriptors import raise_limit
 from handrail.listeners import Protection
 from handrail.otlp.contract import Signal
 from handrail.otlp.server import OtlpServer
@@ -23,7 +24,7 @@ from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.metrics.page import page_rows
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.pipeline import Pipeline, PipelineSettings
-from handrail_collector.running import Running
+from handrail_collector.running import Running, collector_gates
 from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
 from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.manifest import StoreDamagedError
@@ -41,6 +42,8 @@ def run(config: CollectorConfig) -> int:
 
 async def _main(config: CollectorConfig) -> int:
     stop = Stop()
+    limit = raise_limit()
+    gates = collector_gates(config)
     protection = Protection(config.tls, config.auth, [each.value for each in config.plaintext])
     protection.warn_of_open(config.listeners)
     publisher = Publisher(config.data / "store")
@@ -75,10 +78,12 @@ async def _main(config: CollectorConfig) -> int:
         http_tls=protection.tls("otlp_http"),
         grpc_guard=protection.guard("otlp_grpc"),
         http_guard=protection.guard("otlp_http"),
+        grpc_gate=gates.gate("otlp_grpc"),
+        http_gate=gates.gate("otlp_http"),
     )
     api_guard = protection.guard("api", certificates=True)
     upkeep = Upkeep(publisher, _upkeep_settings(config))
-    running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns())
+    running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
     parts = Parts()
     addresses: dict[str, str] = {}
     for each in forwards:
@@ -119,11 +124,12 @@ async def _main(config: CollectorConfig) -> int:
             not_ready=running.not_ready,
             tls=protection.context("api", ask_only=True),
             guard=api_guard,
+            gate=gates.gate("api"),
         )
         await parts.start("api", api.start(), api.shutdown)
         await parts.start("links", links.start(), links.shutdown)
         addresses.update(bound(api=api.address))
-    log.info("collecting into %s: %s", config.data, protection.told(addresses, config.listeners))
+    log.info("collecting into %s: %s; %s", config.data, protection.told(addresses, config.listeners), limit)
     log.debug("configuration: %s", plain(config))
     # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
     # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from handrail.config import Problem, section, setting
+from handrail.connections import ConnectionsConfig
 from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
 from handrail.settings import clashes
 from handrail.values import Address, Duration, Size, Url
@@ -144,6 +145,7 @@ class CollectorConfig:
         example="[otlp_grpc, otlp_http]",
         unset="none",
     )
+    connections: ConnectionsConfig = section(ConnectionsConfig)
     data: Path = setting(Path("handrail-data"), help="folder of the journal and the store", example="/var/lib/handrail")
     journal_max_bytes: Size = setting(
         Size(4 * 2**30),

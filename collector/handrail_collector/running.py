@@ -6,7 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from handrail.connections import Gates
+from handrail.descriptors import DescriptorBudget
+from handrail.otlp import grpc_front
 from handrail.otlp.server import OtlpServer
+from handrail_collector.config import CollectorConfig
 from handrail_collector.journal.journal import Journal
 from handrail_collector.observed import Seen
 from handrail_collector.pipeline import Pipeline
@@ -15,6 +19,15 @@ from handrail_collector.store.upkeep import Upkeep
 
 JOURNAL_FULL_S = 15.0
 """How long after a refusal the collector counts as full."""
+
+RESERVED_DESCRIPTORS = 256
+"""Kept for the journal, the store, its upkeep and readers, and forward endpoints."""
+
+
+def collector_gates(config: CollectorConfig) -> Gates:
+    """A third of the descriptors that are not reserved for each listener."""
+    shares = {"otlp_grpc": (1 / 3, grpc_front.DESCRIPTORS), "otlp_http": (1 / 3, 1), "api": (1 / 3, 1)}
+    return Gates(config.connections, DescriptorBudget.of_process(RESERVED_DESCRIPTORS), shares)
 
 
 @dataclass(slots=True)
@@ -27,6 +40,7 @@ class Running:
     forwards: tuple[OtlpForward, ...]
     upkeep: Upkeep
     started_unix_ns: int
+    gates: Gates
     _refused: int = 0
     _refused_at: float = 0.0
 
@@ -41,7 +55,7 @@ class Running:
             return "the journal is full: senders are told to retry; raise journal_max_bytes or see why the pipeline lags"
         if self.pipeline.stats.failing >= 3:
             return "publishing to the store fails again and again; see the log"
-        return ""
+        return self.gates.problem()
 
     def status(self) -> dict[str, Any]:
         """For ``GET /api/v1/status``: how far everything is, and how much of the traffic is covered."""

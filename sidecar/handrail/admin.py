@@ -5,6 +5,7 @@ The last two are open to everyone who reaches the port: an orchestrator's probe 
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -12,7 +13,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from handrail.auth import AUTHORIZATION, Denied, Guard
+from handrail.connections import Gate, own_gate
+from handrail.httpserver import HttpServer
 from handrail.selfmetrics import SelfMetrics
+
+log = logging.getLogger(__name__)
 
 Problem = Callable[[], str]
 """Says in one line why the process is not ready, or '' when it is."""
@@ -54,7 +59,7 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
 class AdminServer:
     """Serves the three endpoints alone, for the sidecar. ``shutdown`` works without ``start`` and twice.
 
-    ``tls`` None: plaintext. ``guard``: who may scrape.
+    ``tls`` None: plaintext. ``guard``: who may scrape. ``gate``: how many may connect.
     """
 
     def __init__(
@@ -66,22 +71,24 @@ class AdminServer:
         *,
         tls: ssl.SSLContext | None = None,
         guard: Guard | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        self.address = (host, port)
-        self._tls = tls
         app = web.Application(middlewares=[_guarded(guard or Guard("admin"))])
         add_routes(app, metrics, not_ready)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._http = HttpServer(app, host, port, gate or own_gate("admin"), tls=tls, logger=log)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, once it is started."""
+        return self._http.address
 
     async def start(self) -> None:
         """Raises ``OSError`` when the port cannot be bound."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, *self.address, ssl_context=self._tls)
-        await site.start()
-        self.address = self._runner.addresses[0][:2]
+        await self._http.start()
 
     async def shutdown(self) -> None:
-        await self._runner.cleanup()
+        """Stop listening."""
+        await self._http.shutdown()
 
 
 def _guarded(guard: Guard) -> Any:

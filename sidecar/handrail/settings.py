@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from handrail.auth import AUTHORIZATION
 from handrail.config import Problem, section, setting
+from handrail.connections import ConnectionsConfig
 from handrail.gpu.counters import NAMES as GPU_COUNTERS
 from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
 from handrail.otlp.settings import ClientSettings, Names
@@ -420,6 +421,7 @@ class SidecarConfig:
         example="[proxy]",
         unset="none",
     )
+    connections: ConnectionsConfig = section(ConnectionsConfig)
     spool: SpoolConfig = section(SpoolConfig)
     trace_context: TraceContextMode = setting(
         TraceContextMode.SET,

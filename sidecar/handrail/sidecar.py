@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from handrail import conventions as names
 from handrail.admin import AdminServer
 from handrail.buckets import Histogram
+from handrail.connections import Gates
+from handrail.descriptors import DescriptorBudget, raise_limit
 from handrail.enginemetrics import EventCounts
 from handrail.export.counts import CountsExport
 from handrail.export.device_batches import DeviceBatches
@@ -26,6 +28,7 @@ from handrail.listeners import Protection
 from handrail.live.exponential import ExponentialHistogram
 from handrail.live.objectives import Objectives
 from handrail.live.requests import LiveRequests
+from handrail.otlp import grpc_front
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.endpoint import parse_endpoint
 from handrail.otlp.security import ClientSecurity
@@ -58,6 +61,12 @@ CHECK_WINDOW_S = 30.0
 SAMPLES_SHARE = 4
 """Samples are dropped while more than this part (a quarter) of the spool waits: what requests did goes first."""
 
+RESERVED_DESCRIPTORS = 128
+"""Kept for the spool, the logs that are read, samplers and what is sent."""
+
+LISTENER_SHARES = {"otlp_grpc": (1 / 4, grpc_front.DESCRIPTORS), "otlp_http": (1 / 8, 1), "admin": (1 / 8, 1)}
+"""Of the other descriptors, and what a connection takes; half of them is the proxy's."""
+
 
 def run(config: SidecarConfig) -> int:
     """Run until SIGTERM or Ctrl-C; the exit code."""
@@ -68,6 +77,7 @@ def make(config: SidecarConfig) -> Made:
     """The parts that ``config`` asks for, none of them started."""
     process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
     protection = Protection(config.tls, config.auth, [each.value for each in config.plaintext])
+    gates = Gates(config.connections, DescriptorBudget.of_process(RESERVED_DESCRIPTORS), LISTENER_SHARES)
     client = config.collector.client
     security = _security(client, "collector")
     backend = config.otlp_metrics.endpoint
@@ -76,7 +86,7 @@ def make(config: SidecarConfig) -> Made:
         own_resource(process, cluster=config.cluster),
         lambda: OtlpClient.of(client, security),
     )
-    tap = _tap(config, process, exporter, protection)
+    tap = _tap(config, process, exporter, protection, gates)
     kind = ExponentialHistogram if backend is not None else Histogram
     objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
     live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
@@ -103,6 +113,7 @@ def make(config: SidecarConfig) -> Made:
         process=process,
         client=client,
         protection=protection,
+        gates=gates,
         security=security,
         exporter=exporter,
         live=live,
@@ -126,6 +137,7 @@ def make(config: SidecarConfig) -> Made:
 
 async def _main(config: SidecarConfig) -> int:
     stop = Stop()
+    limit = raise_limit()
     made = make(config)
     protection = made.protection
     protection.warn_of_open(config.listeners)
@@ -143,9 +155,10 @@ async def _main(config: SidecarConfig) -> int:
             config.admin.host,
             config.admin.port,
             metrics,
-            lambda: state["not_ready"],
+            lambda: state["not_ready"] or made.gates.problem(),
             tls=protection.context("admin", ask_only=True),
             guard=admin_guard,
+            gate=made.gates.gate("admin"),
         )
         await parts.start("admin", admin.start(), admin.shutdown)
         addresses.update(bound(admin=admin.address))
@@ -178,7 +191,8 @@ async def _main(config: SidecarConfig) -> int:
         addresses.update(bound(proxy=proxy.address))
     seen = {**addresses, **({"metrics": str(config.metrics.url)} if scraper is not None else {})}
     seen |= {"log": " ".join(config.log.files)} if config.log.files else {}
-    log.info("observing %s %s: %s", config.role.value, config.instance, protection.told(seen, config.listeners))
+    what = protection.told(seen, config.listeners)
+    log.info("observing %s %s: %s; %s", config.role.value, config.instance, what, limit)
     spare_the_heap(young=5_000)
     state["not_ready"] = ""
     if config.ready_file is not None:
@@ -210,7 +224,7 @@ def _pushed(made: Made, rows: Sequence[AnyRow]) -> OtlpMetrics | None:
     )
 
 
-def _tap(config: SidecarConfig, process: Process, exporter: Exporter, protection: Protection) -> OtlpTap | None:
+def _tap(config: SidecarConfig, process: Process, exporter: Exporter, protection: Protection, gates: Gates) -> OtlpTap | None:
     if config.otlp_grpc is None and config.otlp_http is None:
         return None
     grpc, http = config.otlp_grpc, config.otlp_http
@@ -224,6 +238,8 @@ def _tap(config: SidecarConfig, process: Process, exporter: Exporter, protection
             loopback_only=False,  # the configuration's check has seen to it
             tls=protection.tls("tap"),
             guard=protection.guard("tap"),
+            grpc_gate=gates.gate("otlp_grpc") if grpc else None,
+            http_gate=gates.gate("otlp_http") if http else None,
         ),
         exporter.take,
     )

@@ -13,6 +13,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 import handrail
 from handrail import conventions as names
+from handrail.connectionmetrics import connection_rows
+from handrail.connections import Gates
 from handrail.devicemetrics import device_rows
 from handrail.enginemetrics import EventCounts, engine_rows, log_rows
 from handrail.export.counts import CountsExport
@@ -67,6 +69,7 @@ class Made:
     process: Process
     client: ClientSettings
     protection: Protection  # of what listens here
+    gates: Gates  # of the same, but for the proxy
     security: ClientSecurity  # towards the collector
     exporter: Exporter
     live: LiveRequests
@@ -100,6 +103,7 @@ def sidecar_rows(made: Made) -> list[AnyRow]:
         *_own_rows(made),
         *_live_rows(made),
         *security_rows(made.watched, made.protection.guards),
+        *connection_rows(made.gates),
         *device_rows(made.devices),
         *(otlp_metrics_rows(made.pushed) if made.pushed is not None else ()),
         *(pause_rows(made.own) if made.own is not None else ()),

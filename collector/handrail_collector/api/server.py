@@ -17,6 +17,8 @@ from aiohttp import web
 
 from handrail.admin import Problem, add_routes, denial
 from handrail.auth import Guard
+from handrail.connections import Gate, own_gate
+from handrail.httpserver import HttpServer
 from handrail.selfmetrics import SelfMetrics
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.failure import ApiError, nearest
@@ -77,7 +79,7 @@ class ApiServer:
     """Serves a reader's store with live rows laid over it. ``shutdown`` works without ``start`` and twice.
 
     ``status`` is called in the loop and gives what JSON can hold. ``reader`` is closed with the server. ``tls`` None: plaintext.
-    ``guard``: who may ask; everyone, about its health.
+    ``guard``: who may ask; everyone, about its health. ``gate``: how many may connect.
     """
 
     def __init__(
@@ -93,9 +95,8 @@ class ApiServer:
         now_unix_ns: Callable[[], int] = time.time_ns,
         tls: ssl.SSLContext | None = None,
         guard: Guard | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        self.address = (host, port)
-        self._tls = tls
         self._reader = reader
         self._live = live
         self._status = status
@@ -114,18 +115,20 @@ class ApiServer:
         app.router.add_get("/api/v1/compare", self._compare)
         app.router.add_get("/api/v1/samples", self._samples)
         app.router.add_get("/api/v1/status", self._state)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._http = HttpServer(app, host, port, gate or own_gate("api"), tls=tls, logger=log)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, once it is started."""
+        return self._http.address
 
     async def start(self) -> None:
         """Raises ``OSError`` when the port cannot be bound."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, *self.address, ssl_context=self._tls)
-        await site.start()
-        self.address = self._runner.addresses[0][:2]
+        await self._http.start()
 
     async def shutdown(self) -> None:
         """Stop listening, finish what runs, let go of the store."""
-        await self._runner.cleanup()
+        await self._http.shutdown()
         await asyncio.to_thread(self._threads.shutdown)
         self._reader.close()
 

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from handrail.descriptors import OUT_OF_DESCRIPTORS
 from handrail.export.spool import KIND_OF_SIGNAL, SIGNAL_OF_KIND
 from handrail.files import Files
 from handrail.otlp.contract import Rejected, Retryable, Signal
@@ -26,6 +27,7 @@ from handrail.segments import Damage, Full, Limits, SegmentLog, Stored
 
 _LOG = logging.getLogger(__name__)
 _READ_AHEAD_BYTES: Final = 4 << 20
+DESCRIPTOR_RETRY_S: Final = 0.1
 MOST_GROUPS: Final = 4096
 """Times of receipt remembered of what no follower has taken."""
 
@@ -117,6 +119,7 @@ class Journal:
         self._stopped = False  # no entry will be added
         self._followers = 0
         self._broken = ""
+        self._descriptors_short = False
         self._release_to = 0
         self._writer = ThreadPoolExecutor(1, "journal-write")
         self._reader = ThreadPoolExecutor(1, "journal-read")
@@ -194,7 +197,8 @@ class Journal:
     async def follow(self, from_offset: int) -> AsyncIterator[Entry]:
         """Every entry on disk from ``from_offset`` on, then each new one as it gets there; ends after ``shutdown``.
 
-        What was on disk by then is still read. Raises ``OSError`` where the files cannot be read.
+        What was on disk by then is still read. Raises ``OSError`` where the files cannot be read; a lack of descriptors is waited
+        out.
         """
         self._followers += 1
         self.followed_offset = max(self.followed_offset, from_offset)
@@ -219,11 +223,25 @@ class Journal:
                     await self._grown.wait()
             if self.end <= position:
                 return
-            batch, position = await loop.run_in_executor(self._reader, self._take, position, self.end)
+            try:
+                batch, position = await loop.run_in_executor(self._reader, self._take, position, self.end)
+            except OSError as error:
+                if error.errno not in OUT_OF_DESCRIPTORS:
+                    raise
+                await self._await_descriptors(error)
+                continue
+            self._descriptors_short = False
             for record in batch:
                 yield record
             self.followed_offset = max(self.followed_offset, position)
             self._forget_taken()
+
+    async def _await_descriptors(self, error: OSError) -> None:
+        """Others hold them and will let go; what is on disk can wait to be followed."""
+        if not self._descriptors_short:
+            self._descriptors_short = True
+            _LOG.warning("the journal cannot be read for now: %s; tried again every %g s", error.strerror, DESCRIPTOR_RETRY_S)
+        await asyncio.sleep(DESCRIPTOR_RETRY_S)
 
     def _forget_taken(self) -> None:
         while self._untaken and self._untaken[0][0] <= self.followed_offset:

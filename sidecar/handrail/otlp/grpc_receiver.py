@@ -15,6 +15,7 @@ import grpc.aio
 
 from handrail.auth import AUTHORIZATION, Guard
 from handrail.otlp.contract import Rejected, Retryable, Signal
+from handrail.otlp.grpc_front import sender_of
 from handrail.otlp.http_receiver import success_message
 from handrail.otlp.intake import Intake
 from handrail.otlp.messages import SHAPES
@@ -84,8 +85,8 @@ def _export(intake: Intake, signal: Signal) -> Any:
 
 
 def _host(peer: str) -> str:
-    """``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0] or peer
+    """``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``, or of what our front calls it."""
+    return sender_of(peer) or unquote(peer).partition(":")[2].rpartition(":")[0] or peer
 
 
 def _look_at(task: asyncio.Task[bytes]) -> None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 from typing import Final
 
 import grpc
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from handrail.auth import AUTHORIZATION, Guard
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.decode import JSON, PROTOBUF, media_type
-from handrail.otlp.intake import Intake, IntakeStats, Reservation
+from handrail.otlp.intake import Intake, Reservation
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.refusals import TooLarge, TooSlow, Unavailable, Unsupported
 from handrail.otlp.status import clip, status_bytes
 
-_LOG = logging.getLogger(__name__)
 _PATHS: Final = {f"/v1/{signal.value}": signal for signal in Signal}
 _WELCOME: Final = f"OTLP/HTTP receiver: POST {', '.join(_PATHS)} as {PROTOBUF} or {JSON}, gzip or not.\n"
 _OK_EMPTY: Final = {PROTOBUF: b"", JSON: b"{}"}
@@ -35,21 +32,6 @@ _REFUSALS: Final[tuple[tuple[type[Exception], int, grpc.StatusCode], ...]] = (
 )
 
 
-class _NotHttp(logging.Filter):
-    """Counts what the HTTP parser refuses; aiohttp would write a traceback for each, as often as anyone likes to send it."""
-
-    def __init__(self, stats: IntakeStats) -> None:
-        super().__init__()
-        self._stats = stats
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            self._stats.not_http += 1
-            return False
-        return _LOG.isEnabledFor(record.levelno)
-
-
 class HttpReceiver:
     """The HTTP half of ``OtlpServer``: one aiohttp application over an ``Intake``."""
 
@@ -57,13 +39,6 @@ class HttpReceiver:
         self._intake = intake
         self._guard = guard
         self._read_timeout_s = read_timeout_s
-
-    def logger(self) -> logging.Logger:
-        """For aiohttp: what it says goes on, but for malformed requests, which are counted."""
-        own = logging.Logger(_LOG.name, logging.DEBUG)  # not from the registry: one for each receiver; TLS comes at debug level
-        own.parent = _LOG
-        own.addFilter(_NotHttp(self._intake.stats))
-        return own
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -112,6 +87,8 @@ class HttpReceiver:
             raise TooSlow(f"the body did not arrive within {self._read_timeout_s:g} s") from None
         except ConnectionError:
             raise Rejected("the connection was lost before the body was whole") from None
+        except web.RequestPayloadError:
+            raise Rejected("the body's chunks are malformed") from None
 
 
 async def _read(request: web.Request, reserved: Reservation, limit: int) -> bytes:

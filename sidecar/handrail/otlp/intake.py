@@ -31,7 +31,6 @@ class IntakeStats:
     items_rejected: int = 0  # dropped one by one (partial success)
     requests_rejected: int = 0  # refused for good
     requests_refused: int = 0  # refused for now: full or stopping
-    not_http: int = 0  # connections to the HTTP port that spoke something else, gRPC or TLS as a rule
     consumer_faults: int = 0  # exceptions that the contract does not allow
 
 

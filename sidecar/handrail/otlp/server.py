@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 import grpc.aio as grpc_aio
-from aiohttp import web
 from grpc import (
     ServerCertificateConfiguration,
     ServerCredentials,
@@ -15,14 +15,18 @@ from grpc import (
 )
 
 from handrail.auth import Guard
+from handrail.connections import Gate, own_gate
+from handrail.httpserver import HttpServer
 from handrail.otlp import grpc_receiver
 from handrail.otlp.contract import Consumer
 from handrail.otlp.decode import MAX_BODY_BYTES
+from handrail.otlp.grpc_front import DESCRIPTORS, GrpcFront
 from handrail.otlp.http_receiver import HttpReceiver
 from handrail.otlp.intake import Intake, IntakeStats
 from handrail.tls import Identity, ServerTls
 from handrail.values import Address as Place
 
+_LOG = logging.getLogger(__name__)
 Address = tuple[str, int]
 DEFAULT_IN_FLIGHT_BYTES: Final = 256 << 20
 DEFAULT_RETRY_DELAY_S: Final = 1.0
@@ -36,8 +40,8 @@ class OtlpServer:
     ``grpc``, ``http``: (host, port) to bind, port 0 for a free one, None for off. ``max_body_bytes`` bounds one request, before
     and after decompression; ``max_in_flight_bytes`` all requests at once: what is over is refused for now, with a delay.
     ``loopback_only`` refuses any other address with ``ValueError``. ``grpc_tls``, ``http_tls``: None for plaintext; their files
-    may change while it runs. ``grpc_guard``, ``http_guard``: who may export. ``start`` raises ``OSError`` when an address cannot
-    be bound.
+    may change while it runs. ``grpc_guard``, ``http_guard``: who may export. ``grpc_gate``, ``http_gate``: how many may connect.
+    ``start`` raises ``OSError`` when an address cannot be bound.
     ``shutdown`` refuses new requests, gives running ones ``drain_s``; it works without ``start`` and twice.
     """
 
@@ -56,6 +60,8 @@ class OtlpServer:
         http_tls: ServerTls | None = None,
         grpc_guard: Guard | None = None,
         http_guard: Guard | None = None,
+        grpc_gate: Gate | None = None,
+        http_gate: Gate | None = None,
     ) -> None:
         if grpc is None and http is None:
             raise ValueError("an OTLP receiver needs at least one of grpc and http, e.g. grpc=('127.0.0.1', 4317)")
@@ -69,6 +75,8 @@ class OtlpServer:
         self._wanted_grpc, self._wanted_http = grpc, http
         self._grpc_tls, self._http_tls = grpc_tls, http_tls
         self._grpc_guard, self._http_guard = grpc_guard or Guard("otlp_grpc"), http_guard or Guard("otlp_http")
+        self.grpc_gate = grpc_gate or own_gate("otlp_grpc", descriptors=DESCRIPTORS)
+        self.http_gate = http_gate or own_gate("otlp_http")
         self._credentials: ServerCredentials | None = None
         self._max_body_bytes = max_body_bytes
         self._consumer = consumer
@@ -77,7 +85,8 @@ class OtlpServer:
         self._read_timeout_s = read_timeout_s
         self._intake: Intake | None = None
         self._grpc: grpc_aio.Server | None = None
-        self._runner: web.AppRunner | None = None
+        self._front: GrpcFront | None = None
+        self._http: HttpServer | None = None
         self.grpc_address: Address | None = None
         self.http_address: Address | None = None
 
@@ -105,61 +114,70 @@ class OtlpServer:
         if self._intake is not None:
             self._intake.stopping = True
         server, self._grpc = self._grpc, None
-        runner, self._runner = self._runner, None
+        front, self._front = self._front, None
+        http, self._http = self._http, None
         stops = []
-        if server is not None:
-            stops.append(server.stop(drain_s))
-        if runner is not None:
-            stops.append(self._stop_http(runner, drain_s))
+        if front is not None:
+            stops.append(_stop_grpc(front, server, drain_s))
+        if http is not None:
+            stops.append(self._stop_http(http, drain_s))
         await asyncio.gather(*stops)
 
-    async def _stop_http(self, runner: web.AppRunner, drain_s: float) -> None:
-        for site in list(runner.sites):
-            await site.stop()
+    async def _stop_http(self, http: HttpServer, drain_s: float) -> None:
+        http.stop_accepting()
         if self._intake is not None:
             await self._intake.drained(drain_s)
-        await runner.cleanup()
+        await http.shutdown()
 
     async def _start_http(self, intake: Intake, wanted: Address) -> Address:
         receiver = HttpReceiver(intake, self._http_guard, read_timeout_s=self._read_timeout_s)
         # auto_decompress off: ours bounds the result.
-        runner = web.AppRunner(
+        self._http = HttpServer(
             receiver.application(),
-            access_log=None,
-            logger=receiver.logger(),
+            *wanted,
+            self.http_gate,
+            tls=None if self._http_tls is None else self._http_tls.context(),
+            logger=_LOG,
             auto_decompress=False,
             shutdown_timeout=_LAST_WORDS_S,
             lingering_time=_LAST_WORDS_S,
         )
-        self._runner = runner
-        await runner.setup()
-        context = None if self._http_tls is None else self._http_tls.context()
-        await web.TCPSite(runner, wanted[0], wanted[1], ssl_context=context).start()
-        host, port = runner.addresses[0][:2]
-        return str(host), int(port)
+        await self._http.start()
+        return self._http.address
 
     async def _start_grpc(self, intake: Intake, wanted: Address) -> Address:
+        bounds = self.grpc_gate.bounds
         server = grpc_aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_body_bytes),  # holds after decompression too (measured, 1.85)
-                ("grpc.so_reuseport", 0),  # on by default: a second receiver would silently share the port
                 ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+                ("grpc.server_handshake_timeout_ms", int(1000 * (bounds.handshake_s + bounds.head_s))),  # up to HTTP/2's settings
+                ("grpc.max_connection_idle_ms", int(1000 * bounds.idle_s)),
+                ("grpc.max_allowed_incoming_connections", bounds.listener),  # of what goes round the front
             ],
             interceptors=[] if self._grpc_guard.open else [grpc_receiver.Doorkeeper(self._grpc_guard)],
         )
         server.add_generic_rpc_handlers(grpc_receiver.handlers(intake))
-        host = f"[{wanted[0]}]" if ":" in wanted[0] else wanted[0]
+        self._front = front = GrpcFront(self.grpc_gate)
         try:
             if self._grpc_tls is None:
-                port = server.add_insecure_port(f"{host}:{wanted[1]}")
+                server.add_insecure_port(front.target)
             else:
                 self._credentials = _credentials(self._grpc_tls)  # kept: gRPC calls into it at every handshake
-                port = server.add_secure_port(f"{host}:{wanted[1]}", self._credentials)
+                server.add_secure_port(front.target, self._credentials)
         except RuntimeError as error:
-            raise OSError(f"OTLP/gRPC cannot bind {host}:{wanted[1]}: {error}") from None
+            raise OSError(f"OTLP/gRPC cannot listen for {wanted[0]}:{wanted[1]}: {error}") from None
         await server.start()
         self._grpc = server
-        return wanted[0], port
+        return front.acceptor.start(*wanted)
+
+
+async def _stop_grpc(front: GrpcFront, server: grpc_aio.Server | None, drain_s: float) -> None:
+    front.acceptor.close()
+    if server is not None:
+        await server.stop(drain_s)
+    await front.settled()
+    front.close()
 
 
 def _credentials(tls: ServerTls) -> ServerCredentials:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from handrail.auth import Guard
+from handrail.connections import Gate
 from handrail.otlp.contract import Signal
 from handrail.otlp.decode import MAX_BODY_BYTES
 from handrail.otlp.intake import IntakeStats
@@ -38,6 +39,8 @@ class TapSettings:
     loopback_only: bool = True  # without TLS, and not named in `plaintext`
     tls: ServerTls | None = None
     guard: Guard | None = None
+    grpc_gate: Gate | None = None
+    http_gate: Gate | None = None
 
 
 class OtlpTap:
@@ -57,6 +60,8 @@ class OtlpTap:
             http_tls=settings.tls,
             grpc_guard=settings.guard,
             http_guard=settings.guard,
+            grpc_gate=settings.grpc_gate,
+            http_gate=settings.http_gate,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Awaitable
 from pathlib import Path
@@ -362,4 +363,46 @@ async def test_times_of_receipt_are_bounded(tmp_path: Path, monkeypatch: pytest.
         await journal.consume(Signal.TRACES, b"x")
     assert journal.untaken_unix_ns == 5
     assert len(journal._untaken) == 3
+    await journal.shutdown()
+
+
+class FewDescriptors(CrashFiles):
+    """Files of which none can be opened for reading while ``short`` is above 0; each attempt takes 1 off."""
+
+    def __init__(self, short: int, code: int) -> None:
+        super().__init__()
+        self.short = short
+        self.code = code
+
+    def open_read(self, path: str) -> int:
+        if self.short:
+            self.short -= 1
+            raise OSError(self.code, os.strerror(self.code))
+        return super().open_read(path)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+async def test_follower_waits_for_descriptors(code: int, caplog: pytest.LogCaptureFixture) -> None:
+    files = FewDescriptors(0, code)
+    journal = open_journal(files)
+    for number in range(3):
+        await journal.consume(Signal.TRACES, b"%d" % number)
+    files.short = 3
+    found = await within(entries(journal, 3))
+    assert isinstance(found, list)
+    assert [entry.payload for entry in found] == [b"0", b"1", b"2"]
+    assert files.short == 0
+    assert [record.message for record in caplog.records] == [
+        f"the journal cannot be read for now: {os.strerror(code)}; tried again every 0.1 s"
+    ]
+    await journal.shutdown()
+
+
+async def test_follower_ends_with_another_fault_of_the_files() -> None:
+    files = FewDescriptors(0, errno.EIO)
+    journal = open_journal(files)
+    await journal.consume(Signal.TRACES, b"0")
+    files.short = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        await within(entries(journal, 1))
     await journal.shutdown()

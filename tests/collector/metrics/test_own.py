@@ -17,10 +17,11 @@ from handrail.otlp.contract import Signal
 from handrail.otlp.payload import with_batch_seq
 from handrail.otlp.server import OtlpServer
 from handrail.records import EngineSample, EngineValue, Role, Source
+from handrail_collector.config import CollectorConfig
 from handrail_collector.metrics.own import own_rows
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.observed import Seen
-from handrail_collector.running import Running
+from handrail_collector.running import Running, collector_gates
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
@@ -31,7 +32,9 @@ from pipelines import Clock, device_batch, proxies, running, send, taken
 def telling(root: Path, journal: Any, pipeline: Any, clock: Clock) -> Iterator[Any]:
     """Values of a row by its name, and the status."""
     receiver = OtlpServer(journal, grpc=None, http=("127.0.0.1", 0), loopback_only=True)
-    parts = Running(journal, pipeline, receiver, (), Upkeep(pipeline._publisher, UpkeepSettings()), 0)
+    parts = Running(
+        journal, pipeline, receiver, (), Upkeep(pipeline._publisher, UpkeepSettings()), 0, collector_gates(CollectorConfig())
+    )
     reader = StoreReader(root / "store", threads=1)
     rows = {row.name: row for row in own_rows(parts, SlowLinks(reader), clock)}
     yield lambda name: rows[f"handrail_collector_{name}"].read(), parts
