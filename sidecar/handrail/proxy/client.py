@@ -136,7 +136,8 @@ class ClientSide(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
             if self.upstream.transport.can_write_eof():
-                self.upstream.transport.write_eof()
+                with contextlib.suppress(OSError):
+                    self.upstream.transport.write_eof()
             return self.transport.can_write_eof()  # TLS has no half-closed connections
         # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
         # request waits for its first byte (case E15).
@@ -351,8 +352,8 @@ class ClientSide(asyncio.Protocol):
             opened = True
         except ConnectionRefusedError:
             self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
-        except OSError as error:
-            if _numbers(error) & _NO_SOCKET:
+        except (OSError, ValueError) as error:  # the latter: a host name that cannot be asked for
+            if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
                 self._refuse_stream("descriptors")
             else:
                 self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
@@ -581,7 +582,8 @@ class ClientSide(asyncio.Protocol):
             self._reading_paused = False
             self.transport.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client is gone already
+                self.transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
 
     def _close(self) -> None:

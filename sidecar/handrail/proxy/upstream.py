@@ -108,7 +108,8 @@ class UpstreamSide(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         if self._client.flight is not None and self._watch is None and not self.opaque and self._flight is not None:
             if self._out.can_write_eof():
-                self._out.write_eof()
+                with contextlib.suppress(OSError):
+                    self._out.write_eof()
             return True  # a tunnel's other direction may go on
         return None
 

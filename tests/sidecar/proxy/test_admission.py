@@ -392,3 +392,33 @@ async def test_request_sent_ahead_of_a_long_answer_has_its_time_from_then_on() -
         await ticked(proxy)
         await peer.send(post()[10:])
         assert await asyncio.wait_for(peer.reader.readexactly(len(OK)), DEADLINE_S) == OK
+
+
+# --- tasks that must not end ----------------------------------------------------------------------------------------------
+
+
+async def test_fault_in_one_look_at_the_connections_ends_no_later_look(caplog: pytest.LogCaptureFixture) -> None:
+    async with Upstream(answer) as upstream, proxied(upstream.port) as proxy:
+        relay = proxy.source._relay
+        assert relay is not None
+        real, faults = relay.tick, []
+
+        def broken() -> None:
+            faults.append(1)
+            if len(faults) <= 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            real()
+
+        relay.tick = broken  # type: ignore[method-assign]
+        await until(lambda: len(faults) > 4)
+        assert proxy.source.stats.observer_errors == 2
+    assert sum(record.exc_info is not None for record in caplog.records) == 1, "said once"
+
+
+def test_upstream_name_that_cannot_be_asked_for_is_502() -> None:
+    async def run() -> bytes:
+        async with any_proxied(1) as proxy:
+            object.__setattr__(proxy.source.settings, "upstream_host", f"{'a' * 64}.example")  # a label that is too long
+            return await asyncio.wait_for(everything(proxy.port, post()), DEADLINE_S)
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 502 ")
