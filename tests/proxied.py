@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from handrail.descriptors import DescriptorBudget
 from handrail.live.requests import LiveRequests
 from handrail.proxy.settings import ProxySettings
 from handrail.proxy.stats import ProxyStats
@@ -180,6 +181,7 @@ async def proxied(
     role: Role = Role.EDGE,
     live: LiveRequests | None = None,
     clock: Timeline | None = None,
+    budget: DescriptorBudget | None = None,
     **settings: Any,
 ) -> AsyncIterator[Proxied]:
     """A proxy in front of ``upstream_port``; on exit it is shut down at once."""
@@ -198,6 +200,7 @@ async def proxied(
         proxy.take,
         clock=clock or time.monotonic_ns,
         live=live,
+        budget=budget,
     )
     if clock is not None:
         clock.stats = proxy.source.stats

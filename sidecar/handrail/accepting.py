@@ -12,9 +12,9 @@ import errno
 import socket
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from handrail.connections import Gate
+from handrail.connections import Refusal
 
 BACKLOG: Final = 1024
 ACCEPTS_A_TURN: Final = 32  # then the loop serves those who are connected
@@ -26,10 +26,29 @@ Taken = Callable[[socket.socket, str], None]
 """Takes over one connection, non-blocking, from an address; it calls ``gate.leave`` with that address once it is closed."""
 
 
+class Entry(Protocol):
+    """What an acceptor asks before and after it accepts: ``connections.Gate``, or the proxy's ``Admission``."""
+
+    def has_room(self) -> bool:
+        """Whether one more connection may be accepted now."""
+
+    def shortage(self) -> str:
+        """What there is too little of where there is no room."""
+
+    def admit(self, peer: str) -> Refusal | None:
+        """Take a connection that was accepted, or say why not: then it is reset."""
+
+    def pause(self, why: str) -> None:
+        """Accepting pauses."""
+
+    def resume(self) -> None:
+        """Accepting goes on."""
+
+
 class Acceptor:
     """Listens on one address. ``close`` works without ``start`` and twice. Belongs to the loop that called ``start``."""
 
-    def __init__(self, gate: Gate, taken: Taken) -> None:
+    def __init__(self, gate: Entry, taken: Taken) -> None:
         self._gate = gate
         self._taken = taken
         self._sockets: list[socket.socket] = []
@@ -53,6 +72,12 @@ class Acceptor:
             each.close()
         self._sockets = []
         self._gate.resume()
+
+    def wake(self) -> None:
+        """There may be room before the pause is over."""
+        if self._timer is not None and self._gate.has_room():
+            self._timer.cancel()
+            self._watch()
 
     def _watch(self) -> None:
         self._timer = None

@@ -340,6 +340,31 @@ class OtlpMetricsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """Bounds of the inline proxy. An answer may take any time, and a stream may last as long as it likes."""
+
+    max_streams: int | None = setting(
+        None,
+        help="streams at once; beyond that requests get 503 with Retry-After",
+        example="200",
+        unset="as many as the limit of descriptors has room for, two each (docs/deployment.md)",
+        at_least=1,
+    )
+    head_timeout: Duration = setting(
+        Duration(30 * 10**9),
+        help="how long a request's head may take, from the connection or the head's first byte on",
+        example="10s",
+        at_least=10**8,
+    )
+    idle_timeout: Duration = setting(
+        Duration(300 * 10**9),
+        help="how long a client may send nothing between two requests, or inside a request's body",
+        example="2m",
+        at_least=10**9,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """One sidecar beside one router or engine process."""
 
@@ -362,6 +387,7 @@ class SidecarConfig:
         path=False,
         unset="none",
     )
+    proxy: ProxyConfig = section(ProxyConfig)
     instance: str = setting(
         "",
         help="host:port by which the observed process is known in every row and metric",

@@ -90,7 +90,7 @@ def make(config: SidecarConfig) -> Made:
     kind = ExponentialHistogram if backend is not None else Histogram
     objectives = Objectives(ttft_ns=config.slo.ttft.ns, itl_ns=config.slo.itl.ns)
     live = LiveRequests(config.role, objectives, wall=time.time_ns, make=kind)
-    proxy = _proxy(config, process, exporter, live, protection, tapped=tap is not None)
+    proxy = _proxy(config, process, exporter, live, protection, gates.budget, tapped=tap is not None)
     counts = None
     if proxy is not None and config.role is Role.EDGE:
         counts = CountsExport(own_resource(process, cluster=config.cluster), proxy.stats.outcomes, exporter.take)
@@ -155,7 +155,7 @@ async def _main(config: SidecarConfig) -> int:
             config.admin.host,
             config.admin.port,
             metrics,
-            lambda: state["not_ready"] or made.gates.problem(),
+            lambda: state["not_ready"] or (proxy.problem() if proxy is not None else "") or made.gates.problem(),
             tls=protection.context("admin", ask_only=True),
             guard=admin_guard,
             gate=made.gates.gate("admin"),
@@ -251,6 +251,7 @@ def _proxy(
     exporter: Exporter,
     live: LiveRequests,
     protection: Protection,
+    budget: DescriptorBudget,
     *,
     tapped: bool,
 ) -> ProxySource | None:
@@ -267,9 +268,12 @@ def _proxy(
         request_id="add" if config.request_id is RequestIdMode.ADD else "pass",
         engine_exports_to_us=tapped if config.new_traces is NewTraces.AUTO else config.new_traces is NewTraces.SAMPLED,
         drain_seconds=config.drain.seconds,
+        head_timeout_s=config.proxy.head_timeout.seconds,
+        idle_timeout_s=config.proxy.idle_timeout.seconds,
+        max_streams=config.proxy.max_streams,
         tls=protection.context("proxy"),
     )
-    return ProxySource(settings, exporter.sink, live=live)
+    return ProxySource(settings, exporter.sink, live=live, budget=budget)
 
 
 def _logs(config: SidecarConfig, process: Process, evidence: EvidenceExport) -> LogSource | None:

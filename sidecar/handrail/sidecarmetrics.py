@@ -212,8 +212,51 @@ def _proxy_rows(prefix: str, proxy: ProxySource) -> list[Row]:
     rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
     rows.append(Row(f"{prefix}_open_connections", "gauge", "Client connections now", lambda: stats.open_connections))
     outcomes = "Observed requests by how they ended"
+    rows += _admission_rows(prefix, proxy)
     rows.append(Row(f"{prefix}_outcomes", "counter", outcomes, lambda: by_label(stats.outcomes), ("outcome",)))
     return rows
+
+
+def _admission_rows(prefix: str, proxy: ProxySource) -> list[Row]:
+    """Of client connections that are streams, and of those that are not or no longer."""
+    stats, admission = proxy.stats, proxy.admission
+    return [
+        Row(f"{prefix}_streams", "gauge", "Client connections that are admitted as streams now", lambda: admission.streams),
+        Row(
+            f"{prefix}_stream_capacity",
+            "gauge",
+            "Streams that fit in all, by descriptors and proxy.max_streams",
+            lambda: float("inf") if admission.capacity is None else admission.capacity,
+        ),
+        Row(
+            f"{prefix}_refused_streams",
+            "counter",
+            "Requests that got 503: no more streams fit (streams), or the system had no descriptor, memory or port for a "
+            "connection to the upstream (descriptors)",
+            lambda: by_label(stats.refused_streams),
+            ("reason",),
+        ),
+        Row(
+            f"{prefix}_expired_connections",
+            "counter",
+            "Client connections ended by a time limit: of a request's head, of idleness between requests, of silence in a body",
+            lambda: by_label(stats.timeouts),
+            ("reason",),
+        ),
+        Row(
+            f"{prefix}_displaced_connections",
+            "counter",
+            "Idle client connections closed because no more streams fitted",
+            lambda: stats.displaced,
+        ),
+        Row(f"{prefix}_failed_handshakes", "counter", "TLS handshakes that failed", lambda: stats.handshakes_failed),
+        Row(
+            f"{prefix}_accept_pauses",
+            "counter",
+            "Times that no connection was accepted for want of descriptors",
+            lambda: admission.pauses,
+        ),
+    ]
 
 
 def _resident_bytes() -> float:

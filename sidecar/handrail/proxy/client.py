@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import re
 import socket
 import struct
 from enum import Enum
 from typing import cast
 
+from handrail.descriptors import OUT_OF_DESCRIPTORS
 from handrail.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
 from handrail.proxy.exchange import Ending, Observation
-from handrail.proxy.head import END, BadRequestError, HeadProbe, RequestHead, parse_head
+from handrail.proxy.head import BadRequestError, HeadReader, HeadTooLongError, RequestHead
 from handrail.proxy.relay import Relay
 from handrail.proxy.upstream import BUFFER_BYTES, UpstreamSide
 
@@ -39,14 +42,21 @@ class _Phase(Enum):
     CLOSED = "closed"
 
 
+REFUSED_HEAD_S = 2.0  # how long a client that is no stream may take for the head of the request that is refused
+RETRY_AFTER_S = 1
+
+_NO_SOCKET = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no local port is left
+
 _WAITING = (_Phase.CONNECT, _Phase.ANSWER)
 
 _REASONS = {
     400: "Bad Request",
     405: "Method Not Allowed",
+    408: "Request Timeout",
     413: "Content Too Large",
     431: "Request Header Fields Too Large",
     502: "Bad Gateway",
+    503: "Service Unavailable",
     504: "Gateway Timeout",
 }
 
@@ -54,8 +64,17 @@ _REASONS = {
 class ClientSide(asyncio.Protocol):
     """The connection of one client: reads requests, sends them on, and owns everything about their exchange."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, accepted: socket.socket) -> None:
         self.relay = relay
+        self.opened = False
+        self.unused_ns: int | None = None  # kept alive after an answer and not used since
+        self._socket = accepted  # the transport's: for options only
+        self._admitted = False  # a stream: an upstream connection fits
+        self._owed = False  # and is not opened yet
+        self._served = False  # an exchange is over
+        self._last = False  # the client sends no request after the current one
+        self._waiting_ns = 0  # the client owes a request since
+        self._read_ns = 0  # the client's last bytes
         self.flight: Observation | None = None
         self.response_done = False  # the response was read whole, though perhaps not delivered
         self.blocked_since: int | None = None  # the client took not all that was written, since then
@@ -65,8 +84,7 @@ class ClientSide(asyncio.Protocol):
         self._pending = bytearray()  # an incomplete head, or what was sent ahead of its turn; at most BUFFER_BYTES and one read
         self._pending_ns = 0
         self._pending_unix_ns = 0
-        self._probe: HeadProbe | None = None
-        self._scanned = 0
+        self._heads = HeadReader(relay.settings.max_head_bytes)
         self._prefix = b""  # a head that waits for the first piece of its body, to go out in one write
         self._left = 0
         self._body_bytes = 0
@@ -85,6 +103,9 @@ class ClientSide(asyncio.Protocol):
         # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of. Over TLS the
         # mark itself counts as over it, so there 0 would report an empty buffer.
         transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
+        self.opened = True
+        self._waiting_ns = self.relay.clock()
+        self._admitted = self._owed = self.relay.stream()
         self.relay.stats.connections += 1
         self.relay.stats.open_connections += 1
         self.relay.connections.add(self)
@@ -94,6 +115,7 @@ class ClientSide(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.relay.stats.client_bytes += len(data)
+        self._read_ns = self.relay.clock()
         phase = self._phase
         if phase is _Phase.LENGTH and len(data) <= self._left and not self._pending:
             self._pass_length(data)
@@ -104,7 +126,7 @@ class ClientSide(asyncio.Protocol):
             return
         elif self.upstream is not None and self.upstream.opaque:
             # Nobody knows where the running response ends, so a request behind it could not be told from its answer.
-            self._close()
+            self._cut()
             return
         else:
             self._queue(data)
@@ -114,7 +136,8 @@ class ClientSide(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
             if self.upstream.transport.can_write_eof():
-                self.upstream.transport.write_eof()
+                with contextlib.suppress(OSError):
+                    self.upstream.transport.write_eof()
             return self.transport.can_write_eof()  # TLS has no half-closed connections
         # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
         # request waits for its first byte (case E15).
@@ -125,6 +148,7 @@ class ClientSide(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         now = self.relay.clock()
         self._phase = _Phase.CLOSED
+        self.unused_ns = None
         self._settle_blocked(now)
         if self.flight is not None:
             delivered = self.response_done and exc is None and not self._delivery_awaited
@@ -140,6 +164,9 @@ class ClientSide(asyncio.Protocol):
             self.upstream.transport.abort()
         self.relay.stats.open_connections -= 1
         self.relay.connections.discard(self)
+        self.relay.admission.closed(stream=self._admitted, owed=self._owed)
+        self._admitted = self._owed = False
+        self.relay.freed()
         if not self.relay.connections:
             self.relay.empty.set()
 
@@ -161,10 +188,11 @@ class ClientSide(asyncio.Protocol):
     # --- requests ---------------------------------------------------------------------------------------------------------
 
     def _queue(self, data: bytes) -> None:
-        if not self._pending:
-            self._pending_ns = self.relay.clock()
+        if not self._pending or (self._phase is _Phase.HEAD and self._pending == b"\r"):  # an empty line is no request yet
+            self._pending_ns = self._read_ns
             self._pending_unix_ns = self.relay.wall()
         self._pending += data
+        self.unused_ns = None
 
     def _advance(self) -> None:
         """Take from what was received as much as the state of the exchange allows."""
@@ -180,29 +208,18 @@ class ClientSide(asyncio.Protocol):
                 return
 
     def _take_head(self) -> bool:
-        pending, limit = self._pending, self.relay.settings.max_head_bytes
-        while pending.startswith(b"\r\n"):  # RFC 9112 section 2.2: empty lines before a request line are skipped
-            del pending[:2]
-        end = pending.find(END, max(0, self._scanned - len(END)))
         try:
-            if end < 0:
-                if len(pending) > limit:
-                    self._refuse_protocol(431, "head_too_long", f"the request's head is longer than {limit} bytes")
-                    return False
-                if self._probe is None:
-                    self._probe = HeadProbe()
-                self._probe.feed(bytes(pending[self._scanned :]))
-                self._scanned = len(pending)
-                return False
-            self._probe, self._scanned = None, 0
-            if end + len(END) > limit:
-                self._refuse_protocol(431, "head_too_long", f"the request's head is longer than {limit} bytes")
-                return False
-            raw = bytes(pending[: end + len(END)])
-            del pending[: len(raw)]
-            head = parse_head(raw)
+            head = self._heads.take(self._pending)
+        except HeadTooLongError:
+            limit = self.relay.settings.max_head_bytes
+            self._refuse_protocol(431, "head_too_long", f"the request's head is longer than {limit} bytes")
+            return False
         except BadRequestError as error:
             self._refuse_protocol(400, "bad_request", str(error))
+            return False
+        if head is None:
+            if self._served and self._pending in (b"", b"\r"):  # an empty line is no use of the connection
+                self.unused_ns = self._waiting_ns
             return False
         if head.method == b"CONNECT":
             self._refuse_protocol(405, "method_not_allowed", "CONNECT is not spoken here")
@@ -217,10 +234,18 @@ class ClientSide(asyncio.Protocol):
         self._left = head.content_length or 0
         self._chunks = ChunkedBody() if head.chunked else None
         self._head_only = head.method == b"HEAD"
+        self._last = head.last
+        if not self._admitted:
+            self._admitted = self._owed = self.relay.stream()
+        if not self._admitted:
+            self._refuse_stream("streams")
+            return False
         if self._too_large(self._left):
             return False
         if self.upstream is None:
             self._phase = _Phase.CONNECT
+            self.relay.admission.connecting()
+            self._owed = False
             loop = asyncio.get_running_loop()
             self._connecting = loop.create_task(self._connect())
         else:
@@ -321,15 +346,22 @@ class ClientSide(asyncio.Protocol):
         settings, loop = self.relay.settings, asyncio.get_running_loop()
         # Not wait_for: before Python 3.12 it makes a second task, on the way of every first request.
         timer = loop.call_later(settings.connect_timeout_s, self._connect_timed_out)
+        opened = False
         try:
             await loop.create_connection(lambda: UpstreamSide(self), settings.upstream_host, settings.upstream_port)
+            opened = True
         except ConnectionRefusedError:
             self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
-        except OSError as error:
-            self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
+        except (OSError, ValueError) as error:  # the latter: a host name that cannot be asked for
+            if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
+                self._refuse_stream("descriptors")
+            else:
+                self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
         finally:
             timer.cancel()
             self._connecting = None
+            if not opened:
+                self.relay.admission.disconnected()
 
     def _connect_timed_out(self) -> None:
         if self._connecting is not None:
@@ -353,7 +385,7 @@ class ClientSide(asyncio.Protocol):
         self._send_head()
         self._advance()
         self.regulate()
-        _limit_unsent(self.transport)  # before the first answer, but not before the first request went out
+        _limit_unsent(self._socket)  # before the first answer, but not before the first request went out
 
     def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None:
         """The upstream connection is gone; the client's ends with it, as it would have without us."""
@@ -370,10 +402,10 @@ class ClientSide(asyncio.Protocol):
                 self._close()
         elif self._phase is _Phase.TUNNEL:
             self.relay.finish(flight, Ending.CLEAN, now)
-            self._close()
+            self._end_as_upstream(exc)
         elif opaque:
             self.relay.finish(flight, Ending.UNREADABLE, now)
-            self._close()
+            self._end_as_upstream(exc)
         elif until_close and exc is None:
             self.response_complete(now)
             self._close()
@@ -424,11 +456,17 @@ class ClientSide(asyncio.Protocol):
     def _exchange_over(self) -> None:
         self.flight = None
         self._phase = _Phase.HEAD
+        self._served = True
+        self._waiting_ns = self.relay.clock()
         if self.upstream is not None:
             self.upstream.expect(None, False)
         if self.transport.is_closing():
             return
-        if self.relay.draining:
+        if not self._pending:
+            self.unused_ns = self._waiting_ns
+        if self._last:
+            self._close_after_last()
+        elif self.relay.draining:
             self._close()
         elif self._pending:
             asyncio.get_running_loop().call_soon(self._next)
@@ -444,6 +482,38 @@ class ClientSide(asyncio.Protocol):
                 self.flight.write_blocked_ns += now - max(self.blocked_since, self.flight.arrival_ns)
             self.blocked_since = None
 
+    # --- time limits ------------------------------------------------------------------------------------------------------
+
+    def look_at_limits(self, now: int) -> None:
+        """End a connection whose client owes a request, or more of one, for too long. Called about once a second."""
+        phase, settings = self._phase, self.relay.settings
+        if phase is _Phase.HEAD:
+            if self.unused_ns is not None:
+                if now - self.unused_ns >= settings.idle_timeout_s * 1e9:
+                    self.relay.stats.timeouts["idle"] += 1
+                    self._close()
+                return
+            limit_s = settings.head_timeout_s if self._admitted else min(REFUSED_HEAD_S, settings.head_timeout_s)
+            since = max(self._waiting_ns, self._pending_ns) if self._pending else self._waiting_ns
+            if now - since >= limit_s * 1e9:
+                self._head_timed_out(limit_s)
+        elif phase in (_Phase.LENGTH, _Phase.CHUNKED) and not self._reading_paused:
+            answered_ns = self.flight.last_read_ns if self.flight is not None else None
+            if now - max(self._read_ns, answered_ns or 0) >= settings.idle_timeout_s * 1e9:
+                self.relay.stats.timeouts["body"] += 1
+                what = f"nothing of the request's body came for {settings.idle_timeout_s:g} s"
+                self._give_up(408, "request_timeout", what, Ending.CLIENT_GONE)
+
+    def _head_timed_out(self, limit_s: float) -> None:
+        if not self._admitted:
+            self._refuse_stream("streams")
+            return
+        self.relay.stats.timeouts["head"] += 1
+        if self._pending:
+            self._answer(408, "request_timeout", f"the request's head was not whole within {limit_s:g} s")
+        else:
+            self._close()
+
     # --- endings ----------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -457,10 +527,24 @@ class ClientSide(asyncio.Protocol):
             if not self.flight.recorded:
                 self.relay.stats.aborted += 1
             self.relay.finish(self.flight, Ending.SHUTDOWN, self.relay.clock())
-        self._phase = _Phase.CLOSED
-        self.transport.abort()
-        if self.upstream is not None:
-            self.upstream.transport.abort()
+        upstream = self.upstream
+        if upstream is not None and self.flight is not None and not self.response_done and upstream.ends_by_close:
+            self._reset()
+        else:
+            self._phase = _Phase.CLOSED
+            self.transport.abort()
+        if upstream is not None:
+            upstream.transport.abort()
+
+    def _refuse_stream(self, reason: str) -> None:
+        """503: there is no room for one more stream now. A connection that has sent no request yet gets it too."""
+        self.relay.refused(reason)
+        message = "no more streams fit" if reason == "streams" else "no connection to the upstream can be opened now"
+        if self.flight is None:
+            self._answer(503, "overloaded", message)
+            return
+        self.flight.error_type = reason
+        self._give_up(503, "overloaded", message, Ending.REFUSED)
 
     def _refuse_protocol(self, status: int, kind: str, message: str) -> None:
         self.relay.stats.protocol_errors += 1
@@ -477,14 +561,15 @@ class ClientSide(asyncio.Protocol):
             self.relay.finish(flight, ending, self.relay.clock())
             self.flight = None
         if not untouched:
-            self._close()
+            self._cut()
         elif self.upstream is not None:
             self.upstream.transport.abort()
 
     def _answer(self, status: int, kind: str, message: str) -> None:
         body = json.dumps({"error": {"message": f"handrail: {message}", "type": kind, "code": status}}).encode()
+        retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n"
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n{retry}"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         ).encode()
         self.transport.write(head if self._head_only and self.flight is not None else head + body)
@@ -497,31 +582,63 @@ class ClientSide(asyncio.Protocol):
             self._reading_paused = False
             self.transport.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client is gone already
+                self.transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
 
     def _close(self) -> None:
         if self._phase is _Phase.CLOSED or self.transport.is_closing():
             return
         self._phase = _Phase.CLOSED
+        self.unused_ns = None
         if self.upstream is not None:
             self.upstream.transport.abort()
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.transport.abort)
+            # What is left is lost then, so the end must not look like that of a whole answer.
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._reset)
+
+    def _close_after_last(self) -> None:
+        """The client asked for the end of the connection: what it sent behind its last request is not read as one."""
+        if self.upstream is not None:
+            self.upstream.transport.abort()
+        if self._pending:
+            self._linger()  # closing with unread bytes would reset the answer
+        else:
+            self._close()
+
+    def _end_as_upstream(self, exc: Exception | None) -> None:
+        """Nothing but the end of the connection tells how this one ended: a reset stays one."""
+        if exc is None:
+            self._close()
+        else:
+            self._reset()
+
+    def _cut(self) -> None:
+        """End the connection in the middle of an answer, so that the answer cannot look whole."""
+        if self.upstream is not None and self.upstream.ends_by_close and not self.response_done:
+            self.upstream.transport.abort()
+            self._reset()
+        else:
+            self._close()
 
     def _reset(self) -> None:
-        raw = self.transport.get_extra_info("socket")
-        if raw is not None:
-            with contextlib.suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        """TCP RST, under TLS too, where it comes instead of a close_notify."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._phase = _Phase.CLOSED
         self.transport.abort()
 
 
-def _limit_unsent(transport: asyncio.Transport) -> None:
-    raw = transport.get_extra_info("socket")
+def _limit_unsent(connection: socket.socket) -> None:
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if raw is not None and option is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+    if option is not None:
         with contextlib.suppress(OSError):
-            raw.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+            connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+
+
+def _numbers(error: OSError) -> set[int]:
+    """The error's number, or those of all attempts where a host name has several addresses: asyncio joins their texts."""
+    if error.errno is not None:
+        return {error.errno}
+    return {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}

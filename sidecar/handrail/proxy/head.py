@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httptools
 
 END = b"\r\n\r\n"
+_CUT = b"\r"  # what may become an empty line
 _OWNED = (b"traceparent:",)
 
 
@@ -20,9 +21,16 @@ class BadRequestError(Exception):
     """Not an HTTP/1.x request that may be passed on; the text says why and repeats nothing of the request."""
 
 
+class HeadTooLongError(Exception):
+    """The head has no end within the limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """One request head. ``raw``: as received, blank line included. Header names and values are bytes, in order, any case."""
+    """One request head. ``raw``: as received, blank line included. Header names and values are bytes, in order, any case.
+
+    ``last``: the client sends no further request on this connection, so the end of the answer ends it (RFC 9112 section 9.3).
+    """
 
     raw: bytes
     method: bytes
@@ -30,6 +38,7 @@ class RequestHead:
     headers: tuple[tuple[bytes, bytes], ...]
     content_length: int | None  # None: no such header
     chunked: bool
+    last: bool = False
 
     def first(self, name: bytes) -> bytes | None:
         """Value of the first header called ``name`` (lower case), or None."""
@@ -82,13 +91,15 @@ def parse_head(raw: bytes) -> RequestHead:
     version = parser.get_http_version()
     if version not in ("1.0", "1.1"):
         raise BadRequestError(f"HTTP/{version} is not spoken here")
-    length, codings = None, []
+    length, codings, options = None, [], set[bytes]()
     for name, value in seen.headers:
         lowered = name.lower()
         if lowered == b"content-length":
             length = int(value)  # llhttp took digits only, and only one such header
         elif lowered == b"transfer-encoding":
             codings.append(value.lower())
+        elif lowered == b"connection":
+            options.update(option.strip() for option in value.lower().split(b","))
     if codings and version == "1.0":
         raise BadRequestError("Transfer-Encoding in an HTTP/1.0 request")
     return RequestHead(
@@ -98,6 +109,7 @@ def parse_head(raw: bytes) -> RequestHead:
         headers=tuple(seen.headers),
         content_length=length,
         chunked=bool(codings),  # llhttp refuses a request whose last coding is another one
+        last=b"close" in options or (version == "1.0" and b"keep-alive" not in options),
     )
 
 
@@ -115,6 +127,53 @@ def rewrite(head: RequestHead, *, traceparent: bytes | None, request_id: bytes |
     if request_id is not None:
         lines.append(b"X-Request-Id: " + request_id)
     return b"\r\n".join(lines) + END
+
+
+class HeadReader:
+    """Takes the next head out of a growing buffer, however the reads were cut.
+
+    Empty lines before a request line are dropped (RFC 9112 section 2.2), each a whole CRLF: a bare line feed ends no line here.
+    """
+
+    __slots__ = ("_limit", "_probe", "_scanned")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._probe: HeadProbe | None = None
+        self._scanned = 0  # bytes of the buffer that the probe has seen
+
+    def take(self, pending: bytearray) -> RequestHead | None:
+        """Remove a whole head from the front of ``pending`` and return it; None until it is whole.
+
+        Between two heads ``pending`` may only grow. Raises ``BadRequestError`` and ``HeadTooLongError``, once.
+        """
+        if not self._scanned:
+            drop_empty_lines(pending)
+            if not pending or pending == _CUT:
+                return None
+        end = pending.find(END, max(0, self._scanned - len(END)))
+        if end < 0:
+            if len(pending) > self._limit:
+                raise HeadTooLongError
+            if self._probe is None:
+                self._probe = HeadProbe()
+            self._probe.feed(bytes(pending[self._scanned :]))
+            self._scanned = len(pending)
+            return None
+        self._probe, self._scanned = None, 0
+        if end + len(END) > self._limit:
+            raise HeadTooLongError
+        raw = bytes(pending[: end + len(END)])
+        del pending[: len(raw)]
+        return parse_head(raw)
+
+
+def drop_empty_lines(pending: bytearray) -> None:
+    """Remove whole empty lines from the front; the first half of one may be left. Raises ``BadRequestError`` for bare ends."""
+    while pending.startswith(b"\r\n"):
+        del pending[:2]
+    if pending != _CUT and pending[:1] in (b"\r", b"\n"):
+        raise BadRequestError("an empty line before the request line is not CRLF")
 
 
 class HeadProbe:

@@ -9,10 +9,13 @@ docs/decisions/0002-proxy-on-protocols.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from handrail.live.requests import LiveRequests
+from handrail.proxy.admission import Admission
 from handrail.proxy.exchange import Ending, Observation, identify, observed_operation
 from handrail.proxy.head import RequestHead
 from handrail.proxy.settings import ProxySettings
@@ -23,6 +26,8 @@ from handrail.sources.base import Sink
 if TYPE_CHECKING:
     from handrail.proxy.client import ClientSide
 
+log = logging.getLogger(__name__)
+
 ENDED_DELAY_S, ENDED_MOST = 0.005, 64
 """Records are made this much later, or when so many wait: a record takes 90 us, which a burst of answers that end together (as
 those of one batch do) would else put before the next requests."""
@@ -30,6 +35,17 @@ those of one batch do) would else put before the next requests."""
 
 LOOK_WITHIN_NS = 10**9
 """What was read of a response and put off is looked at after so long, at the next tick: /metrics tells of it then."""
+
+SPARE_IDLE_S = 5.0
+"""Where no more streams fit, a client connection that was kept alive and unused for so long gives way, as vLLM's own would."""
+
+RECOVERED_S = 5.0
+"""Streams are taken again when so long none was refused and there is room: said once, however often it is just not enough."""
+
+_WHY = {
+    "streams": "no more fit (raise the hard limit of descriptors: ulimit -Hn, LimitNOFILE=; or proxy.max_streams)",
+    "descriptors": "the system has no descriptor, memory or port for a connection to the upstream",
+}
 
 
 class Relay:
@@ -44,12 +60,15 @@ class Relay:
         clock: Callable[[], int],
         wall: Callable[[], int],
         live: LiveRequests | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.settings = settings
+        self.admission = admission or Admission()
         self.stats = stats
         self.clock = clock
         self.wall = wall
         self.draining = False
+        self.freed: Callable[[], None] = lambda: None  # called when a connection ended
         self.connections: set[ClientSide] = set()
         self.empty = asyncio.Event()
         self.empty.set()
@@ -57,6 +76,47 @@ class Relay:
         self._live = live
         self._ended: list[tuple[Observation, Ending, int]] = []  # records to be written
         self._in_flight: dict[bytes, list[Observation]] = {}  # running requests by X-Request-Id
+        self._refusing = 0  # streams refused since there was room for the last time
+        self._refused_ns = 0
+        self._searched = False  # no idle connection was found since the last tick
+
+    # --- streams ----------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> bool:
+        """Whether one more client connection may be a stream, if need be in place of one that has long been idle."""
+        if self.admission.stream():
+            return True
+        if self._searched:
+            return False
+        kept = [(each.unused_ns, each) for each in self.connections if each.unused_ns is not None]
+        unused_ns, idle = min(kept, key=itemgetter(0), default=(None, None))
+        if idle is None or unused_ns is None or self.clock() - unused_ns < SPARE_IDLE_S * 1e9:
+            self._searched = True
+            return False
+        self.stats.displaced += 1
+        idle.drain()
+        self.admission.stream_anyway()
+        return True
+
+    def refused(self, reason: str) -> None:
+        """Count a stream that got 503; the first one since there was room is said."""
+        self.stats.refused_streams[reason] += 1
+        self._refusing += 1
+        self._refused_ns = self.clock()
+        if self._refusing == 1:
+            log.warning(
+                "proxy refuses streams with 503: %s; %d are open, and further refusals are counted in "
+                "handrail_sidecar_proxy_refused_streams_total",
+                _WHY[reason],
+                self.admission.streams,
+            )
+
+    def _recovered(self, now: int) -> None:
+        if self._refusing and now - self._refused_ns >= RECOVERED_S * 1e9 and not self.admission.crowded:
+            log.info("proxy takes streams again; %d were refused with 503", self._refusing)
+            self._refusing = 0
+
+    # --- records ----------------------------------------------------------------------------------------------------------
 
     def begin(self, head: RequestHead, arrival_ns: int, arrival_unix_ns: int) -> Observation:
         """Open the observation of one request and decide what its head looks like upstream."""
@@ -128,7 +188,10 @@ class Relay:
         E06b). The client is left alone."""
         now = self.clock()
         idle_ns = int(self.settings.idle_after_finish_s * 1e9)
-        for connection in self.connections:
+        self._searched = False
+        self._recovered(now)
+        for connection in tuple(self.connections):
+            connection.look_at_limits(now)
             flight = connection.flight
             if flight is not None:
                 flight.overdue(now - LOOK_WITHIN_NS)

@@ -17,6 +17,9 @@ class ProxySettings:
     ``request_id``: ``add`` gives a request without ``X-Request-Id`` one (right at the edge), ``pass`` never does.
     ``engine_exports_to_us``: the engine's OTLP exporter is this sidecar's tap, so a trace that starts here may be sampled.
     ``idle_after_finish_s``: how long after ``finish_reason`` a stream may stay open and silent before its record is written.
+    ``head_timeout_s``: how long a request's head may take, from the accept or its first byte on, the TLS handshake apart.
+    ``idle_timeout_s``: how long a client may send nothing between two requests or inside a body. An answer may take any time.
+    ``max_streams``: None, as many as the descriptors are enough for.
     """
 
     listen_host: str
@@ -32,6 +35,9 @@ class ProxySettings:
     max_body_bytes: int | None = None
     connect_timeout_s: float = 5.0
     idle_after_finish_s: float = 5.0
+    head_timeout_s: float = 30.0
+    idle_timeout_s: float = 300.0
+    max_streams: int | None = None
     drain_seconds: float = 30.0
     record_all: bool = False
     tls: ssl.SSLContext | None = None  # None: plaintext

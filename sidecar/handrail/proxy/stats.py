@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from handrail.records import Outcome
+
+REFUSED: Final = ("streams", "descriptors")
+"""Why a stream is refused: all that fit are open, or the system had no descriptor, port or memory for the upstream connection."""
+
+TIMEOUTS: Final = ("head", "idle", "body")
+"""What a client was too slow with: its request's head, the next request, its request's body."""
 
 
 @dataclass(slots=True)
@@ -26,6 +33,10 @@ class ProxyStats:
     upstream_bytes: int = 0  # read from the upstream
     reads_paused: int = 0  # times the upstream was not read because the client took nothing
     observer_errors: int = 0  # exceptions while observing; the bytes went on
+    refused_streams: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))  # 503, by what was wanting
+    timeouts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIMEOUTS, 0))  # client connections that we ended
+    handshakes_failed: int = 0  # TLS: not spoken, refused, or not done in time
+    displaced: int = 0  # idle client connections that were closed for a new one
     outcomes: dict[Outcome, int] = field(
         default_factory=lambda: dict.fromkeys(Outcome, 0)
     )  # observed requests, by how they ended

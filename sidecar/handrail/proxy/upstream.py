@@ -6,6 +6,8 @@ The stamp is taken before the write, so a slow client changes no figure (case B2
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import TYPE_CHECKING, cast
 
 from handrail.proxy.exchange import Observation
@@ -38,7 +40,17 @@ class UpstreamSide(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=0)
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            with contextlib.suppress(OSError):  # uvloop and asyncio do so too; here it does not hang on them
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client.connected(self)
+
+    @property
+    def ends_by_close(self) -> bool:
+        """Nothing in the running response tells where it ends: its length is unknown, or it is a tunnel, or no HTTP."""
+        watch = self._watch
+        return self.opaque or (watch.until_close if watch is not None else self._flight is not None)
 
     def expect(self, flight: Observation | None, head_only: bool) -> None:
         """The next response answers ``flight``; with None, no response is due."""
@@ -96,11 +108,13 @@ class UpstreamSide(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         if self._client.flight is not None and self._watch is None and not self.opaque and self._flight is not None:
             if self._out.can_write_eof():
-                self._out.write_eof()
+                with contextlib.suppress(OSError):
+                    self._out.write_eof()
             return True  # a tunnel's other direction may go on
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._client.relay.admission.disconnected()
         until_close = self._watch is not None and self._watch.until_close
         self._client.upstream_lost(exc, until_close=until_close, opaque=self.opaque)
 

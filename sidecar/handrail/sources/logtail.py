@@ -151,6 +151,8 @@ class FileTail:
             return []
         except OSError:
             self.stats.errors += 1
+            with contextlib.suppress(OSError):
+                self._saved = self.position or self._saved  # the next poll goes on from here
             self.close()
             self.caught_up = True
             return []
@@ -190,13 +192,14 @@ class FileTail:
         return lines
 
     def _open_first(self) -> None:
-        saved, self._saved = self._saved, None
-        first, self._first = self._first, False
-        if saved is not None and (found := self._find(saved)) is not None:
-            self._begin(os.open(found, os.O_RDONLY | os.O_CLOEXEC), saved.offset)
+        saved, first = self._saved, self._first
+        found = None if saved is None else self._find(saved)
+        fd = os.open(found or self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._saved, self._first = None, False  # not before: an opening that fails is tried again
+        if saved is not None and found is not None:
+            self._begin(fd, saved.offset)
             self._head, self._head_bytes = saved.head, saved.head_bytes
             return
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         size = os.fstat(fd).st_size
         at_end = first and saved is None and not self._settings.from_start
         self._begin(fd, size if at_end else 0)

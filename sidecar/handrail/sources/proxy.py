@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 
+from handrail.accepting import Acceptor
+from handrail.descriptors import DescriptorBudget
 from handrail.live.requests import LiveRequests
+from handrail.proxy.admission import Admission
 from handrail.proxy.client import ClientSide
 from handrail.proxy.relay import Relay
 from handrail.proxy.settings import ProxySettings
 from handrail.proxy.stats import ProxyStats
 from handrail.sources.base import Sink
 
-_BACKLOG = 1024
 _TICK_S = 1.0
+HANDSHAKE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -38,30 +42,37 @@ class ProxySource:
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
         live: LiveRequests | None = None,
+        budget: DescriptorBudget | None = None,
     ) -> None:
         self.settings = settings
         self.stats = ProxyStats()
+        self.ticks = 0  # times that limits and what was put off were looked at
+        self.admission = Admission(budget, settings.max_streams)
         self.address = (settings.listen_host, settings.listen_port)
         self._sink = sink
         self._clock = clock
         self._wall = wall
         self._live = live
         self._relay: Relay | None = None
-        self._server: asyncio.AbstractServer | None = None
+        self._acceptor: Acceptor | None = None
+        self._opening: set[asyncio.Task[None]] = set()  # connections that are not a transport yet
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Bind and listen. Raises ``OSError`` where the address cannot be bound; the upstream need not be up yet."""
-        relay = Relay(self.settings, self._sink, self.stats, clock=self._clock, wall=self._wall, live=self._live)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: ClientSide(relay),
-            self.settings.listen_host,
-            self.settings.listen_port,
-            backlog=_BACKLOG,
-            ssl=self.settings.tls,
+        settings = self.settings
+        relay = Relay(
+            settings,
+            self._sink,
+            self.stats,
+            clock=self._clock,
+            wall=self._wall,
+            live=self._live,
+            admission=self.admission,
         )
-        self._relay, self._server = relay, server
-        self.address = server.sockets[0].getsockname()[:2]
+        self._acceptor = Acceptor(self.admission, self._take)
+        self.address = self._acceptor.start(settings.listen_host, settings.listen_port)
+        self._relay, relay.freed = relay, self._acceptor.wake
         self._tick()
         log.info("proxy listens on %s:%d for %s", *self.address, self.settings.upstream)
 
@@ -69,13 +80,21 @@ class ProxySource:
         """When each observed request that has not ended arrived, on the monotonic clock."""
         return iter(()) if self._relay is None else self._relay.open_since()
 
+    def problem(self) -> str:
+        """Why no more work should be sent here, in one line for /readyz; '' while there is room."""
+        return self.admission.problem()
+
     async def shutdown(self, drain_seconds: float | None = None) -> None:
         """Stop listening, close what is idle, let exchanges end for up to ``drain_seconds``, then abort and record the rest."""
         relay, self._relay = self._relay, None
         if relay is None:
             return
-        assert self._server is not None
-        self._server.close()
+        assert self._acceptor is not None
+        self._acceptor.close()
+        await asyncio.sleep(0)  # a task that never ran could not close its socket
+        for task in tuple(self._opening):
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
         relay.draining = True
         for connection in tuple(relay.connections):
             connection.drain()
@@ -92,10 +111,44 @@ class ProxySource:
             self._timer.cancel()
         log.info("proxy on %s:%d is closed", *self.address)
 
+    def _take(self, accepted: socket.socket, _peer: str) -> None:
+        relay = self._relay
+        assert relay is not None
+        with contextlib.suppress(OSError):  # the peer may have left again
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.get_running_loop().create_task(self._open(ClientSide(relay, accepted), accepted))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, client: ClientSide, accepted: socket.socket) -> None:
+        tls = self.settings.tls
+        handshake_s = None if tls is None else min(HANDSHAKE_S, self.settings.head_timeout_s)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: client, accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
+        except OSError:  # no TLS was spoken, or not in time, or the peer is gone
+            self.stats.handshakes_failed += 1
+        finally:
+            if not client.opened:
+                accepted.close()
+                self.admission.closed(stream=False, owed=False)
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.wake()
+
     def _tick(self) -> None:
         relay = self._relay
         if relay is not None:
-            relay.tick()
+            self.ticks += 1
+            try:
+                relay.tick()
+            except Exception:  # a fault at one connection must not end the looking after all others
+                self.stats.observer_errors += 1
+                if self.stats.observer_errors == 1:
+                    log.exception("proxied connections could not be looked after")
         elif self._timer is None:
             return
         self._timer = asyncio.get_running_loop().call_later(min(_TICK_S, self.settings.idle_after_finish_s / 4), self._tick)

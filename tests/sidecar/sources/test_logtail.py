@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -179,3 +180,43 @@ def test_an_endless_line_is_cut_once_and_the_next_is_whole() -> None:
     found += splitter.feed(b"\nnext\n")
     assert [len(line) for line in found] == [LONGEST_LINE, 4]
     assert (stats.long_lines, splitter.pending_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_failed_read_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A read that fails, and then openings that do: no descriptor is left for a while."""
+    tail = FileTail(path, _FROM_START)
+    append(path, "first\nbegun")
+    assert drained(tail) == ["first"]
+    append(path, " and ended\n")
+    real = {name: getattr(os, name) for name in ("pread", "open")}
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for name in real:
+        monkeypatch.setattr(os, name, fail)
+    assert drained(tail) == []
+    monkeypatch.setattr(os, "pread", real["pread"])
+    assert drained(tail) == []
+    monkeypatch.setattr(os, "open", real["open"])
+    append(path, "new\n")
+    assert drained(tail) == ["begun and ended", "new"]
+    assert tail.stats.errors > 1
+    tail.close()
+
+
+def test_failed_first_opening_is_as_if_it_had_not_been_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(path, "old\n")
+    tail, real = FileTail(path, TailSettings()), os.open
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", fail)
+    assert drained(tail) == []
+    monkeypatch.setattr(os, "open", real)
+    assert drained(tail) == [], "what was there at start is not read"
+    append(path, "new\n")
+    assert drained(tail) == ["new"]
+    tail.close()

@@ -1,0 +1,44 @@
+"""More streams than a sidecar's soft limit of descriptors, with and without room in the hard one. In real processes."""
+
+from __future__ import annotations
+
+import re
+import resource
+
+import pytest
+
+from faults.streams import many_streams
+
+COUNT, SOFT = 700, 1024
+
+needs_descriptors = pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="the clients of this test need descriptors too (ulimit -Hn 2048)"
+)
+
+
+@needs_descriptors
+async def test_streams_beyond_the_soft_limit_are_whole_where_the_hard_one_allows_them() -> None:
+    hard = 2048
+    got = await many_streams(COUNT, SOFT, hard)
+    assert (got["whole"], got["refused"], got["others"]) == (COUNT, 0, {})
+    assert got["limit"] == f"descriptors {hard} (raised from {SOFT})"
+    assert (got["open"], got["counted"], got["said"], got["later"]) == (COUNT, 0, [], True)
+    assert (got["status"], got["tracebacks"]) == (0, 0)
+
+
+@needs_descriptors
+async def test_streams_beyond_the_hard_limit_get_503_and_those_taken_are_whole() -> None:
+    got = await many_streams(COUNT, SOFT, SOFT)
+    assert got["others"] == {}
+    assert got["whole"] + got["refused"] == COUNT
+    assert got["whole"] > 350
+    assert got["counted"] == got["refused"] > 0
+    assert got["open"] == got["whole"]
+    assert len(got["said"]) == 1, "said once until there is room again"
+    assert re.search(r"proxy refuses streams with 503: no more fit", got["said"][0])
+    status, text = got["ready_during"]
+    assert status == 503
+    assert f"{got['whole']} streams are open" in text
+    assert got["ready_after"] == [200, "ok"]
+    assert got["later"]
+    assert (got["status"], got["tracebacks"]) == (0, 0)
