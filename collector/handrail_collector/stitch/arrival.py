@@ -7,7 +7,7 @@ on its engine for 73 years.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 from handrail.hardware import DeviceRun
 from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, KvPublish, LogFact, PluginSpan, ProcessEvent
@@ -23,7 +23,7 @@ FUTURE: Final = "future"
 OLD: Final = "old"
 REASONS: Final = (FUTURE, OLD)
 
-R = TypeVar("R", EngineFacts, ProcessEvent, LogFact)
+Learned = EngineFacts | ProcessEvent | LogFact
 
 
 def reason_of(at_unix_ns: int, received_unix_ns: int) -> str | None:
@@ -38,7 +38,7 @@ def bounded(at_unix_ns: int, received_unix_ns: int) -> int:
     return received_unix_ns if at_unix_ns > received_unix_ns + AHEAD_NS else at_unix_ns
 
 
-def as_of_arrival(record: R, received_unix_ns: int) -> R:
+def as_of_arrival(record: Learned, received_unix_ns: int) -> Learned:
     """``record`` with no time that lies ahead of its arrival."""
     at = bounded(record.at_unix_ns, received_unix_ns)
     if isinstance(record, LogFact):

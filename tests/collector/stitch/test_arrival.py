@@ -41,7 +41,9 @@ BEGINS: Final = ("arrival_unix_ns", "queued_unix_ns", "known_unix_ns", "publishe
 
 def at_time(record: Any, at_unix_ns: int) -> Any:
     """``record`` as if it had begun then, on its host's clock."""
-    begins = {name: at_unix_ns for name in BEGINS if hasattr(record, name) and getattr(record, name) is not None}
+    begins: dict[str, int | None] = {
+        name: at_unix_ns for name in BEGINS if hasattr(record, name) and getattr(record, name) is not None
+    }
     if isinstance(record, EngineTimes):
         begins["arrival_unix_ns"] = None
     if isinstance(record, LogFact):
@@ -190,4 +192,4 @@ def test_records_of_now_are_left_as_they_are() -> None:
         happened(ProcessEventKind.DEAD, Role.DECODE, 0),
         fact(LogKind.LINK_ERROR, Role.DECODE, 0, None),
     ):
-        assert as_of_arrival(record, EPOCH) is record  # type: ignore[type-var]
+        assert as_of_arrival(record, EPOCH) is record
