@@ -47,6 +47,8 @@ from handrail_collector.metrics.counting import Counting
 from handrail_collector.metrics.heard import Heard
 from handrail_collector.observed import Seen, Taken
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow, StallRow
+from handrail_collector.stitch.activity import Activities
+from handrail_collector.stitch.arrival import AHEAD_NS, REASONS, as_of_arrival, latest_of, reason_of, start_of
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.engines import EngineBook
 from handrail_collector.stitch.events import (
@@ -115,6 +117,7 @@ class PipelineStats:
     rows: int = 0
     rows_skipped: int = 0  # made again by a replay, already in the store
     undecodable: int = 0
+    displaced: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))  # records whose times cannot be
     faults: int = 0  # exceptions over one span, request or row: that one is left out, the rest goes on
     failing: int = 0  # publishes that failed in a row
     publishes: int = 0
@@ -296,10 +299,11 @@ class Pipeline:
         """Feed one span to the stitcher; the row it is stored as."""
         attributes = attributes_of(span.attributes)
         record = self.reader.read(span, batch.scope, batch.process, attributes)
+        self._judge(span.start_time_unix_nano, place.offset, now)
         if record is not None:
             self.stitcher.add(record, place.offset, now)
             if isinstance(record, KvFetch):
-                self.stalling.activity.take(record)
+                self._watch(record, now)
         elif span.parent_span_id:
             trace = span.trace_id.hex()
             self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
@@ -355,6 +359,7 @@ class Pipeline:
 
     def _take_sample(self, sample: DeviceRun | EngineSample | RequestCounts, entry: Entry, now: int, rows: EventRows) -> None:
         again = entry.offset < self._replayed_to
+        self._judge(sample.at_unix_ns, entry.offset, now)
         if isinstance(sample, RequestCounts):
             self.counting.requests(sample, now, again=again)
             return
@@ -362,7 +367,7 @@ class Pipeline:
         rows.add(table, sample)
         number = 1
         if isinstance(sample, DeviceRun):
-            self.stalling.activity.take(sample)
+            self._watch(sample, now)
             number = len(sample.at)
         else:
             self.counting.sample(sample, now, again=again)
@@ -373,17 +378,18 @@ class Pipeline:
 
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
         """Feed what a log record says to whoever it is for."""
+        self._judge(start_of(event), offset, now)
         if isinstance(event, Iteration):
-            self.stalling.activity.take(event)
+            self._watch(event, now)
             rows.add(Table.ITERATIONS, iteration_row(event, offset))
             return
         if isinstance(event, ProcessEvent) and event.kind is ProcessEventKind.PAUSED:
-            self.stalling.activity.take(event)  # of these there are many, and what they made is told with the stalls
+            self._watch(event, now)  # of these there are many, and what they made is told with the stalls
             return
         if isinstance(event, LogFact) and self.counted.take(event, offset, now):
             return
         if isinstance(event, ProcessEvent | EngineFacts | LogFact):
-            learned = self.engines.take(event)
+            learned = self.engines.take(as_of_arrival(event, now))
             for happened in (learned, event if isinstance(event, ProcessEvent) else None):
                 if happened is not None:
                     rows.add(Table.PROCESS_EVENTS, process_event_row(happened, offset))
@@ -392,6 +398,17 @@ class Pipeline:
             rows.add(Table.LINK_FACTS, fact)
         if isinstance(event, EngineTimes | KvFetch | KvPublish | LogFact) and event.request_id:
             self.stitcher.add(event, offset, now)
+
+    def _watch(self, record: Activities, now: int) -> None:
+        """Learn what an engine does from what is told of the time before ``now``."""
+        if latest_of(record) <= now + AHEAD_NS:
+            self.stalling.activity.take(record)
+
+    def _judge(self, at_unix_ns: int, offset: int, now: int) -> None:
+        """Count a record whose time cannot be; it goes on as every other."""
+        reason = reason_of(at_unix_ns, now)
+        if reason is not None and offset >= self._replayed_to:
+            self.stats.displaced[reason] += 1
 
     def _fault(self, what: str) -> None:
         """One thing that arrived broke us: counted, told while it is new, and the rest goes on."""

@@ -27,6 +27,13 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
     return [
         Row(f"{prefix}_datagrams", "counter", "Datagrams received from the plugin", lambda: stats.datagrams),
         Row(f"{prefix}_bad_datagrams", "counter", "Datagrams that were none of the plugin's", lambda: stats.bad_datagrams),
+        Row(
+            f"{prefix}_displaced_stamps",
+            "counter",
+            "Times of the plugin that cannot be (future, over a day old, another wall clock), bounded by their arrival",
+            lambda: by_label(source.stamps.displaced),
+            ("reason",),
+        ),
         Row(f"{prefix}_events", "counter", "Events received", lambda: merge.stats.events),
         Row(f"{prefix}_unread_events", "counter", "Events that could not be read", lambda: merge.stats.unread_events),
         Row(

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
+import replayed
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Accepted, Signal
 from handrail.otlp.delivery import Backoff, DeliveryStats, deliver
@@ -116,7 +118,7 @@ async def test_sdk_to_rotel_to_us(tmp_path: Path, exporter: Callable[[Rotel], Sp
 async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
     """The recorded vLLM spans through our forward sink, rotel and our receiver: all of them, once, unchanged."""
     kept = Keeping()
-    payloads = [path.read_bytes() for path in RAW]
+    payloads = [replayed.otlp(path.read_bytes(), ExportTraceServiceRequest) for path in RAW]
     expected = sorted(span_bytes(payloads))
     async with serving(kept) as server, rotel(tmp_path, address(server, protocol), protocol) as ports:
         endpoint = f"grpc://127.0.0.1:{ports.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{ports.http_port}"

@@ -94,6 +94,13 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
     rows = [Row(f"{prefix}_info", "gauge", "1, with the version that runs", lambda: {(__version__,): 1.0}, ("version",))]
     rows += [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
     rows += [
+        Row(
+            f"{prefix}_displaced_records",
+            "counter",
+            "Records of a time over a day after their arrival (future) or 30 days before it (old): decided by their arrival",
+            lambda: by_label(pipe.displaced),
+            ("reason",),
+        ),
         Row(f"{prefix}_items", "counter", "Items acknowledged", lambda: by_label(taken.items), ("signal",)),
         Row(
             f"{prefix}_joins",

@@ -113,7 +113,7 @@ class Folder:
         for key, known in list(self._changed.items()):
             if known.told_ns is None:
                 self.stats.facts[known.fact.kind] += 1
-            elif all_of_them or now_ns - known.told_ns >= self._settings.update_ns:
+            elif all_of_them or not 0 <= now_ns - known.told_ns < self._settings.update_ns:  # below 0: the clock was set back
                 known.fact = replace(known.fact, revision=known.fact.revision + 1)
             else:
                 continue
@@ -133,7 +133,8 @@ class Folder:
         return f"{line.row.name}|{values}"
 
     def _continues(self, fact: LogFact, at: int) -> bool:
-        return fact.request_id is not None or at - fact.last_unix_ns <= self._settings.quiet_ns
+        quiet = self._settings.quiet_ns
+        return fact.request_id is not None or fact.at_unix_ns - quiet <= at <= fact.last_unix_ns + quiet
 
     def _within_rate(self, now_ns: int) -> bool:
         second = now_ns // 10**9

@@ -35,6 +35,7 @@ _PIPE_BYTES: Final = 1 << 16
 _MOST_WAITING_BYTES: Final = 4 << 20
 _SAVE_EVERY_S: Final = 1.0
 _MOST_SAID: Final = 20_000
+OLDEST_NS: Final = 3_650 * 86_400 * 10**9  # no log was written for so long
 
 Take = Callable[[Sequence[LogFact]], Awaitable[bool]]
 """Takes facts over; False where it cannot now, then the same ones are given again. Never raises."""
@@ -235,14 +236,14 @@ class LogSource:
         for tail in self._tails:
             live = tail.caught_up
             for line in tail.poll():
-                self._line(line, tail.written_unix_ns, now, live=live)
+                self._line(line, min(tail.written_unix_ns, now), now, live=live)  # a file's stamp may lie ahead, too
             behind = behind or not tail.caught_up
         return behind
 
     def _line(self, text: str, near_ns: int, now_ns: int, *, live: bool) -> None:
         try:
             head = read_head(text, near_ns, self._settings.zone)
-            self._message(self._believed(head, now_ns) if live else head, now_ns if live else near_ns)
+            self._message(self._believed(head, near_ns, now_ns, live=live), now_ns if live else near_ns)
         except Exception:
             self._fault()
 
@@ -259,8 +260,11 @@ class LogSource:
         if self.stats.faults == 1:
             log.exception("a log line could not be read")
 
-    def _believed(self, head: Head, now_ns: int) -> Head:
-        if head.at_unix_ns is None or abs(now_ns - head.at_unix_ns) <= self._settings.most_disagreement_ns:
+    def _believed(self, head: Head, near_ns: int, now_ns: int, *, live: bool) -> Head:
+        """A line that lay there keeps its own time, unless that lies ahead or many years before the file was last written."""
+        apart = self._settings.most_disagreement_ns
+        earliest = now_ns - apart if live else near_ns - OLDEST_NS
+        if head.at_unix_ns is None or earliest <= head.at_unix_ns <= now_ns + apart:
             return head
         self.stats.clocks_disagree += 1
         return replace(head, at_unix_ns=None, clock=LineClock.RECEIPT, resolution_ns=0)

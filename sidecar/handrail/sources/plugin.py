@@ -30,6 +30,7 @@ from handrail.sources.base import Sink
 from handrail.sources.datagram import read_packet
 from handrail.sources.merging.bounds import MergeLimits
 from handrail.sources.merging.merge import Line, Merge
+from handrail.sources.merging.stamps import Stamps
 from handrail.sources.merging.tally import HandOffTally, outcome_of
 
 log = logging.getLogger(__name__)
@@ -74,9 +75,11 @@ class PluginSource:
         count_exchanges: bool = True,
         make: type[Histogram] = Histogram,
         clock: Callable[[], int] = time.monotonic_ns,
+        wall: Callable[[], int] = time.time_ns,
     ) -> None:
         self.path = path
         self.stats = PluginStats()
+        self.stamps = Stamps()
         self.hand_offs = HandOffTally(make)
         self.peers = PeerTally(outcome_of)
         self.merge = Merge(
@@ -91,6 +94,7 @@ class PluginSource:
         self._live = live
         self._sink = sink
         self._clock = clock
+        self._wall = wall
         self._socket: socket.socket | None = None
         self._inode: int | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -105,7 +109,7 @@ class PluginSource:
         log.info("the plugin's socket is %s", self.path)
 
     async def shutdown(self, drain_seconds: float) -> None:
-        """Read what is there, say what is known, unbind. Open fetches stay open: a later sidecar may hear their end."""
+        """Read what is there, say what is known, unbind. What is open is told as it stands: a later sidecar may hear its end."""
         bound, self._socket = self._socket, None
         if bound is None:
             return
@@ -114,7 +118,9 @@ class PluginSource:
         asyncio.get_running_loop().remove_reader(bound.fileno())
         while (received := _receive(bound)) is not None:
             self._take(*received)
-        self._say(self.merge.tick(self._clock()))
+        now = self._clock()
+        self._say(self.merge.tick(now, self._listening_ns))
+        self._say(self.merge.close(now))
         bound.close()
         with contextlib.suppress(OSError):
             if self.path.stat().st_ino == self._inode:  # not that of a sidecar that has taken our place
@@ -140,7 +146,16 @@ class PluginSource:
         except ValueError:
             self.stats.bad_datagrams += 1
             return
-        self._say(self.merge.take(packet, sender))
+        before = sum(self.stamps.displaced.values())
+        judged = self.stamps.judged(packet, self._clock(), self._wall())
+        if judged is not packet and not before:
+            log.warning(
+                "pid %d (%s) sent times that cannot be; it is told by when its datagrams arrive, and counted "
+                '(docs/plugin.md, "Times that cannot be")',
+                packet.pid,
+                packet.kind,
+            )
+        self._say(self.merge.take(judged, sender))
 
     def _tick(self) -> None:
         if self._socket is None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+import replayed
 from handrail.conventions import SCOPE_PROXY
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.delivery import Backoff
@@ -130,8 +133,9 @@ def test_a_mixed_batch_loses_its_unsampled_spans() -> None:
     assert withheld == 1
 
 
-@pytest.mark.parametrize("payload", [path.read_bytes() for path in RAW], ids=[path.name for path in RAW])
-def test_recorded_vllm_spans_are_forwarded_whole(payload: bytes) -> None:
+@pytest.mark.parametrize("recording", RAW, ids=lambda path: path.name)
+def test_recorded_vllm_spans_are_forwarded_whole(recording: Path) -> None:
+    payload = replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest)
     assert without_unsampled(payload) == (payload, 0)
 
 

@@ -43,6 +43,17 @@ def test_an_hour_that_is_over_becomes_one_file_a_table_named_by_the_range_it_cov
     assert upkeep.stats.files_folded == 8
 
 
+@pytest.mark.parametrize("years", [-56, 73], ids=["1970", "2099"])
+def test_an_hour_of_another_age_is_folded_when_nothing_comes_to_it_any_more(store: Kept, years: int) -> None:
+    rows = [replace(row, started_unix_ns=START_UNIX_NS + years * 365 * DAY_NS) for row in ROWS[:3]]
+    store.clock.unix_ns = START_UNIX_NS
+    for number, row in enumerate(rows):
+        store.publisher.publish(10 * number, 10 * number + 10, 0, [], [row])
+    store.clock.unix_ns += 2 * HOUR_NS
+    store.upkeep(closed_after_ns=15).run_pass()
+    assert [file.rows for file in store.files(Table.REQUESTS)] == [3]
+
+
 def test_a_row_that_comes_late_is_folded_into_the_hour_again(store: Kept) -> None:
     publish_all(store.publisher)
     store.upkeep().run_pass()

@@ -264,6 +264,20 @@ def test_updates_wait_and_new_facts_do_not() -> None:
     assert (later.lines, later.revision) == (1, 0), "quiet for a minute: another trouble"
 
 
+def test_a_clock_that_is_set_back_holds_no_update_and_one_line_ahead_takes_no_later_ones() -> None:
+    folder = Folder(process(Role.DECODE), Source.LOG)
+    head = read_head("Sync batch data transfer timeout", _NEAR, timezone.utc)
+    line = recognise(head.message)
+    assert line is not None
+    ahead = _NEAR + 70 * 365 * 86_400 * S
+    folder.add(head, line, ahead)
+    assert [fact.lines for fact in folder.take(ahead)] == [1]
+    folder.add(head, line, ahead + S)
+    assert [fact.lines for fact in folder.take(_NEAR)] == [2]
+    folder.add(head, line, _NEAR)
+    assert [(fact.at_unix_ns, fact.lines) for fact in folder.take(_NEAR)] == [(_NEAR, 1)]
+
+
 def test_state_and_rate_are_bounded() -> None:
     replay = Replay(FoldSettings(most_facts=10, most_facts_per_second=50))
     text = "Releasing expired KV blocks for request cmpl-{} which were retrieved by 0 remote worker(s) before lease expired."

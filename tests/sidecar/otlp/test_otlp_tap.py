@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+import replayed
 from handrail.conventions import HOST_ID, INSTANCE, ROLE, SENDER_ID
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.contract import Rejected, Retryable, Signal
@@ -30,9 +32,10 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[OtlpTap, O
     await tap.shutdown(1.0)
 
 
-@pytest.mark.parametrize("body", [path.read_bytes() for path in RAW], ids=[path.name for path in RAW])
-async def test_recorded_vllm_spans_pass_byte_for_byte(pair: tuple[OtlpTap, OtlpClient, Keeping], body: bytes) -> None:
+@pytest.mark.parametrize("recording", RAW, ids=lambda path: path.name)
+async def test_recorded_vllm_spans_pass_byte_for_byte(pair: tuple[OtlpTap, OtlpClient, Keeping], recording: Path) -> None:
     tap, client, kept = pair
+    body = replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest)  # noqa: ASYNC240
     await client.send(Signal.TRACES, body)
     assert span_bytes(kept.payloads) == span_bytes([body])
     attributes = ExportTraceServiceRequest.FromString(kept.payloads[0]).resource_spans[0].resource.attributes

@@ -103,6 +103,20 @@ async def test_a_time_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
     assert tap.stats.clocks_disagree == 1
 
 
+@pytest.mark.parametrize("year", ["1970-01-01", "2099-12-31"])
+@pytest.mark.parametrize("written_ns", [_NOW - 3600 * S, _NOW + 73 * 365 * 86_400 * S], ids=["an hour ago", "ahead"])
+async def test_a_time_of_another_age_is_not_believed_of_what_lay_there_either(tmp_path: Path, year: str, written_ns: int) -> None:
+    path, taker = tmp_path / "log", Taker()
+    append(path, f"{year}T10:00:00Z WARN a.b: Sync batch data transfer timeout\n" + expired("a", at="07:00:00"))
+    os.utime(path, ns=(written_ns, written_ns))
+    tap = source(taker, path, from_start=True)
+    await tap.start()
+    await tap.shutdown(30)
+    assert [fact.clock for fact in taker.facts] == [LineClock.RECEIPT, LineClock.LINE]
+    assert [fact.at_unix_ns for fact in taker.facts] == [min(written_ns, _NOW), _NOW - 5 * S - 3 * 3600 * S]
+    assert tap.stats.clocks_disagree == 1
+
+
 async def test_what_lay_there_keeps_its_own_time(tmp_path: Path) -> None:
     path, taker = tmp_path / "log", Taker()
     append(path, expired("a", at="07:00:00"))

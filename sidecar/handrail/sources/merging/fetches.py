@@ -151,24 +151,26 @@ class Fetches:
         return True
 
     # --- what comes of it -------------------------------------------------------------------------------------------------
-    def settled(self, now_ns: int) -> Iterator[KvFetch]:
-        """Fetches that have ended and of which nothing more is expected."""
+    def settled(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvFetch]:
+        """Fetches that have ended and of which nothing more is expected; ``at_once``: or will be heard by us."""
         for held in (self._before, self.open):
             for key, fetch in list(held.items()):
                 if fetch.known_ns is None:
-                    if now_ns - fetch.first_heard_ns >= self._limits.orphan_ns:
+                    if at_once or now_ns - fetch.first_heard_ns >= self._limits.orphan_ns:
                         del held[key]
                         self.orphans += 1
-                elif fetch.close_at_ns is not None and (now_ns >= fetch.close_at_ns or self._complete(fetch)):
+                elif fetch.close_at_ns is not None and (at_once or now_ns >= fetch.close_at_ns or self._complete(fetch)):
                     del held[key]
                     yield self._record(fetch, None)
 
-    def provisional(self, now_ns: int) -> Iterator[KvFetch]:
+    def provisional(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvFetch]:
+        """How the open ones stand that were not told lately; ``at_once``: all of them."""
         limits = self._limits
         for fetch in self.open.values():
-            if fetch.known_ns is None or fetch.ended_ns is not None or now_ns - fetch.known_ns < limits.provisional_after_ns:
+            if fetch.known_ns is None or fetch.ended_ns is not None:
                 continue
-            if fetch.told_ns is None or now_ns - fetch.told_ns >= limits.provisional_every_ns:
+            due = now_ns - fetch.known_ns >= limits.provisional_after_ns
+            if at_once or (due and (fetch.told_ns is None or now_ns - fetch.told_ns >= limits.provisional_every_ns)):
                 fetch.told_ns = now_ns
                 yield self._record(fetch, now_ns)
 

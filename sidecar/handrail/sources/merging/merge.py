@@ -127,6 +127,17 @@ class Merge:
             self._say_facts(now_ns)
         return self._taken()
 
+    def close(self, now_ns: int) -> list[Observation]:
+        """This sidecar ends, the engine may go on: all that waits to settle, and how things stand with what is open."""
+        self._out += self.processes.close(now_ns)
+        self._out += self.fetches.settled(now_ns, at_once=True)
+        self._out += self.publishes.settled(now_ns, at_once=True)
+        self._out += self.steps.close()
+        self._out += self.requests.provisional(now_ns, at_once=True)
+        self._out += self.fetches.provisional(now_ns, at_once=True)
+        self._out += self.publishes.provisional(now_ns, at_once=True)
+        return self._taken()
+
     def _taken(self) -> list[Observation]:
         out, self._out = self._out, []
         return out

@@ -72,6 +72,8 @@ class Processes:
             process.sequence = packet.sequence - 1  # what was sent before this sidecar listened is not lost to it
             process.lost_events = process.lost_told = packet.lost
             yield from self._replaced_by(process)
+            if len(self.alive) >= MAX_PROCESSES:
+                self._on_gone(self.alive.popitem(last=False)[1], packet.monotonic_ns)
             self.alive.put(packet.boot, process)
         if packet.sequence > process.sequence + 1:
             self.lost_datagrams += packet.sequence - process.sequence - 1
@@ -169,9 +171,14 @@ class Processes:
         detail = f"instead of pid {', '.join(str(old.pid) for old in gone)}" if gone else ""
         yield self._event(process, kind, process.heard_ns, detail)
 
-    def _tell_lost(self, process: GuestProcess, now_ns: int) -> Iterator[ProcessEvent]:
+    def close(self, now_ns: int) -> Iterator[ProcessEvent]:
+        """This sidecar ends: what was lost and is not told yet."""
+        for process in self.alive.values():
+            yield from self._tell_lost(process, now_ns, at_once=True)
+
+    def _tell_lost(self, process: GuestProcess, now_ns: int, *, at_once: bool = False) -> Iterator[ProcessEvent]:
         lost = process.lost_events - process.lost_told
-        if lost > 0 and now_ns - process.lost_told_ns >= self._limits.lost_every_ns:
+        if lost > 0 and (at_once or now_ns - process.lost_told_ns >= self._limits.lost_every_ns):
             process.lost_told, process.lost_told_ns = process.lost_events, now_ns
             detail = "events that could not be kept or sent"
             yield self._event(process, ProcessEventKind.PLUGIN_LOST, process.heard_ns, detail, count=lost)

@@ -124,24 +124,26 @@ class Publishes:
         if publish is not None and publish.failure is None:
             publish.failure, publish.failure_error = failure_type, error
 
-    def settled(self, now_ns: int) -> Iterator[KvPublish]:
+    def settled(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvPublish]:
+        """Those that were freed and of which nothing more is expected; ``at_once``: or will be heard by us."""
         for publish in list(self.open.values()):
             if publish.published_ns is None:
-                if now_ns - publish.first_heard_ns >= self._limits.orphan_ns:
+                if at_once or now_ns - publish.first_heard_ns >= self._limits.orphan_ns:
                     del self.open[publish.request_id]
                     self.orphans += 1
             elif publish.close_at_ns is not None:
                 explained = publish.read_ns is not None or publish.expired_ns is not None or publish.done_ns is not None
-                if explained or now_ns >= publish.close_at_ns:
+                if at_once or explained or now_ns >= publish.close_at_ns:
                     yield self._close(publish)
 
-    def provisional(self, now_ns: int) -> Iterator[KvPublish]:
+    def provisional(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvPublish]:
+        """How those stand that are kept and were not told lately; ``at_once``: all of them."""
         limits = self._limits
         for publish in self.open.values():
             if publish.published_ns is None or publish.freed_ns is not None:
                 continue
             due = now_ns - publish.published_ns >= limits.provisional_after_ns
-            if due and (publish.told_ns is None or now_ns - publish.told_ns >= limits.provisional_every_ns):
+            if at_once or (due and (publish.told_ns is None or now_ns - publish.told_ns >= limits.provisional_every_ns)):
                 publish.told_ns = now_ns
                 yield self._record(publish, now_ns)
 

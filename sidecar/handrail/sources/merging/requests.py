@@ -95,12 +95,13 @@ class Requests:
         self._resume(request, at_ns)
         return self._record(request, at_ns, finished=True, status=status, output_tokens=output_tokens)
 
-    def provisional(self, now_ns: int) -> Iterator[EngineTimes]:
-        """Those that are old enough to be told and have not been told lately."""
+    def provisional(self, now_ns: int, *, at_once: bool = False) -> Iterator[EngineTimes]:
+        """Those that are old enough to be told and have not been told lately; ``at_once``: all of them."""
         limits = self._limits
         for request in self.open.values():
             old = now_ns - request.queued_ns >= limits.provisional_after_ns
-            if old and (request.said_ns == request.queued_ns or now_ns - request.said_ns >= limits.provisional_every_ns):
+            due = request.said_ns == request.queued_ns or now_ns - request.said_ns >= limits.provisional_every_ns
+            if at_once or (old and due):
                 request.said_ns = now_ns
                 yield self._record(request, now_ns, finished=False, status=None, output_tokens=None)
 

@@ -9,13 +9,15 @@ from statistics import median_low
 from typing import Any, Final
 
 from handrail.records import Iteration, Source
-from handrail.sources.merging.bounds import MergeLimits
+from handrail.sources.merging.bounds import Bounded, MergeLimits
 from handrail.sources.merging.engine import Engine
 
 FAR_ABOVE: Final = 2.5  # times the usual step: less than makes a stall (handrail/stalls.py), of which it may be a part
 LEAST_FULL_NS: Final = 15_000_000
 FULL_A_WINDOW: Final = 20
 _REMEMBERED: Final = 64  # steps whose median is the usual one: a mean would follow the long ones that are to be found
+MOST_STEPS: Final = 4096  # in one rollup, however close together their times are said to lie
+MOST_WINDOWS: Final = 1024
 _RENEWED_EVERY: Final = 16  # steps: sorting so many takes 3 us
 
 
@@ -45,12 +47,18 @@ class Steps:
     def __init__(self, engine: Engine, limits: MergeLimits) -> None:
         self._engine = engine
         self._limits = limits
-        self._windows: dict[str, Window] = {}
+        self._windows: Bounded[Window] = Bounded(MOST_WINDOWS)
 
     def step(self, boot: str, pid: int, offset_ns: int, end_ns: int, said: Mapping[str, Any]) -> Iterator[Iteration]:
-        window = self._windows.setdefault(boot, Window(pid, offset_ns))
+        window = self._windows.get(boot)
+        if window is None:
+            if len(self._windows) >= MOST_WINDOWS:
+                yield from self.close_boot(next(iter(self._windows)))
+            window = Window(pid, offset_ns)
+            self._windows.put(boot, window)
         window.offset_ns = offset_ns
-        if window.steps and end_ns - window.steps[0][1]["begin_ns"] >= self._limits.rollup_ns:
+        full = len(window.steps) >= MOST_STEPS
+        if full or (window.steps and end_ns - window.steps[0][1]["begin_ns"] >= self._limits.rollup_ns):
             yield self._rollup(window)
         window.steps.append((end_ns, said))
         took = max(0, end_ns - said["begin_ns"])
@@ -64,6 +72,12 @@ class Steps:
         """Rollups of windows that are old enough, although no further step came."""
         for window in self._windows.values():
             if window.steps and now_ns - window.steps[0][1]["begin_ns"] >= self._limits.rollup_ns:
+                yield self._rollup(window)
+
+    def close(self) -> Iterator[Iteration]:
+        """All that waits, whatever its times."""
+        for window in self._windows.values():
+            if window.steps:
                 yield self._rollup(window)
 
     def close_boot(self, boot: str) -> Iterator[Iteration]:

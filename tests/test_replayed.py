@@ -1,0 +1,210 @@
+"""Every recording, played on a host that booted seconds, an hour or 400 days ago: the same records, moved in time."""
+
+# ruff: noqa: ASYNC240 - a few calls on files of the test's own, nobody else on the loop
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import replayed
+from exchanges import PROCESS
+from handrail.otlp.contract import Signal
+from handrail.otlp.values import attributes_of
+from handrail.records import EngineTimes, Iteration, KvFetch, KvPublish, LogFact, Observation
+from handrail.sources.datagram import read_packet
+from handrail.sources.log import LogSettings, LogSource
+from handrail.sources.plugin import PluginSource
+from handrail_collector.explain.request import Fleet, explain
+from handrail_collector.stitch.reading import SpanReader, batches
+from handrail_collector.stitch.stitcher import SECOND, Stitcher
+from otlp_parts import RAW
+from pipelines import Clock, running, taken
+
+HOUR: Final = 3600 * SECOND
+BOOTED_UNIX_NS: Final = 1_796_112_000 * SECOND
+UPTIMES: Final = {"10 s": 10 * SECOND, "1 h": HOUR, "400 days": 400 * 24 * HOUR}
+"""How long the host has been up when a recording begins."""
+
+LENGTH: Final = 16 * SECOND  # more than the plugin's recordings last
+uptimes = pytest.mark.parametrize("uptime", list(UPTIMES.values()), ids=list(UPTIMES))
+roles = pytest.mark.parametrize("role", ["prefill", "decode"])
+
+
+def moved(record: Any, origin_unix_ns: int, each_ns: int = 1) -> Any:
+    """What a record says, its times counted from ``origin_unix_ns``, without ids that are drawn by chance.
+
+    ``each_ns``: how exactly; recorded pairs of clocks were read one after the other.
+    """
+    if is_dataclass(record) and not isinstance(record, type):
+        return {
+            field.name: round((getattr(record, field.name) - origin_unix_ns) / each_ns)
+            if field.name.endswith("_unix_ns") and getattr(record, field.name) is not None
+            else moved(getattr(record, field.name), origin_unix_ns)
+            for field in fields(record)
+            if field.name not in ("ids", "fact_id", "inferred")
+        }
+    return record
+
+
+# --- the plugin's datagrams -------------------------------------------------------------------------------------------------
+
+
+async def played(folder: Path, data: Sequence[bytes], begin_ns: int) -> tuple[list[Observation], PluginSource]:
+    """Each datagram arrives as long after ``begin_ns`` as it was sent after the first; looks twice a second, then the end."""
+    clock = [begin_ns]
+    records: list[Observation] = []
+    source = PluginSource(
+        folder / "engine.sock", PROCESS, records.append, clock=lambda: clock[0], wall=lambda: BOOTED_UNIX_NS + clock[0]
+    )
+    await source.start()
+    first_ns = min(read_packet(each).monotonic_ns for each in data)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for each in data:
+            due_ns = begin_ns + read_packet(each).monotonic_ns - first_ns
+            while clock[0] + SECOND // 2 < due_ns:
+                clock[0] += SECOND // 2
+                source.look()
+            clock[0] = due_ns
+            sender.sendto(each, str(source.path))
+            source.look()
+    await source.shutdown(0.0)
+    return records, source
+
+
+@roles
+@uptimes
+async def test_the_plugins_words_make_the_same_records_however_long_the_host_is_up(
+    tmp_path: Path, role: str, uptime: int
+) -> None:
+    end = uptime + LENGTH
+    data = replayed.plugin(role, end, BOOTED_UNIX_NS + end)
+    first = min(read_packet(each).monotonic_ns for each in data)
+    records, source = await played(tmp_path, data, first)
+    told = [moved(record, BOOTED_UNIX_NS + end) for record in records]
+
+    reference = replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)
+    others, _ = await played(tmp_path, reference, min(read_packet(each).monotonic_ns for each in reference))
+    assert told == [moved(record, BOOTED_UNIX_NS + 2 * HOUR) for record in others]
+    assert not sum(source.stamps.displaced.values())
+    final = [record for record in records if not getattr(record, "provisional", False)]
+    assert sum(isinstance(record, KvFetch if role == "decode" else KvPublish) for record in final) == 6
+    assert sum(isinstance(record, EngineTimes) for record in final) == 6
+    rolled = [record for record in records if isinstance(record, Iteration) and not record.full]
+    assert sum(record.prefill_tokens for record in rolled) == (6 if role == "decode" else 720)
+
+
+@roles
+@uptimes
+async def test_a_recording_that_nobody_moved_is_told_by_its_arrival(tmp_path: Path, role: str, uptime: int) -> None:
+    data = (replayed.RECORDINGS / f"plugin/{role}.jsonl").read_bytes().splitlines()
+    records, source = await played(tmp_path, data, uptime)
+    reference = replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)
+    begin = min(read_packet(each).monotonic_ns for each in reference)
+    others, _ = await played(tmp_path, reference, begin)
+    assert [moved(record, BOOTED_UNIX_NS + uptime, 10**6) for record in records] == [
+        moved(record, BOOTED_UNIX_NS + begin, 10**6) for record in others
+    ]
+    reason = "future" if uptime < read_packet(data[0]).monotonic_ns else "old"
+    assert source.stamps.displaced[reason] == len(data)
+
+
+# --- the engine's log -------------------------------------------------------------------------------------------------------
+
+
+async def read_log(path: Path, lines: Sequence[str], end_unix_ns: int, year: int) -> tuple[list[LogFact], LogSource]:
+    """Lines are appended when they are stamped, and read before the next second's are."""
+    path.write_bytes(b"")
+    now = [end_unix_ns - 3 * 60 * SECOND]
+    facts: list[LogFact] = []
+
+    async def take(some: Sequence[LogFact]) -> bool:
+        facts.extend(some)
+        return True
+
+    settings = LogSettings(paths=(str(path),), zone=timezone.utc)
+    source = LogSource(settings, PROCESS, take, now_unix_ns=lambda: now[0], monotonic_s=lambda: now[0] / SECOND)
+    await source._round()
+    with path.open("a", encoding="utf-8") as log:
+        for number, line in enumerate(lines):
+            for at in replayed.stamps(line, year):
+                stamped = round(at.replace(tzinfo=timezone.utc).timestamp()) * SECOND
+                now[0] = max(now[0], stamped)
+            log.write(line + "\n")
+            if number + 1 == len(lines) or list(replayed.stamps(lines[number + 1], year)):
+                log.flush()
+                os.utime(path, ns=(now[0], now[0]))
+                await source._round()
+    await source._round(last=True)
+    for tail in source._tails:
+        tail.close()
+    return facts, source
+
+
+@roles
+@uptimes
+async def test_a_log_makes_the_same_facts_however_long_the_host_is_up(tmp_path: Path, role: str, uptime: int) -> None:
+    told = []
+    for up in (uptime, 2 * HOUR):
+        end = BOOTED_UNIX_NS + up + 180 * SECOND
+        year = datetime.fromtimestamp(end // SECOND, timezone.utc).year
+        facts, source = await read_log(tmp_path / "engine.log", replayed.log_lines(role, end, timezone.utc), end, year)
+        told.append(([moved(fact, end) for fact in facts], source.stats.clocks_disagree))
+    assert told[0] == told[1]
+    assert told[0][0]
+
+
+# --- OTLP -------------------------------------------------------------------------------------------------------------------
+
+
+def decided(payload: bytes, received_unix_ns: int) -> list[tuple[int, str, int, list[str]]]:
+    """When each request of an export is decided, in seconds after it was received, and why; then its start and its labels."""
+    stitcher, reader = Stitcher(), SpanReader()
+    for number, entry in enumerate(ExportTraceServiceRequest.FromString(payload).resource_spans):
+        for batch in batches(entry):
+            for span in batch.spans:
+                record = reader.read(span, batch.scope, batch.process, attributes_of(span.attributes))
+                if record is not None:
+                    stitcher.add(record, number, received_unix_ns)
+    made = []
+    for second in range(4000):
+        for decision in stitcher.sweep(received_unix_ns + second * SECOND):
+            row = explain(decision.group, Fleet())
+            labels = sorted(evidence.label for evidence in decision.group.evidence)
+            made.append((second, decision.closing.value, row.started_unix_ns, labels))
+    assert not len(stitcher)
+    return made
+
+
+@pytest.mark.parametrize("recording", RAW, ids=lambda path: path.name)
+@uptimes
+def test_spans_are_decided_alike_however_long_the_host_is_up(recording: Path, uptime: int) -> None:
+    """Moved to now, and as they were recorded: what lies ahead or long ago is decided by its arrival."""
+    now = BOOTED_UNIX_NS + uptime
+    raw = recording.read_bytes()
+    ours = decided(replayed.otlp(raw, ExportTraceServiceRequest, now), now)
+    later = decided(replayed.otlp(raw, ExportTraceServiceRequest, 2 * now), 2 * now)
+    assert [(*made[:2], made[3]) for made in ours] == [(*made[:2], made[3]) for made in later]
+    assert [made[2] + now for made in ours] == [made[2] for made in later]
+    assert [(*made[:2], made[3]) for made in decided(raw, now)] == [(*made[:2], made[3]) for made in ours]
+
+
+@uptimes
+async def test_a_collector_decides_within_its_waits_however_long_the_host_is_up(tmp_path: Path, uptime: int) -> None:
+    """All recordings at once."""
+    clock = Clock.at(BOOTED_UNIX_NS + uptime)
+    async with running(tmp_path, clock) as (journal, pipeline):
+        for recording in RAW:
+            await journal.consume(Signal.TRACES, replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest, clock.now))
+        await taken(pipeline, journal)
+        clock.now += 15 * SECOND
+        pipeline._sweep(clock.now)
+        assert not [group for group in pipeline.stitcher.open_groups() if not group.alone_at_prefill()]
