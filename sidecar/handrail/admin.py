@@ -32,8 +32,15 @@ def denial(guard: Guard, request: web.Request) -> Denied | None:
     return denied
 
 
-def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -> None:
-    """The three endpoints on any application."""
+def _nothing() -> str:
+    return ""
+
+
+def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem, degraded: Problem = _nothing) -> None:
+    """Add the three endpoints to any application.
+
+    ``degraded``: what works worse while the process stays ready; ``/readyz`` answers 200 and a second line with it.
+    """
 
     async def scrape(request: web.Request) -> web.Response:
         page, content_type = metrics.expose(request.headers.get("Accept", ""))
@@ -43,8 +50,9 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
-        problem = not_ready()
-        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+        problem, worse = not_ready(), degraded()
+        text = f"{problem or 'ok'}\n" + (f"degraded: {worse}\n" if worse else "")
+        return web.Response(text=text, status=503 if problem else 200)
 
     app.router.add_get("/metrics", scrape)
     app.router.add_get("/healthz", healthy)
@@ -54,7 +62,7 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
 class AdminServer:
     """Serves the three endpoints alone, for the sidecar. ``shutdown`` works without ``start`` and twice.
 
-    ``tls`` None: plaintext. ``guard``: who may scrape.
+    ``degraded``: as in ``add_routes``. ``tls`` None: plaintext. ``guard``: who may scrape.
     """
 
     def __init__(
@@ -64,13 +72,14 @@ class AdminServer:
         metrics: SelfMetrics,
         not_ready: Problem,
         *,
+        degraded: Problem = _nothing,
         tls: ssl.SSLContext | None = None,
         guard: Guard | None = None,
     ) -> None:
         self.address = (host, port)
         self._tls = tls
         app = web.Application(middlewares=[_guarded(guard or Guard("admin"))])
-        add_routes(app, metrics, not_ready)
+        add_routes(app, metrics, not_ready, degraded)
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self) -> None:

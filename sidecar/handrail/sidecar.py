@@ -144,6 +144,7 @@ async def _main(config: SidecarConfig) -> int:
             config.admin.port,
             metrics,
             lambda: state["not_ready"],
+            degraded=lambda: exporter.degraded,
             tls=protection.context("admin", ask_only=True),
             guard=admin_guard,
         )
