@@ -183,9 +183,10 @@ class SegmentLog:
         """Make everything appended so far durable; returns the offset below which all is.
 
         Raises ``Full`` where the disk, or the supply of descriptors, is at its end: the records since the last sync are then
-        taken back. Raises ``FolderGoneError`` where what was written has no name on the disk any more, and ``OSError`` where it fails otherwise, or at the first sync after opening, which may be of records that were acknowledged: those since
-        the last sync are of unknown fate, the log takes no more, and every later sync fails as well, since the kernel drops what
-        it could not write and reports that once.
+        taken back. Raises ``FolderGoneError`` where what was written has no name on the disk any more, and ``OSError`` where it
+        fails otherwise, or at the first sync after opening, which may be of records that were acknowledged: those since the last
+        sync are of unknown fate, the log takes no more, and every later sync fails as well, since the kernel drops what it could
+        not write and reports that once.
         """
         if self._unsure is not None:
             raise self._unsure

@@ -104,7 +104,7 @@ def request_ids(collector: Collector) -> list[str | None]:
 
 async def until(true: Callable[[], bool]) -> None:
     async def poll() -> None:
-        while not true():
+        while not true():  # noqa: ASYNC110 - the exporter has no event for it
             await asyncio.sleep(0.001)
 
     await asyncio.wait_for(poll(), 60)
