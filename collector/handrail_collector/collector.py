@@ -138,11 +138,12 @@ async def _main(config: CollectorConfig) -> int:
     stopped.cancel()
     gone.cancel()
     await parts.end()
+    fault = working.exception()
     if journal.lost:  # maybe only in the last publish of a stop
         log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
-    elif not failed and working.exception() is not None:
-        log.error("the pipeline failed while it was stopping", exc_info=working.exception())
-    return 1 if failed or journal.lost or working.exception() is not None else 0
+    elif not failed and fault is not None:
+        log.error("the pipeline failed while it was stopping", exc_info=fault)
+    return 1 if failed or journal.lost or fault is not None else 0
 
 
 async def _nothing() -> None:

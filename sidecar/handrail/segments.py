@@ -196,31 +196,45 @@ class SegmentLog:
         try:
             for first in tuple(self._unsynced):
                 self._files.fdatasync(self._unsynced[first])
+                self._require_at(self._unsynced[first], self._path(first))
                 self._files.close(self._unsynced.pop(first))
             self._files.fdatasync(self._fd)
             if self._names_unsynced:
                 self._files.fsync_dir(self._folder)
                 self._names_unsynced = False
             self.require_in_place()
-        except OSError as error:
+        except OSError as failed:
+            error = self._gone(failed) or failed
             self._failed = self._unsure = error
             full = _full(error)
             if full is not None and self._synced >= self._found_end:
                 self._take_back()
                 raise full from error
-            raise
+            raise error from None
         self._synced = end
         return end
 
     def require_in_place(self) -> None:
         """Raise ``FolderGoneError`` where the folder or the newest segment is not where it was opened."""
-        if not self._files.is_at(self._lock_fd, self._folder):
-            gone = self._folder
-        elif not self._files.is_at(self._fd, self._path(self._firsts[-1])):
-            gone = self._path(self._firsts[-1])
-        else:
-            return
-        raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", gone)
+        self._require_at(self._lock_fd, self._folder)
+        self._require_at(self._fd, self._path(self._firsts[-1]))
+
+    def _require_at(self, fd: int, path: str) -> None:
+        if not self._files.is_at(fd, path):
+            raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", path)
+
+    def _gone(self, error: OSError) -> FolderGoneError | None:
+        """What ``error`` means where a name was not found because the folder, or the newest segment, was taken away."""
+        if isinstance(error, FolderGoneError):
+            return error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            try:
+                self.require_in_place()
+            except FolderGoneError as gone:
+                return gone
+            except OSError:
+                pass
+        return None
 
     def _take_back(self) -> None:
         """Cut off what was not synced, which nobody was told is safe, so that the log goes on when there is space again.
@@ -381,6 +395,9 @@ class SegmentLog:
         except OSError as error:
             if (at_its_end := _full(error)) is not None:
                 raise at_its_end from error
+            if (gone := self._gone(error)) is not None:
+                self._failed = gone
+                raise gone from error
             raise
         if self._synced < self._end:
             self._unsynced[full] = full_fd

@@ -106,8 +106,9 @@ class Publisher:
     ) -> None:
         """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
 
-        Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
-        ``FolderGoneError`` where the store was deleted or replaced, and ``OSError`` when the disk fails; after an error this publish is not in the store, and may be tried again as it is.
+        Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order,
+        ``FolderGoneError`` where the store was deleted or replaced, and ``OSError`` when the disk fails; after an error this
+        publish is not in the store, and may be tried again as it is.
         ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
         ``flat``: rows of other tables. ``added``: what is to be added to what earlier publishes added; a start gets the sums.
         """
