@@ -138,7 +138,7 @@ async def _main(config: CollectorConfig) -> int:
     stopped.cancel()
     gone.cancel()
     await parts.end()
-    fault = working.exception()
+    fault = working.exception() if working.done() else None
     if journal.lost:  # maybe only in the last publish of a stop
         log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
     elif not failed and fault is not None:
