@@ -230,24 +230,22 @@ class FileTail:
                 for entry, _ in zip(entries, range(_SIBLINGS), strict=False)
                 if entry.name.startswith(self.path.name) and entry.name != self.path.name
             ]
-        for candidate in candidates:
-            try:
-                if self._is(candidate, saved):
-                    return candidate
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                if candidate == self.path or error.errno in SHORT_OF_DESCRIPTORS:
-                    raise  # it may be the one: tried again, or it would be read from its beginning
-        return None
+        return next((candidate for candidate in candidates if self._is(candidate, saved)), None)
 
-    @staticmethod
-    def _is(candidate: Path, saved: Position) -> bool:
-        state = candidate.stat()
-        if (state.st_dev, state.st_ino) != (saved.device, saved.inode) or state.st_size < saved.offset:
+    def _is(self, candidate: Path, saved: Position) -> bool:
+        """Raises ``OSError`` where that cannot be told now: taken for another file, it would be read from its beginning."""
+        try:
+            state = candidate.stat()
+            if (state.st_dev, state.st_ino) != (saved.device, saved.inode) or state.st_size < saved.offset:
+                return False
+            with candidate.open("rb") as file:
+                return _digest(file.read(saved.head_bytes)) == saved.head
+        except FileNotFoundError:
             return False
-        with candidate.open("rb") as file:
-            return _digest(file.read(saved.head_bytes)) == saved.head
+        except OSError as error:
+            if candidate == self.path or error.errno in SHORT_OF_DESCRIPTORS:
+                raise
+            return False
 
     def _same_beginning(self, fd: int) -> bool:
         return not self._head_bytes or _digest(os.pread(fd, self._head_bytes, 0)) == self._head
