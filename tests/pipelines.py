@@ -18,6 +18,7 @@ from handrail.export.devices import DeviceMetrics, devices_request
 from handrail.export.facts import fact_log
 from handrail.export.plugin import plugin_log, plugin_spans
 from handrail.export.spans import resource_of, to_span
+from handrail.files import Files
 from handrail.hardware import DeviceSample
 from handrail.otlp.contract import Signal
 from handrail.otlp.payload import with_batch_seq
@@ -52,11 +53,12 @@ class Clock:
 
 
 @asynccontextmanager
-async def running(root: Path, clock: Clock, **settings: Any) -> Any:
+async def running(root: Path, clock: Clock, *, files: Files | None = None, **settings: Any) -> Any:
     """A collector without sockets; leaving it is a clean stop."""
-    publisher = Publisher(root / "store")
+    publisher = Publisher(root / "store", files=files)
     recovered = publisher.open()
-    journal = Journal(JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset), now_unix_ns=clock)
+    log = JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset, files=files)
+    journal = Journal(log, now_unix_ns=clock)
     pipeline = Pipeline(
         journal, publisher, recovered, PipelineSettings(flush_interval_ns=3600 * SECOND, **settings), now_unix_ns=clock
     )
@@ -66,8 +68,10 @@ async def running(root: Path, clock: Clock, **settings: Any) -> Any:
         yield journal, pipeline
     finally:
         await journal.shutdown()
-        await task
-        publisher.close()
+        try:
+            await task
+        finally:
+            publisher.close()
 
 
 def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") -> bytes:

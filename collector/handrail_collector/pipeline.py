@@ -37,6 +37,7 @@ from handrail.records import (
     RequestCounts,
     Role,
 )
+from handrail.segments import FolderGoneError
 from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
 from handrail_collector.explain.request import Fleet, explain, explain_all
 from handrail_collector.explain.stalls import StallDesk, no_stalls
@@ -202,7 +203,10 @@ class Pipeline:
     # --- running ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided."""
+        """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided.
+
+        Raises ``FolderGoneError`` where the store was deleted or replaced; the journal takes nothing more then.
+        """
         ended = asyncio.Event()
         following, timer = asyncio.create_task(self._follow()), asyncio.create_task(self._tick(ended))
         try:
@@ -605,12 +609,18 @@ class Pipeline:
             except Exception as error:
                 self.stats.publish_failures += 1
                 self.stats.failing += 1
-                log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
+                gone = isinstance(error, FolderGoneError)
+                if gone:
+                    self._journal.refuse(f"the store is gone: {error}")
+                else:
+                    log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
                 self._spans, self._rows, self._fetches = spans + self._spans, rows + self._rows, fetches + self._fetches
                 self._stalls = stalls + self._stalls
                 self._events = events.then(self._events)
                 self._stored_offset = first
                 self.observed.put_back(counted)
+                if gone:
+                    raise
                 return
             finally:
                 self._flushing, self._flushing_fetches, self._flushing_stalls = [], [], []
