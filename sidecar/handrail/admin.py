@@ -12,6 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from handrail.auth import AUTHORIZATION, Denied, Guard
+from handrail.printable import printable_lines
 from handrail.selfmetrics import SelfMetrics
 
 Problem = Callable[[], str]
@@ -44,7 +45,7 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
 
     async def ready(_: web.Request) -> web.Response:
         problem = not_ready()
-        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+        return web.Response(text=f"{printable_lines(problem) or 'ok'}\n", status=503 if problem else 200)
 
     app.router.add_get("/metrics", scrape)
     app.router.add_get("/healthz", healthy)
