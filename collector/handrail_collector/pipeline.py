@@ -15,14 +15,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.hardware import DeviceRun
-from handrail.otlp.contract import Signal
+from handrail.otlp.contract import Rejected, Signal
+from handrail.otlp.decode import PROTOBUF, decode, decode_mended
+from handrail.otlp.messages import Request
 from handrail.otlp.values import attributes_of
 from handrail.records import (
     EngineFacts,
@@ -270,11 +271,21 @@ class Pipeline:
                 self.observed.add(seen, now - before)
         self._raw = raw
 
-    async def _take_spans(self, entry: Entry, now: int) -> None:
+    async def _request(self, entry: Entry) -> Request | None:
+        """What ``entry`` holds; None where it cannot be read, which is counted."""
         try:
-            request = ExportTraceServiceRequest.FromString(entry.payload)
-        except DecodeError:  # the receiver checked it, so this is damage on disk
+            return decode(entry.signal, entry.payload, PROTOBUF)
+        except Rejected:
+            pass
+        try:
+            return (await asyncio.to_thread(decode_mended, entry.signal, entry.payload))[0]
+        except Rejected:  # the receiver checked it, so this is damage on disk
             self.stats.undecodable += 1
+            return None
+
+    async def _take_spans(self, entry: Entry, now: int) -> None:
+        request = await self._request(entry)
+        if not isinstance(request, ExportTraceServiceRequest):
             return
         store = entry.offset >= self._stored_offset
         rows: list[SpanRow] = []  # handed over whole: what is published ends between two entries, never within one
@@ -314,10 +325,8 @@ class Pipeline:
         return place.row(span, attributes)
 
     async def _take_logs(self, entry: Entry, now: int) -> None:
-        try:
-            request = ExportLogsServiceRequest.FromString(entry.payload)
-        except DecodeError:
-            self.stats.undecodable += 1
+        request = await self._request(entry)
+        if not isinstance(request, ExportLogsServiceRequest):
             return
         rows = EventRows()
         taken = 0
@@ -340,10 +349,8 @@ class Pipeline:
             self._events.extend(rows)
 
     async def _take_metrics(self, entry: Entry, now: int) -> None:
-        try:
-            request = ExportMetricsServiceRequest.FromString(entry.payload)
-        except DecodeError:
-            self.stats.undecodable += 1
+        request = await self._request(entry)
+        if not isinstance(request, ExportMetricsServiceRequest):
             return
         rows = EventRows()
         for resource_metrics in request.resource_metrics:

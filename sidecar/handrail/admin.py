@@ -15,6 +15,7 @@ from aiohttp import web
 from handrail.auth import AUTHORIZATION, Denied, Guard
 from handrail.connections import Gate, own_gate
 from handrail.httpserver import HttpServer
+from handrail.printable import printable_lines
 from handrail.selfmetrics import SelfMetrics
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem, d
     async def ready(_: web.Request) -> web.Response:
         problem, worse = not_ready(), degraded()
         text = f"{problem or 'ok'}\n" + (f"degraded: {worse}\n" if worse else "")
-        return web.Response(text=text, status=503 if problem else 200)
+        return web.Response(text=printable_lines(text), status=503 if problem else 200)
 
     app.router.add_get("/metrics", scrape)
     app.router.add_get("/healthz", healthy)
