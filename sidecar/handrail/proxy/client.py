@@ -59,6 +59,7 @@ class ClientSide(asyncio.Protocol):
         self.flight: Observation | None = None
         self.response_done = False  # the response was read whole, though perhaps not delivered
         self.blocked_since: int | None = None  # the client took not all that was written, since then
+        self.ended = False  # the client sends no more into its tunnel
         self.transport: asyncio.Transport
         self.upstream: UpstreamSide | None = None
         self._phase = _Phase.HEAD
@@ -113,7 +114,10 @@ class ClientSide(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
-            if self.upstream.transport.can_write_eof():
+            self.ended = True
+            if self.upstream.ended:
+                self.upstream.transport.close()  # both directions are over; its end ends this side too
+            elif self.upstream.transport.can_write_eof():
                 self.upstream.transport.write_eof()
             return self.transport.can_write_eof()  # TLS has no half-closed connections
         # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
