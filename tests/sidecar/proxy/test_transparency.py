@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from handrail.records import Outcome
 from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, client, event, everything, post, proxied
 
 GZIP = gzip.compress(event("hi", finish="stop") + DONE, mtime=0)
