@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -61,8 +62,13 @@ class Verdict:
         """For ``--json``."""
         trial = self.trial
         return {
-            **{"trial": trial.name, "expected": trial.expected, "got": self.got, "ok": self.ok},
-            **{"group": trial.group, "seconds": round(self.seconds, 1), "run": not self.not_run},
+            "trial": trial.name,
+            "expected": trial.expected,
+            "got": self.got,
+            "ok": self.ok,
+            "group": trial.group,
+            "seconds": round(self.seconds, 1),
+            "run": not self.not_run,
         }
 
 
@@ -141,10 +147,8 @@ class Runner:
 
     async def run(self, wanted: Sequence[Trial]) -> list[Verdict]:
         """One after another those that want to be alone, then the others two at a time."""
-        verdicts: list[Verdict] = []
-        for trial in wanted:
-            if not trial.beside:
-                verdicts.append(await self._one(trial))
+        alone = [trial for trial in wanted if not trial.beside]
+        verdicts = [await self._one(trial) for trial in alone]
         waiting = [trial for trial in wanted if trial.beside]
 
         async def work() -> None:
@@ -163,6 +167,8 @@ class Runner:
         else:
             with tempfile.TemporaryDirectory(prefix="handrail-faults-") as temporary:
                 folder = Path(temporary) if self._keep is None else self._keep / trial.name
+                if self._keep is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
                 answer = await self._answer(trial, folder)
             seconds = time.monotonic() - began_s
