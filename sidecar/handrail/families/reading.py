@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,7 @@ from handrail.families.family import COPY_LABELS, ENGINE_LABELS
 from handrail.families.index import Found, Part, find
 from handrail.families.schema import BY_NAME, Kind, Quantity
 from handrail.families.vllm import LORA
+from handrail.otlp.values import LARGEST
 
 Key = tuple[str, str, str]
 """Quantity, engine, label."""
@@ -152,7 +154,7 @@ class PageReader:
         elif slot.copy or slot.quantity.kind is Kind.GAUGE:
             reading.values[slot.key] = max(before, value)
         else:
-            reading.values[slot.key] = before + value
+            reading.values[slot.key] = min(before + value, sys.float_info.max)
 
     def _bucket(self, reading: Reading, slot: _Slot, raw: float) -> None:
         buckets = reading.histograms.setdefault(slot.key, Buckets())
@@ -163,6 +165,8 @@ class PageReader:
             buckets.total = value if buckets.total is None else max(buckets.total, value) if slot.copy else buckets.total + value
         elif raw < 0:
             _count(reading, "negative")
+        elif raw >= LARGEST:
+            _count(reading, "too_large")
         elif slot.part is Part.COUNT:
             buckets.count = raw if buckets.count is None else max(buckets.count, raw) if slot.copy else buckets.count + raw
         else:

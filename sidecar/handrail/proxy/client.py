@@ -78,6 +78,7 @@ class ClientSide(asyncio.Protocol):
         self.flight: Observation | None = None
         self.response_done = False  # the response was read whole, though perhaps not delivered
         self.blocked_since: int | None = None  # the client took not all that was written, since then
+        self.ended = False  # the client sends no more into its tunnel
         self.transport: asyncio.Transport
         self.upstream: UpstreamSide | None = None
         self._phase = _Phase.HEAD
@@ -135,7 +136,10 @@ class ClientSide(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
-            if self.upstream.transport.can_write_eof():
+            self.ended = True
+            if self.upstream.ended:
+                self.upstream.transport.close()  # both directions are over; its end ends this side too
+            elif self.upstream.transport.can_write_eof():
                 with contextlib.suppress(OSError):
                     self.upstream.transport.write_eof()
             return self.transport.can_write_eof()  # TLS has no half-closed connections

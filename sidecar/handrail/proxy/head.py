@@ -8,7 +8,6 @@ codings.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import httptools
 
@@ -50,10 +49,10 @@ class RequestHead:
     @property
     def path(self) -> str:
         """Path without query, also of an absolute-form target; ``*`` stays ``*``."""
-        text = self.target.decode("latin-1")
-        if text.startswith("/"):
-            return text.partition("?")[0]
-        return urlsplit(text).path or text
+        text = self.target.decode("latin-1").partition("?")[0]
+        _, absolute, rest = text.partition("://")
+        # Not urlsplit: it raises for hosts in odd brackets, which llhttp lets pass.
+        return f"/{rest.partition('/')[2]}" if absolute and not text.startswith("/") else text
 
 
 class _Seen:

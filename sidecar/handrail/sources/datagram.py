@@ -45,7 +45,10 @@ def read_packet(data: bytes) -> Packet:
     if len(data) > MAX_DATAGRAM_BYTES:
         raise ValueError("too long")
     try:
-        found = json.loads(data)
+        text = data.decode()  # json.loads would let surrogates through
+        found = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            found = _escaped(found)
     except (ValueError, RecursionError) as error:
         raise ValueError("not JSON") from error
     if not isinstance(found, list) or len(found) < _HEAD_FIELDS + 1 or found[0] != VERSION or isinstance(found[0], bool):
@@ -55,9 +58,22 @@ def read_packet(data: bytes) -> Packet:
         raise ValueError("head of wrong types")
     if not all(_is_count(value) for value in (pid, sequence, monotonic_ns, unix_ns, lost)):
         raise ValueError("head of wrong types")
-    read = [heard for event in events if (heard := _read_event(event)) is not None]
+    # A record's wall clock time is an event's own plus their difference: no record carries one before 1970 or after 2262.
+    if unix_ns < monotonic_ns:
+        raise ValueError("the wall clock stands before the host's start")
+    latest_ns = _MOST_NS - (unix_ns - monotonic_ns)
+    read = [heard for event in events if (heard := _read_event(event)) is not None and heard.at_ns < latest_ns]
     unread = len(events) - len(read)
     return Packet(boot, pid, kind, sequence, monotonic_ns, unix_ns, lost, tuple(read), unread)
+
+
+def _escaped(value: Any) -> Any:
+    """``value`` with lone surrogates escaped, as ``export.attributes.clean_text`` does: no record and no hash takes one."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return {_escaped(key): _escaped(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _read_event(event: object) -> Heard | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from builders import EPOCH, process
+from handrail.export.samples import metrics_request
 from handrail.families.checks import Expected, page_notes
 from handrail.families.counters import CounterTracks, Increase, increase
 from handrail.families.exposition import families_of
@@ -357,3 +361,16 @@ def test_pages_of_other_versions_and_engines_give_values(path: Path) -> None:
     reading = read(path.read_bytes())
     assert reading.values
     assert not reading.invalid
+
+
+@pytest.mark.parametrize("value", ["18446744073709551616", "1e300", "1.7976931348623157e308"])
+def test_counts_that_no_engine_reaches_cost_themselves_and_not_the_page(value: str) -> None:
+    lines = [f'vllm:e2e_request_latency_seconds_bucket{{engine="0",worker="{n}",le="1"}} {value}' for n in range(2)]
+    lines += [f'vllm:e2e_request_latency_seconds_count{{engine="0",worker="{n}"}} {value}' for n in range(2)]
+    lines += [f'vllm:prompt_tokens_total{{engine="0",worker="{n}"}} {value}' for n in range(2)]
+    reading = read("\n".join([*lines, "vllm:num_requests_running 3", ""]))
+    made = metrics_request(Resource(), [sample(reading)])
+    assert ExportMetricsServiceRequest.FromString(made).resource_metrics
+    assert reading.values["requests_running", "", ""] == 3
+    assert reading.invalid["too_large"] == 4
+    assert all(math.isfinite(each) for each in reading.values.values())

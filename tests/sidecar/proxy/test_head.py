@@ -26,6 +26,9 @@ def test_head_says_method_target_headers_and_framing() -> None:
         ("http://h:80/v1/completions?a", "/v1/completions"),
         ("//h/v1", "//h/v1"),
         ("*", "*"),
+        ("http://[::1/v1/completions?a", "/v1/completions"),
+        ("http://[v1.x]/v1/completions", "/v1/completions"),
+        ("http://h?a=b", "/"),
     ],
 )
 def test_path_is_the_target_without_query_in_every_form(target: str, path: str) -> None:

@@ -63,14 +63,14 @@ class Publishes:
         publish = self._publish(said["request"], at_ns)
         if publish.published_ns is not None:  # another child of a composite keeps the same blocks
             return
-        publish.boot, publish.published_ns, publish.published_unix_ns = boot, at_ns, unix_ns
-        publish.said.update(said)
         ids, publish.origin = ids_of(publish.request_id, context)
         own = read_context(said["traceparent"])
         if own is not None:
             parent = context.span_id if context is not None and context.trace_id == own.trace_id else ""
             ids = SpanIds(trace_id=own.trace_id, span_id=own.span_id, parent_span_id=parent, flags=own.flags)
         publish.ids = ids
+        publish.boot, publish.published_ns, publish.published_unix_ns = boot, at_ns, unix_ns
+        publish.said.update(said)
 
     def lease(self, request_id: str, at_ns: int, left_ns: int) -> None:
         publish = self._publish(request_id, at_ns)
