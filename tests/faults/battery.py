@@ -44,6 +44,9 @@ LIMIT_S: Final = {False: 900.0, True: 5400.0}
 TOKEN: Final = "HANDRAIL_TRIAL"
 """Variable in the environment of every process of a trial: those left behind are found by it."""
 
+AT_ONCE: Final = 3
+"""Of trials that may run beside others: most of their time they wait."""
+
 _ROOT: Final = Path(__file__).parents[2]
 _GRACE_S: Final = 10.0
 
@@ -146,7 +149,7 @@ class Runner:
         self._over_s = time.monotonic() + LIMIT_S[long]
 
     async def run(self, wanted: Sequence[Trial]) -> list[Verdict]:
-        """One after another those that want to be alone, then the others two at a time."""
+        """One after another those that want to be alone, then the others beside each other."""
         alone = [trial for trial in wanted if not trial.beside]
         verdicts = [await self._one(trial) for trial in alone]
         waiting = [trial for trial in wanted if trial.beside]
@@ -155,7 +158,7 @@ class Runner:
             while waiting:
                 verdicts.append(await self._one(waiting.pop(0)))
 
-        await asyncio.gather(work(), work())
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
         order = {trial.name: at for at, trial in enumerate(wanted)}
         return sorted(verdicts, key=lambda verdict: order[verdict.trial.name])
 
