@@ -48,8 +48,17 @@ class Load:
     Loads beside each other have a ``name`` each: none has the requests and senders of another.
     """
 
-    def __init__(self, endpoint: str, *, batch: int = 160, pause_s: float = 0.0, timeout_s: float = 5.0, name: str = "") -> None:
-        self.client = OtlpClient(endpoint, protocol="http/protobuf", timeout_s=timeout_s)
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        batch: int = 160,
+        pause_s: float = 0.0,
+        timeout_s: float = 5.0,
+        name: str = "",
+        compression: str = "gzip",
+    ) -> None:
+        self.client = OtlpClient(endpoint, protocol="http/protobuf", timeout_s=timeout_s, compression=compression)
         self.acknowledged: set[str] = set()
         self.latencies_s: list[float] = []  # of every request that was acknowledged, the last try of each
         self.refusals: Counter[str] = Counter()

@@ -174,7 +174,7 @@ async def _manifest(context: Context) -> Got:
                 started += 1
             ended = await running.finish()
         kept = await asyncio.to_thread(stored, folder / "data" / "store", going.load)
-        aside = "set aside" in running.log()  # files that no line names any more are kept and counted
+        aside = "no line of the manifest names it" in running.log()  # files that no line names any more are kept and counted
         if ended != 0 or running.tracebacks() or not (kept.whole or aside):
             wrong.append(f"{name}: status {ended}, {kept.text()}")
     return f"{started} started, {refused} refused by name; {'; '.join(wrong) or 'nothing lost, nothing doubled'}", not wrong
