@@ -202,7 +202,7 @@ async def collector(folder: Path, *flags: str, descriptors: int | None = None) -
 
 
 async def beside_silence(
-    folder: Path, seconds: float, *, count: int, tls_share: float = 0.5, descriptors: int | None = None
+    folder: Path, seconds: float, *, count: int, tls_share: float = 0.5, descriptors: int | None = None, refusals: int = 0
 ) -> dict[str, Any]:
     """Good senders over gRPC and HTTP for so long, beside ``count`` silent connections to all listeners; what was seen.
 
