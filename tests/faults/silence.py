@@ -220,6 +220,7 @@ async def beside_silence(
                 answered, _ = await running.get("/readyz")
                 ready_statuses.append(answered)
             metrics = await running.metrics() if running.alive else {}
+            figures = {each.name: _figures(each) for each in (grpc, http)}
             flood = await result_of(child)
         grpc.stopping = http.stopping = True
         done, late = await asyncio.wait(sending, timeout=120)
@@ -237,7 +238,7 @@ async def beside_silence(
             "acknowledged_spans": len(acknowledged),
             "lost_spans": len(lost),
             "ready": {str(code): ready_statuses.count(code) for code in set(ready_statuses)},
-            "senders": {each.name: _figures(each) for each in (grpc, http)},
+            "senders": figures,
             "flood": flood,
             "metrics": {name: value for name, value in metrics.items() if "_connections_" in name or "_descriptors_" in name},
             "load": os.getloadavg()[1],
