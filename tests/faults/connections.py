@@ -28,7 +28,10 @@ DAY_S: Final = 86400.0
 
 @dataclass(slots=True)
 class Flood:
-    """What became of them. ``held``: connected now; ``refused``: reset before the handshake, or at once."""
+    """What became of them. ``held``: connected now; ``refused``: reset before the handshake, or at once.
+
+    ``faults``: those that gave up, which is a bug here.
+    """
 
     wanted: int
     held: int = 0
@@ -37,6 +40,8 @@ class Flood:
     handshakes: int = 0
     refused: int = 0
     ended: int = 0
+    faults: int = 0
+    over: bool = False
     seconds: float = 0.0
 
 
@@ -67,9 +72,13 @@ async def silent_flood(
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for((stop or asyncio.Event()).wait(), seconds)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        flood.over = True
+        pending = set(tasks)
+        while pending:  # a cancellation may be lost in a handshake that fails at the same moment
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=1.0)
+    flood.faults = sum(not task.cancelled() and task.exception() is not None for task in tasks)
     flood.seconds = time.monotonic() - began_s
     return asdict(flood)
 
@@ -89,7 +98,7 @@ async def _keep_silent(
     flood: Flood, listener: tuple[str, int], source: str, again_s: float, context: ssl.SSLContext | None
 ) -> None:
     loop = asyncio.get_running_loop()
-    while True:
+    while not flood.over:
         transport = None
         began_s = loop.time()
         try:

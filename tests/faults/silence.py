@@ -202,7 +202,7 @@ async def collector(folder: Path, *flags: str, descriptors: int | None = None) -
 
 
 async def beside_silence(
-    folder: Path, seconds: float, *, count: int, tls_share: float = 0.5, descriptors: int | None = None
+    folder: Path, seconds: float, *, count: int, tls_share: float = 0.5, descriptors: int | None = None, refusals: int = 0
 ) -> dict[str, Any]:
     """Good senders over gRPC and HTTP for so long, beside ``count`` silent connections to all listeners; what was seen.
 
@@ -220,6 +220,7 @@ async def beside_silence(
                 answered, _ = await running.get("/readyz")
                 ready_statuses.append(answered)
             metrics = await running.metrics() if running.alive else {}
+            figures = {each.name: _figures(each) for each in (grpc, http)}
             flood = await result_of(child)
         grpc.stopping = http.stopping = True
         done, late = await asyncio.wait(sending, timeout=120)
@@ -237,7 +238,7 @@ async def beside_silence(
             "acknowledged_spans": len(acknowledged),
             "lost_spans": len(lost),
             "ready": {str(code): ready_statuses.count(code) for code in set(ready_statuses)},
-            "senders": {each.name: _figures(each) for each in (grpc, http)},
+            "senders": figures,
             "flood": flood,
             "metrics": {name: value for name, value in metrics.items() if "_connections_" in name or "_descriptors_" in name},
             "load": os.getloadavg()[1],
