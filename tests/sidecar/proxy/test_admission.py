@@ -271,6 +271,23 @@ async def test_idle_connection_gives_way_to_a_new_stream() -> None:
         assert proxy.source.stats.displaced == 1
 
 
+async def test_silent_connections_give_way_to_a_request() -> None:
+    clock = Timeline()
+    async with Upstream(answer) as upstream, proxied(upstream.port, max_streams=3, clock=clock) as proxy:
+        silent = [await asyncio.open_connection("127.0.0.1", proxy.port) for _ in range(3)]
+        await until(lambda: proxy.source.admission.streams == 3)
+        assert (await everything(proxy.port, post(headers="Connection: close\r\n"))).startswith(b"HTTP/1.1 503 ")
+        clock.at(6)
+        await ticked(proxy)
+        for _ in range(2):
+            assert await everything(proxy.port, post(headers="Connection: close\r\n")) == OK
+        assert 1 <= proxy.source.stats.displaced <= 2
+        got = await asyncio.wait_for(silent[0][0].readline(), DEADLINE_S)
+        assert got.startswith(b"HTTP/1.1 503 ")
+        for _, writer in silent:
+            writer.close()
+
+
 def test_no_descriptor_for_the_upstream_is_503_and_no_502() -> None:
     """On asyncio's own loop, whose ``create_connection`` can be taken away."""
 
@@ -283,7 +300,7 @@ def test_no_descriptor_for_the_upstream_is_503_and_no_502() -> None:
                     raise error
                 return await connect(factory, host, port, **more)
 
-            loop.create_connection = fail  # type: ignore[method-assign]
+            loop.create_connection = fail  # type: ignore[method-assign, assignment]
             got = await everything(proxy.port, post())
             await proxy.recorded()
             return got, proxy
