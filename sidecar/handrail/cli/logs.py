@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 
 from handrail.times import format_rfc3339
 
@@ -24,7 +25,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(*, as_json: bool) -> None:
-    """Log from INFO on to standard error."""
+    """Log from INFO on to standard error. Call it before grpc is imported, which reads its own setting then."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write a line for each handshake that fails
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
