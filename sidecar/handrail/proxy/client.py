@@ -222,7 +222,9 @@ class ClientSide(asyncio.Protocol):
             self._refuse_protocol(400, "bad_request", str(error))
             return False
         if head is None:
-            if self._served and self._pending in (b"", b"\r"):  # an empty line is no use of the connection
+            if self._served and (
+                not self._pending or self._pending.startswith(b"\r")
+            ):  # an empty line is no use of the connection
                 self.unused_ns = self._waiting_ns
             return False
         if head.method == b"CONNECT":
@@ -519,6 +521,23 @@ class ClientSide(asyncio.Protocol):
             self._close()
 
     # --- endings ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def idle_ns(self) -> int | None:
+        """Since when a stream's client owes a request of which nothing has come; None where it does not."""
+        if self.unused_ns is not None:
+            return self.unused_ns
+        silent = self._phase is _Phase.HEAD and self._admitted and not self._served and not self._pending
+        return self._waiting_ns if silent else None
+
+    def give_way(self) -> None:
+        """End in favour of another: as a kept-alive connection may end at any time; a new one gets a 503."""
+        if self._served:
+            self._close()
+            return
+        self.relay.admission.withdrawn()
+        self._admitted = self._owed = False
+        self._refuse_stream("streams")
 
     def drain(self) -> None:
         """Close now if nothing runs; otherwise the end of the running exchange closes."""
