@@ -53,7 +53,7 @@ def test_whatever_fails_evidence_goes_on_in_order_and_back_to_the_disk(operation
     spool = Spool("spool", MIB, files=files)
     put(spool, 0, 1)
     files.failing = {operation: code}
-    found = []
+    found = list[int | None]()
     for number in range(2, 12):
         put(spool, number, size=64_000)  # a segment takes two of these
         if operation != "is_at":  # it is also asked before a read
