@@ -30,7 +30,7 @@ from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import Publisher, StoreLockedError
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from handrail_collector.store.upkeep import SteadyClock, Upkeep, UpkeepSettings
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ async def _main(config: CollectorConfig) -> int:
         http_gate=gates.gate("otlp_http"),
     )
     api_guard = protection.guard("api", certificates=True)
-    upkeep = Upkeep(publisher, _upkeep_settings(config))
+    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=SteadyClock())
     running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
     parts = Parts()
     addresses: dict[str, str] = {}

@@ -199,7 +199,7 @@ class Runner:
                 if process.returncode is None:
                     process.terminate()
                     await process.wait()
-                left = _end_all(token)
+                left = end_all(token)
         if not result.exists():
             return {"got": f"no verdict within {seconds:.0f} s (status {process.returncode})", "ok": False, "not_run": ""}
         answer: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))
@@ -209,7 +209,7 @@ class Runner:
         return answer
 
 
-def _end_all(token: str) -> list[str]:
+def end_all(token: str) -> list[str]:
     """Kill every process with this token in its environment, by pid; their command lines."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

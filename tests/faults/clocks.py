@@ -138,7 +138,7 @@ def _trials() -> list[Trial]:
 
 
 def _trial(name: str, expected: str, run: Callable[[Context], Awaitable[Got]]) -> Trial:
-    return Trial(name=name, group="clock", expected=expected, seconds=25, long_seconds=150, beside=True, run=run)
+    return Trial(name=name, group="clock", expected=expected, seconds=15, long_seconds=150, beside=True, run=run)
 
 
 TRIALS: tuple[Trial, ...] = tuple(_trials())

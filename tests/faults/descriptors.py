@@ -25,7 +25,7 @@ def _needs(descriptors: int) -> None:
 async def _silent(context: Context, descriptors: int | None) -> Got:
     """``descriptors``: limit of the collector, soft and hard; None: this machine's."""
     _needs(_SILENT + 1000)
-    seconds = context.scale(40.0, 600.0)
+    seconds = context.scale(25.0, 600.0)
     found = await beside_silence(context.folder, seconds, count=_SILENT, tls_share=0.5, descriptors=descriptors)
     senders = found["senders"]
     p99 = {name: each["p99_ms"] for name, each in senders.items()}
@@ -57,7 +57,7 @@ TRIALS: tuple[Trial, ...] = (
         name="descriptors.silent",
         group="descriptors",
         expected=f"{_SILENT} silent connections, half TLS: 0 acknowledged spans lost, p99 under {_P99_MS:.0f} ms, process alive",
-        seconds=75,
+        seconds=45,
         long_seconds=660,
         run=partial(_silent, descriptors=None),
     ),
@@ -65,7 +65,7 @@ TRIALS: tuple[Trial, ...] = (
         name="descriptors.silent_usual_limit",
         group="descriptors",
         expected=f"the same with {_USUAL} descriptors, soft and hard",
-        seconds=75,
+        seconds=45,
         long_seconds=660,
         run=partial(_silent, descriptors=_USUAL),
     ),
@@ -73,14 +73,14 @@ TRIALS: tuple[Trial, ...] = (
         name="descriptors.streams",
         group="descriptors",
         expected=f"{_STREAMS} streams at a soft limit of {_USUAL}, hard above: all whole",
-        seconds=20,
+        seconds=15,
         run=partial(_streams, hard=8192, whole=_STREAMS),
     ),
     Trial(
         name="descriptors.streams_hard_limit",
         group="descriptors",
         expected=f"{_STREAMS} streams at {_USUAL} descriptors, soft and hard: taken ones whole, the rest 503, counted and said",
-        seconds=20,
+        seconds=15,
         run=partial(_streams, hard=_USUAL, whole=None),
     ),
 )

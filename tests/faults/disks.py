@@ -185,14 +185,14 @@ _EVIDENCE = "every stream whole, every request a row (from memory), the fault on
 _RECOVERS = "every stream whole, every request a row; the spool recovers by itself, the fault is counted"
 
 
-def _of_data(name: str, expected: str, run: Callable[[Context], Awaitable[Got]], seconds: float = 25) -> Trial:
+def _of_data(name: str, expected: str, run: Callable[[Context], Awaitable[Got]], seconds: float = 15) -> Trial:
     return Trial(
         name=f"disk.data_{name}", group="disk", expected=expected, seconds=seconds, long_seconds=120, beside=True, run=run
     )
 
 
 def _of_spool(name: str, expected: str, run: Callable[[Context], Awaitable[Got]]) -> Trial:
-    return Trial(name=f"disk.spool_{name}", group="disk", expected=expected, seconds=30, long_seconds=120, beside=True, run=run)
+    return Trial(name=f"disk.spool_{name}", group="disk", expected=expected, seconds=16, long_seconds=120, beside=True, run=run)
 
 
 TRIALS: tuple[Trial, ...] = (

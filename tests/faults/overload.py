@@ -58,7 +58,7 @@ TRIALS = (
         name="overload.otlp",
         group="overload",
         expected="3 times what it takes: refusals with a delay, bounded memory, 0 acknowledged spans lost, 0 doubled",
-        seconds=75,
+        seconds=45,
         long_seconds=400,
         run=_overload,
     ),

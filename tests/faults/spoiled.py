@@ -246,11 +246,11 @@ def _trial(name: str, expected: str, run: Callable[[Context], Awaitable[Got]], s
 
 TRIALS: tuple[Trial, ...] = (
     _trial(
-        "journal_chosen", "every damage: starts, loses no more than the damaged records, says so, nothing twice", _journal, 60
+        "journal_chosen", "every damage: starts, loses no more than the damaged records, says so, nothing twice", _journal, 50
     ),
-    _trial("parquet_chosen", "every damage: starts, the API answers, ends with status 0", _parquet, 60),
+    _trial("parquet_chosen", "every damage: starts, the API answers, ends with status 0", _parquet, 45),
     _trial(
-        "manifest_chosen", "every damage: starts with everything, or ends with a status and names the manifest", _manifest, 40
+        "manifest_chosen", "every damage: starts with everything, or ends with a status and names the manifest", _manifest, 30
     ),
-    _trial("spool_chosen", "every damage: starts, sends all else, counts what it lost", _spool, 60),
+    _trial("spool_chosen", "every damage: starts, sends all else, counts what it lost", _spool, 55),
 )
