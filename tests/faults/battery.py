@@ -44,8 +44,8 @@ LIMIT_S: Final = {False: 900.0, True: 5400.0}
 TOKEN: Final = "HANDRAIL_TRIAL"
 """Variable in the environment of every process of a trial: those left behind are found by it."""
 
-AT_ONCE: Final = 3
-"""Of trials that may run beside others: most of their time they wait."""
+AT_ONCE: Final = {False: 3, True: 4}
+"""Trials beside each other in the short and in the long form: most of their time they wait."""
 
 _ROOT: Final = Path(__file__).parents[2]
 _GRACE_S: Final = 10.0
@@ -158,7 +158,7 @@ class Runner:
             while waiting:
                 verdicts.append(await self._one(waiting.pop(0)))
 
-        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(work() for _ in range(AT_ONCE[self._long])))
         order = {trial.name: at for at, trial in enumerate(wanted)}
         return sorted(verdicts, key=lambda verdict: order[verdict.trial.name])
 

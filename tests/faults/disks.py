@@ -187,12 +187,12 @@ _RECOVERS = "every stream whole, every request a row; the spool recovers by itse
 
 def _of_data(name: str, expected: str, run: Callable[[Context], Awaitable[Got]], seconds: float = 15) -> Trial:
     return Trial(
-        name=f"disk.data_{name}", group="disk", expected=expected, seconds=seconds, long_seconds=120, beside=True, run=run
+        name=f"disk.data_{name}", group="disk", expected=expected, seconds=seconds, long_seconds=90, beside=True, run=run
     )
 
 
 def _of_spool(name: str, expected: str, run: Callable[[Context], Awaitable[Got]]) -> Trial:
-    return Trial(name=f"disk.spool_{name}", group="disk", expected=expected, seconds=16, long_seconds=120, beside=True, run=run)
+    return Trial(name=f"disk.spool_{name}", group="disk", expected=expected, seconds=16, long_seconds=90, beside=True, run=run)
 
 
 TRIALS: tuple[Trial, ...] = (

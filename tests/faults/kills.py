@@ -172,7 +172,7 @@ def _trial(member: _Member) -> Trial:
         group="kill",
         expected=f"{member.what}: {cut}",
         seconds=35,
-        long_seconds=300,
+        long_seconds=180,
         beside=True,
         run=partial(_of_fleet, member=member),
     )

@@ -125,7 +125,7 @@ TRIALS: tuple[Trial, ...] = (
         group="network",
         expected="packets vanish under load: goes on when they come again, 0 acknowledged spans lost, 0 doubled",
         seconds=36,
-        long_seconds=500,
+        long_seconds=400,
         beside=True,
         run=_senders_cut,
     ),

@@ -59,7 +59,7 @@ TRIALS = (
         group="overload",
         expected="3 times what it takes: refusals with a delay, bounded memory, 0 acknowledged spans lost, 0 doubled",
         seconds=45,
-        long_seconds=400,
+        long_seconds=300,
         run=_overload,
     ),
 )

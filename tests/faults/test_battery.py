@@ -37,7 +37,7 @@ def test_both_forms_fit_their_bounds() -> None:
     for long in (False, True):
         alone = sum(each.estimate_s(long) for each in battery.trials() if not each.beside)
         beside = sum(each.estimate_s(long) for each in battery.trials() if each.beside)
-        assert alone + beside / battery.AT_ONCE <= battery.LIMIT_S[long]
+        assert alone + beside / battery.AT_ONCE[long] <= battery.LIMIT_S[long]
 
 
 def test_names_are_chosen_by_beginning_and_by_pattern() -> None:
