@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 ENGINE ?= emulated
 
-.PHONY: help setup demo test check fix dashboards test-dashboards test-oncall test-vllm bench bench-truth bench-stalls bench-overhead clean
+.PHONY: help setup demo test check fix dashboards test-dashboards test-oncall test-faults test-vllm bench bench-truth bench-stalls bench-overhead clean
 
 help: ## this page
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,10 @@ test-dashboards: setup ## render every panel with Grafana's components against a
 test-oncall: setup ## inject faults into fleets side by side and wait for their alerts at a pager; ARGS="--write --healthy-minutes 30"
 	@bash tests/tools.sh gcc prometheus amtool
 	@$(BIN)/python -m tests.oncall $(ARGS)
+
+test-faults: setup ## put the real processes under every fault they promise to bear (15 minutes); ARGS="--json", "--long", "--only disk"
+	@bash tests/tools.sh gcc faketime ip
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 test-vllm: setup ## the tests that need the real engine (installs it under ~/.cache/handrail, about 3 minutes once)
 	bash tests/vllm/install.sh

@@ -29,56 +29,88 @@ SENDERS = (Role.EDGE, Role.PREFILL, Role.DECODE)
 _NAMES = ("edge", "p", "d")
 
 
-def requests() -> Iterator[dict[str, Exchange]]:
-    """P/D requests without end, as the proxies at edge, P and D see them, of hours that are over: compaction goes on as well."""
+def requests(name: str = "") -> Iterator[dict[str, Exchange]]:
+    """P/D requests without end, ``name`` in their ids, as the proxies at edge, P and D see them.
+
+    Of hours that are over: compaction goes on as well.
+    """
     for number in itertools.count():
         base = time.time_ns() - 2 * HOUR_NS
-        made = split_request(f"req-{number}", f"t{number}")
+        made = split_request(f"req-{name}{number}", f"t{name}{number}")
         proxies = {n: r for n, r in made.items() if isinstance(r, Exchange)}
         shift = base - proxies["edge"].arrival_unix_ns
         yield {n: replace(r, arrival_unix_ns=r.arrival_unix_ns + shift) for n, r in proxies.items()}
 
 
 class Load:
-    """Sends batches of ``batch`` requests from three senders until ``stopping``; ``pause_s``: after each batch."""
+    """Sends batches of ``batch`` requests from three senders until ``stopping``; ``pause_s``: after each batch.
 
-    def __init__(self, endpoint: str, *, batch: int = 160, pause_s: float = 0.0, timeout_s: float = 5.0) -> None:
-        self.client = OtlpClient(endpoint, protocol="http/protobuf", timeout_s=timeout_s)
+    Loads beside each other have a ``name`` each: none has the requests and senders of another.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        batch: int = 160,
+        pause_s: float = 0.0,
+        timeout_s: float = 5.0,
+        name: str = "",
+        compression: str = "gzip",
+    ) -> None:
+        self.client = OtlpClient(endpoint, protocol="http/protobuf", timeout_s=timeout_s, compression=compression)
         self.acknowledged: set[str] = set()
         self.latencies_s: list[float] = []  # of every request that was acknowledged, the last try of each
         self.refusals: Counter[str] = Counter()
         self.delays_s: list[float] = []  # that refusals asked for
+        self.refused_spans = 0  # each time they were
         self.requests = 0
         self.stopping = False
         self._batch = batch
         self._pause_s = pause_s
-        self._source = requests()
+        self._name = name
+        self._source = requests(name)
         self._seq = dict.fromkeys(SENDERS, 0)
+        self._made: list[list[tuple[bytes, list[str]]]] = []
 
     @property
     def retries(self) -> int:
         return self.refusals.total()
 
+    def prepare(self, batches: int) -> None:
+        """Make so many batches now, which ``run`` sends first: sending them costs next to nothing."""
+        self._made = [self._batch_of_all() for _ in range(batches)][::-1]
+
     async def run(self) -> None:
+        """Send until ``stopping``."""
         while not self.stopping:
-            made = [next(self._source) for _ in range(self._batch)]
-            self.requests += len(made)
-            await asyncio.gather(*(self._send(role, [r[name] for r in made]) for role, name in zip(SENDERS, _NAMES, strict=True)))
+            payloads = self._made.pop() if self._made else self._batch_of_all()
+            self.requests += self._batch
+            await asyncio.gather(*(self._send(*each) for each in payloads))
             if self._pause_s:
                 await asyncio.sleep(self._pause_s)
 
-    async def _send(self, role: Role, records: list[Exchange]) -> None:
+    def _batch_of_all(self) -> list[tuple[bytes, list[str]]]:
+        """One export request of each sender, with its spans' ids."""
+        made = [next(self._source) for _ in range(self._batch)]
+        return [self._encoded(role, [r[name] for r in made]) for role, name in zip(SENDERS, _NAMES, strict=True)]
+
+    def _encoded(self, role: Role, records: list[Exchange]) -> tuple[bytes, list[str]]:
         self._seq[role] += 1
-        process = replace(records[0].process, sender=role.value * 4)
+        process = replace(records[0].process, sender=role.value * 4 + self._name)
         spans = [to_span(r) for r in records]
         request = ExportTraceServiceRequest()
         group = request.resource_spans.add(resource=resource_of(process))
         scoped = group.scope_spans.add(spans=spans)
         scoped.scope.name = SCOPE_PROXY
         scoped.scope.attributes.add(key=BATCH_SEQ).value.int_value = self._seq[role]
-        while not await self._taken(request.SerializeToString()):  # noqa: ASYNC110 - another try, not a wait
+        return request.SerializeToString(), [span.span_id.hex() for span in spans]
+
+    async def _send(self, payload: bytes, ids: list[str]) -> None:
+        while not await self._taken(payload):
+            self.refused_spans += len(ids)
             await asyncio.sleep(0.02)  # the client's own wait between tries
-        self.acknowledged.update(s.span_id.hex() for s in spans)
+        self.acknowledged.update(ids)
 
     async def _taken(self, payload: bytes) -> bool:
         began_s = time.monotonic()
@@ -145,16 +177,17 @@ class Stored:
         return f"{spans}; {self.rows} rows of {self.requests} requests{twice}"
 
 
-def stored(store: Path, load: Load) -> Stored:
-    """Compare the store with what was acknowledged."""
+def stored(store: Path, *loads: Load) -> Stored:
+    """Compare the store with what was acknowledged to all these."""
     reader = StoreReader(store)
     spans = Counter(span_ids(store, reader))
     rows = Counter(row_keys(reader))
+    acknowledged = set().union(*(load.acknowledged for load in loads))
     return Stored(
-        acknowledged=len(load.acknowledged),
-        lost=frozenset(load.acknowledged - set(spans)),
+        acknowledged=len(acknowledged),
+        lost=frozenset(acknowledged - set(spans)),
         doubled=frozenset(span for span, times in spans.items() if times > 1),
-        requests=load.requests,
+        requests=sum(load.requests for load in loads),
         rows=len(rows),
         rows_twice=sum(times > 1 for times in rows.values()),
     )

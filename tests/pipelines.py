@@ -18,10 +18,11 @@ from handrail.export.devices import DeviceMetrics, devices_request
 from handrail.export.facts import fact_log
 from handrail.export.plugin import plugin_log, plugin_spans
 from handrail.export.spans import resource_of, to_span
+from handrail.files import Files
 from handrail.hardware import DeviceSample
 from handrail.otlp.contract import Signal
 from handrail.otlp.payload import with_batch_seq
-from handrail.records import Exchange, LogFact, Record
+from handrail.records import Exchange, LogFact, Record, Role
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.rows import RequestRow
@@ -29,6 +30,7 @@ from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
+from plugin_parts import fetch, publish, times
 
 START = EPOCH + 100 * SECOND
 WAIT_S = 60.0
@@ -52,11 +54,12 @@ class Clock:
 
 
 @asynccontextmanager
-async def running(root: Path, clock: Clock, **settings: Any) -> Any:
+async def running(root: Path, clock: Clock, *, files: Files | None = None, **settings: Any) -> Any:
     """A collector without sockets; leaving it is a clean stop."""
-    publisher = Publisher(root / "store")
+    publisher = Publisher(root / "store", files=files)
     recovered = publisher.open()
-    journal = Journal(JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset), now_unix_ns=clock)
+    log = JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset, files=files)
+    journal = Journal(log, now_unix_ns=clock)
     pipeline = Pipeline(
         journal, publisher, recovered, PipelineSettings(flush_interval_ns=3600 * SECOND, **settings), now_unix_ns=clock
     )
@@ -66,8 +69,10 @@ async def running(root: Path, clock: Clock, **settings: Any) -> Any:
         yield journal, pipeline
     finally:
         await journal.shutdown()
-        await task
-        publisher.close()
+        try:
+            await task
+        finally:
+            publisher.close()
 
 
 def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") -> bytes:
@@ -143,3 +148,18 @@ async def send(journal: Journal, records: Iterable[Exchange], first_seq: int = 1
     """Each record in a batch of its own, all of one sender per role."""
     for number, record in enumerate(records, first_seq):
         await journal.consume(Signal.TRACES, batch([record], number, record.process.role.value))
+
+
+def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
+    """Its proxies, and the plugin's spans of P and of D."""
+    edge, p, d = proxies(rid, trace, at_ms)
+    raw_p, raw_d = f"cmpl-{rid}-0-0000aaaa", f"cmpl-{rid}-0-0000dddd"
+    at_p = [
+        times(Role.PREFILL, at_ms + 12, 20, 92, 93, rid=raw_p, parent=p, trace=trace),
+        publish(at_ms + 105, rid=raw_p, parent=p),
+    ]
+    at_d = [
+        times(Role.DECODE, at_ms + 133, 110, 150, 850, rid=raw_d, parent=d, trace=trace),
+        fetch(at_ms + 134, rid=raw_d, peer=raw_p, parent=d, trace=trace),
+    ]
+    return [edge, p, d], [at_p, at_d]

@@ -25,7 +25,7 @@ from handrail.records import (
 
 _text = st.text(st.characters(codec="utf-8"), max_size=20)
 _number = st.integers(0, 2**53 - 1)
-_unix = st.integers(1, 2**63 - 2**56)
+_unix = st.integers(1, 2**62 - 1)
 _hex = {size: st.binary(min_size=size, max_size=size).map(bytes.hex) for size in (8, 16)}
 _BY_TYPE: Final[dict[str, st.SearchStrategy[Any]]] = {
     "str": _text,

@@ -30,12 +30,12 @@ def raw(*lines: str, start: str = "POST /v1/completions HTTP/1.1") -> bytes:
     return "\r\n".join((start, *lines, "", "")).encode("latin-1")
 
 
-def _posted(headers: dict[str, str] | list[list[str]] | str, **more: str) -> bytes:
+def _posted(headers: dict[str, str] | list[list[str]] | str, path: str = "/v1/completions") -> bytes:
     """The head of ``post``."""
     if not isinstance(headers, str):
         pairs = headers.items() if isinstance(headers, dict) else headers
         headers = "".join(f"{key}: {value}\r\n" for key, value in pairs)
-    return post(headers=headers, **more).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    return post(path=path, headers=headers).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
 def _methods() -> list[Head]:

@@ -4,6 +4,7 @@
 set -euo pipefail
 declare -A package=(
     [gcc]="gcc libc6-dev" [promtool]=prometheus [prometheus]=prometheus [amtool]=prometheus-alertmanager
+    [faketime]=faketime [ip]=iproute2
     [node]=nodejs [npm]=npm [chromium]="chromium fonts-dejavu-core"
 )
 [ "$#" -gt 0 ] || set -- gcc promtool amtool node npm
@@ -26,6 +27,6 @@ fi
 {
     echo "not on this machine: ${missing[*]}. The tests that need them are skipped. To have them:"
     echo "  Debian, Ubuntu: sudo apt-get install --no-install-recommends ${packages[*]}"
-    echo "  Fedora:         sudo dnf install gcc golang-github-prometheus golang-github-prometheus-alertmanager nodejs npm chromium"
+    echo "  Fedora:         sudo dnf install gcc golang-github-prometheus golang-github-prometheus-alertmanager libfaketime iproute nodejs npm chromium"
     echo "  macOS:          xcode-select --install; brew install prometheus alertmanager node chromium"
 } >&2

@@ -53,6 +53,7 @@ def groups(context: Context) -> Iterator[Group]:
             _collector_down(context),
             _dropping(context),
             _not_delivering(context),
+            _spool_failing(context),
             _lagging(context),
             _coverage(context),
             _unwatched(context),
@@ -167,6 +168,21 @@ def _not_delivering(context: Context) -> Alert:
         description=(
             f"The sidecar {_AT} has had no export acknowledged for 5 minutes or longer; {{{{ $value | humanize1024 }}}}B wait in "
             "its spool. When that is full, what comes next is dropped."
+        ),
+        command="handrail config check sidecar.yaml",
+    )
+
+
+def _spool_failing(context: Context) -> Alert:
+    return Alert(
+        name="SpoolDiskFailing",
+        expr=f"{context.series('handrail_sidecar_spool_degraded')} == 1",
+        severity=Severity.TICKET,
+        wait=minutes(5),
+        summary=f"The disk under the spool of the sidecar {_AT} fails",
+        description=(
+            f"The sidecar {_AT} could not use its spool.dir for 5 minutes or longer. Evidence goes on to the collector from "
+            "memory. What the collector has not acknowledged is lost if the sidecar restarts, and above a bound it is dropped."
         ),
         command="handrail config check sidecar.yaml",
     )

@@ -30,7 +30,7 @@ from handrail_collector.stitch.stitcher import StitchSettings
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import Publisher, StoreLockedError
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from handrail_collector.store.upkeep import SteadyClock, Upkeep, UpkeepSettings
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ async def _main(config: CollectorConfig) -> int:
         http_gate=gates.gate("otlp_http"),
     )
     api_guard = protection.guard("api", certificates=True)
-    upkeep = Upkeep(publisher, _upkeep_settings(config))
+    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=SteadyClock())
     running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
     parts = Parts()
     addresses: dict[str, str] = {}
@@ -94,7 +94,7 @@ async def _main(config: CollectorConfig) -> int:
     async def drain() -> None:
         # the journal's end lets the pipeline read to its end and publish; only then may the store be let go
         await journal.shutdown()
-        await working
+        await asyncio.wait({working})
         publisher.close()
 
     await parts.start("pipeline", _nothing(), drain)
@@ -136,14 +136,20 @@ async def _main(config: CollectorConfig) -> int:
     spare_the_heap(young=50_000)
     if config.ready_file is not None:
         write_ready(config.ready_file, addresses)
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
-    failed = working.done() and not stopped.done()
-    if failed:
+    stopped, gone = asyncio.create_task(stop.wait()), asyncio.create_task(journal.gone())
+    await asyncio.wait({stopped, working, gone}, return_when=asyncio.FIRST_COMPLETED)
+    failed = not stopped.done()
+    if failed and not journal.lost:
         log.error("the pipeline ended by itself", exc_info=working.exception())
     stopped.cancel()
+    gone.cancel()
     await parts.end()
-    return 1 if failed else 0
+    fault = working.exception() if working.done() else None
+    if journal.lost:  # maybe only in the last publish of a stop
+        log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
+    elif not failed and fault is not None:
+        log.error("the pipeline failed while it was stopping", exc_info=fault)
+    return 1 if failed or journal.lost or fault is not None else 0
 
 
 async def _nothing() -> None:

@@ -18,6 +18,7 @@ from handrail_collector.explain.stalls import StallDesk, no_stalls
 from handrail_collector.pipeline import numbered, withdrawn, withdrawn_fetches
 from handrail_collector.rows import MERGED, ClockPairRow, FetchRow, LinkFactRow, RequestRow, StallRow
 from handrail_collector.stitch.activity import Activities
+from handrail_collector.stitch.arrival import AHEAD_NS, latest_of
 from handrail_collector.stitch.events import MINUTE_NS, clock_rows
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.group import Group
@@ -57,7 +58,7 @@ def rows_of(
                 clocks.extend(clock_rows(stitcher.clocks.intervals(), second, offset))
         swept = swept or received_unix_ns
         yield from decided.rows(stitcher.advance(received_unix_ns), received_unix_ns)
-        if isinstance(record, Activities):
+        if isinstance(record, Activities) and latest_of(record) <= received_unix_ns + AHEAD_NS:
             decided.desk.activity.take(record)
         if not isinstance(record, Iteration | ProcessEvent | DeviceRun):
             stitcher.add(record, offset, received_unix_ns)

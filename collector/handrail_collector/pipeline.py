@@ -15,14 +15,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.hardware import DeviceRun
-from handrail.otlp.contract import Signal
+from handrail.otlp.contract import Rejected, Signal
+from handrail.otlp.decode import PROTOBUF, decode, decode_mended
+from handrail.otlp.messages import Request
 from handrail.otlp.values import attributes_of
 from handrail.records import (
     EngineFacts,
@@ -37,6 +38,7 @@ from handrail.records import (
     RequestCounts,
     Role,
 )
+from handrail.segments import FolderGoneError
 from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
 from handrail_collector.explain.request import Fleet, explain, explain_all
 from handrail_collector.explain.stalls import StallDesk, no_stalls
@@ -47,6 +49,8 @@ from handrail_collector.metrics.counting import Counting
 from handrail_collector.metrics.heard import Heard
 from handrail_collector.observed import Seen, Taken
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow, StallRow
+from handrail_collector.stitch.activity import Activities
+from handrail_collector.stitch.arrival import AHEAD_NS, REASONS, as_of_arrival, latest_of, reason_of, start_of
 from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.engines import EngineBook
 from handrail_collector.stitch.events import (
@@ -115,6 +119,7 @@ class PipelineStats:
     rows: int = 0
     rows_skipped: int = 0  # made again by a replay, already in the store
     undecodable: int = 0
+    displaced: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))  # records whose times cannot be
     faults: int = 0  # exceptions over one span, request or row: that one is left out, the rest goes on
     failing: int = 0  # publishes that failed in a row
     publishes: int = 0
@@ -199,7 +204,10 @@ class Pipeline:
     # --- running ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided."""
+        """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided.
+
+        Raises ``FolderGoneError`` where the store was deleted or replaced; the journal takes nothing more then.
+        """
         ended = asyncio.Event()
         following, timer = asyncio.create_task(self._follow()), asyncio.create_task(self._tick(ended))
         try:
@@ -263,11 +271,21 @@ class Pipeline:
                 self.observed.add(seen, now - before)
         self._raw = raw
 
-    async def _take_spans(self, entry: Entry, now: int) -> None:
+    async def _request(self, entry: Entry) -> Request | None:
+        """What ``entry`` holds; None where it cannot be read, which is counted."""
         try:
-            request = ExportTraceServiceRequest.FromString(entry.payload)
-        except DecodeError:  # the receiver checked it, so this is damage on disk
+            return decode(entry.signal, entry.payload, PROTOBUF)
+        except Rejected:
+            pass
+        try:
+            return (await asyncio.to_thread(decode_mended, entry.signal, entry.payload))[0]
+        except Rejected:  # the receiver checked it, so this is damage on disk
             self.stats.undecodable += 1
+            return None
+
+    async def _take_spans(self, entry: Entry, now: int) -> None:
+        request = await self._request(entry)
+        if not isinstance(request, ExportTraceServiceRequest):
             return
         store = entry.offset >= self._stored_offset
         rows: list[SpanRow] = []  # handed over whole: what is published ends between two entries, never within one
@@ -296,20 +314,19 @@ class Pipeline:
         """Feed one span to the stitcher; the row it is stored as."""
         attributes = attributes_of(span.attributes)
         record = self.reader.read(span, batch.scope, batch.process, attributes)
+        self._judge(span.start_time_unix_nano, place.offset, now)
         if record is not None:
             self.stitcher.add(record, place.offset, now)
             if isinstance(record, KvFetch):
-                self.stalling.activity.take(record)
+                self._watch(record, now)
         elif span.parent_span_id:
             trace = span.trace_id.hex()
             self.stitcher.link(trace + span.span_id.hex(), trace + span.parent_span_id.hex(), now)
         return place.row(span, attributes)
 
     async def _take_logs(self, entry: Entry, now: int) -> None:
-        try:
-            request = ExportLogsServiceRequest.FromString(entry.payload)
-        except DecodeError:
-            self.stats.undecodable += 1
+        request = await self._request(entry)
+        if not isinstance(request, ExportLogsServiceRequest):
             return
         rows = EventRows()
         taken = 0
@@ -332,10 +349,8 @@ class Pipeline:
             self._events.extend(rows)
 
     async def _take_metrics(self, entry: Entry, now: int) -> None:
-        try:
-            request = ExportMetricsServiceRequest.FromString(entry.payload)
-        except DecodeError:
-            self.stats.undecodable += 1
+        request = await self._request(entry)
+        if not isinstance(request, ExportMetricsServiceRequest):
             return
         rows = EventRows()
         for resource_metrics in request.resource_metrics:
@@ -355,6 +370,7 @@ class Pipeline:
 
     def _take_sample(self, sample: DeviceRun | EngineSample | RequestCounts, entry: Entry, now: int, rows: EventRows) -> None:
         again = entry.offset < self._replayed_to
+        self._judge(sample.at_unix_ns, entry.offset, now)
         if isinstance(sample, RequestCounts):
             self.counting.requests(sample, now, again=again)
             return
@@ -362,7 +378,7 @@ class Pipeline:
         rows.add(table, sample)
         number = 1
         if isinstance(sample, DeviceRun):
-            self.stalling.activity.take(sample)
+            self._watch(sample, now)
             number = len(sample.at)
         else:
             self.counting.sample(sample, now, again=again)
@@ -373,17 +389,18 @@ class Pipeline:
 
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
         """Feed what a log record says to whoever it is for."""
+        self._judge(start_of(event), offset, now)
         if isinstance(event, Iteration):
-            self.stalling.activity.take(event)
+            self._watch(event, now)
             rows.add(Table.ITERATIONS, iteration_row(event, offset))
             return
         if isinstance(event, ProcessEvent) and event.kind is ProcessEventKind.PAUSED:
-            self.stalling.activity.take(event)  # of these there are many, and what they made is told with the stalls
+            self._watch(event, now)  # of these there are many, and what they made is told with the stalls
             return
         if isinstance(event, LogFact) and self.counted.take(event, offset, now):
             return
         if isinstance(event, ProcessEvent | EngineFacts | LogFact):
-            learned = self.engines.take(event)
+            learned = self.engines.take(as_of_arrival(event, now))
             for happened in (learned, event if isinstance(event, ProcessEvent) else None):
                 if happened is not None:
                     rows.add(Table.PROCESS_EVENTS, process_event_row(happened, offset))
@@ -392,6 +409,17 @@ class Pipeline:
             rows.add(Table.LINK_FACTS, fact)
         if isinstance(event, EngineTimes | KvFetch | KvPublish | LogFact) and event.request_id:
             self.stitcher.add(event, offset, now)
+
+    def _watch(self, record: Activities, now: int) -> None:
+        """Learn what an engine does from what is told of the time before ``now``."""
+        if latest_of(record) <= now + AHEAD_NS:
+            self.stalling.activity.take(record)
+
+    def _judge(self, at_unix_ns: int, offset: int, now: int) -> None:
+        """Count a record whose time cannot be; it goes on as every other."""
+        reason = reason_of(at_unix_ns, now)
+        if reason is not None and offset >= self._replayed_to:
+            self.stats.displaced[reason] += 1
 
     def _fault(self, what: str) -> None:
         """One thing that arrived broke us: counted, told while it is new, and the rest goes on."""
@@ -588,12 +616,18 @@ class Pipeline:
             except Exception as error:
                 self.stats.publish_failures += 1
                 self.stats.failing += 1
-                log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
+                gone = isinstance(error, FolderGoneError)
+                if gone:
+                    self._journal.refuse(f"the store is gone: {error}")
+                else:
+                    log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
                 self._spans, self._rows, self._fetches = spans + self._spans, rows + self._rows, fetches + self._fetches
                 self._stalls = stalls + self._stalls
                 self._events = events.then(self._events)
                 self._stored_offset = first
                 self.observed.put_back(counted)
+                if gone:
+                    raise
                 return
             finally:
                 self._flushing, self._flushing_fetches, self._flushing_stalls = [], [], []

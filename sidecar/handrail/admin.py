@@ -15,6 +15,7 @@ from aiohttp import web
 from handrail.auth import AUTHORIZATION, Denied, Guard
 from handrail.connections import Gate, own_gate
 from handrail.httpserver import HttpServer
+from handrail.printable import printable_lines
 from handrail.selfmetrics import SelfMetrics
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,15 @@ def denial(guard: Guard, request: web.Request) -> Denied | None:
     return denied
 
 
-def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -> None:
-    """The three endpoints on any application."""
+def _nothing() -> str:
+    return ""
+
+
+def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem, degraded: Problem = _nothing) -> None:
+    """Add the three endpoints to any application.
+
+    ``degraded``: what works worse while the process stays ready; ``/readyz`` answers 200 and a second line with it.
+    """
 
     async def scrape(request: web.Request) -> web.Response:
         page, content_type = metrics.expose(request.headers.get("Accept", ""))
@@ -48,8 +56,9 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
-        problem = not_ready()
-        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+        problem, worse = not_ready(), degraded()
+        text = f"{problem or 'ok'}\n" + (f"degraded: {worse}\n" if worse else "")
+        return web.Response(text=printable_lines(text), status=503 if problem else 200)
 
     app.router.add_get("/metrics", scrape)
     app.router.add_get("/healthz", healthy)
@@ -59,7 +68,7 @@ def add_routes(app: web.Application, metrics: SelfMetrics, not_ready: Problem) -
 class AdminServer:
     """Serves the three endpoints alone, for the sidecar. ``shutdown`` works without ``start`` and twice.
 
-    ``tls`` None: plaintext. ``guard``: who may scrape. ``gate``: how many may connect.
+    ``degraded``: as in ``add_routes``. ``tls`` None: plaintext. ``guard``: who may scrape. ``gate``: how many may connect.
     """
 
     def __init__(
@@ -69,12 +78,13 @@ class AdminServer:
         metrics: SelfMetrics,
         not_ready: Problem,
         *,
+        degraded: Problem = _nothing,
         tls: ssl.SSLContext | None = None,
         guard: Guard | None = None,
         gate: Gate | None = None,
     ) -> None:
         app = web.Application(middlewares=[_guarded(guard or Guard("admin"))])
-        add_routes(app, metrics, not_ready)
+        add_routes(app, metrics, not_ready, degraded)
         self._http = HttpServer(app, host, port, gate or own_gate("admin"), tls=tls, logger=log)
 
     @property

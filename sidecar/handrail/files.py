@@ -6,9 +6,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from typing import Protocol
+from typing import Final, Protocol
+
+SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or host, that has no descriptor left: nothing is wrong with the file, and the call may work later."""
 
 
 class Files(Protocol):
@@ -58,6 +62,9 @@ class Files(Protocol):
 
     def remove_dir(self, path: str) -> None:
         """Remove an empty folder."""
+
+    def is_at(self, fd: int, path: str) -> bool:
+        """Whether ``path`` still names what ``fd`` holds open, a file or a folder that ``lock_dir`` holds."""
 
 
 class OsFiles:
@@ -120,6 +127,14 @@ class OsFiles:
     def remove_dir(self, path: str) -> None:
         os.rmdir(path)
 
+    def is_at(self, fd: int, path: str) -> bool:
+        try:
+            named = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        held = os.fstat(fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
 
 class MemoryFiles:
     """Files of one process's memory: gone with it, so a sync is nothing. Folders exist as soon as they are named."""
@@ -127,13 +142,16 @@ class MemoryFiles:
     def __init__(self) -> None:
         self._files: dict[str, bytearray] = {}
         self._open: dict[int, bytearray] = {}
+        self._folders: set[int] = set()
         self._next_fd = 0
 
     def make_dir(self, path: str) -> None:
         """Nothing to do."""
 
     def lock_dir(self, path: str) -> int:
-        return self._opened(bytearray())
+        fd = self._opened(bytearray())
+        self._folders.add(fd)
+        return fd
 
     def list_dir(self, path: str) -> list[str]:
         return [os.path.basename(name) for name in self._files if os.path.dirname(name) == path]
@@ -168,6 +186,7 @@ class MemoryFiles:
 
     def close(self, fd: int) -> None:
         del self._open[fd]
+        self._folders.discard(fd)
 
     def rename(self, old: str, new: str) -> None:
         self._files[new] = self._files.pop(old)
@@ -178,6 +197,9 @@ class MemoryFiles:
 
     def remove_dir(self, path: str) -> None:
         """Nothing to do."""
+
+    def is_at(self, fd: int, path: str) -> bool:
+        return fd in self._folders or self._files.get(path) is self._open[fd]
 
     def _opened(self, content: bytearray) -> int:
         self._next_fd += 1

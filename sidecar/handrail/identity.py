@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from handrail.printable import printable
+
 MAX_ID_CHARS = 128
 """Longest request id stored; a longer one keeps its first 128 characters and a hash of the whole (case C10)."""
 
@@ -102,8 +104,8 @@ def joinable(key: str) -> bool:
 
 
 def clip_request_id(raw: bytes) -> ClippedId:
-    """``raw`` header bytes as text; control characters become ``?`` so that a log line stays a line."""
-    text = "".join(c if c.isprintable() else "?" for c in raw[: 4 * MAX_ID_CHARS].decode("utf-8", "replace"))
+    """``raw`` header bytes as text; what is not ``printable`` becomes ``?``, so that a log line stays a line."""
+    text = printable(raw[: 4 * MAX_ID_CHARS].decode("utf-8", "replace"), "?")
     if len(raw) <= MAX_ID_CHARS:
         return ClippedId(text)
     return ClippedId(text[:MAX_ID_CHARS], _hash(raw))

@@ -27,7 +27,8 @@ from handrail.buckets import Histogram
 from handrail.export.attributes import add_text
 from handrail.live.exponential import SCALE, ExponentialHistogram
 from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
-from handrail.selfmetrics import AnyRow, HistogramRow, Row, by_label
+from handrail.printable import printable_series
+from handrail.selfmetrics import AnyRow, HistogramRow, Row, by_label, finite
 from handrail.units import unit_of
 
 log = logging.getLogger(__name__)
@@ -144,19 +145,19 @@ class OtlpMetrics:
             metric.sum.aggregation_temporality, metric.sum.is_monotonic = _CUMULATIVE, True
         points = metric.sum.data_points if row.kind == "counter" else metric.gauge.data_points
         value = row.read()
-        for labels, number in value.items() if isinstance(value, Mapping) else (((), value),):
+        for labels, number in printable_series(value).items() if isinstance(value, Mapping) else (((), value),):
             point = points.add()
-            point.time_unix_nano, point.as_double = at, float(number)
+            point.time_unix_nano, point.as_double = at, finite(number)
             if row.kind == "counter":
                 point.start_time_unix_nano = self._started_unix_ns
             _label(point.attributes, row, labels)
 
     def _histogram(self, metric: Metric, row: HistogramRow, at: int) -> None:
         metric.exponential_histogram.aggregation_temporality = _CUMULATIVE
-        for labels, histogram in row.read().items():
+        for labels, histogram in printable_series(row.read()).items():
             point = metric.exponential_histogram.data_points.add()
             point.start_time_unix_nano, point.time_unix_nano = self._started_unix_ns, at
-            point.count, point.sum = histogram.count, histogram.total / row.layout.per_unit
+            point.count, point.sum = histogram.count, finite(histogram.total) / row.layout.per_unit
             _label(point.attributes, row, labels)
             _exponential(point, histogram)
             for exemplar in histogram.exemplars.values():

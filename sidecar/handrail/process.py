@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -75,7 +74,6 @@ def spare_the_heap(young: int) -> None:
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run ``main`` on uvloop where there is one. An ``OSError`` or ``ValueError`` from it (a port taken, a folder not writable)
     is told in one line, exit code 1."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core writes to standard error what we say in a line of our own
     try:
         return _runner()(main)
     except (OSError, ValueError) as error:

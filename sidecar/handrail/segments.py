@@ -11,6 +11,7 @@ stepped over up to the next whole record, reported and counted, and kept on disk
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -18,10 +19,22 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.files import Files, OsFiles
+from handrail.files import SHORT_OF_DESCRIPTORS, Files, OsFiles
 from handrail.segment_file import HEADER_BYTES, Damage, SegmentFile, Stored, pack_header
 
-__all__ = ["Damage", "Files", "Full", "Limits", "OsFiles", "Recovery", "SegmentLog", "Stored"]
+__all__ = [
+    "Damage",
+    "DiskFull",
+    "Files",
+    "FolderGoneError",
+    "Full",
+    "Limits",
+    "NoDescriptors",
+    "OsFiles",
+    "Recovery",
+    "SegmentLog",
+    "Stored",
+]
 
 _NAME: Final = re.compile(r"(\d{20})\.seg\Z")
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -29,6 +42,18 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 class Full(Exception):  # noqa: N818 - a state, not a fault
     """The log is at its bound, or the disk at its end; nothing was appended."""
+
+
+class DiskFull(Full):
+    """The disk is at its end, or its quota."""
+
+
+class NoDescriptors(Full):
+    """The process, or the host, has no descriptor left for a segment."""
+
+
+class FolderGoneError(OSError):
+    """The folder, or the file being written, was deleted or replaced while it was in use: what is written now is in no file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +117,7 @@ class SegmentLog:
         self._on_damage = on_damage
         self._failed: OSError | None = None
         self._unsure: OSError | None = None  # a sync that failed: no later one says anything of what was written before it
-        self._unsynced_fds: list[int] = []  # of segments that were rolled over before a sync
+        self._unsynced: dict[int, int] = {}  # descriptors by first offset, of segments that were rolled over before a sync
         self._names_unsynced = True
         self._sizes: dict[int, int] = {}  # bytes by first offset, oldest first
         self._bytes = 0  # their sum
@@ -135,7 +160,7 @@ class SegmentLog:
 
         ``kind`` 0 to 255. Raises ``Full`` (nothing changed), ``ValueError`` for a payload above ``max_record_bytes``, ``OSError``
         where the disk fails; after a failed sync every append fails until the log is opened anew, because the kernel may report a
-        lost write only once.
+        lost write only once. ``DiskFull`` and ``NoDescriptors`` say why where it is not the bound.
         """
         if self._failed is not None:
             raise self._failed
@@ -157,10 +182,11 @@ class SegmentLog:
     def sync(self) -> int:
         """Make everything appended so far durable; returns the offset below which all is.
 
-        Raises ``Full`` where the disk is at its end: the records since the last sync are then taken back. Raises ``OSError``
-        where it fails otherwise, or at the first sync after opening, which may be of records that were acknowledged: those since
-        the last sync are of unknown fate, the log takes no more, and every later sync fails as well, since the kernel drops what
-        it could not write and reports that once.
+        Raises ``Full`` where the disk, or the supply of descriptors, is at its end: the records since the last sync are then
+        taken back. Raises ``FolderGoneError`` where what was written has no name on the disk any more, and ``OSError`` where it
+        fails otherwise, or at the first sync after opening, which may be of records that were acknowledged: those since the last
+        sync are of unknown fate, the log takes no more, and every later sync fails as well, since the kernel drops what it could
+        not write and reports that once.
         """
         if self._unsure is not None:
             raise self._unsure
@@ -168,30 +194,56 @@ class SegmentLog:
         if end == self._synced and not self._names_unsynced:
             return end
         try:
-            while self._unsynced_fds:
-                self._files.fdatasync(self._unsynced_fds[0])
-                self._files.close(self._unsynced_fds.pop(0))
+            for first in tuple(self._unsynced):
+                self._files.fdatasync(self._unsynced[first])
+                self._require_at(self._unsynced[first], self._path(first))
+                self._files.close(self._unsynced.pop(first))
             self._files.fdatasync(self._fd)
             if self._names_unsynced:
                 self._files.fsync_dir(self._folder)
                 self._names_unsynced = False
-        except OSError as error:
+            self.require_in_place()
+        except OSError as failed:
+            error = self._gone(failed) or failed
             self._failed = self._unsure = error
-            if error.errno in _NO_SPACE and self._synced >= self._found_end:
+            full = _full(error)
+            if full is not None and self._synced >= self._found_end:
                 self._take_back()
-                raise Full(str(error)) from error
-            raise
+                raise full from error
+            raise error from None
         self._synced = end
         return end
+
+    def require_in_place(self) -> None:
+        """Raise ``FolderGoneError`` where the folder or the newest segment is not where it was opened."""
+        self._require_at(self._lock_fd, self._folder)
+        self._require_at(self._fd, self._path(self._firsts[-1]))
+
+    def _require_at(self, fd: int, path: str) -> None:
+        if not self._files.is_at(fd, path):
+            raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", path)
+
+    def _gone(self, error: OSError) -> FolderGoneError | None:
+        """What ``error`` means where a name was not found because the folder, or the newest segment, was taken away."""
+        if isinstance(error, FolderGoneError):
+            return error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            try:
+                self.require_in_place()
+            except FolderGoneError as gone:
+                return gone
+            except OSError:
+                pass
+        return None
 
     def _take_back(self) -> None:
         """Cut off what was not synced, which nobody was told is safe, so that the log goes on when there is space again.
 
         What comes then is written, and synced, anew. Raises ``OSError``: then the log takes no more.
         """
-        for fd in (*self._unsynced_fds, self._fd):
+        for fd in (*self._unsynced.values(), self._fd):
             self._files.close(fd)
-        self._unsynced_fds.clear()
+        self._unsynced.clear()
         self._fd = -1
         while len(self._firsts) > 1 and self._firsts[-1] >= self._synced:
             self._files.unlink(self._path(self._firsts[-1]))
@@ -220,6 +272,8 @@ class SegmentLog:
             try:
                 fd = self._files.open_read(self._path(first))
             except FileNotFoundError:
+                if first in self._firsts:  # nobody dropped it: someone deleted the file
+                    self._damaged(Damage(max(from_offset, first), stop))
                 continue
             try:
                 yield from self._read_segment(self._segment(fd, first), max(from_offset, first), stop)
@@ -231,7 +285,10 @@ class SegmentLog:
         freed = 0
         while len(self._firsts) > 1 and self._firsts[1] <= offset:
             first = self._firsts[0]
-            self._files.unlink(self._path(first))
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(self._path(first))
+            if (fd := self._unsynced.pop(first, None)) is not None:
+                self._files.close(fd)  # or a log that is never synced would hold the bytes of every segment
             # No sync of the name: one that comes back after a power loss is below the offset that its reader starts from.
             self._firsts = self._firsts[1:]
             size = self._sizes.pop(first)
@@ -239,14 +296,58 @@ class SegmentLog:
             freed += size
         return freed
 
+    def start_anew(self) -> None:
+        """Drop every record and go on at ``end`` in an empty file; frees the space before it asks for any.
+
+        For a log that is never synced and of which nothing is needed any more. Raises ``OSError``: ``repair`` may go on.
+        """
+        last = self._firsts[-1]
+        self._files.truncate(self._fd, 0)
+        self._bytes -= self._sizes[last]
+        self._sizes[last] = 0
+        self._failed = OSError(errno.EIO, "the log was not begun anew")
+        self.repair()
+        self.drop_before(self._end)
+
+    def repair(self) -> None:
+        """Make the newest file match the offsets again after a failed append. Raises ``OSError`` where it still fails."""
+        if self._failed is None:
+            return
+        if self._unsure is not None or self._lock_fd < 0:
+            raise self._failed
+        last = self._firsts[-1]
+        self._files.truncate(self._fd, self._sizes[last])
+        if last + self._sizes[last] != self._end:
+            former = self._fd
+            self._start_segment()
+            self._files.close(former)
+        self._failed = None
+
+    def rescue(self, from_offset: int) -> Iterator[Stored]:
+        """The records from ``from_offset`` on that open descriptors still reach, for a log whose files have lost their names.
+
+        For the appending thread. Raises ``OSError``.
+        """
+        held = {**self._unsynced, self._firsts[-1]: self._fd}
+        for first, fd in held.items():
+            stop = first + self._sizes[first]
+            if stop > from_offset:
+                for found in self._segment(fd, first).scan(max(from_offset, first), stop):
+                    if isinstance(found, Stored):
+                        yield found
+
+    def next_segment(self, offset: int) -> int:
+        """Where the first segment above ``offset`` begins; ``end`` where there is none."""
+        return next((first for first in self._firsts if first > offset), self._end)
+
     def close(self) -> None:
         """Give the files and the folder back, without a sync. Works twice."""
         if self._lock_fd < 0:
             return
-        for fd in (*self._unsynced_fds, self._fd, self._lock_fd):
+        for fd in (*self._unsynced.values(), self._fd, self._lock_fd):
             if fd >= 0:
                 self._files.close(fd)
-        self._unsynced_fds.clear()
+        self._unsynced.clear()
         self._lock_fd = -1
         self._failed = OSError(errno.EBADF, "the log is closed")
 
@@ -274,7 +375,7 @@ class SegmentLog:
         self._synced = self._firsts[0] if self._firsts else floor
         if not self._firsts or self._end < floor:
             if self._firsts:
-                self._unsynced_fds.append(self._fd)
+                self._unsynced[self._firsts[-1]] = self._fd
             self._end = floor
             self._start_segment()
         return Recovery(len(self._firsts), torn_bytes)
@@ -288,15 +389,18 @@ class SegmentLog:
         return end - first
 
     def _roll(self) -> None:
-        full_fd = self._fd
+        full_fd, full = self._fd, self._firsts[-1]
         try:
             self._start_segment()
         except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise Full(str(error)) from error
+            if (at_its_end := _full(error)) is not None:
+                raise at_its_end from error
+            if (gone := self._gone(error)) is not None:
+                self._failed = gone
+                raise gone from error
             raise
         if self._synced < self._end:
-            self._unsynced_fds.append(full_fd)
+            self._unsynced[full] = full_fd
         else:
             self._files.close(full_fd)
 
@@ -316,8 +420,8 @@ class SegmentLog:
                 rest = ((header + payload)[written:],)
         except OSError as error:
             self._unwrite()
-            if error.errno in _NO_SPACE:
-                raise Full(str(error)) from error
+            if (full := _full(error)) is not None:
+                raise full from error
             raise
 
     def _unwrite(self) -> None:
@@ -332,12 +436,22 @@ class SegmentLog:
             if isinstance(found, Stored):
                 yield found
             else:
-                self.damaged_bytes += found.next_offset - found.offset
-                if self._on_damage is not None:
-                    self._on_damage(found)
+                self._damaged(found)
+
+    def _damaged(self, damage: Damage) -> None:
+        self.damaged_bytes += damage.next_offset - damage.offset
+        if self._on_damage is not None:
+            self._on_damage(damage)
 
     def _segment(self, fd: int, first: int) -> SegmentFile:
         return SegmentFile(self._files, fd, first)
 
     def _path(self, first: int) -> str:
         return os.path.join(self._folder, f"{first:020d}.seg")
+
+
+def _full(error: OSError) -> Full | None:
+    """What ``error`` is where it only says that something has come to its end."""
+    if error.errno in _NO_SPACE:
+        return DiskFull(str(error))
+    return NoDescriptors(str(error)) if error.errno in SHORT_OF_DESCRIPTORS else None

@@ -18,6 +18,7 @@ from prometheus_client.samples import Exemplar as ClientExemplar
 from prometheus_client.utils import floatToGoString
 
 from handrail.buckets import LATENCY, SIZE, Exemplar, Histogram, Layout
+from handrail.printable import printable_series
 
 _Key = TypeVar("_Key")
 
@@ -88,10 +89,10 @@ class SelfMetrics(Collector):
             make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
             family = make(row.name, row.help, labels=row.labels)
             value = row.read()
-            for labels, number in value.items() if isinstance(value, Mapping) else (((), value),):
-                family.add_metric(labels, float(number))
+            for labels, number in printable_series(value).items() if isinstance(value, Mapping) else (((), value),):
+                family.add_metric(labels, finite(number))
             if row.exemplars is not None:
-                _point(family, row.labels, row.exemplars())
+                _point(family, row.labels, printable_series(row.exemplars()))
             yield family
 
 
@@ -100,8 +101,16 @@ def _point(family: Metric, names: tuple[str, ...], exemplars: Mapping[tuple[str,
     for at, sample in enumerate(family.samples):
         held = exemplars.get(tuple(sample.labels[name] for name in names))
         if held is not None:
-            told = ClientExemplar({"trace_id": held.trace_id}, float(held.value), held.unix_ns / 1e9)
+            told = ClientExemplar({"trace_id": held.trace_id}, finite(held.value), held.unix_ns / 1e9)
             family.samples[at] = sample._replace(exemplar=told)
+
+
+def finite(number: float) -> float:
+    """A whole number beyond all doubles, made of others' figures, must not cost the page."""
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf") if number > 0 else float("-inf")
 
 
 def _number(value: float) -> str:
@@ -120,7 +129,7 @@ def _lines(row: HistogramRow, *, exemplars: bool) -> Iterator[str]:
     """
     yield f"# HELP {row.name} {_escaped(row.help, quotes=exemplars)}\n# TYPE {row.name} histogram\n"
     bounds = _BOUNDS[row.layout]
-    for values, histogram in row.read().items():
+    for values, histogram in printable_series(row.read()).items():
         labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(zip(row.labels, values, strict=True)))
         begin = f'{row.name}_bucket{{{labels}{"," if labels else ""}le="'
         running, lines = 0, []
@@ -129,10 +138,10 @@ def _lines(row: HistogramRow, *, exemplars: bool) -> Iterator[str]:
             lines.append(f'{begin}{bound}"}} {running}.0\n')
         if exemplars:
             for at, exemplar in histogram.exemplars.items():
-                value = _number(exemplar.value / row.layout.per_unit)
+                value = _number(finite(exemplar.value) / row.layout.per_unit)
                 lines[at] = f'{lines[at][:-1]} # {{trace_id="{exemplar.trace_id}"}} {value} {exemplar.unix_ns / 1e9:.3f}\n'
         braced = f"{{{labels}}}" if labels else ""
-        total = _number(histogram.total / row.layout.per_unit)
+        total = _number(finite(histogram.total) / row.layout.per_unit)
         yield f"{''.join(lines)}{row.name}_count{braced} {running}.0\n{row.name}_sum{braced} {total}\n"
 
 

@@ -156,6 +156,7 @@ async def _main(config: SidecarConfig) -> int:
             config.admin.port,
             metrics,
             lambda: state["not_ready"] or (proxy.problem() if proxy is not None else "") or made.gates.problem(),
+            degraded=lambda: exporter.degraded,
             tls=protection.context("admin", ask_only=True),
             guard=admin_guard,
             gate=made.gates.gate("admin"),

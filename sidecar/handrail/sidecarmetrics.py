@@ -25,6 +25,7 @@ from handrail.linkmetrics import link_rows
 from handrail.listeners import Protection
 from handrail.live.requests import LiveRequests
 from handrail.livemetrics import health_rows, request_rows
+from handrail.otlp.intake import MENDED
 from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import ClientSettings
 from handrail.otlpmetrics import OtlpMetricsStats, otlp_metrics_rows
@@ -160,6 +161,19 @@ def _own_rows(made: Made) -> list[Row]:
         Row(f"{prefix}_spans_dropped", "counter", "Own spans not sent, by reason", lambda: by_label(out.dropped), ("reason",)),
         Row(f"{prefix}_spool_bytes", "gauge", "Spooled and not acknowledged by the collector", lambda: exporter.waiting_bytes),
         Row(f"{prefix}_spool_lost_bytes", "counter", "Spooled bytes that could not be read back", lambda: exporter.damaged_bytes),
+        Row(f"{prefix}_spool_errors", "counter", "Calls to the spool's disk that failed", lambda: exporter.spool_errors),
+        Row(
+            f"{prefix}_spool_degraded",
+            "gauge",
+            "1 while the spool's disk fails and evidence goes on from memory",
+            lambda: float(bool(exporter.degraded)),
+        ),
+        Row(
+            f"{prefix}_spool_memory_bytes",
+            "gauge",
+            "Of spool_bytes, those in memory because the disk fails: a restart of the sidecar loses them",
+            lambda: exporter.held_bytes,
+        ),
         Row(f"{prefix}_export_batches", "counter", "Batches acknowledged by the collector", lambda: sent.batches_sent),
         Row(f"{prefix}_export_retries", "counter", "Attempts that had to be repeated", lambda: sent.retries),
         Row(f"{prefix}_export_rejected_items", "counter", "Spans the collector refused for good", lambda: sent.items_rejected),
@@ -184,6 +198,7 @@ def _own_rows(made: Made) -> list[Row]:
             Row(f"{prefix}_tap_items", "counter", "Taken over by the tap", lambda: by_label(seen.items), ("signal",)),
             Row(f"{prefix}_tap_refused", "counter", "Tap requests told to retry", lambda: seen.requests_refused),
             Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused for good", lambda: seen.requests_rejected),
+            Row(f"{prefix}_tap_mended_values", "counter", MENDED, lambda: seen.values_mended),
             Row(
                 f"{prefix}_engine_silent",
                 "gauge",

@@ -146,6 +146,7 @@ class Watcher:
         self._watched = tuple(watched)
         self._interval_s = interval_s
         self._stop = asyncio.Event()
+        self._failing = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -163,8 +164,18 @@ class Watcher:
         while not self._stop.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._interval_s)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
             for each in self._watched:
                 await asyncio.to_thread(each.look)
+        except Exception:  # no thread, for one; the next look is in a moment
+            if not self._failing:
+                log.exception("the files of certificates and tokens could not be looked at")
+            self._failing = True
+        else:
+            self._failing = False
 
 
 def _digest(contents: Contents) -> bytes:

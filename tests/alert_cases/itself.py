@@ -141,6 +141,27 @@ CASES: Final = (
         given={at_decode("handrail_sidecar_export_up"): "0x60", at_decode("handrail_sidecar_spool_bytes"): "0x60"},
         at="11m",
     ),
+    # --- SpoolDiskFailing
+    Case(
+        alert="SpoolDiskFailing",
+        name="a read-only disk, while everything is delivered from memory",
+        given={
+            at_decode("handrail_sidecar_spool_degraded"): "0x5 1x60",
+            at_decode("handrail_sidecar_export_up"): "1x65",
+            at_decode("handrail_sidecar_spool_bytes"): "0x65",
+        },
+        at="12m",
+        fires=({**D0, **CLUSTER},),
+    ),
+    Case(
+        alert="SpoolDiskFailing",
+        name="a disk that was full for two minutes, and its errors since",
+        given={
+            at_decode("handrail_sidecar_spool_degraded"): "0x5 1x2 0x60",
+            at_decode("handrail_sidecar_spool_errors_total"): "0x5 120x62",
+        },
+        at="12m",
+    ),
     # --- CollectorLagging
     Case(
         alert="CollectorLagging",

@@ -84,7 +84,7 @@ def test_every_case_is_of_an_alert_and_has_its_own_name() -> None:
 _SINCE = ("in the last ", "of the last ", "or longer", "for {{ $value | humanizeDuration }}", "30s by default", "answered before")
 _THERE_OR_NOT = {
     *("KvTransfersStuck", "KvLinkSlow", "EngineDown", "EngineHung", "GpuLost", "HandrailAbsent", "EdgeSidecarDown"),
-    *("SidecarDown", "CollectorDown", "HandOffsUnwatched", "EngineSendsNoSpans", "SecretStale"),
+    *("SidecarDown", "CollectorDown", "HandOffsUnwatched", "EngineSendsNoSpans", "SecretStale", "SpoolDiskFailing"),
 }
 
 

@@ -1,8 +1,9 @@
 """What the collector takes: spans accepted and journalled (``fdatasync`` before each acknowledgement), per second and per core.
 
 The journal alone, in this process; then receiver and journal in a process of their own, with this one as a client that writes
-requests made beforehand over 32 connections. Both share the machine's cores, so spans per CPU second of the server is what
-compares. Run by hand as ``python -m tests.bench.bench_ingest``.
+requests made beforehand over 32 connections, for gRPC as 32 calls at a time over 8. Both share the machine's cores, so spans per
+CPU second of the server is what compares. gRPC is measured with our front before it and without, in turns: what the front costs.
+Run by hand as ``python -m tests.bench.bench_ingest``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.otlp.contract import Signal
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.decode import MAX_BODY_BYTES
+from handrail.otlp.grpc_receiver import handlers
+from handrail.otlp.intake import Intake
+from handrail.otlp.messages import SHAPES
+from handrail.otlp.server import DEFAULT_IN_FLIGHT_BYTES, OtlpServer
 from handrail_collector.journal.journal import Journal, JournalSettings
 
 SPANS = 512  # a request
@@ -31,6 +37,10 @@ SENDERS = 32
 SECONDS = 5.0
 DISK_SECONDS = 1.5
 BUDGET = 400_000
+FRONT_BUDGET = 0.8
+TURNS = 3
+CHANNELS = 8
+HTTP, GRPC, GRPC_ALONE = "http", "grpc", "grpc-alone"
 _RELEASE_S = 0.2
 
 
@@ -39,7 +49,8 @@ def run() -> list[dict[str, Any]]:
     requests = [_request(number) for number in range(16)]
     with tempfile.TemporaryDirectory(dir=os.environ.get("HANDRAIL_BENCH_DIR")) as folder:
         alone = _with_uvloop(_journal_alone(Path(folder) / "alone", requests))
-        served = _served(Path(folder) / "served", requests)
+        served = _served(Path(folder) / "served", requests, HTTP)
+        fronted, direct = _in_turns(Path(folder), requests)
         disk = _disk_bytes_per_second(Path(folder) / "disk", served["bytes"] / served["syncs"])
     return [
         _row("disk_write_and_sync_in_groups_of_that_size", disk / SPAN_BYTES, "spans/s"),
@@ -48,6 +59,14 @@ def run() -> list[dict[str, Any]]:
         _row("collector_ingest_http_spans_per_second", served["spans"] / served["wall_s"], "spans/s", BUDGET),
         _row("collector_ingest_http_spans_per_core_second", served["spans"] / served["cpu_s"], "spans/CPU s", BUDGET),
         _row("collector_ingest_http_cores", served["cpu_s"] / served["wall_s"], "cores"),
+        _row("collector_ingest_grpc_spans_per_second", fronted["spans"] / fronted["wall_s"], "spans/s"),
+        _row("collector_ingest_grpc_spans_per_core_second", _per_core(fronted), "spans/CPU s"),
+        _row(
+            "collector_ingest_grpc_front_over_none_per_second", _per_second(fronted) / _per_second(direct), "ratio", FRONT_BUDGET
+        ),
+        _row(
+            "collector_ingest_grpc_front_over_none_per_core_second", _per_core(fronted) / _per_core(direct), "ratio", FRONT_BUDGET
+        ),
         _row("collector_journal_requests_per_sync", served["records"] / served["syncs"], "requests"),
         _row("collector_journal_write_and_sync", served["sync_s"] / served["syncs"] * 1000, "ms"),
         _row("collector_journal_bytes_per_span", served["bytes"] / served["spans"], "bytes"),
@@ -106,14 +125,32 @@ async def _journal_alone(folder: Path, requests: list[bytes]) -> dict[str, float
     return {"spans": journal.stats.appended_records * SPANS, "wall_s": wall_s, "cpu_s": cpu_s}
 
 
-def _served(folder: Path, requests: list[bytes]) -> dict[str, float]:
-    arguments = [sys.executable, "-m", "tests.bench.bench_ingest", str(folder)]
+def _in_turns(folder: Path, requests: list[bytes]) -> tuple[dict[str, float], dict[str, float]]:
+    """gRPC behind the front and without it, the sums of all turns: what else the machine does falls on both."""
+    sums: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for turn in range(TURNS):
+        for total, way in zip(sums, (GRPC, GRPC_ALONE), strict=True):
+            for name, value in _served(folder / f"{way}-{turn}", requests, way).items():
+                total[name] = total.get(name, 0.0) + value
+    return sums
+
+
+def _per_second(figures: dict[str, float]) -> float:
+    return figures["spans"] / figures["wall_s"]
+
+
+def _per_core(figures: dict[str, float]) -> float:
+    return figures["spans"] / figures["cpu_s"]
+
+
+def _served(folder: Path, requests: list[bytes], way: str) -> dict[str, float]:
+    arguments = [sys.executable, "-m", "tests.bench.bench_ingest", str(folder), way]
     server = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None
     assert server.stdout is not None
     try:
         port = int(server.stdout.readline())
-        accepted = _with_uvloop(_post(port, requests))
+        accepted = _with_uvloop(_post(port, requests) if way == HTTP else _call(port, requests))
         server.stdin.close()
         figures: dict[str, float] = json.loads(server.stdout.readline())
         server.wait(30)
@@ -163,20 +200,56 @@ async def _post(port: int, requests: list[bytes]) -> dict[str, float]:
     return {"spans": float(sum(counts) * SPANS), "wall_s": time.perf_counter() - wall_s}
 
 
-async def _serve(folder: Path) -> None:
+async def _call(port: int, requests: list[bytes]) -> dict[str, float]:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(CHANNELS)]
+    exports = [channel.unary_unary(SHAPES[Signal.TRACES].method, None, None) for channel in channels]
+    stop_at = time.perf_counter() + SECONDS
+
+    async def feed(first: int) -> int:
+        sent = 0
+        while time.perf_counter() < stop_at:
+            assert await exports[first % CHANNELS](requests[(first + sent) % len(requests)]) == b""
+            sent += 1
+        return sent
+
+    wall_s = time.perf_counter()
+    counts = await asyncio.gather(*(feed(first) for first in range(SENDERS)))
+    wall_s = time.perf_counter() - wall_s
+    for channel in channels:
+        await channel.close(None)
+    return {"spans": float(sum(counts) * SPANS), "wall_s": wall_s}
+
+
+async def _grpc_alone(journal: Journal) -> tuple[grpc.aio.Server, int]:
+    """gRPC on a port of its own, with the handlers of the receiver."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.max_concurrent_streams", 64)])
+    intake = Intake(journal, max_body_bytes=MAX_BODY_BYTES, max_in_flight_bytes=DEFAULT_IN_FLIGHT_BYTES, retry_delay_s=1.0)
+    server.add_generic_rpc_handlers(handlers(intake))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+async def _serve(folder: Path, way: str) -> None:
     """The server's process: says its port, serves until its standard input ends, says its figures."""
     journal = Journal(JournalSettings(folder=folder).open_log())
     await journal.start()
-    server = OtlpServer(journal, http=("127.0.0.1", 0), loopback_only=True)
+    place = ("127.0.0.1", 0)
+    server = OtlpServer(journal, http=place, grpc=place if way == GRPC else None, loopback_only=True)
     await server.start()
-    assert server.http_address is not None
+    alone, port = await _grpc_alone(journal) if way == GRPC_ALONE else (None, 0)
+    address = server.grpc_address or server.http_address
+    assert address is not None
     releasing = asyncio.create_task(_release(journal))
     cpu_s = time.process_time()
-    print(server.http_address[1], flush=True)
+    print(port or address[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     cpu_s = time.process_time() - cpu_s
     releasing.cancel()
     await server.shutdown(1)
+    if alone is not None:
+        await alone.stop(1)
     await journal.shutdown()
     stats = journal.stats
     figures = {
@@ -220,7 +293,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         import uvloop
 
-        uvloop.run(_serve(Path(sys.argv[1])))
+        uvloop.run(_serve(Path(sys.argv[1]), sys.argv[2]))
     else:
         for figure in run():
             print(json.dumps(figure))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +15,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from builders import MS, engine, exchange, split_request
+from failing_files import KINDS, NAMES, FailingFiles
 from handrail.conventions import SCOPE_PROXY
 from handrail.export.spans import resource_of, to_span
+from handrail.files import OsFiles
 from handrail.otlp.contract import Signal
+from handrail.otlp.refusals import Unavailable
 from handrail.records import Exchange, Gaps, Record, Role
+from handrail.segments import FolderGoneError
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
@@ -211,20 +217,51 @@ async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: P
     assert (rows["req-a"].status, rows["req-a"].gap_count, rows["req-a"].gap_p99_ns) == (None, 3, None)
 
 
-async def test_a_failing_disk_is_tried_again_and_said(tmp_path: Path) -> None:
-    clock = Clock()
-    async with running(tmp_path, clock) as (journal, pipeline):
+@pytest.mark.parametrize("code", KINDS, ids=NAMES)
+@pytest.mark.parametrize("operation", ["write", "open_append", "rename", "fdatasync", "fsync_dir", "truncate"])
+async def test_a_failing_disk_is_tried_again_and_said(operation: str, code: int, tmp_path: Path) -> None:
+    clock, files = Clock(), FailingFiles(OsFiles())
+    async with running(tmp_path, clock, files=files) as (journal, pipeline):
         await send(journal, proxies("req-a", "t1"))
         await taken(pipeline, journal)
-        folder = tmp_path / "store"
-        folder.rename(tmp_path / "away")
-        folder.write_text("in the way")
+        files.failing = {operation: code}
         await pipeline.flush()
         assert (pipeline.stats.failing, pipeline.stats.spans_stored) == (1, 0)
-        folder.unlink()
-        (tmp_path / "away").rename(folder)
+        assert journal.healthy
+        files.failing = {}
         await pipeline.flush()
         assert (pipeline.stats.failing, pipeline.stats.spans_stored) == (0, 3)
+
+
+@pytest.mark.parametrize("lost", ["store", "store/manifest.jsonl"])
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "replaced"])
+async def test_a_store_that_is_gone_ends_the_pipeline_and_nothing_more_is_acknowledged(
+    lost: str, again: bool, tmp_path: Path
+) -> None:
+    gone = tmp_path / lost
+    async with AsyncExitStack() as stack:
+        journal, pipeline = await stack.enter_async_context(_gone(tmp_path))
+        await send(journal, proxies("req-a", "t1"))
+        await taken(pipeline, journal)
+        gone.rename(tmp_path / "away")
+        if again:
+            gone.mkdir() if lost == "store" else gone.touch()
+        with pytest.raises(FolderGoneError):
+            await pipeline.flush()
+        assert journal.lost == f"the store is gone: [Errno 2] deleted or replaced while in use: {str(gone)!r}"
+        await asyncio.wait_for(journal.gone(), 60)
+        with pytest.raises(Unavailable, match="the store is gone"):
+            await send(journal, proxies("req-b", "t2"))
+        assert list((tmp_path / "store").rglob("*.parquet")) == []
+
+
+@asynccontextmanager
+async def _gone(root: Path) -> AsyncIterator[tuple[Journal, Pipeline]]:
+    """A collector whose pipeline ends because its store is gone."""
+    stack = AsyncExitStack()
+    yield await stack.enter_async_context(running(root, Clock()))
+    with pytest.raises(FolderGoneError):
+        await stack.aclose()
 
 
 async def test_a_request_completed_late_counts_as_joined(tmp_path: Path) -> None:

@@ -19,23 +19,8 @@ from handrail_collector.store.publish import Publisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, stored, taken
-from plugin_parts import altered, fact, facts_of, fetch, happened, publish, times
-
-
-def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
-    """Its proxies, and the plugin's spans of P and of D."""
-    edge, p, d = proxies(rid, trace, at_ms)
-    raw_p, raw_d = f"cmpl-{rid}-0-0000aaaa", f"cmpl-{rid}-0-0000dddd"
-    at_p = [
-        times(Role.PREFILL, at_ms + 12, 20, 92, 93, rid=raw_p, parent=p, trace=trace),
-        publish(at_ms + 105, rid=raw_p, parent=p),
-    ]
-    at_d = [
-        times(Role.DECODE, at_ms + 133, 110, 150, 850, rid=raw_d, parent=d, trace=trace),
-        fetch(at_ms + 134, rid=raw_d, peer=raw_p, parent=d, trace=trace),
-    ]
-    return [edge, p, d], [at_p, at_d]
+from pipelines import Clock, a_request, log_batch, plugin_batch, proxies, running, send, stored, taken
+from plugin_parts import altered, fact, facts_of, fetch, happened, publish
 
 
 def fetches(root: Path, **wanted: Any) -> list[FetchRow]:

@@ -72,9 +72,12 @@ class Transport:
     gzip: bool
 
     async def send(self, receiver: Receiver, signal: Signal, request: Request, timeout_s: float = 20.0) -> Reply:
+        body = as_json(request) if self.content_type == JSON else request.SerializeToString()
+        return await self.send_bytes(receiver, signal, body, timeout_s)
+
+    async def send_bytes(self, receiver: Receiver, signal: Signal, body: bytes, timeout_s: float = 20.0) -> Reply:
         if self.content_type is None:
-            return await self._grpc(receiver, signal, request.SerializeToString(), timeout_s)
-        body = request.SerializeToString() if self.content_type == PROTOBUF else as_json(request)
+            return await self._grpc(receiver, signal, body, timeout_s)
         return await post(receiver, f"/v1/{signal.value}", gzip.compress(body) if self.gzip else body, self._headers(), signal)
 
     def _headers(self) -> dict[str, str]:
@@ -184,6 +187,28 @@ async def test_accepting(make: Callable[..., Receiver], transport: Transport) ->
         assert receiver.stats.items[Signal.TRACES] == 10
         if transport.content_type != JSON and make is server:
             assert kept.payloads == [BATCH.SerializeToString()]
+
+
+@each_receiver
+@each_transport
+async def test_a_string_that_is_not_utf8_costs_that_attribute(make: Callable[..., Receiver], transport: Transport) -> None:
+    """The text is swapped in the bytes of the request, since no library sends it."""
+    kept, whole = Keeping(), span(2, name="whole")
+    bad = span(1)
+    bad.attributes.add(key="pod").value.string_value = "MUELLER"
+    request = traces(bad, whole)
+    plain = request.SerializeToString() if transport.content_type != JSON else as_json(request)
+    broken = plain.replace(b"MUELLER", b"M\xfcller-"[:7])
+    assert len(broken) == len(plain)
+    async with running(make, kept) as receiver:
+        answer = await transport.send_bytes(receiver, Signal.TRACES, broken)
+        assert (answer.code, answer.rejected) == (ok(transport), 0)
+        assert answer.message.startswith("1 value mended")
+        assert receiver.stats.items[Signal.TRACES] == 2
+        assert receiver.stats.values_mended == 1
+    mended, untouched = spans_of(kept.payloads)
+    assert mended.attributes[0].value.string_value in ("M?ller-", "M\ufffdller-")
+    assert (mended.name, untouched) == ("work", whole)
 
 
 @each_receiver

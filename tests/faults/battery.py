@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -42,6 +43,9 @@ LIMIT_S: Final = {False: 900.0, True: 5400.0}
 
 TOKEN: Final = "HANDRAIL_TRIAL"
 """Variable in the environment of every process of a trial: those left behind are found by it."""
+
+AT_ONCE: Final = {False: 3, True: 4}
+"""Trials beside each other in the short and in the long form: most of their time they wait."""
 
 _ROOT: Final = Path(__file__).parents[2]
 _GRACE_S: Final = 10.0
@@ -145,7 +149,7 @@ class Runner:
         self._over_s = time.monotonic() + LIMIT_S[long]
 
     async def run(self, wanted: Sequence[Trial]) -> list[Verdict]:
-        """One after another those that want to be alone, then the others two at a time."""
+        """One after another those that want to be alone, then the others beside each other."""
         alone = [trial for trial in wanted if not trial.beside]
         verdicts = [await self._one(trial) for trial in alone]
         waiting = [trial for trial in wanted if trial.beside]
@@ -154,7 +158,7 @@ class Runner:
             while waiting:
                 verdicts.append(await self._one(waiting.pop(0)))
 
-        await asyncio.gather(work(), work())
+        await asyncio.gather(*(work() for _ in range(AT_ONCE[self._long])))
         order = {trial.name: at for at, trial in enumerate(wanted)}
         return sorted(verdicts, key=lambda verdict: order[verdict.trial.name])
 
@@ -166,6 +170,8 @@ class Runner:
         else:
             with tempfile.TemporaryDirectory(prefix="handrail-faults-") as temporary:
                 folder = Path(temporary) if self._keep is None else self._keep / trial.name
+                if self._keep is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
                 answer = await self._answer(trial, folder)
             seconds = time.monotonic() - began_s
@@ -193,7 +199,7 @@ class Runner:
                 if process.returncode is None:
                     process.terminate()
                     await process.wait()
-                left = _end_all(token)
+                left = end_all(token)
         if not result.exists():
             return {"got": f"no verdict within {seconds:.0f} s (status {process.returncode})", "ok": False, "not_run": ""}
         answer: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))
@@ -203,7 +209,7 @@ class Runner:
         return answer
 
 
-def _end_all(token: str) -> list[str]:
+def end_all(token: str) -> list[str]:
     """Kill every process with this token in its environment, by pid; their command lines."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

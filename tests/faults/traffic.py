@@ -97,7 +97,7 @@ class Traffic:
 
     async def _ask(self, session: aiohttp.ClientSession, request_id: str) -> None:
         began_s, status, error = time.monotonic(), 0, ""
-        body = {"model": "m", "prompt": "p", "max_tokens": 5, "stream": True}
+        body = {"prompt": "p", "max_tokens": 5, "stream": True}
         try:
             async with session.post(f"{self._url}/v1/completions", json=body, headers={"X-Request-Id": request_id}) as response:
                 status = response.status

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from handrail.printable import is_printable
 from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
 from handrail_collector.api.failure import ApiError, nearest
 from handrail_collector.api.happened import HappenedFilter
@@ -85,7 +86,7 @@ def fields_of(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading
 
 def text_of(text: str, _: int) -> str:
     """Reads printable text."""
-    if not text or not text.isprintable():
+    if not text or not is_printable(text):
         raise ValueError(text)
     return text
 

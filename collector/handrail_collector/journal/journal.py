@@ -23,7 +23,7 @@ from handrail.export.spool import KIND_OF_SIGNAL, SIGNAL_OF_KIND
 from handrail.files import Files
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.otlp.refusals import Unavailable
-from handrail.segments import Damage, Full, Limits, SegmentLog, Stored
+from handrail.segments import Damage, FolderGoneError, Full, Limits, NoDescriptors, SegmentLog, Stored
 
 _LOG = logging.getLogger(__name__)
 _READ_AHEAD_BYTES: Final = 4 << 20
@@ -43,7 +43,14 @@ class JournalSettings:
 
     def open_log(self, *, floor: int = 0, files: Files | None = None) -> SegmentLog:
         """Open the log; ``floor`` as in ``SegmentLog``: the store's published offset. Raises what ``SegmentLog`` raises."""
-        return SegmentLog(self.folder, Limits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
+        log = SegmentLog(self.folder, Limits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
+        if torn := log.recovery.torn_bytes:
+            _LOG.warning(
+                "the journal's last %d bytes hold no whole record and are cut off: half written at a crash and not acknowledged, "
+                "or damaged since",
+                torn,
+            )
+        return log
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class JournalStats:
     refused_busy: int = 0  # the bound on what waits for a sync
     refused_unavailable: int = 0  # stopping, or the disk failed
     released_bytes: int = 0
+    release_failures: int = 0
     unknown_records: int = 0  # read back with a kind that this version does not know; passed over
 
 
@@ -113,6 +121,9 @@ class Journal:
         self._followers = 0
         self._broken = ""
         self._descriptors_short = False
+        self._gone = asyncio.Event()
+        self._folder_gone = False
+        self._release_failing = False
         self._release_to = 0
         self._writer = ThreadPoolExecutor(1, "journal-write")
         self._reader = ThreadPoolExecutor(1, "journal-read")
@@ -159,9 +170,23 @@ class Journal:
         return self._log.damaged_bytes
 
     @property
+    def lost(self) -> str:
+        """What was found deleted or replaced, and where; '' while nothing was."""
+        return self._broken if self._gone.is_set() else ""
+
+    @property
     def healthy(self) -> bool:
         """False once the disk failed: nothing more is accepted until the process starts anew."""
         return not self._broken
+
+    def refuse(self, why: str) -> None:
+        """Acknowledge nothing from now on; ``gone`` returns. For the loop that called ``start``."""
+        self._broken = self._broken or why
+        self._gone.set()
+
+    async def gone(self) -> None:
+        """Return once the folder was found deleted or replaced: the process must end."""
+        await self._gone.wait()
 
     async def start(self) -> None:
         """Make what an earlier process left durable, so that nothing followed can vanish. Raises ``OSError``."""
@@ -269,7 +294,11 @@ class Journal:
             received = next((w.received_unix_ns for w, refusal in zip(group, refusals, strict=True) if refusal is None), None)
             if received is not None:
                 self._note_untaken(self.end, received)
+            if self._folder_gone:
+                self._gone.set()
             for waiting, refusal in zip(group, refusals, strict=True):
+                if refusal is None and self._gone.is_set():  # the store was found gone while this group was written
+                    refusal = self._unavailable()
                 self._pending_bytes -= len(waiting.payload)
                 if waiting.done.cancelled():
                     continue  # its sender went away; the entry stands, and a second delivery is a known duplicate
@@ -315,13 +344,21 @@ class Journal:
         return None
 
     def _refuse_full(self, full: Full) -> Exception:
+        if isinstance(full, NoDescriptors):
+            self.stats.refused_unavailable += 1
+            return Unavailable(f"the journal has no descriptor: {full}", self._retry_delay_s)
         self.stats.refused_full += 1
         return Retryable(f"journal full: {full}", self._retry_delay_s)
 
     def _fail(self, error: OSError) -> Exception:
         if not self._broken:
-            self._broken = f"the journal's disk failed: {error.strerror or error}"
+            self._folder_gone = isinstance(error, FolderGoneError)
+            what = f"the journal is gone: {error.filename}: " if self._folder_gone else "the journal's disk failed: "
+            self._broken = what + (error.strerror or str(error))
             _LOG.error("%s; nothing more is accepted until a restart", self._broken)
+        return self._unavailable()
+
+    def _unavailable(self) -> Exception:
         self.stats.refused_unavailable += 1
         return Unavailable(self._broken, self._retry_delay_s)
 
@@ -329,7 +366,12 @@ class Journal:
         try:
             self.stats.released_bytes += self._log.drop_before(offset)
         except OSError as error:
-            _LOG.warning("a journal segment could not be removed: %s", error)
+            self.stats.release_failures += 1
+            if not self._release_failing:
+                _LOG.warning("a journal segment could not be removed, tried again at every release: %s", error)
+            self._release_failing = True
+        else:
+            self._release_failing = False
 
     def _take(self, position: int, until: int) -> tuple[list[Stored], int]:
         """In the reading thread: some records, so that the loop is not entered for each, and where to read on."""

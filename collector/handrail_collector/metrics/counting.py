@@ -17,6 +17,7 @@ from handrail_collector.metrics.coverage import By, Coverage
 from handrail_collector.metrics.slow import SlowRequests
 from handrail_collector.observed import Observed, Seen, Timed
 from handrail_collector.rows import RequestRow, StallRow
+from handrail_collector.stitch.arrival import bounded
 from handrail_collector.stitch.group import AMBIGUOUS, Closing, Counted, Group
 from handrail_collector.store.recovered import Recovered, ToldRow
 
@@ -148,7 +149,8 @@ class Counting:
         if not 0 <= value < _MOST_COUNTED:  # NaN among them
             return
         instance = told.process.instance
-        counted = self.coverage.read(by, instance, start_unix_ns, value, told.at_unix_ns, received_unix_ns, again=again)
+        at = bounded(told.at_unix_ns, received_unix_ns)
+        counted = self.coverage.read(by, instance, start_unix_ns, value, at, received_unix_ns, again=again)
         if by is self.coverage.by(received_unix_ns):
             self.observed.add(Seen.COUNTED, counted, by.value)
 

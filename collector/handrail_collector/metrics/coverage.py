@@ -84,7 +84,7 @@ class Coverage:
             return 0
         found = _Reading(start_unix_ns, value, not again, at_unix_ns)
         if known is None:
-            counted = value if at_unix_ns - start_unix_ns < NEW_NS else 0.0
+            counted = value if abs(at_unix_ns - start_unix_ns) < NEW_NS else 0.0
         else:
             anew = start_unix_ns != known.start_unix_ns or value < known.value
             counted = value if anew else value - known.value

@@ -9,6 +9,7 @@ from typing import Final
 from handrail import __version__
 from handrail import conventions as names
 from handrail.identity import JoinKind
+from handrail.otlp.intake import MENDED
 from handrail.selfmetrics import Row, by_label
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.observed import KEPT, Seen
@@ -30,6 +31,7 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
         ("refused_requests", "Export requests told to retry", lambda: taken.requests_refused),
         ("rejected_requests", "Export requests refused for good", lambda: taken.requests_rejected),
         ("rejected_items", "Items refused one by one (bad ids)", lambda: taken.items_rejected),
+        ("mended_values", MENDED, lambda: taken.values_mended),
         ("journal_bytes", "Bytes journalled", lambda: kept.appended_bytes),
         ("journal_syncs", "Group syncs of the journal", lambda: kept.syncs),
         ("journal_sync_seconds", "Time spent writing and syncing", lambda: kept.sync_ns / 1e9),
@@ -94,6 +96,13 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
     rows = [Row(f"{prefix}_info", "gauge", "1, with the version that runs", lambda: {(__version__,): 1.0}, ("version",))]
     rows += [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
     rows += [
+        Row(
+            f"{prefix}_displaced_records",
+            "counter",
+            "Records of a time over a day after their arrival (future) or 30 days before it (old): decided by their arrival",
+            lambda: by_label(pipe.displaced),
+            ("reason",),
+        ),
         Row(f"{prefix}_items", "counter", "Items acknowledged", lambda: by_label(taken.items), ("signal",)),
         Row(
             f"{prefix}_joins",

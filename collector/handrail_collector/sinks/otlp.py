@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from handrail.conventions import SCOPE_PROXY
@@ -163,7 +164,10 @@ def without_unsampled(payload: bytes) -> tuple[bytes, int]:
     """
     if _SCOPE_BYTES not in payload:  # nearly every engine batch; saves the parse
         return payload, 0
-    request = ExportTraceServiceRequest.FromString(payload)
+    try:
+        request = ExportTraceServiceRequest.FromString(payload)
+    except DecodeError:  # damage on disk: nobody knows what it holds
+        return b"", 0
     withheld = kept = 0
     for entry in request.resource_spans:
         for scope in entry.scope_spans:

@@ -82,12 +82,15 @@ class HostClocks:
 
     def learn(self, caller: Evidence, callee: Evidence) -> bool:
         """Use one call; whether it contradicts what was known, as ``before``."""
+        if caller.ahead or callee.ahead:
+            return False
         stepped = [self.before(cause, effect) for cause, effect in causes.of_call(caller, callee)]
         return any(stepped)
 
     def learn_request(self, group: Group) -> None:
         """Use all else that its evidence says of what caused what. What contradicts what was known is marked in the group."""
-        told = [*causes.within(group.evidence), *self._taken_back(group.evidence)]
+        evidence = [each for each in group.evidence if not each.ahead]
+        told = [*causes.within(evidence), *self._taken_back(evidence)]
         contradicting = {said.span_id for said, cause, effect in told if self.before(cause, effect)}
         group.contradicting |= contradicting
 

@@ -151,7 +151,7 @@ def _take_fact(engine: _Engine, fact: LogFact) -> None:
     if fact.kind not in _LINK or fact.request_id is not None:
         return
     last = engine.faults[-1] if engine.faults else None
-    if last is None or fact.at_unix_ns > last.last_unix_ns + LINK_QUIET_NS:
+    if last is None or not last.since_unix_ns - LINK_QUIET_NS <= fact.at_unix_ns <= last.last_unix_ns + LINK_QUIET_NS:
         engine.faults.append(LinkFault(fact.at_unix_ns, fact.last_unix_ns, fact.reason or fact.kind.value))
     else:
         last.since_unix_ns = min(last.since_unix_ns, fact.at_unix_ns)

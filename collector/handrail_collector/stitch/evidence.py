@@ -19,6 +19,7 @@ from handrail.records import (
     Role,
     RouterCall,
 )
+from handrail_collector.stitch.arrival import AHEAD_NS
 
 Item = Record | PluginSpan | LogFact
 """Everything that is evidence about one request."""
@@ -69,6 +70,11 @@ class Evidence:
         """Start and end, or None where either is not usable."""
         start, end = self.start_unix_ns, self.end_unix_ns
         return (start, end) if start and end is not None else None
+
+    @property
+    def ahead(self) -> bool:
+        """It is told of a time after it arrived: its clock says nothing of anybody's."""
+        return max(self.start_unix_ns, self.end_unix_ns or 0) > self.received_unix_ns + AHEAD_NS
 
     @property
     def within_request(self) -> bool:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from handrail_collector.rows import MERGED
 from handrail_collector.store.flat import FLAT, TOLD_TOGETHER
-from handrail_collector.store.folders import HOUR_NS, hour_of
+from handrail_collector.store.folders import DAY_NS, HOUR_NS, hour_of
 from handrail_collector.store.manifest import Publish, StoredFile
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import REQUEST_COLUMNS, SPAN_COLUMNS, Column, Table, attribute_column
@@ -66,7 +66,7 @@ class Fold:
 
 
 def plan(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after_ns: int) -> list[Fold]:
-    """What is to be folded now: hours that ended ``closed_after_ns`` ago or more and have files that fit into fewer."""
+    """What is to be folded now: hours that are over (``closed``) and have files that fit into fewer."""
     hours: defaultdict[tuple[Table, int], list[Ranged]] = defaultdict(list)
     for publish in publishes:
         if publish.shard == shard:
@@ -77,12 +77,22 @@ def plan(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_afte
     return [
         Fold(table, hour, tuple(run))
         for (table, hour), files in sorted(hours.items())
-        if (hour + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
+        if closed(hour, max(file.written_unix_ns for _, _, file in files), now_unix_ns, closed_after_ns)
         for run in _runs(
             sorted(files, key=lambda each: (each[0], each[1], each[2].path)), MAX_SAMPLES if table in SAMPLED else MAX_ROWS
         )
         if len(run) > 1
     ]
+
+
+def closed(hour: int, written_unix_ns: int, now_unix_ns: int, closed_after_ns: int) -> bool:
+    """Whether an hour ended ``closed_after_ns`` ago or more; of one that lies days ahead, whether nothing comes to it any more.
+
+    ``written_unix_ns``: when its newest rows came.
+    """
+    if hour * HOUR_NS > now_unix_ns + DAY_NS:
+        return written_unix_ns + HOUR_NS + closed_after_ns <= now_unix_ns
+    return (hour + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
 
 
 def _runs(files: Sequence[Ranged], max_rows: int) -> Iterator[list[Ranged]]:

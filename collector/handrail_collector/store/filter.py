@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from handrail.phases import Phase
+from handrail.printable import is_printable
 from handrail_collector.rows import MERGED, RequestRow
 
 MAX_LIMIT = 10_000
@@ -52,7 +53,7 @@ class RequestFilter:
             problems.append(f"scope: {self.scope!r} is not one of {', '.join(SCOPES)}")
         if self.since_unix_ns is not None and self.until_unix_ns is not None and self.since_unix_ns > self.until_unix_ns:
             problems.append("since: later than until")
-        if self.text is not None and not self.text.isprintable():
+        if self.text is not None and not is_printable(self.text):
             problems.append("text: holds control characters")
         return problems
 

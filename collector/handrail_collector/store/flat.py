@@ -20,7 +20,7 @@ from handrail_collector.rows import (
     ProcessEventRow,
     StallRow,
 )
-from handrail_collector.store.schema import ID_8, ID_16, Column, Encoding, Table
+from handrail_collector.store.schema import ID_8, ID_16, Column, Encoding, Table, column_array
 
 _IDS: Final = {"trace_id": ID_16, "request_id": ID_8, "span_id": ID_8, "key": ID_8}
 _TYPES: Final = {
@@ -61,7 +61,7 @@ class Flat:
         rows = sorted(rows, key=lambda row: getattr(row, self.time))
         columns = self.columns
         arrays = [
-            pa.array([bytes.fromhex(value) for value in values] if column.name in _IDS else values, column.type)
+            column_array([bytes.fromhex(value) for value in values] if column.name in _IDS else values, column.type)
             for column in columns
             for values in ([getattr(row, column.name) for row in rows],)
         ]

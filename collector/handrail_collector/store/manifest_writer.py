@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Collection, Sequence
 
+from handrail.segments import FolderGoneError
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
 from handrail_collector.store.manifest import MANIFEST, OPENING, Publish, Retired, encode_line, parse, require_new, rewritten
 
@@ -44,13 +46,18 @@ class ManifestWriter:
         self._bytes = len(line)
 
     def mend(self) -> None:
-        """Make good what a failed write may have left; before anything relies on this manifest."""
+        """Make good what a failed write may have left; before anything relies on this manifest.
+
+        Raises ``FolderGoneError`` where someone took the manifest away.
+        """
+        self._require_there()
         if self._torn:
             self._cut()
 
     def append(self, publish: Publish) -> None:
         """One more line, durable when this returns."""
         line = encode_line(publish)
+        self._require_there()
         self._torn = True
         try:
             with self._folder.opened(str(self._path)) as handle:
@@ -74,6 +81,21 @@ class ManifestWriter:
         self._bytes, self.publishes, self.retired = len(data), list(publishes), retired
         self._folder.files.fsync_dir(str(self._folder.root))
         self._torn = False
+
+    def _require_there(self) -> None:
+        """Raise ``FolderGoneError`` where someone took it away or cut it: a new file here would pass for the whole store."""
+        files = self._folder.files
+        try:
+            handle = files.open_read(str(self._path))
+        except FileNotFoundError:
+            size = -1
+        else:
+            try:
+                size = files.size(handle)
+            finally:
+                files.close(handle)
+        if size < self._bytes:
+            raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", str(self._path))
 
     def remove_temporary(self) -> None:
         """What a crash may have left beside it."""

@@ -10,6 +10,7 @@ a grace time, so that readers who began before can end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import threading
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from handrail.files import Files, OsFiles
+from handrail.segments import FolderGoneError
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.added import Added
 from handrail_collector.store.damaged import READ_ERRORS, of_machine
@@ -104,8 +106,9 @@ class Publisher:
     ) -> None:
         """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
 
-        Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order and
-        ``OSError`` when the disk does; after an error this publish is not in the store, and may be tried again as it is.
+        Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order,
+        ``FolderGoneError`` where the store was deleted or replaced, and ``OSError`` when the disk fails; after an error this
+        publish is not in the store, and may be tried again as it is.
         ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
         ``flat``: rows of other tables. ``added``: what is to be added to what earlier publishes added; a start gets the sums.
         """
@@ -180,8 +183,11 @@ class Publisher:
             return len(due)
 
     def _require_open(self) -> None:
-        if not self.is_open:
+        """Raise ``ValueError`` where the store is not open, ``FolderGoneError`` where it is no longer what was opened."""
+        if self._lock is None:
             raise ValueError("the store is not open")
+        if not self._files.is_at(self._lock, str(self._root)):
+            raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", str(self._root))
 
     def _publish(
         self,
@@ -222,6 +228,7 @@ class Publisher:
                 added=added,
             )
         )
+        self._require_open()  # or the journal would be released for a line that nobody can read
         self._end_offset, self._low_water_offset = end_offset, low_water_offset
         self._stem_files += len(stored)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from handrail.phases import Phase, Place
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
 from handrail_collector.store.packed import pack_ids, pack_integers, unpack_ids, unpack_integers
-from handrail_collector.store.schema import REQUEST_COLUMNS, UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+from handrail_collector.store.schema import REQUEST_COLUMNS, UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, column_array, phase_column
 
 PHASES = tuple(phase.value for phase in Phase)
 _COMPUTED = frozenset(
@@ -66,7 +66,7 @@ def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
     columns["evidence_shape"] = [shape for shape, _ in evidence]
     columns["evidence_ids"] = [ids for _, ids in evidence]
     return pa.table(
-        [pa.array(columns.get(c.name, ()), c.type) for c in REQUEST_COLUMNS],
+        [column_array(columns.get(c.name, ()), c.type) for c in REQUEST_COLUMNS],
         schema=pa.schema([(c.name, c.type) for c in REQUEST_COLUMNS]),
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from handrail_collector.store.compact import Ranged
-from handrail_collector.store.folders import HOUR_NS, hour_of
+from handrail_collector.store.compact import Ranged, closed
+from handrail_collector.store.folders import hour_of
 from handrail_collector.store.manifest import Publish, StoredFile
 from handrail_collector.store.schema import Table
 
@@ -20,7 +20,7 @@ class Due:
 
 
 def due(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after_ns: int) -> Due:
-    """What is to be made now: the rollups of hours that ended ``closed_after_ns`` ago or more."""
+    """What is to be made now: the rollups of hours that are over (``compact.closed``)."""
     listed = [(p.first_offset, p.end_offset, file) for p in publishes if p.shard == shard for file in p.files]
     requests = {file.path for _, _, file in listed if file.table is Table.REQUESTS}
     rollups = covered(file for _, _, file in listed)
@@ -30,7 +30,7 @@ def due(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after
             for first, end, file in listed
             if file.table is Table.REQUESTS
             and file.path not in rollups
-            and (hour_of(file.path) + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
+            and closed(hour_of(file.path), file.written_unix_ns, now_unix_ns, closed_after_ns)
         ),
         stale=tuple(file.path for path, file in rollups.items() if path not in requests),
     )

@@ -16,7 +16,7 @@ import pyarrow as pa
 from handrail.families.schema import QUANTITIES
 from handrail.hardware import Device, DeviceKind, DeviceRun, DeviceSample, Series
 from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, Role, Source
-from handrail_collector.store.schema import Column, Encoding, Table
+from handrail_collector.store.schema import Column, Encoding, Table, column_array
 from handrail_collector.store.series import SERIES_COLUMNS, is_series, series_table, series_values
 
 _TEXT, _INT = pa.string(), pa.int64()
@@ -79,7 +79,7 @@ class Sampled:
         for place, column in enumerate(self._shared):
             values[column.name] = [told for own, times, _, _ in blocks for told in (own[place],) * len(times)]
         columns = (*self.own, *SERIES_COLUMNS, *series)
-        arrays = [pa.array(values[column.name], column.type) for column in columns]
+        arrays = [column_array(values[column.name], column.type) for column in columns]
         return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
 
     def decode(self, stored: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -7,6 +7,7 @@ sorted and small integers are deltas, fractions are split by byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
@@ -256,3 +257,17 @@ def _encoding(column: Column, values: pa.ChunkedArray) -> Encoding:
     if pc.count_distinct(values).as_py() * 4 <= len(values) - values.null_count:
         return column.encoding
     return Encoding.SPLIT if fractions else Encoding.PREFIX
+
+
+def column_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """``values`` as a column. Whole numbers that it cannot hold become the nearest that it can: they must not cost their rows.
+
+    Raises ``ValueError`` or ``pa.ArrowInvalid`` for values of another type.
+    """
+    try:
+        return pa.array(values, kind)
+    except (OverflowError, pa.ArrowInvalid):
+        if not pa.types.is_integer(kind):
+            raise
+        most = 2 ** (kind.bit_width - 1) - 1
+        return pa.array([max(-most - 1, min(v, most)) if isinstance(v, int) else v for v in values], kind)

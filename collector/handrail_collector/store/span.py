@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 from handrail import conventions as names
-from handrail.otlp.values import Attributes, AttributeValue, attributes_of
-
-MAX_UNIX_NS = 2**63 - 1
-"""OTLP times are unsigned 64 bit; a later one is stored as this."""
+from handrail.otlp.values import LATEST_UNIX_NS, Attributes, AttributeValue, attributes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +78,8 @@ class SpanPlace:
             parent_span_id=span.parent_span_id.hex(),
             name=span.name,
             kind=span.kind,
-            start_unix_ns=min(span.start_time_unix_nano, MAX_UNIX_NS),
-            end_unix_ns=min(span.end_time_unix_nano, MAX_UNIX_NS),
+            start_unix_ns=min(span.start_time_unix_nano, LATEST_UNIX_NS),
+            end_unix_ns=min(span.end_time_unix_nano, LATEST_UNIX_NS),
             status=status.code,
             status_message=status.message,
             flags=span.flags,
@@ -110,7 +107,7 @@ def span_rows(resource_spans: Iterable[ResourceSpans], offset: int) -> Iterator[
 
 
 def _event(event: Span.Event) -> SpanEvent:
-    time_unix_ns = min(event.time_unix_nano, MAX_UNIX_NS)
+    time_unix_ns = min(event.time_unix_nano, LATEST_UNIX_NS)
     return SpanEvent(name=event.name, time_unix_ns=time_unix_ns, attributes=attributes_of(event.attributes))
 
 

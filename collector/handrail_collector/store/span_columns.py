@@ -16,7 +16,7 @@ import pyarrow as pa
 from handrail import conventions as names
 from handrail.otlp.values import Attributes, AttributeValue
 from handrail_collector.store import attribute_json
-from handrail_collector.store.schema import SPAN_COLUMNS, Column, attribute_column
+from handrail_collector.store.schema import SPAN_COLUMNS, Column, attribute_column, column_array
 from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
 
 MAX_ATTRIBUTE_COLUMNS = 96
@@ -63,7 +63,7 @@ def spans_table(rows: Sequence[SpanRow]) -> tuple[pa.Table, tuple[Column, ...]]:
         **attributes,
     }
     columns = (*SPAN_COLUMNS, *attribute_columns)
-    arrays = [pa.array(values[c.name], c.type) for c in columns]
+    arrays = [column_array(values[c.name], c.type) for c in columns]
     return pa.table(arrays, schema=pa.schema([(c.name, c.type) for c in columns])), columns
 
 

@@ -75,11 +75,42 @@ def _named(day: Day, whole: Sequence[Day]) -> str:
     return date if day in whole else f"the samples of {date}"
 
 
-class Upkeep:
-    """One pass at a time, in a thread that may block. ``stop`` may be called from any other."""
+class SteadyClock:
+    """Whether the wall clock may say what is too old: not before an hour has passed since it stepped by more than a minute.
 
-    def __init__(self, publisher: Publisher, settings: UpkeepSettings, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
+    A clock that is wrong for a while must not cost what is stored. ``now_ns``: monotonic.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._ahead_ns: int | None = None  # of the wall clock before the monotonic one, at the last look
+        self._stepped_ns: int | None = None
+
+    def holds(self, now_unix_ns: int) -> bool:
+        now_ns = self._now_ns()
+        step_ns = 0 if self._ahead_ns is None else now_unix_ns - now_ns - self._ahead_ns
+        self._ahead_ns = now_unix_ns - now_ns
+        if abs(step_ns) > MINUTE_NS:
+            self._stepped_ns = now_ns
+            log.warning("the wall clock stepped by %.0f s: nothing leaves the store by its age for an hour", step_ns / 1e9)
+        return self._stepped_ns is None or now_ns - self._stepped_ns >= 60 * MINUTE_NS
+
+
+class Upkeep:
+    """One pass at a time, in a thread that may block. ``stop`` may be called from any other.
+
+    ``steady``: holds retention back after a step of the wall clock.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        settings: UpkeepSettings,
+        now_unix_ns: Callable[[], int] = time.time_ns,
+        steady: SteadyClock | None = None,
+    ) -> None:
         self.stats = UpkeepStats()
+        self._steady = steady
         self._publisher = publisher
         self._settings = settings
         self._now_unix_ns = now_unix_ns
@@ -135,6 +166,8 @@ class Upkeep:
 
     def _expire(self) -> None:
         of = self._settings
+        if self._steady is not None and not self._steady.holds(self._now_unix_ns()):
+            return
         gone = self._leave(expired(self._files(), self._now_unix_ns(), of.retention_ns, of.samples_retention_ns))
         if gone:
             self.stats.files_expired += len(gone)

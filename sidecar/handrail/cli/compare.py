@@ -14,7 +14,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from handrail.cli.arms import ARM_RULE, TypedArm, parse_arms, parse_gpus
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import ApiSource, add_source_flags, row_source, store_root
+from handrail.cli.shown import print_document
 from handrail.times import TimeError, parse_duration_ns
 from handrail_collector.compare.report import (
     DEFAULT_ATTAIN,
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     with waiting(f"comparing {', '.join(arm.name for arm in arms)}"):
         comparison = compared(arguments, arms, gpus, objectives)
     if arguments.json:
-        print(json.dumps(to_plain(comparison), ensure_ascii=False))
+        print_document(to_plain(comparison))
         return EXIT_OK
     from handrail.cli.comparison import render_comparison
 

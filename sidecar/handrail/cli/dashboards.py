@@ -14,6 +14,7 @@ from typing import Any
 
 from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
+from handrail.printable import is_printable
 from handrail.values import InvalidValueError, url
 from handrail_dashboards.export import Choices, dashboards, provisioning
 
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _name(flag: str, text: str | None) -> str:
     """Of a data source; '' where none was given. Whether Grafana has it, only Grafana knows."""
-    if text is not None and (text != text.strip() or not text or not text.isprintable()):
+    if text is not None and (text != text.strip() or not text or not is_printable(text)):
         what = f"{flag} is {text!r}: no name of a data source"
         valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} it is chosen in Grafana"
         raise CliError(what=what, where="command line", valid=valid, exit_code=EXIT_USAGE)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from handrail.cli.amounts import format_bytes
+from handrail.cli.shown import print_document
 from handrail.doctor.checks import counts, nothing_was_judged
 from handrail.doctor.facts import Facts
 from handrail.doctor.pair import Placement
@@ -123,7 +123,7 @@ def print_json(facts: Facts, found: dict[str, list[Finding]], rate: Rate | None,
         "prediction": _prediction_json(facts, rate),
         "splitting": {"answer": answer.worth.value, "reasons": [_reason(reason) for reason in answer.reasons]},
     }
-    print(json.dumps(whole, ensure_ascii=False))
+    print_document(whole)
 
 
 def _finding(group: str, finding: Finding) -> dict[str, str]:

@@ -9,7 +9,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import add_source_flags, row_source
+from handrail.cli.shown import print_document
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_time
 from handrail_collector.api.happened import Happened, HappenedFilter, happened_to_json
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         where = source.where
     if arguments.json:
         for one in found:
-            print(json.dumps(happened_to_json(one), ensure_ascii=False))
+            print_document(happened_to_json(one))
         return EXIT_OK
     if not found:
         print(f"Nothing is known to have happened to an engine then. Searched {where}.")

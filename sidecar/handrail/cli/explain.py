@@ -13,7 +13,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from typing import Any, Final
 from handrail.cli.access import access_flags
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import RowSource, add_source_flags, row_source
+from handrail.cli.shown import print_document
 from handrail.times import TIME_RULE, TimeError, parse_time
 from handrail_collector.explain.question import Question
 from handrail_collector.store.filter import SCOPES
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = asked(arguments, now_unix_ns)
     with closing(row_source(arguments)) as source:
         if arguments.json:
-            print(json.dumps(source.explain(question, now_unix_ns), ensure_ascii=False))
+            print_document(source.explain(question, now_unix_ns))
             return EXIT_OK
         from handrail.cli.explained import next_commands, render, source_flags
         from handrail.cli.shown import cleaned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail.cli.shown import clean
+from handrail.printable import printable
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1  # not found, not reachable, failed
@@ -26,13 +26,13 @@ class CliError(Exception):
     exit_code: int = EXIT_FAILED
 
     def __str__(self) -> str:
-        lines = [clean(self.what), *(f"  {clean(line)}" for line in self.lines)]
+        lines = [printable(self.what), *(f"  {printable(line)}" for line in self.lines)]
         if self.where:
-            lines.append(f"  where:   {clean(self.where)}")
+            lines.append(f"  where:   {printable(self.where)}")
         if self.valid:
-            lines.append(f"  valid:   {clean(self.valid)}")
+            lines.append(f"  valid:   {printable(self.valid)}")
         if self.nearest:
-            lines.append(f"  nearest: {clean(', '.join(self.nearest))}")
+            lines.append(f"  nearest: {printable(', '.join(self.nearest))}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,8 +19,9 @@ from typing import Final
 from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import RowSource, add_source_flags, row_source
-from handrail.cli.shown import clean, cleaned
+from handrail.cli.shown import cleaned, print_document
 from handrail.outcomes import FetchOutcome
+from handrail.printable import printable_lines
 from handrail.times import TIME_RULE, TimeError, format_time, parse_time
 from handrail_collector.rows import FetchRow
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         with waiting(f"asking {source.where}"):
             rows = source.fetches(query)
         if not rows and not arguments.json:
-            print(*map(clean, nothing_found(query, source, now_unix_ns).split("\n")), sep="\n")
+            print(printable_lines(nothing_found(query, source, now_unix_ns)))
     if arguments.json:
         from handrail_collector.api.json import fetch_to_json
 
         for row in rows:
-            print(json.dumps(fetch_to_json(row), ensure_ascii=False))
+            print_document(fetch_to_json(row))
     if arguments.json or not rows:
         return EXIT_OK
     from handrail.cli.fetch_table import render_fetches

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
+from handrail.cli.shown import print_document
 from handrail.cli.terminal import answer_console, waiting
 from handrail.gpu.counters import ALL
 from handrail.gpu.failures import NvmlFailed, failure
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.counters:
         if arguments.json:
-            print(json.dumps([{**asdict(each), "kind": each.kind.value} for each in ALL], ensure_ascii=False))
+            print_document([{**asdict(each), "kind": each.kind.value} for each in ALL])
         else:
             show_counters(answer_console(in_pipe=_PIPE_WIDTH))
         return EXIT_OK
@@ -124,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     with waiting("reading NVML ..."):
         found = look(span_ns / 1e9, interval_ns, arguments.record)
     if arguments.json:
-        print(json.dumps(as_json(found), ensure_ascii=False))
+        print_document(as_json(found))
     else:
         show_gpus(answer_console(in_pipe=_PIPE_WIDTH), found)
     return EXIT_OK

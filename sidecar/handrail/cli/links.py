@@ -12,13 +12,13 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from contextlib import closing
 from typing import Final
 
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import add_source_flags, row_source
+from handrail.cli.shown import print_document
 from handrail.times import TIME_RULE, TimeError, parse_time
 from handrail_collector.links.question import DEFAULT_LIMIT, MAX_LIMIT, LinksQuestion
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
         answer = source.links(question, now_unix_ns)
     if arguments.json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print_document(answer)
         return EXIT_OK
     from handrail.cli.link_table import render_links
     from handrail.cli.shown import cleaned

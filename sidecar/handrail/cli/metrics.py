@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from handrail.cli.amounts import format_bytes
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
+from handrail.cli.shown import print_document
 from handrail.families.checks import Expected, page_notes
 from handrail.families.counters import CounterTracks
 from handrail.families.exposition import families_of
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     expected = Expected(role=role, engines=arguments.engines, agents=arguments.agents)
     notes = list(page_notes(sample, reading, expected))
     if arguments.json:
-        print(json.dumps({**_json(sample, emitters, schema), "notes": [asdict(note) for note in notes]}, ensure_ascii=False))
+        print_document({**_json(sample, emitters, schema), "notes": [asdict(note) for note in notes]})
         return EXIT_OK
     _print(sample, emitters, schema, [note.text for note in notes], role)
     return EXIT_OK

@@ -10,7 +10,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from contextlib import closing
 from typing import Final
@@ -18,6 +17,8 @@ from typing import Final
 from handrail.cli.amounts import counted
 from handrail.cli.failure import EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import RowSource, add_source_flags, row_source
+from handrail.cli.shown import print_document
+from handrail.printable import printable_lines
 from handrail.records import Outcome
 from handrail.times import TIME_RULE, TimeError, format_duration, format_time, parse_duration_ns, parse_time
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
@@ -49,19 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
     """0 also when there are none: an empty list is an answer."""
     now_unix_ns = time.time_ns()
     query = request_filter(arguments, now_unix_ns)
-    from handrail.cli.shown import clean, cleaned
+    from handrail.cli.shown import cleaned
     from handrail.cli.terminal import answer_console, remark, waiting
 
     with closing(row_source(arguments)) as source:
         with waiting(f"asking {source.where}"):
             rows = source.requests(query)
         if not rows and not arguments.json:
-            print(*map(clean, nothing_found(query, source, now_unix_ns).split("\n")), sep="\n")
+            print(printable_lines(nothing_found(query, source, now_unix_ns)))
     if arguments.json:
         from handrail_collector.api.json import row_to_json
 
         for row in rows:
-            print(json.dumps(row_to_json(row), ensure_ascii=False))
+            print_document(row_to_json(row))
     if arguments.json or not rows:
         return EXIT_OK
     from handrail.cli.table import render_requests

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from handrail.cli.shown import clean, is_clean
+from handrail.printable import is_printable, printable
 
 
 class _CleanConsole(Console):
@@ -24,8 +24,8 @@ class _CleanConsole(Console):
                 yield segment
                 continue
             text = segment.text
-            if not is_clean(text):
-                *ended, last = map(clean, text.split("\n"))
+            if not is_printable(text):
+                *ended, last = map(printable, text.split("\n"))
                 text = "\n".join([*(line.rstrip(" ") for line in ended), last])
             kept = text.rstrip(" ")
             if kept:
@@ -54,7 +54,7 @@ def answer_console(*, in_pipe: int) -> Console:
 def remark(text: str) -> None:
     """A line beside the answer, for a person: only where standard error is a terminal."""
     if sys.stderr.isatty():
-        print(clean(text), file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -63,5 +63,5 @@ def waiting(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with _CleanConsole(stderr=True).status(clean(text)):
+    with _CleanConsole(stderr=True).status(printable(text)):
         yield

@@ -12,12 +12,12 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import closing
 from typing import Final
 
 from handrail.cli.failure import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail.cli.rowsource import add_source_flags, not_found, row_source
+from handrail.cli.shown import print_document
 
 _PIPE_WIDTH: Final = 100
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if found.row is None and not found.candidates:
         raise not_found(any_id, source.where, found.nearest)
     if arguments.json:
-        print(json.dumps(found.answer, ensure_ascii=False))
+        print_document(found.answer)
         return EXIT_OK if found.row is not None else EXIT_FAILED
     console = answer_console(in_pipe=_PIPE_WIDTH)
     if found.row is None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.otlp.values import Attributes, attributes_of, integer, number, text
+from handrail.otlp.values import LATEST_UNIX_NS, Attributes, attributes_of, integer, number, text
 from handrail.records import EngineRequest, Outcome, Process, Record, Source, SpanIds
 
 SPAN_NAME = "llm_request"
@@ -23,9 +23,6 @@ NEVER_SCHEDULED: Final = (QUEUE, PREFILL)
 
 SLACK_NS = 1_000_000_000
 """e2e is wall clock and the parts are monotonic: a part may exceed the whole by a clock step, not by more than this."""
-
-LATEST_UNIX_NS = 2**62
-"""Year 2116: a later time is damage, and the store's columns are 64 bit signed."""
 
 _MAX_DURATION_NS = 7 * 24 * 3600 * 10**9
 

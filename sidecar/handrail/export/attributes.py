@@ -15,11 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from handrail.otlp.values import LARGEST, Attributes, AttributeValue
+from handrail.otlp.values import LARGEST, LATEST_UNIX_NS, Attributes, AttributeValue
 from handrail.records import Direction, FetchEffect, LineClock, LogKind, ProcessEventKind
-
-LATEST_UNIX_NS: Final = 2**63
-"""Durations, offsets and counts at or above ``LARGEST`` (104 days in ns) are absurd; a wall clock time is below this."""
 
 
 def clean_text(text: str) -> str:

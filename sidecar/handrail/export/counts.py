@@ -15,7 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from handrail import conventions as names
 from handrail.export.attributes import add_text, read_text
 from handrail.otlp.contract import Rejected, Retryable, Signal
-from handrail.otlp.values import attributes_of
+from handrail.otlp.values import LATEST_UNIX_NS, attributes_of
 from handrail.records import Outcome, Process, RequestCounts
 
 EVERY_S: Final = 10.0
@@ -47,7 +47,8 @@ def read_counts(metrics: Iterable[Metric], process: Process) -> list[RequestCoun
         for point in metric.sum.data_points[:_MOST_POINTS] if metric.name == names.METRIC_FINISHED else ():
             outcome = read_text(attributes_of(point.attributes).get(names.OUTCOME)) or Outcome.UNKNOWN.value
             if point.as_int >= 0:
-                found.setdefault((point.time_unix_nano, point.start_time_unix_nano), {})[outcome] = point.as_int
+                times = min(point.time_unix_nano, LATEST_UNIX_NS), min(point.start_time_unix_nano, LATEST_UNIX_NS)
+                found.setdefault(times, {})[outcome] = point.as_int
     return [
         RequestCounts(process=process, at_unix_ns=at, start_unix_ns=start, finished=finished)
         for (at, start), finished in sorted(found.items(), key=lambda each: each[0])

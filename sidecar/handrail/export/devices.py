@@ -18,7 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from handrail import conventions as names
 from handrail.export.attributes import add_number, add_text, read_number, read_text
 from handrail.hardware import Counter, Device, DeviceKind, DeviceRun, DeviceSample, Series
-from handrail.otlp.values import Attributes, attributes_of
+from handrail.otlp.values import LATEST_UNIX_NS, Attributes, attributes_of
 from handrail.records import Process, Source
 
 Tables = Mapping[str, Counter]
@@ -190,7 +190,7 @@ def read_devices(metrics: Iterable[Metric], process: Process) -> list[DeviceRun]
                 if described is not None:
                     found = took.setdefault(described, {})
                     for at, value in zip(*_values(point), strict=True):
-                        found[at] = max(0, int(value or 0))
+                        found[at] = min(max(0, int(value or 0)), LATEST_UNIX_NS)
             continue
         name = _counter_name(metric.name)
         if name is None:
@@ -200,7 +200,9 @@ def read_devices(metrics: Iterable[Metric], process: Process) -> list[DeviceRun]
             key = read_text(attributes.get(names.HW_ID))
             if key:
                 times, values = _values(point)
-                told.setdefault(key, []).append(Series(name, _label(attributes), point.start_time_unix_nano, values))
+                told.setdefault(key, []).append(
+                    Series(name, _label(attributes), min(point.start_time_unix_nano, LATEST_UNIX_NS), values)
+                )
                 instants.setdefault(key, []).append(times)
     return [
         _run(process, *described, found, told.get(described[1].key, ()), instants.get(described[1].key, ()))
@@ -286,6 +288,8 @@ def _values(point: NumberDataPoint) -> tuple[list[int], Sequence[float | None]]:
     exemplars = list(point.exemplars)  # looked at twice, and each look into the message makes an object
     times = [each.time_unix_nano for each in exemplars]
     times.append(point.time_unix_nano)
+    if max(times) > LATEST_UNIX_NS:
+        times = [min(time, LATEST_UNIX_NS) for time in times]
     whole = point.HasField("as_int")
     values: list[float] = [each.as_int for each in exemplars] if whole else [each.as_double for each in exemplars]
     values.append(point.as_int if whole else point.as_double)

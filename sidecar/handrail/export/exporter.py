@@ -44,6 +44,8 @@ from handrail.segments import Damage, Full
 
 _LOG = logging.getLogger(__name__)
 _FAULT_WAIT_S: Final = 1.0
+_MEND_S: Final = 1.0
+"""How often a failing disk under the spool is tried again."""
 
 
 Own = Exchange | EngineTimes | KvFetch | KvPublish | Iteration | ProcessEvent | EngineFacts
@@ -64,7 +66,7 @@ class Drop(str, Enum):
     """Why a span of ours was not sent."""
 
     PENDING_FULL = "pending_full"  # more spans at once than a flush could take
-    SPOOL_FULL = "spool_full"  # the collector did not acknowledge for too long, or the disk is full
+    SPOOL_FULL = "spool_full"  # the collector did not acknowledge for too long
     UNENCODABLE = "unencodable"  # a record that makes no span: a fault of ours
     TOO_LARGE = "too_large"
     STOPPED = "stopped"  # came after the shutdown, or was left in memory by it
@@ -94,7 +96,6 @@ class ExportStats:
     bytes_spooled: int = 0
     tapped_batches: int = 0
     tapped_refused: int = 0  # told to retry
-    spool_errors: int = 0  # the disk failed: an append, or remembering an acknowledgement
     sender_faults: int = 0
     dropped: dict[Drop, int] = field(default_factory=lambda: dict.fromkeys(Drop, 0))
 
@@ -112,7 +113,8 @@ class Exporter:
     """One sender: its resource carries its ``handrail.sender.id``, its batches are numbered from 1 without holes.
 
     ``start`` opens the spool and sends what an earlier process left there, unchanged; it raises ``OSError`` (``BlockingIOError``
-    where another process has the folder) and what ``client_factory`` raises. ``shutdown`` flushes, sends for up to
+    where another process has the folder) and what ``client_factory`` raises. A disk that fails later keeps no evidence from the
+    collector: it goes on from memory (``Spool``). ``shutdown`` flushes, sends for up to
     ``drain_seconds``, and leaves the rest in the folder; it works without ``start`` and twice.
     """
 
@@ -159,6 +161,24 @@ class Exporter:
         return self._spool.damaged_bytes + self._spool.torn_bytes if self._spool is not None else 0
 
     @property
+    def held_bytes(self) -> int:
+        """Of ``waiting_bytes`` those in memory because the spool's disk fails."""
+        return self._spool.held_bytes if self._spool is not None else 0
+
+    @property
+    def spool_errors(self) -> int:
+        """Calls to the spool's disk that failed."""
+        return self._spool.errors if self._spool is not None else 0
+
+    @property
+    def degraded(self) -> str:
+        """What is wrong with the spool's disk while evidence goes on; '' while nothing is."""
+        if self._spool is None or not self._spool.trouble:
+            return ""
+        full = "; memory is full as well: new evidence is dropped" if self._spool_full else ""
+        return f"spool {self._settings.folder}: {self._spool.trouble}: evidence goes on from memory{full}"
+
+    @property
     def lag_ns(self) -> int:
         """Age of the oldest batch that is not acknowledged; 0 where none waits."""
         return 0 if self._oldest_unix_ns is None else max(0, self._now_unix_ns() - self._oldest_unix_ns)
@@ -175,6 +195,7 @@ class Exporter:
         self._tasks = [
             asyncio.create_task(self._flush_on_time()),
             asyncio.create_task(self._send_in_order(client, self._spool)),
+            asyncio.create_task(self._mend_on_time(self._spool)),
         ]
 
     def sink(self, record: Observation) -> None:
@@ -205,10 +226,6 @@ class Exporter:
             raise Retryable("spool full", self._settings.retry_delay_s) from None
         except ValueError as error:
             raise Rejected(str(error)) from None
-        except OSError as error:
-            self.stats.spool_errors += 1
-            self.stats.tapped_refused += 1
-            raise Unavailable(f"spool: {error.strerror or error}", self._settings.retry_delay_s) from None
         self.stats.tapped_batches += 1
 
     def flush(self) -> bool:
@@ -238,14 +255,19 @@ class Exporter:
         try:
             await asyncio.wait_for(self._empty.wait(), drain_seconds)
         except asyncio.TimeoutError:
-            folder = self._settings.folder
+            self._spool.mend()
+            folder, held = self._settings.folder, self._spool.held_bytes
             then = f"they wait in {folder} for the next start" if folder else "they are lost: spool.dir would keep them"
+            if held:
+                then = f"{held} of them are lost with this process, whose disk fails; the others wait in {folder}"
             _LOG.warning("stopped with %d bytes not acknowledged by the collector; %s", self.waiting_bytes, then)
         self._stop.set()
-        self._tasks[1].cancel()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._settings.folder is None:
             self._count_left(self._spool)
+        self.stats.dropped[Drop.STOPPED] += sum(count_items(batch.payload) for batch in self._spool.held())
         self._spool.close()
 
     def _flush_lane(self, spool: Spool, lane: _Lane) -> bool:
@@ -259,10 +281,6 @@ class Exporter:
                 return False
             except ValueError:
                 self.stats.dropped[Drop.TOO_LARGE] += count
-            except OSError:
-                self.stats.spool_errors += 1
-                self._spool_full = True
-                return False
             else:
                 self.stats.spans_spooled += count
             del lane.pending[:count]
@@ -313,6 +331,11 @@ class Exporter:
             if not self.flush():
                 await asyncio.sleep(self._settings.flush_interval_s)
 
+    async def _mend_on_time(self, spool: Spool) -> None:
+        while True:
+            await asyncio.sleep(_MEND_S)
+            spool.mend()
+
     async def _send_in_order(self, client: Client, spool: Spool) -> None:
         try:
             while not self._stop.is_set():
@@ -322,30 +345,30 @@ class Exporter:
             await client.close()
 
     async def _sent_first(self, client: Client, spool: Spool) -> bool:
-        """False after a fault of ours: a bug in what sends must not end all sending."""
+        """False where the spool cannot be read, and after a fault of ours: a bug in what sends must not end all sending."""
         try:
-            await self._send_first(client, spool)
+            return await self._send_first(client, spool)
         except Exception:
             self.stats.sender_faults += 1
             _LOG.exception("sending failed")
             return False
-        return True
 
-    async def _send_first(self, client: Client, spool: Spool) -> None:
+    async def _send_first(self, client: Client, spool: Spool) -> bool:
         self._spooled.clear()
-        batch = spool.first()
+        try:
+            batch = spool.first()
+        except OSError:  # counted and logged by the spool
+            return False
         self._oldest_unix_ns = batch.at_unix_ns if batch is not None else None
         if batch is None:
             self._empty.set()
             await self._spooled.wait()
-            return
+            return True
         settings = self._settings
         fate = await deliver(client, batch.signal, batch.payload, stop=self._stop, backoff=settings.backoff, stats=self.delivery)
         if fate is not None:
-            try:
-                spool.acknowledge(batch.next_offset)
-            except OSError:
-                self.stats.spool_errors += 1
+            spool.acknowledge(batch.next_offset)
+        return True
 
     def _count_left(self, spool: Spool) -> None:
         while (batch := spool.first()) is not None:

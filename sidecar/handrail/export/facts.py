@@ -14,9 +14,9 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail import conventions as names
-from handrail.export.attributes import LATEST_UNIX_NS, RecordTable, add_text, add_texts, read_text, read_texts
+from handrail.export.attributes import RecordTable, add_text, add_texts, read_text, read_texts
 from handrail.identity import IdOrigin, joinable, request_key
-from handrail.otlp.values import Attributes, attributes_of
+from handrail.otlp.values import LATEST_UNIX_NS, Attributes, attributes_of
 from handrail.records import LogFact, Process, SchemaNote, SchemaReport, SchemaState, Source
 
 _FACT: Final = RecordTable(LogFact, names.KV_LINE_PREFIX, ("process", "source", "at_unix_ns", "numbers", "words"))

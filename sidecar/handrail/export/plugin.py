@@ -12,9 +12,9 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from handrail import conventions as names
-from handrail.export.attributes import LATEST_UNIX_NS, RecordTable, add_text, read_text
+from handrail.export.attributes import RecordTable, add_text, read_text
 from handrail.identity import IdOrigin, joinable, request_key
-from handrail.otlp.values import Attributes, attributes_of
+from handrail.otlp.values import LATEST_UNIX_NS, Attributes, attributes_of
 from handrail.records import (
     EngineFacts,
     EngineTimes,

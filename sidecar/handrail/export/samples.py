@@ -15,7 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from handrail import conventions as names
 from handrail.export.attributes import add_text, read_text
 from handrail.families.schema import QUANTITIES, Kind, Quantity
-from handrail.otlp.values import attributes_of
+from handrail.otlp.values import LATEST_UNIX_NS, attributes_of
 from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, Source
 
 _CUMULATIVE: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -74,7 +74,7 @@ def read_samples(metrics: Iterable[Metric], process: Process) -> list[EngineSamp
             continue
         for point in (*metric.gauge.data_points, *metric.sum.data_points):
             engine, label, model = _labels(point, quantity)
-            at = point.time_unix_nano
+            at = min(point.time_unix_nano, LATEST_UNIX_NS)
             models.setdefault(at, model)
             values.setdefault(at, []).append(
                 EngineValue(
@@ -82,13 +82,14 @@ def read_samples(metrics: Iterable[Metric], process: Process) -> list[EngineSamp
                     value=point.as_double,
                     engine=engine,
                     label=label,
-                    start_unix_ns=point.start_time_unix_nano,
+                    start_unix_ns=min(point.start_time_unix_nano, LATEST_UNIX_NS),
                 )
             )
         for each in metric.histogram.data_points:
             engine, label, model = _labels(each, quantity)
-            models.setdefault(each.time_unix_nano, model)
-            histograms.setdefault(each.time_unix_nano, []).append(
+            at = min(each.time_unix_nano, LATEST_UNIX_NS)
+            models.setdefault(at, model)
+            histograms.setdefault(at, []).append(
                 EngineHistogram(
                     name=quantity.name,
                     bounds=tuple(each.explicit_bounds),
@@ -97,7 +98,7 @@ def read_samples(metrics: Iterable[Metric], process: Process) -> list[EngineSamp
                     total=each.sum if each.HasField("sum") else None,
                     engine=engine,
                     label=label,
-                    start_unix_ns=each.start_time_unix_nano,
+                    start_unix_ns=min(each.start_time_unix_nano, LATEST_UNIX_NS),
                 )
             )
     return [

@@ -32,10 +32,9 @@ from handrail.export.attributes import (
 )
 from handrail.export.stalls import read_stalls, write_stalls
 from handrail.identity import IdOrigin, joinable, request_key
-from handrail.otlp.values import LARGEST, Attributes, AttributeValue, attributes_of
+from handrail.otlp.values import LARGEST, LATEST_UNIX_NS, Attributes, AttributeValue, attributes_of
 from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
 
-_LATEST_UNIX_NS: Final = 2**63
 _FLAGS_REMOTE_KNOWN: Final = 0x100  # SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _FLAGS_REMOTE: Final = 0x200  # SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK: a proxy's parent always is
 _NO_FAILURE: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.CLIENT_DISCONNECT})
@@ -174,7 +173,7 @@ def read_exchange(span: Span, process: Process, attributes: Attributes | None = 
     outcome = values.pop("outcome", None)
     if source is None or outcome is None:
         raise ValueError("no exchange: handrail.source or handrail.outcome missing or unknown")
-    if not 0 < span.start_time_unix_nano < _LATEST_UNIX_NS:
+    if not 0 < span.start_time_unix_nano < LATEST_UNIX_NS:
         raise ValueError("no usable start time")
     if "duration_ns" not in values:
         duration_ns = span.end_time_unix_nano - span.start_time_unix_nano

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from handrail.printable import printable
+
 MOST_MODELS: Final = 32
 UNKNOWN: Final = "unknown"
 OTHER: Final = "other"
@@ -24,7 +26,7 @@ class ModelLabels:
         """The label of a model that answers."""
         if not name:
             return UNKNOWN
-        name = name[:_LONGEST]
+        name = printable(name[:_LONGEST])
         if name not in self.names:
             if len(self.names) >= MOST_MODELS:
                 return OTHER
@@ -33,7 +35,8 @@ class ModelLabels:
 
     def ask(self, name: str | None) -> str:
         """The label of a model of which nobody knows whether it is served."""
-        return name[:_LONGEST] if name and name[:_LONGEST] in self.names else UNKNOWN
+        name = printable(name[:_LONGEST]) if name else UNKNOWN
+        return name if name in self.names else UNKNOWN
 
     def only(self) -> str | None:
         """The one model that is served here; None where there are several, or none yet."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -20,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from handrail.otlp import json_ids
 from handrail.otlp.compression import inflate
 from handrail.otlp.contract import Rejected, Signal
+from handrail.otlp.mend import mended, mended_json
 from handrail.otlp.messages import SHAPES, Request
 from handrail.otlp.refusals import Unsupported
 
@@ -51,6 +52,11 @@ class Received:
     items: int  # spans, metrics or log records kept
     rejected: int
     message: str
+    mended: int = 0  # values in it that did not parse
+
+
+class Unparsed(Rejected):
+    """The body does not parse as it is; single values in it may be mended."""
 
 
 def media_type(content_type: str) -> str:
@@ -65,21 +71,45 @@ def media_type(content_type: str) -> str:
 
 
 def decode(signal: Signal, body: bytes, content_type: str) -> Request:
-    """Parse an uncompressed ``body``. Raises ``Rejected`` (``Unsupported`` for the content type) and nothing else."""
-    request = SHAPES[signal].request()
+    """Parse an uncompressed ``body``. Raises ``Unparsed`` (``Unsupported`` for the content type) and nothing else."""
     if media_type(content_type) == PROTOBUF:
+        request = SHAPES[signal].request()
         try:
             request.ParseFromString(body)
         except DecodeError:
             # upb says only "Error parsing message": no use in repeating it.
-            raise Rejected(f"the body is no protobuf Export{signal.value.capitalize()} request") from None
+            raise Unparsed(f"the body is no protobuf Export{signal.value.capitalize()} request") from None
         return request
     try:
-        json_format.ParseDict(json_ids.tree(body), request, ignore_unknown_fields=True)
+        return _of_json(signal, json_ids.tree(body))
+    except Rejected as error:
+        raise Unparsed(error.reason) from None
+
+
+def _of_json(signal: Signal, document: dict[str, Any]) -> Request:
+    request = SHAPES[signal].request()
+    try:
+        json_format.ParseDict(document, request, ignore_unknown_fields=True)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         # Beside ParseError, the parser lets through what it trips over when a list or a string stands where an object belongs.
         raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
     return request
+
+
+def decode_mended(signal: Signal, body: bytes, content_type: str = PROTOBUF) -> tuple[Request, bytes, int]:
+    """As ``decode``, of a body that ``decode`` refused: single values that do not parse are mended (``mend.py``).
+
+    Returns (request, its protobuf encoding, values mended). Raises ``Rejected``. Takes up to a second: not for the event loop.
+    """
+    try:
+        if media_type(content_type) == PROTOBUF:
+            payload, count = mended(signal, body)
+            return decode(signal, payload, PROTOBUF), payload, count
+        document, count = mended_json(body)
+        request = _of_json(signal, json_ids.with_ids(document))
+        return request, request.SerializeToString(), count
+    except (ValueError, RecursionError):
+        raise Rejected(f"the body is no OTLP {signal.value} request, and no single value makes it so") from None
 
 
 def _shape_only(error: Exception) -> str:
@@ -147,10 +177,29 @@ def count(request: Request) -> int:
     return sum(len(scope.log_records) for entry in request.resource_logs for scope in entry.scope_logs)
 
 
-def receive(signal: Signal, body: bytes, content_type: str, encoding: str, limit_bytes: int = MAX_BODY_BYTES) -> Received:
-    """All of it: decompress, parse, screen. Raises ``Rejected`` and its kinds only."""
+def receive(
+    signal: Signal, body: bytes, content_type: str, encoding: str, limit_bytes: int = MAX_BODY_BYTES, *, mend: bool = True
+) -> Received:
+    """All of it: decompress, parse, screen. Raises ``Rejected`` and its kinds only.
+
+    ``mend``: whether single values that do not parse are mended; else ``Unparsed`` is raised for them.
+    """
     kind = media_type(content_type)
     plain = inflate(body, encoding, limit_bytes)
-    request, rejected, message = screen(signal, decode(signal, plain, kind))
-    untouched = kind == PROTOBUF and not rejected
-    return Received(plain if untouched else request.SerializeToString(), count(request), rejected, message)
+    mended_values = 0
+    try:
+        request, payload = decode(signal, plain, kind), plain if kind == PROTOBUF else None
+    except Unparsed as unparsed:
+        if not mend:
+            raise
+        try:
+            request, payload, mended_values = decode_mended(signal, plain, kind)
+        except Rejected:
+            raise unparsed from None  # its words say more
+    request, rejected, message = screen(signal, request)
+    if rejected or payload is None:
+        payload = request.SerializeToString()
+    if mended_values:
+        told = f"{mended_values} value{'s' if mended_values > 1 else ''} mended: text that is no UTF-8, or a number out of range"
+        message = f"{message}; {told}" if message else told
+    return Received(payload, count(request), rejected, message, mended_values)

@@ -21,7 +21,7 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
+def fields(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Iterator[Field]:
     """The fields of the message in ``data[start:end]``, in order. Raises ``ValueError`` where that is not a whole message."""
     stop = len(data) if end is None else end
     at = start
@@ -39,7 +39,7 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
         at = after
 
 
-def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+def _varint(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int]:
     result = shift = 0
     while at < stop and shift < 70:
         byte = data[at]
@@ -51,7 +51,7 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
     raise ValueError("not a whole protobuf message")
 
 
-def _skip(data: bytes, number: int, wire_type: int, at: int, stop: int) -> int:
+def _skip(data: bytes | bytearray, number: int, wire_type: int, at: int, stop: int) -> int:
     if wire_type == VARINT:
         return _varint(data, at, stop)[1]
     if wire_type == I64:

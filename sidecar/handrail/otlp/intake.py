@@ -11,7 +11,7 @@ from typing import Final
 
 from handrail.otlp.compression import IDENTITY
 from handrail.otlp.contract import Accepted, Consumer, Rejected, Retryable, Signal
-from handrail.otlp.decode import PROTOBUF, Received, receive
+from handrail.otlp.decode import PROTOBUF, Received, Unparsed, receive
 from handrail.otlp.refusals import Unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -19,6 +19,9 @@ _LOG = logging.getLogger(__name__)
 _HEAVY_BYTES: Final = 32 << 10
 _LIGHT_BYTES: Final = 1 << 20
 _OFF_LOOP_AT_ONCE: Final = 2
+
+MENDED: Final = "Values of senders that were mended: text that is no UTF-8, numbers out of range"
+"""What ``IntakeStats.values_mended`` counts."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class IntakeStats:
     requests: dict[Signal, int] = field(default_factory=lambda: dict.fromkeys(Signal, 0))
     items: dict[Signal, int] = field(default_factory=lambda: dict.fromkeys(Signal, 0))
     payload_bytes: int = 0
+    values_mended: int = 0  # text that is no UTF-8, numbers out of range: each would have cost its request
     items_rejected: int = 0  # dropped one by one (partial success)
     requests_rejected: int = 0  # refused for good
     requests_refused: int = 0  # refused for now: full or stopping
@@ -145,14 +149,21 @@ class Intake:
         stats.items[signal] += received.items
         stats.payload_bytes += len(received.payload)
         stats.items_rejected += received.rejected
+        if received.mended:
+            if not stats.values_mended:
+                _LOG.warning("a sender of %s: %s; counted from here on", signal.value, received.message)
+            stats.values_mended += received.mended
         return Accepted(received.rejected, received.message)
 
     async def _decoded(self, signal: Signal, body: bytes, content_type: str, encoding: str) -> Received:
         heavy = encoding.strip().lower() not in IDENTITY or not content_type.startswith(PROTOBUF)
-        if len(body) > (_HEAVY_BYTES if heavy else _LIGHT_BYTES):
-            async with self._off_loop:  # also bounds what is decompressed at once, before the budget knows its size
-                return await asyncio.to_thread(receive, signal, body, content_type, encoding, self.max_body_bytes)
-        return receive(signal, body, content_type, encoding, self.max_body_bytes)
+        if len(body) <= (_HEAVY_BYTES if heavy else _LIGHT_BYTES):
+            try:
+                return receive(signal, body, content_type, encoding, self.max_body_bytes, mend=False)
+            except Unparsed:
+                pass  # to mend it takes longer
+        async with self._off_loop:  # also bounds what is decompressed at once, before the budget knows its size
+            return await asyncio.to_thread(receive, signal, body, content_type, encoding, self.max_body_bytes)
 
     async def _consumed(self, signal: Signal, payload: bytes) -> None:
         try:

@@ -23,6 +23,11 @@ def tree(body: bytes) -> dict[str, Any]:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Rejected(f"the body is not JSON ({_brief(error)})") from None
+    return with_ids(document)
+
+
+def with_ids(document: Any) -> dict[str, Any]:
+    """``document`` with every id in protobuf's form, in place. Raises ``Rejected`` for anything but one JSON object."""
     if not isinstance(document, dict):
         raise Rejected("the body is JSON, but not an object")
     # User data is never a key in OTLP (attributes are lists of key and value), so keys may be matched wherever they stand.

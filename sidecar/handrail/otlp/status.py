@@ -11,13 +11,15 @@ from google.protobuf.any_pb2 import Any
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
+from handrail.printable import printable
+
 DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_MESSAGE = 1024  # gRPC carries it in a header; 8 KiB of headers is all that some peers take
 
 
 def clip(message: str) -> str:
-    """``message`` as one line that fits a header."""
-    return " ".join(message.split())[:_MAX_MESSAGE]
+    """``message`` as one line of printable text that fits a header."""
+    return printable(" ".join(message.split()))[:_MAX_MESSAGE]
 
 
 def status_bytes(code: int, message: str, delay_s: float | None = None) -> bytes:

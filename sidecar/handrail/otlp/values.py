@@ -37,6 +37,9 @@ def text(values: Attributes, key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+LATEST_UNIX_NS = 2**62
+"""The year 2116. OTLP's times go four times as far; a later one is taken as this, so that no sum of two of ours overflows."""
+
 LARGEST = 2**53
 """A count, a size or a code at or above this is damage: no counter of a serving stack gets there."""
 

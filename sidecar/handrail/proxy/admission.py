@@ -93,6 +93,11 @@ class Admission:
         self.streams += 1
         self._owed += 1
 
+    def withdrawn(self) -> None:
+        """A stream that has sent no request is one no more; its connection is about to get a 503."""
+        self.streams -= 1
+        self._owed -= 1
+
     def connecting(self) -> None:
         """The upstream connection of a stream is being opened."""
         self._owed -= 1

@@ -78,6 +78,7 @@ class ClientSide(asyncio.Protocol):
         self.flight: Observation | None = None
         self.response_done = False  # the response was read whole, though perhaps not delivered
         self.blocked_since: int | None = None  # the client took not all that was written, since then
+        self.ended = False  # the client sends no more into its tunnel
         self.transport: asyncio.Transport
         self.upstream: UpstreamSide | None = None
         self._phase = _Phase.HEAD
@@ -135,8 +136,12 @@ class ClientSide(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         if self._phase is _Phase.TUNNEL and self.upstream is not None:
-            if self.upstream.transport.can_write_eof():
-                self.upstream.transport.write_eof()
+            self.ended = True
+            if self.upstream.ended:
+                self.upstream.transport.close()  # both directions are over; its end ends this side too
+            elif self.upstream.transport.can_write_eof():
+                with contextlib.suppress(OSError):
+                    self.upstream.transport.write_eof()
             return self.transport.can_write_eof()  # TLS has no half-closed connections
         # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
         # request waits for its first byte (case E15).
@@ -217,7 +222,9 @@ class ClientSide(asyncio.Protocol):
             self._refuse_protocol(400, "bad_request", str(error))
             return False
         if head is None:
-            if self._served and self._pending in (b"", b"\r"):  # an empty line is no use of the connection
+            if self._served and (
+                not self._pending or self._pending.startswith(b"\r")
+            ):  # an empty line is no use of the connection
                 self.unused_ns = self._waiting_ns
             return False
         if head.method == b"CONNECT":
@@ -351,8 +358,8 @@ class ClientSide(asyncio.Protocol):
             opened = True
         except ConnectionRefusedError:
             self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
-        except OSError as error:
-            if _numbers(error) & _NO_SOCKET:
+        except (OSError, ValueError) as error:  # the latter: a host name that cannot be asked for
+            if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
                 self._refuse_stream("descriptors")
             else:
                 self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
@@ -515,6 +522,23 @@ class ClientSide(asyncio.Protocol):
 
     # --- endings ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def idle_ns(self) -> int | None:
+        """Since when a stream's client owes a request of which nothing has come; None where it does not."""
+        if self.unused_ns is not None:
+            return self.unused_ns
+        silent = self._phase is _Phase.HEAD and self._admitted and not self._served and not self._pending
+        return self._waiting_ns if silent else None
+
+    def give_way(self) -> None:
+        """End in favour of another: as a kept-alive connection may end at any time; a new one gets a 503."""
+        if self._served:
+            self._close()
+            return
+        self.relay.admission.withdrawn()
+        self._admitted = self._owed = False
+        self._refuse_stream("streams")
+
     def drain(self) -> None:
         """Close now if nothing runs; otherwise the end of the running exchange closes."""
         if self.flight is None:
@@ -581,7 +605,8 @@ class ClientSide(asyncio.Protocol):
             self._reading_paused = False
             self.transport.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client is gone already
+                self.transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
 
     def _close(self) -> None:

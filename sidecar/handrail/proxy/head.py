@@ -148,7 +148,7 @@ class HeadReader:
         """
         if not self._scanned:
             drop_empty_lines(pending)
-            if not pending or pending == _CUT:
+            if not pending or pending.startswith(_CUT):
                 return None
         end = pending.find(END, max(0, self._scanned - len(END)))
         if end < 0:
@@ -171,7 +171,7 @@ def drop_empty_lines(pending: bytearray) -> None:
     """Remove whole empty lines from the front; the first half of one may be left. Raises ``BadRequestError`` for bare ends."""
     while pending.startswith(b"\r\n"):
         del pending[:2]
-    if pending != _CUT and pending[:1] in (b"\r", b"\n"):
+    if pending.startswith(b"\n") or (len(pending) > len(_CUT) and pending.startswith(_CUT)):
         raise BadRequestError("an empty line before the request line is not CRLF")
 
 

@@ -7,6 +7,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from handrail.printable import is_printable
+
 _NAME_LIMIT: Final = 256  # longer ids and model names are not ids and model names
 _COUNT_LIMIT: Final = 1 << 40
 
@@ -44,7 +46,7 @@ def items(value: object) -> list[Any]:
 
 def name(value: object) -> str | None:
     """A short non-empty printable string, as ids and model names are."""
-    return value if isinstance(value, str) and 0 < len(value) <= _NAME_LIMIT and value.isprintable() else None
+    return value if isinstance(value, str) and 0 < len(value) <= _NAME_LIMIT and is_printable(value) else None
 
 
 def whole_number(value: object) -> int | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from heapq import nsmallest
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,10 @@ LOOK_WITHIN_NS = 10**9
 """What was read of a response and put off is looked at after so long, at the next tick: /metrics tells of it then."""
 
 SPARE_IDLE_S = 5.0
-"""Where no more streams fit, a client connection that was kept alive and unused for so long gives way, as vLLM's own would."""
+"""Where no more streams fit, a client connection that has owed a request for so long gives way; vLLM itself keeps none longer."""
+
+SPARES = 64
+"""Looked for at once: a search goes over all connections."""
 
 RECOVERED_S = 5.0
 """Streams are taken again when so long none was refused and there is room: said once, however often it is just not enough."""
@@ -78,6 +82,7 @@ class Relay:
         self._in_flight: dict[bytes, list[Observation]] = {}  # running requests by X-Request-Id
         self._refusing = 0  # streams refused since there was room for the last time
         self._refused_ns = 0
+        self._spare: list[ClientSide] = []  # idle when it was last looked for them; the longest last
         self._searched = False  # no idle connection was found since the last tick
 
     # --- streams ----------------------------------------------------------------------------------------------------------
@@ -88,15 +93,26 @@ class Relay:
             return True
         if self._searched:
             return False
-        kept = [(each.unused_ns, each) for each in self.connections if each.unused_ns is not None]
-        unused_ns, idle = min(kept, key=itemgetter(0), default=(None, None))
-        if idle is None or unused_ns is None or self.clock() - unused_ns < SPARE_IDLE_S * 1e9:
+        idle = self._idle()
+        if idle is None:
             self._searched = True
             return False
         self.stats.displaced += 1
-        idle.drain()
+        idle.give_way()
         self.admission.stream_anyway()
         return True
+
+    def _idle(self) -> ClientSide | None:
+        """The stream whose client has owed a request for longest, if that is long enough."""
+        latest_ns = self.clock() - int(SPARE_IDLE_S * 1e9)
+        if not self._spare:
+            found = [(each.idle_ns, each) for each in self.connections if each.idle_ns is not None]
+            self._spare = [each for _, each in nsmallest(SPARES, found, key=itemgetter(0))][::-1]
+        while self._spare:
+            idle = self._spare.pop()
+            if idle.idle_ns is not None and idle.idle_ns <= latest_ns:
+                return idle
+        return None
 
     def refused(self, reason: str) -> None:
         """Count a stream that got 503; the first one since there was room is said."""
@@ -189,6 +205,7 @@ class Relay:
         now = self.clock()
         idle_ns = int(self.settings.idle_after_finish_s * 1e9)
         self._searched = False
+        self._spare.clear()
         self._recovered(now)
         for connection in tuple(self.connections):
             connection.look_at_limits(now)

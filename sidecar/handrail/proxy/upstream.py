@@ -26,6 +26,7 @@ class UpstreamSide(asyncio.Protocol):
 
     def __init__(self, client: ClientSide) -> None:
         self.transport: asyncio.Transport
+        self.ended = False  # the upstream sends no more into its tunnel
         self.blocked = False  # the upstream took not all that was written
         self.opaque = False  # the response is not HTTP that can be read: bytes are passed until somebody closes
         self._client = client
@@ -107,9 +108,11 @@ class UpstreamSide(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         if self._client.flight is not None and self._watch is None and not self.opaque and self._flight is not None:
+            self.ended = True
             if self._out.can_write_eof():
-                self._out.write_eof()
-            return True  # a tunnel's other direction may go on
+                with contextlib.suppress(OSError):
+                    self._out.write_eof()
+            return not self._client.ended  # a tunnel's other direction may go on
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:

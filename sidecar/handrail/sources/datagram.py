@@ -58,7 +58,11 @@ def read_packet(data: bytes) -> Packet:
         raise ValueError("head of wrong types")
     if not all(_is_count(value) for value in (pid, sequence, monotonic_ns, unix_ns, lost)):
         raise ValueError("head of wrong types")
-    read = [heard for event in events if (heard := _read_event(event)) is not None]
+    # A record's wall clock time is an event's own plus their difference: no record carries one before 1970 or after 2262.
+    if unix_ns < monotonic_ns:
+        raise ValueError("the wall clock stands before the host's start")
+    latest_ns = _MOST_NS - (unix_ns - monotonic_ns)
+    read = [heard for event in events if (heard := _read_event(event)) is not None and heard.at_ns < latest_ns]
     unread = len(events) - len(read)
     return Packet(boot, pid, kind, sequence, monotonic_ns, unix_ns, lost, tuple(read), unread)
 

@@ -122,8 +122,9 @@ class _Pipe:
             data = os.read(self._fd, _PIPE_BYTES)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
             self.stats.errors += 1
+            log.warning("log pipe %s is not read any more: %s", self.path, error.strerror or error)
             data = b""
         if not data:
             self._pause()

@@ -10,12 +10,18 @@ One thread only; every call reads a bounded amount. ``poll`` may block on a slow
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from handrail.files import SHORT_OF_DESCRIPTORS
+
+_NO_FILE: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
+"""What stands there is no file: one that comes later is read from its beginning."""
 
 _HEAD_BYTES: Final = 256
 _SIBLINGS: Final = 1000
@@ -149,8 +155,13 @@ class FileTail:
         except FileNotFoundError:
             self._first, self.caught_up = False, True
             return []
-        except OSError:
+        except OSError as error:
             self.stats.errors += 1
+            if error.errno in _NO_FILE:
+                self._first = False
+            elif self._saved is None and not self._first:
+                with contextlib.suppress(OSError):
+                    self._saved = self.position  # or the next look would begin the file again
             self.close()
             self.caught_up = True
             return []
@@ -190,18 +201,19 @@ class FileTail:
         return lines
 
     def _open_first(self) -> None:
-        saved, self._saved = self._saved, None
-        first, self._first = self._first, False
+        saved, first = self._saved, self._first
         if saved is not None and (found := self._find(saved)) is not None:
             self._begin(os.open(found, os.O_RDONLY | os.O_CLOEXEC), saved.offset)
             self._head, self._head_bytes = saved.head, saved.head_bytes
-            return
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        size = os.fstat(fd).st_size
-        at_end = first and saved is None and not self._settings.from_start
-        self._begin(fd, size if at_end else 0)
-        if at_end and size and os.pread(fd, 1, size - 1) != b"\n":
-            self._lines.skip_line()
+        else:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = fd
+            size = os.fstat(fd).st_size
+            at_end = first and saved is None and not self._settings.from_start
+            self._begin(fd, size if at_end else 0)
+            if at_end and size and os.pread(fd, 1, size - 1) != b"\n":
+                self._lines.skip_line()
+        self._saved, self._first = None, False  # after what may fail: it is tried again with the same
 
     def _begin(self, fd: int, offset: int) -> None:
         self._fd, self._offset = fd, offset
@@ -218,14 +230,22 @@ class FileTail:
                 for entry, _ in zip(entries, range(_SIBLINGS), strict=False)
                 if entry.name.startswith(self.path.name) and entry.name != self.path.name
             ]
-        for candidate in candidates:
-            with contextlib.suppress(OSError):
-                state = candidate.stat()
-                if (state.st_dev, state.st_ino) == (saved.device, saved.inode) and state.st_size >= saved.offset:
-                    with candidate.open("rb") as file:
-                        if _digest(file.read(saved.head_bytes)) == saved.head:
-                            return candidate
-        return None
+        return next((candidate for candidate in candidates if self._is(candidate, saved)), None)
+
+    def _is(self, candidate: Path, saved: Position) -> bool:
+        """Raises ``OSError`` where that cannot be told now: taken for another file, it would be read from its beginning."""
+        try:
+            state = candidate.stat()
+            if (state.st_dev, state.st_ino) != (saved.device, saved.inode) or state.st_size < saved.offset:
+                return False
+            with candidate.open("rb") as file:
+                return _digest(file.read(saved.head_bytes)) == saved.head
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if candidate == self.path or error.errno in SHORT_OF_DESCRIPTORS:
+                raise
+            return False
 
     def _same_beginning(self, fd: int) -> bool:
         return not self._head_bytes or _digest(os.pread(fd, self._head_bytes, 0)) == self._head

@@ -142,8 +142,13 @@ class ProxySource:
     def _tick(self) -> None:
         relay = self._relay
         if relay is not None:
-            relay.tick()
             self.ticks += 1
+            try:
+                relay.tick()
+            except Exception:  # a fault at one connection must not end the looking after all others
+                self.stats.observer_errors += 1
+                if self.stats.observer_errors == 1:
+                    log.exception("proxied connections could not be looked after")
         elif self._timer is None:
             return
         self._timer = asyncio.get_running_loop().call_later(min(_TICK_S, self.settings.idle_after_finish_s / 4), self._tick)

@@ -265,3 +265,13 @@ async def test_shutdown_works_without_start_and_twice(tmp_path: Path) -> None:
     server = ApiServer(StoreReader(tmp_path), Live(), dict, "127.0.0.1", 0)
     await server.shutdown()
     await server.shutdown()
+
+
+async def test_line_that_is_too_long_is_answered_and_not_logged(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    secret = b"do-not-log-this"
+    reader, writer = await asyncio.open_connection(*api.server.address)
+    writer.write(b"GET /api/v1/requests?text=" + secret * 1000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.0 400 ")
+    writer.close()
+    await writer.wait_closed()
+    assert [record.getMessage() for record in caplog.records] == []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from crash_files import CrashFiles
+from failing_files import KINDS, NAMES, FailingFiles
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.otlp.refusals import Unavailable
 from handrail.segments import Damage, Limits, SegmentLog
@@ -405,4 +406,67 @@ async def test_follower_ends_with_another_fault_of_the_files() -> None:
     files.short = 1
     with pytest.raises(OSError, match="Input/output error"):
         await within(entries(journal, 1))
+    await journal.shutdown()
+
+
+RULES = {errno.ENOSPC: "full", errno.EMFILE: "unavailable", errno.ENFILE: "unavailable"}
+"""What the journal answers where that is not the end of it."""
+
+
+@pytest.mark.parametrize("code", KINDS, ids=NAMES)
+@pytest.mark.parametrize("operation", ["write", "fdatasync", "open_append", "fsync_dir"])
+async def test_the_rule_for_each_error_of_the_journals_disk(operation: str, code: int) -> None:
+    files = FailingFiles()
+    journal = Journal(SegmentLog("journal", SMALL, files=files))
+    await journal.start()
+    await journal.consume(Signal.TRACES, b"kept" * 60)
+    files.failing = {operation: code}
+    with pytest.raises(Retryable):
+        await journal.consume(Signal.TRACES, b"lost" * 60)  # in the next segment
+    assert journal.healthy is (code in RULES)
+    stats = journal.stats
+    assert (stats.refused_full, stats.refused_unavailable) == ((1, 0) if RULES.get(code) == "full" else (0, 1))
+    assert not journal.lost
+    files.failing = {}
+    if journal.healthy:
+        await journal.consume(Signal.TRACES, b"next" * 60)
+        assert [entry.payload[:4] for entry in await entries(journal, 2)] == [b"kept", b"next"]
+    else:
+        with pytest.raises(Unavailable, match="the journal's disk failed"):
+            await journal.consume(Signal.TRACES, b"x")
+    await journal.shutdown()
+
+
+@pytest.mark.parametrize("code", KINDS, ids=NAMES)
+async def test_a_segment_that_cannot_be_removed_is_tried_again_and_said_once(code: int, caplog: pytest.LogCaptureFixture) -> None:
+    files = FailingFiles()
+    journal = Journal(SegmentLog("journal", SMALL, files=files))
+    await journal.start()
+    for _ in range(6):
+        await journal.consume(Signal.TRACES, b"x" * 172)
+    files.failing = {"unlink": code}
+    for offset in (400, 500, 600):
+        journal.release(offset)
+    await journal.consume(Signal.TRACES, b"x")  # behind them in the writing thread
+    failed = code != errno.ENOENT  # what is gone need not be removed
+    assert journal.stats.release_failures == (3 if failed else 0)
+    assert len(caplog.records) == (1 if failed else 0)
+    files.failing = {}
+    journal.release(900)
+    await journal.consume(Signal.TRACES, b"x")
+    assert journal.begin == 800
+    await journal.shutdown()
+
+
+async def test_a_journal_whose_folder_is_gone_acknowledges_nothing_and_says_which(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    journal = Journal(JournalSettings(folder=folder).open_log())
+    await journal.start()
+    await journal.consume(Signal.TRACES, b"kept")
+    folder.rename(tmp_path / "away")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the journal is gone"):
+            await journal.consume(Signal.TRACES, b"lost")
+    await within(journal.gone())
+    assert journal.lost == f"the journal is gone: {folder}: deleted or replaced while in use"
     await journal.shutdown()

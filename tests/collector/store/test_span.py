@@ -8,8 +8,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from handrail.otlp.values import attributes_of
-from handrail_collector.store.span import MAX_UNIX_NS, SpanRow, span_rows
+from handrail.otlp.values import LATEST_UNIX_NS, attributes_of
+from handrail_collector.store.span import SpanRow, span_rows
 from handrail_collector.store.span_columns import span_row, spans_table
 
 RECORDINGS = Path(__file__).parents[2] / "data" / "recordings" / "otlp_raw"
@@ -84,6 +84,6 @@ def test_values_keep_their_types() -> None:
 def test_a_time_beyond_int64_is_stored_as_the_latest() -> None:
     span = Span(trace_id=bytes(16), span_id=bytes(8), start_time_unix_nano=2**64 - 1, end_time_unix_nano=5)
     (row,) = span_rows([ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])], 3)
-    assert (row.start_unix_ns, row.end_unix_ns, row.offset, row.role) == (MAX_UNIX_NS, 5, 3, "")
+    assert (row.start_unix_ns, row.end_unix_ns, row.offset, row.role) == (LATEST_UNIX_NS, 5, 3, "")
     table, _ = spans_table([row])
     assert span_row(table.to_pylist()[0]) == row

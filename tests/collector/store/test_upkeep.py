@@ -20,7 +20,7 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovered import Recovered
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
+from handrail_collector.store.upkeep import SteadyClock, Upkeep, UpkeepSettings
 from kept_store import EVERYTHING, LATER, ROWS, SPANS, Clock, Kept, publish_all
 from store_power import StoppedError, StoppingFiles
 from store_rows import START_UNIX_NS, request_rows
@@ -41,6 +41,17 @@ def test_an_hour_that_is_over_becomes_one_file_a_table_named_by_the_range_it_cov
     assert (upkeep.stats.files_folded, upkeep.stats.rows_folded, upkeep.stats.failures) == (8, 0, 0)
     upkeep.run_pass()
     assert upkeep.stats.files_folded == 8
+
+
+@pytest.mark.parametrize("years", [-56, 73], ids=["1970", "2099"])
+def test_an_hour_of_another_age_is_folded_when_nothing_comes_to_it_any_more(store: Kept, years: int) -> None:
+    rows = [replace(row, started_unix_ns=START_UNIX_NS + years * 365 * DAY_NS) for row in ROWS[:3]]
+    store.clock.unix_ns = START_UNIX_NS
+    for number, row in enumerate(rows):
+        store.publisher.publish(10 * number, 10 * number + 10, 0, [], [row])
+    store.clock.unix_ns += 2 * HOUR_NS
+    store.upkeep(closed_after_ns=15).run_pass()
+    assert [file.rows for file in store.files(Table.REQUESTS)] == [3]
 
 
 def test_a_row_that_comes_late_is_folded_into_the_hour_again(store: Kept) -> None:
@@ -224,6 +235,29 @@ def test_beyond_the_quota_the_oldest_days_go_with_a_warning_and_never_the_open_o
     tiny.run_pass()
     assert store.reader.requests(EVERYTHING) == rows[3:]
     assert caplog.text.count("the open day alone") == 1
+
+
+def test_a_step_of_the_wall_clock_costs_nothing_within_an_hour(store: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten years ahead and back after a while: retention waits. Ahead for longer than an hour, it goes by the clock."""
+    publish_all(store.publisher)
+    monotonic = Clock(0)
+    steady = SteadyClock(monotonic)
+    upkeep = Upkeep(store.publisher, UpkeepSettings(retention_ns=3000 * HOUR_NS), store.clock, steady)
+
+    def after(seconds: int, step_ns: int = 0) -> int:
+        monotonic.unix_ns += seconds * 10**9
+        store.clock.unix_ns += seconds * 10**9 + step_ns
+        upkeep.run_pass()
+        return upkeep.stats.files_expired
+
+    ten_years = 3653 * DAY_NS
+    assert [after(300), after(300, ten_years), after(3000), after(300, -ten_years), after(7200)] == [0] * 5
+    assert [after(300, ten_years), after(3599)] == [0, 0]
+    assert after(2) > 0
+    steps = [record.message for record in caplog.records if "stepped" in record.message]
+    assert steps == [
+        f"the wall clock stepped by {sign}315619200 s: nothing leaves the store by its age for an hour" for sign in ("", "-", "")
+    ]
 
 
 WAYS_TO_LEAVE: dict[str, dict[str, int | None]] = {"retention": {"retention_ns": DAY_NS}, "quota": {"max_bytes": 40_000}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from crash_files import CrashFiles
 from exchanges import PROCESS, exchange
+from failing_files import KINDS, NAMES, FailingFiles
 from handrail.export.exporter import Drop, Exporter, ExportSettings, encode_batch
 from handrail.export.plugin import read_plugin_log, read_plugin_span
 from handrail.export.spans import process_of, read_exchange, resource_of, to_span
@@ -98,6 +100,14 @@ def request_ids(collector: Collector) -> list[str | None]:
         for span in scope.spans
         if scope.scope.name == "handrail.proxy"
     ]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not true():  # noqa: ASYNC110 - the exporter has no event for it
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(poll(), 60)
 
 
 async def fill(sending: Exporter) -> None:
@@ -257,20 +267,98 @@ async def test_engine_records_pass_by(collector: Collector) -> None:
     assert sending.stats.spans_taken == 0
 
 
-async def test_a_failing_disk_keeps_what_is_pending_and_refuses_the_tap(collector: Collector) -> None:
+async def test_a_failing_disk_keeps_no_evidence_from_the_collector(collector: Collector) -> None:
     files = CrashFiles()
     sending = exporter(collector, folder="spool", files=files, flush_interval_s=3600)
     await sending.start()
     sending.sink(exchange(0))
     files.refuse["write"] = OSError(errno.EIO, "broken")
-    assert not sending.flush()
-    files.refuse["write"] = OSError(errno.EIO, "broken")
-    with pytest.raises(Unavailable, match="broken"):
-        await sending.take(Signal.TRACES, tapped(1))
     assert sending.flush()
+    await sending.take(Signal.TRACES, tapped(1))
     await sending.shutdown(10)
-    assert request_ids(collector) == ["req-0"]
-    assert sending.stats.spool_errors == 2
+    assert (request_ids(collector), seqs(collector)) == (["req-0"], [1, 2])
+    assert sending.spool_errors == 1
+
+
+@pytest.mark.parametrize("code", KINDS, ids=NAMES)
+async def test_a_disk_that_fails_for_good_lets_all_through_numbered_and_says_so(collector: Collector, code: int) -> None:
+    files = FailingFiles()
+    sending = exporter(collector, folder="spool", files=files)
+    await sending.start()
+    assert sending.degraded == ""
+    files.failing = dict.fromkeys(("write", "truncate", "open_append", "rename", "unlink", "fsync_dir"), code)
+    for number in range(40):
+        sending.sink(exchange(number))
+        await sending.take(Signal.TRACES, tapped(number))
+    await collector.until(spans=40)
+    assert sending.degraded.startswith("spool spool: ")
+    assert sending.degraded.endswith(": evidence goes on from memory")
+    assert sending.spool_errors > 0
+    await sending.shutdown(10)
+    assert seqs(collector) == list(range(1, sending.stats.batches_spooled + 1))
+    assert request_ids(collector) == [f"req-{number}" for number in range(40)]
+    assert sum(sending.stats.dropped.values()) == 0
+
+
+async def test_the_disk_is_tried_again_by_itself(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.export.exporter._MEND_S", 0.001)
+    collector.down = True
+    files = FailingFiles()
+    sending = exporter(collector, folder="spool", files=files)
+    await sending.start()
+    files.failing = {"write": errno.ENOSPC}
+    await sending.take(Signal.TRACES, tapped(0))
+    assert sending.held_bytes == sending.waiting_bytes > 0
+    files.failing = {}
+    await until(lambda: not sending.degraded and not sending.held_bytes)
+    await sending.shutdown(0.01)
+    assert sending.stats.dropped[Drop.STOPPED] == 0
+    collector.down = False
+    following = exporter(collector, folder="spool", files=files)
+    await following.start()
+    await following.shutdown(10)
+    assert seqs(collector) == [1]
+
+
+async def test_what_memory_cannot_hold_is_counted_and_said(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    collector.down = True
+    files = FailingFiles()
+    sending = exporter(collector, folder="spool", files=files, max_bytes=100_000, max_pending_spans=50)
+    await sending.start()
+    files.failing = {"write": errno.EROFS, "truncate": errno.EROFS}
+    with pytest.raises(Retryable, match="spool full"):
+        await fill(sending)
+    number = 0
+    while sending.stats.dropped[Drop.SPOOL_FULL] == 0:
+        sending.sink(exchange(number))
+        sending.flush()
+        number += 1
+    assert sending.degraded == (
+        "spool spool: Read-only file system: evidence goes on from memory; memory is full as well: new evidence is dropped"
+    )
+    await sending.shutdown(0.01)
+    assert sending.stats.dropped[Drop.STOPPED] >= sending.stats.tapped_batches  # each of one span, and what was pending
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "of them are lost with this process, whose disk fails; the others wait in spool" in caplog.text
+
+
+async def test_a_spool_that_cannot_be_read_is_tried_again_and_then_passed_over(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.export.exporter._FAULT_WAIT_S", 0.001)
+    files = FailingFiles()
+    sending = exporter(collector, folder="spool", files=files)
+    await sending.start()
+    files.failing = {"read_at": errno.EIO}
+    await sending.take(Signal.TRACES, tapped(0))
+    await until(lambda: sending.damaged_bytes > 0)
+    files.failing = {}
+    await sending.take(Signal.TRACES, tapped(1))
+    await collector.until(batches=1)
+    await sending.shutdown(10)
+    assert seqs(collector) == [2]
+    assert (sending.delivery.items_sent, sending.stats.sender_faults) == (1, 0)
 
 
 async def test_what_is_too_large_for_the_spool_is_refused_or_counted(collector: Collector) -> None:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exchanges import PROCESS
+from handrail.export.exporter import Drop, Exporter, ExportSettings
 from handrail.export.plugin import plugin_log, plugin_spans, read_plugin_log
+from handrail.export.spans import resource_of
 from handrail.guest import events as words
 from handrail.guest.events import FIELDS
 from handrail.records import (
@@ -140,6 +142,40 @@ def test_whatever_is_said_in_whatever_order_every_record_can_be_sent(
             plugin_spans(record)
         if not isinstance(record, Exchange):
             assert read_plugin_log(plugin_log(record), PROCESS) is not None  # type: ignore[arg-type]
+
+
+_edges = st.sampled_from([0, 1, 2**53 - 1, 2**53, 2**62, 2**63 - 1])
+_extreme_events = st.tuples(
+    st.sampled_from(sorted(FIELDS)), _edges | st.integers(0, 10**11), st.sampled_from(["core", "worker"]), st.randoms()
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_extreme_events, max_size=25), _edges)
+def test_numbers_at_the_edges_of_64_bit_cost_no_other_record(said: list[tuple[str, int, str, Any]], end: int) -> None:
+    engine = Engine()
+    exporter = Exporter(ExportSettings(), resource_of(PROCESS), lambda: pytest.fail("nothing is sent"))
+    for name, at, boot, chance in said:
+        numbers = {field: chance.choice([0, 2**53, 2**62, 2**63 - 1]) for field, kind in FIELDS[name].items() if kind[0] == "i"}
+        texts = {field: chance.choice(["r1", "x"]) for field, kind in FIELDS[name].items() if kind[0] == "s"}
+        mappings: dict[str, Any] = {field: {} for field, kind in FIELDS[name].items() if kind[0] == "m"}
+        engine.say(at, name, boot, **{**numbers, **texts, **mappings})
+        engine.tick(at)
+    engine.tick(end)
+    for record in engine.records:
+        exporter.sink(record)
+    whole = Engine()
+    whole.say(10 * MS, "queued", request="r")
+    whole.say(20 * MS, "scheduled", request="r", cached_tokens=2**63 - 1, external_tokens=2**63 - 1)
+    whole.say(30 * MS, "first_token", request="r")
+    whole.say(2**63 - 1, "finished", request="r", output_tokens=2**63 - 1)
+    whole.tick(2**63 - 1)
+    times = [record for record in whole.records if isinstance(record, EngineTimes)]
+    assert times
+    before = exporter.stats.dropped[Drop.UNENCODABLE]
+    for one in times:
+        exporter.sink(one)
+    assert exporter.stats.dropped[Drop.UNENCODABLE] == before
 
 
 # --- requests -----------------------------------------------------------------------------------------------------------------

@@ -249,9 +249,9 @@ def test_all_that_waits_is_told_when_the_sidecar_ends(ahead: int) -> None:
     assert (host.of(Iteration), host.of(KvFetch), host.of(KvPublish)) == ([], [], [])
     host.close()
     assert [made.steps for made in host.of(Iteration)] == [1]
-    for kind in (KvFetch, KvPublish):
-        told = {record.request_id.partition("-")[0]: record.provisional for record in host.of(kind)}
-        assert told == {"ended": False, "open": True}
+    for told in (host.of(KvFetch), host.of(KvPublish)):
+        how = {record.request_id.partition("-")[0]: record.provisional for record in told}
+        assert how == {"ended": False, "open": True}
     assert [record.provisional for record in host.of(EngineTimes)] == [True, True]
 
 

@@ -21,6 +21,7 @@ from prometheus_client.samples import Exemplar as ClientExemplar
 from prometheus_client.utils import floatToGoString
 
 from handrail.buckets import LATENCY, SIZE, Exemplar, Histogram
+from handrail.printable import is_printable, printable
 from handrail.selfmetrics import AnyRow, HistogramRow, Row, SelfMetrics
 
 PLAIN = "text/plain;version=0.0.4"
@@ -109,7 +110,7 @@ def test_a_counter_points_to_the_last_that_was_counted_in_open_metrics_alone() -
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_any_label_value_comes_back(model: str, role: str) -> None:
+def test_any_label_value_comes_back_printable(model: str, role: str) -> None:
     page = page_of({(model, role): Histogram(LATENCY)}, OPEN)
     found = {
         (sample.labels["model_name"], sample.labels["role"])
@@ -117,7 +118,7 @@ def test_any_label_value_comes_back(model: str, role: str) -> None:
         for sample in family.samples
         if sample.name == "handrail_wait_seconds_bucket"
     }
-    assert found == {(model, role)}
+    assert found == {(printable(model), printable(role))}
 
 
 def test_a_histogram_without_labels_or_series() -> None:
@@ -141,3 +142,40 @@ def test_promtool_accepts_it() -> None:
         ["promtool", "check", "metrics"], input=page_of(some(), PLAIN), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+FOREIGN = "a\x1b[31m\u202eb\u200b\U000e0041\ud800"
+
+
+def one(value: int) -> Histogram:
+    histogram = Histogram(LATENCY)
+    histogram.observe(value)
+    return histogram
+
+
+@pytest.mark.parametrize("accept", [PLAIN, OPEN])
+def test_names_of_others_stand_escaped_in_every_kind_of_row(accept: str) -> None:
+    rows: list[AnyRow] = [
+        Row("handrail_x", "counter", "X", lambda: {(FOREIGN,): 1, (printable(FOREIGN),): 2}, ("peer",)),
+        Row("handrail_y", "gauge", "Y", lambda: {(FOREIGN,): 3}, ("peer",)),
+        HistogramRow("handrail_z_seconds", "Z", lambda: {(FOREIGN,): one(5), (printable(FOREIGN),): one(7)}, LATENCY, ("peer",)),
+    ]
+    text = SelfMetrics(rows).expose(accept)[0].decode()
+    assert [line for line in text.split("\n") if not is_printable(line)] == []
+    read = read_open_metrics if accept == OPEN else text_string_to_metric_families
+    series = [(sample.name, tuple(sorted(sample.labels.items()))) for family in read(text) for sample in family.samples]
+    assert len(series) == len(set(series))
+    peers = {dict(labels)["peer"] for _, labels in series}
+    assert printable(FOREIGN) in peers
+    assert len(peers) == 2  # the one that reads like another gained a hash
+
+
+@pytest.mark.parametrize("accept", [PLAIN, OPEN])
+def test_a_number_beyond_all_doubles_does_not_cost_the_page(accept: str) -> None:
+    rows: list[AnyRow] = [
+        Row("handrail_x", "counter", "X", lambda: 10**400),
+        HistogramRow("handrail_z_seconds", "Z", lambda: {(): one(10**400)}, LATENCY),
+    ]
+    text = SelfMetrics(rows).expose(accept)[0].decode()
+    assert "handrail_x_total +Inf" in text
+    assert "handrail_z_seconds_sum +Inf" in text

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import logging
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -243,14 +243,13 @@ async def test_hundreds_beyond_the_limit_wait_in_the_backlog_and_are_refused_in_
 async def test_budget_of_the_process_bounds_the_streams() -> None:
     found = budget(60, 30)  # a quarter of 60 is kept: 15 are left
     async with Upstream(stream) as upstream, proxied(upstream.port, budget=found) as proxy:
-        peers = [await asyncio.open_connection("127.0.0.1", proxy.port) for _ in range(9)]
-        for _, writer in peers:
-            writer.write(post())
-        heads = [await asyncio.wait_for(reader.readuntil(b"\r\n"), DEADLINE_S) for reader, _ in peers]
-        assert sum(head.startswith(b"HTTP/1.1 200 ") for head in heads) == 7
-        assert sum(head.startswith(b"HTTP/1.1 503 ") for head in heads) == 2
-        for _, writer in peers:
-            writer.close()
+        async with AsyncExitStack() as stack:
+            peers = [await stack.enter_async_context(client(proxy.port)) for _ in range(9)]
+            for peer in peers:
+                await peer.send(post())
+            heads = [await asyncio.wait_for(peer.reader.readuntil(b"\r\n"), DEADLINE_S) for peer in peers]
+            assert sum(head.startswith(b"HTTP/1.1 200 ") for head in heads) == 7
+            assert sum(head.startswith(b"HTTP/1.1 503 ") for head in heads) == 2
         await until(lambda: proxy.source.stats.open_connections == 0)
         await until(lambda: found.in_use() == 30)
 
@@ -271,6 +270,29 @@ async def test_idle_connection_gives_way_to_a_new_stream() -> None:
         assert proxy.source.stats.displaced == 1
 
 
+async def test_silent_connections_give_way_to_a_request() -> None:
+    clock = Timeline()
+    async with (
+        Upstream(answer) as upstream,
+        proxied(upstream.port, max_streams=3, clock=clock) as proxy,
+        AsyncExitStack() as stack,
+    ):
+        silent = [await stack.enter_async_context(client(proxy.port)) for _ in range(3)]
+        await until(lambda: proxy.source.admission.streams == 3)
+        assert (await everything(proxy.port, post(headers="Connection: close\r\n"))).startswith(b"HTTP/1.1 503 ")
+        clock.at(6)
+        await ticked(proxy)
+        for _ in range(2):
+            assert await everything(proxy.port, post(headers="Connection: close\r\n")) == OK
+        assert 1 <= proxy.source.stats.displaced <= 2
+        reads = [asyncio.create_task(peer.reader.readline()) for peer in silent]  # any may be the one: all are as old
+        done, waiting = await asyncio.wait(reads, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        assert done
+        assert all(task.result().startswith(b"HTTP/1.1 503 ") for task in done)
+
+
 def test_no_descriptor_for_the_upstream_is_503_and_no_502() -> None:
     """On asyncio's own loop, whose ``create_connection`` can be taken away."""
 
@@ -283,7 +305,7 @@ def test_no_descriptor_for_the_upstream_is_503_and_no_502() -> None:
                     raise error
                 return await connect(factory, host, port, **more)
 
-            loop.create_connection = fail  # type: ignore[method-assign]
+            loop.create_connection = fail  # type: ignore[method-assign, assignment]
             got = await everything(proxy.port, post())
             await proxy.recorded()
             return got, proxy
@@ -392,3 +414,33 @@ async def test_request_sent_ahead_of_a_long_answer_has_its_time_from_then_on() -
         await ticked(proxy)
         await peer.send(post()[10:])
         assert await asyncio.wait_for(peer.reader.readexactly(len(OK)), DEADLINE_S) == OK
+
+
+# --- tasks that must not end ----------------------------------------------------------------------------------------------
+
+
+async def test_fault_in_one_look_at_the_connections_ends_no_later_look(caplog: pytest.LogCaptureFixture) -> None:
+    async with Upstream(answer) as upstream, proxied(upstream.port) as proxy:
+        relay = proxy.source._relay
+        assert relay is not None
+        real, faults = relay.tick, []
+
+        def broken() -> None:
+            faults.append(1)
+            if len(faults) <= 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            real()
+
+        relay.tick = broken  # type: ignore[method-assign]
+        await until(lambda: len(faults) > 4)
+        assert proxy.source.stats.observer_errors == 2
+    assert sum(record.exc_info is not None for record in caplog.records) == 1, "said once"
+
+
+def test_upstream_name_that_cannot_be_asked_for_is_502() -> None:
+    async def run() -> bytes:
+        async with any_proxied(1) as proxy:
+            object.__setattr__(proxy.source.settings, "upstream_host", f"{'a' * 64}.example")  # a label that is too long
+            return await asyncio.wait_for(everything(proxy.port, post()), DEADLINE_S)
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 502 ")

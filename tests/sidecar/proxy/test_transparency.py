@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from handrail.records import Outcome
 from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, client, event, everything, post, proxied
 
 GZIP = gzip.compress(event("hi", finish="stop") + DONE, mtime=0)
@@ -219,6 +220,34 @@ async def test_upgrade_becomes_a_tunnel_both_ways_and_half_closes_pass() -> None
         peer.writer.write_eof()
         assert await asyncio.wait_for(peer.reader.read(-1), DEADLINE_S) == b"last"
         assert proxy.source.stats.tunnels == 1
+
+
+@pytest.mark.parametrize("first", ["client", "upstream"])
+async def test_a_tunnel_whose_both_directions_have_ended_is_closed(first: str) -> None:
+    """Half-closes pass, but two halves are a whole: else each leaves two descriptors behind."""
+
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+        if first == "client":
+            await peer.reader.read(-1)
+        await peer.send(b"last")
+        peer.writer.write_eof()
+        await peer.reader.read(-1)
+        await closed.wait()
+
+    closed = asyncio.Event()
+    async with Upstream(handler) as upstream, proxied(upstream.port, record_all=True) as proxy, client(proxy.port) as peer:
+        await peer.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+        await asyncio.wait_for(peer.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        if first == "client":
+            peer.writer.write_eof()
+        assert await asyncio.wait_for(peer.reader.read(-1), DEADLINE_S) == b"last"
+        if first == "upstream":
+            peer.writer.write_eof()
+        await proxy.settled(lambda: proxy.source.stats.open_connections == 0)
+        assert (await proxy.recorded()).outcome is Outcome.OK
+        closed.set()
 
 
 async def test_an_idle_upstream_that_closes_takes_the_client_with_it() -> None:

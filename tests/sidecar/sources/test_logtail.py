@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from failing_files import KINDS, NAMES, failure
 from handrail.sources.logtail import LONGEST_LINE, FileTail, LineSplitter, Position, TailSettings, TailStats
 
 _FROM_START = TailSettings(from_start=True, idle_polls=2)
@@ -179,3 +183,77 @@ def test_an_endless_line_is_cut_once_and_the_next_is_whole() -> None:
     found += splitter.feed(b"\nnext\n")
     assert [len(line) for line in found] == [LONGEST_LINE, 4]
     assert (stats.long_lines, splitter.pending_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_failed_read_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A read that fails, and then openings that do: no descriptor is left for a while."""
+    tail = FileTail(path, _FROM_START)
+    append(path, "first\nbegun")
+    assert drained(tail) == ["first"]
+    append(path, " and ended\n")
+    real = {name: getattr(os, name) for name in ("pread", "open")}
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for name in real:
+        monkeypatch.setattr(os, name, fail)
+    assert drained(tail) == []
+    monkeypatch.setattr(os, "pread", real["pread"])
+    assert drained(tail) == []
+    monkeypatch.setattr(os, "open", real["open"])
+    append(path, "new\n")
+    assert drained(tail) == ["begun and ended", "new"]
+    assert tail.stats.errors > 1
+    tail.close()
+
+
+def test_failed_first_opening_is_as_if_it_had_not_been_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(path, "old\n")
+    tail, real = FileTail(path, TailSettings()), os.open
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", fail)
+    assert drained(tail) == []
+    monkeypatch.setattr(os, "open", real)
+    assert drained(tail) == [], "what was there at start is not read"
+    append(path, "new\n")
+    assert drained(tail) == ["new"]
+    tail.close()
+
+
+@pytest.mark.parametrize("code", KINDS, ids=NAMES)
+@pytest.mark.parametrize("call", ["open", "pread"])
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept-position"])
+def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with_where_it_stood(
+    path: Path, call: str, code: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(path, "old\n" * 100)
+    saved = None
+    if kept:
+        earlier = FileTail(path, TailSettings())
+        assert drained(earlier) == []
+        saved = earlier.position
+        earlier.close()
+    tail = FileTail(path, TailSettings(), saved)
+    for number in range(3):
+        if number:
+            append(path, f"new {number}\n")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, _raising(code))
+            found = drained(tail, 3)
+        if number == 0 and code == errno.ENOENT and call == "open" and not kept:
+            return  # it is a file that comes later
+        assert found + tail.poll() == ([f"new {number}"] if number else [])
+    tail.close()
+    assert tail.stats.rotations == tail.stats.truncations == 0
+
+
+def _raising(code: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> Any:
+        raise failure(code)
+
+    return fail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,3 +97,14 @@ def test_without_tls_and_tokens_there_is_nothing_to_say() -> None:
     protection = Protection(TlsConfig(), AuthConfig(), ())
     protection.guard("admin", certificates=True)
     assert [row.read() for row in security_rows(protection.watched, protection.guards)] == [{}] * 4
+
+
+async def test_line_that_is_too_long_is_answered_and_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    secret = b"do-not-log-this"
+    async with admin(protected(tmp_path, Authority(tmp_path), client_ca=False, plaintext=("admin",))) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /" + secret * 1000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 400 " in await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        await writer.wait_closed()
+    assert [record.getMessage() for record in caplog.records] == []

@@ -169,3 +169,22 @@ async def test_the_watcher_looks_until_it_is_stopped(files: dict[str, Path]) -> 
     await watcher.shutdown()
     await watcher.shutdown()
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_failed_look_ends_no_later_one(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, looks = watched(files), []
+
+    def look() -> bool:
+        looks.append(1)
+        if len(looks) <= 2:
+            raise RuntimeError("can't start new thread")
+        return False
+
+    monkeypatch.setattr(found, "look", look)
+    watcher = Watcher([found], interval_s=0.01)
+    await watcher.start()
+    await until(lambda: len(looks) > 3)
+    await watcher.shutdown()
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "said once"

@@ -1,0 +1,280 @@
+"""Hostile input for every reader, by seed: mutated recordings, with what must hold for each; the trials of it.
+
+Each reader runs in a process of its own: a crash, a hang or memory without bound in native code is then seen too. The input that
+is being read lies in a mapped file, so that it is known afterwards. Inputs that failed are kept under ``tests/data/hostile``
+(``--keep``), with those that showed new behaviour; ``tests/test_hostile.py`` replays them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import logging
+import mmap
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+TESTS: Final = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))  # as pytest has it
+
+from faults import sockets  # noqa: E402
+from faults.mutate import MOST_BYTES, mutated  # noqa: E402
+from faults.readers import READERS, Reader  # noqa: E402
+from faults.trial import Context, Got, Trial  # noqa: E402
+
+CORPUS: Final = TESTS / "data" / "hostile"
+CPU_S: Final = 60.0
+LONG_CPU_S: Final = 600.0
+SHARES: Final = {"otlp_tap": 0.5, "otlp_collector": 0.5, "http": 0.7, "proxy_socket": 0.3}
+"""Parts of a minute where two of them read the same; the proxy's is five minutes of waiting for sockets a minute of work."""
+
+_WALL: Final = {"proxy_socket": 6.0}
+ADDRESS_BYTES: Final = 4 << 30
+GROWTH_BYTES: Final = 200 << 20
+"""What the process may have grown by at the end, over a tenth of its run."""
+
+CASE_CPU_S, CASE_CPU_PER_BYTE_S = 2.0, 50e-6
+MEASURED_EVERY: Final = 64
+PEAK_BYTES, PEAK_TIMES = 24 << 20, 40
+"""Of one case: what it may take at most, as a constant and as a multiple of the input."""
+
+MOST_POOL: Final = 600
+MOST_FAILURES: Final = 20
+_NUMBERS: Final = re.compile(r"\d+")
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of one run."""
+
+    reader: str
+    seed: int
+    cases: int = 0
+    outcomes: int = 0  # kinds of them
+    good: int = 0  # how often good input was compared
+    cpu_s: float = 0.0
+    slowest_s: float = 0.0
+    peak_bytes: int = 0  # of one measured case
+    grown_bytes: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # how often, by the first of its kind
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, what: str, where: str = "") -> None:
+        """Count a failure under the first that differs from it by numbers only."""
+        first = self.kinds.setdefault(_NUMBERS.sub("#", what), f"{what}{where}")
+        self.failures[first] = self.failures.get(first, 0) + 1
+
+
+class HangError(Exception):
+    """One input takes more processor time than any may."""
+
+
+def run(reader: Reader, seed: int, cpu_s: float, *, keep: Path | None = None, current: mmap.mmap | None = None) -> Report:
+    """Read mutated inputs for ``cpu_s`` seconds of processor time."""
+    rng = random.Random(f"{reader.name} {seed}")
+    report = Report(reader.name, seed)
+    with reader:
+        seeds = [*reader.seeds(), *(data for _, data in corpus(reader.name))]
+        pool = list(seeds)
+        expected = reader.good()
+        for data in seeds:
+            reader.read(data, random.Random(0))
+        seen: set[str] = set()
+        resident = 0
+        end = time.process_time() + cpu_s
+        while (now := time.process_time()) < end and len(report.failures) < MOST_FAILURES:
+            case_seed = rng.getrandbits(32)
+            data = mutated(rng.choice(pool), pool, reader.mutations, rng)[:MOST_BYTES]
+            if current is not None:
+                current[:8] = len(data).to_bytes(4, "big") + case_seed.to_bytes(4, "big")
+                current[8 : 8 + len(data)] = data
+            outcome = _case(reader, data, case_seed, report)
+            if outcome is None and keep is not None:
+                _keep(keep, reader.name, data, "failed")
+            if outcome is not None and outcome not in seen:
+                seen.add(outcome)
+                if len(pool) < len(seeds) + MOST_POOL:
+                    pool.append(data)
+                else:
+                    pool[rng.randrange(len(seeds), len(pool))] = data
+            report.cases += 1
+            if report.cases % reader.every == 0:
+                _compare(reader, expected, report)
+            if not resident and now > end - 0.9 * cpu_s:
+                resident = _resident_bytes()
+        report.grown_bytes = max(0, _resident_bytes() - resident) if resident else 0
+        if report.grown_bytes > GROWTH_BYTES:
+            report.fail(f"the process grew by {report.grown_bytes >> 20} MiB")
+        report.outcomes = len(seen)
+    report.cpu_s = round(time.process_time() - (end - cpu_s), 1)
+    return report
+
+
+def _case(reader: Reader, data: bytes, case_seed: int, report: Report) -> str | None:
+    """One input; None where it failed."""
+    measured = report.cases % MEASURED_EVERY == 0
+    if measured:
+        tracemalloc.start(1)
+    most_s = (CASE_CPU_S + CASE_CPU_PER_BYTE_S * len(data)) * (5 if measured else 1)
+    began = time.process_time()
+    signal.setitimer(signal.ITIMER_VIRTUAL, most_s)
+    try:
+        outcome = reader.read(data, random.Random(case_seed))
+    except Exception as error:
+        report.fail(_said(error), f" ({len(data)} bytes, {_name(data)}, {case_seed})")
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        report.slowest_s = max(report.slowest_s, 0.0 if measured else round(time.process_time() - began, 3))
+        if measured:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            report.peak_bytes = max(report.peak_bytes, peak)
+    if measured and peak > PEAK_BYTES + PEAK_TIMES * len(data):
+        report.fail(f"{peak} bytes for an input of {len(data)}", f" ({_name(data)}, {case_seed})")
+        return None
+    return outcome
+
+
+def _compare(reader: Reader, expected: object, report: Report) -> None:
+    report.good += 1
+    try:
+        found = reader.good()
+    except Exception as error:
+        report.fail(f"good input fails after {report.cases} cases: {_said(error)}")
+        return
+    if found != expected:
+        report.fail(f"good input reads otherwise after {report.cases} cases: {str(found)[:300]} not {str(expected)[:300]}")
+
+
+def _said(error: BaseException) -> str:
+    """What failed and where, in one line."""
+    root = error.__cause__ or error
+    at = next((f for f in reversed(traceback.extract_tb(root.__traceback__)) if "handrail" in f.filename), None)
+    where = f" at {Path(at.filename).name}:{at.lineno}" if at is not None else ""
+    cause = f" from {type(root).__name__}: {root}" if root is not error else ""
+    return f"{type(error).__name__}: {error}{cause}{where}"[:400]
+
+
+def _hangs(_number: int, _frame: FrameType | None) -> None:
+    raise HangError
+
+
+def _name(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=6).hexdigest()
+
+
+def _keep(folder: Path, reader: str, data: bytes, why: str) -> None:
+    at = folder / reader
+    at.mkdir(parents=True, exist_ok=True)
+    (at / f"{why}-{_name(data)}").write_bytes(data)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def corpus(reader: str) -> list[tuple[str, bytes]]:
+    """Kept inputs of one reader, by file name."""
+    return [(path.name, path.read_bytes()) for path in sorted((CORPUS / reader).glob("*")) if path.is_file()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one reader here; print its report as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("reader", choices=READERS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cpu", type=float, default=CPU_S, metavar="SECONDS")
+    parser.add_argument("--current", type=Path, help="file that holds the input being read")
+    parser.add_argument("--keep", type=Path, help="folder that failing inputs are written to")
+    parser.add_argument("--reproduce", type=Path, help="read this one file and let what it raises through")
+    parser.add_argument("--case-seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)
+    logging.getLogger().addHandler(logging.NullHandler())
+    signal.signal(signal.SIGVTALRM, _hangs)
+    if asked.reproduce is not None:
+        with READERS[asked.reader]() as reader:
+            print(reader.read(asked.reproduce.read_bytes(), random.Random(asked.case_seed)))
+        return 0
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+    current = None
+    if asked.current is not None:
+        with asked.current.open("w+b") as file:
+            file.truncate(8 + MOST_BYTES)
+            current = mmap.mmap(file.fileno(), 8 + MOST_BYTES)
+    report = run(READERS[asked.reader](), asked.seed, asked.cpu, keep=asked.keep, current=current)
+    print(json.dumps(asdict(report)), flush=True)
+    return 1 if report.failures else 0
+
+
+async def trial(ctx: Context, reader: str) -> Got:
+    """One reader in a process of its own, bounded by the trial's deadline."""
+    cpu_s = SHARES.get(reader, 1.0) * ctx.scale(CPU_S, LONG_CPU_S)
+    current = ctx.folder / "current"
+    command = (sys.executable, str(Path(__file__)), reader, "--seed", str(ctx.seed), "--cpu", str(cpu_s), "--current", str(current))
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env={**os.environ, "PYTHONHASHSEED": "0"})
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), ctx.left_s())
+    except asyncio.TimeoutError:
+        return f"hung at an input; {_current(current)}", False
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode not in (0, 1) or not out:
+        return f"the process ended with {child.returncode}: {err.decode(errors='replace')[-300:]}; {_current(current)}", False
+    report = Report(**json.loads(out.splitlines()[-1]))
+    figures = (
+        f"{report.cases:,} inputs in {report.cpu_s:g} CPU seconds, {report.outcomes} kinds of outcome, slowest {report.slowest_s:g} s, "
+        f"at most {report.peak_bytes / 2**20:.1f} MiB for one, good input read {report.good} times"
+    )
+    if report.failures:
+        return f"{figures}; {sum(report.failures.values())} failures of {len(report.failures)} kinds, first: {next(iter(report.failures))}", False
+    return f"{figures}, 0 failures", True
+
+
+def _current(path: Path) -> str:
+    if not path.exists():
+        return "no input was read"
+    data = path.read_bytes()
+    size, case_seed = int.from_bytes(data[:4], "big"), int.from_bytes(data[4:8], "big")
+    return f"case seed {case_seed}, {size} bytes, beginning {data[8 : 8 + min(size, 60)].hex()}"
+
+
+def _trial(reader: str) -> Trial:
+    async def start(ctx: Context) -> Got:
+        return await trial(ctx, reader)
+
+    times = 1.2 * SHARES.get(reader, 1.0) * _WALL.get(reader, 1.0)
+    return Trial(
+        name=f"hostile.{reader}",
+        group="hostile",
+        expected="no exception but the documented refusals, no hang, memory by the input's size, good input reads as before",
+        seconds=CPU_S * times,
+        long_seconds=LONG_CPU_S * times,
+        beside=True,
+        run=start,
+    )
+
+
+TRIALS: Final = (*(_trial(reader) for reader in READERS), *sockets.TRIALS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
