@@ -63,8 +63,8 @@ def test_whatever_fails_evidence_goes_on_in_order_and_back_to_the_disk(operation
         assert spool.trouble
         assert not spool.mend()
     files.failing = {}
-    while (number := take(spool)) is not None:
-        found.append(number)
+    while (left := take(spool)) is not None:
+        found.append(left)
     assert spool.mend()
     assert (spool.trouble, spool.held_bytes, spool.waiting_bytes) == ("", 0, 0)
     put(spool, 12, 13)
