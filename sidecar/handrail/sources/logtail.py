@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from handrail.files import replace_file
+
 _HEAD_BYTES: Final = 256
 _SIBLINGS: Final = 1000
 LONGEST_LINE: Final = 65536
@@ -34,10 +36,7 @@ class Position:
 
     def save(self, path: Path) -> None:
         """Write it whole or not at all. Raises ``OSError``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self)), encoding="ascii")
-        temporary.replace(path)
+        replace_file(path, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def load(path: Path) -> Position | None:
