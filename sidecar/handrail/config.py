@@ -23,9 +23,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from handrail.masking import MASK, may_be_secret, shown_fault, shown_key
+from handrail.printable import printable_lines
 from handrail.values import KINDS, InvalidValueError, Kind, Setting, enum_kind, nearest
 
-MASK: Final = "****"
 _METADATA: Final = "handrail"
 _OFF: Final = frozenset({"", "~", "null", "none", "off"})
 
@@ -44,12 +45,18 @@ class Problem:
     example: str = ""
     nearest: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.value is not None and may_be_secret(self.value):
+            object.__setattr__(self, "value", MASK)
+        if self.nearest is not None and may_be_secret(self.nearest):
+            object.__setattr__(self, "nearest", None)
+
     def __str__(self) -> str:
         said = "" if self.value is None else f" = {self.value}"
         hint = f"; did you mean {self.nearest}?" if self.nearest else ""
         where = f" ({self.where})" if self.where else ""
         example = f"\n    valid: {self.example}" if self.example else ""
-        return f"{self.path}{said}: {self.rule}{hint}{where}{example}"
+        return printable_lines(f"{self.path}{said}: {self.rule}{hint}{where}{example}")
 
 
 class ConfigError(Exception):
@@ -246,7 +253,7 @@ def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
 
     def complain(path: str, text: str, rule: str, near: str | None) -> None:
         # A URL with a password in it is refused, so it must not be repeated either.
-        shown = MASK if declared.secret or (key.kind.metavar == "URL" and "@" in text) else repr(text)
+        shown = MASK if declared.secret or (key.kind.metavar == "URL" and "@" in text) else text
         near = None if declared.secret else near
         problems.append(Problem(path=path, value=shown, rule=rule, where=given.where, example=example_line(key), nearest=near))
 
@@ -256,25 +263,33 @@ def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
                 raise InvalidValueError("is empty")
             return key.kind.parse(text, declared)
         except InvalidValueError as error:
-            complain(path, text, error.rule, error.nearest)
+            rule = error.rule if not declared.secret and not may_be_secret(text) else shown_fault(error.rule)
+            complain(path, repr(text), rule, error.nearest)
             return dataclasses.MISSING
 
     if key.many == "mapping":
         if not isinstance(given.value, Mapping):
             if given.value == "":
                 return {}
-            complain(key.path, str(given.value), "must be a mapping of names to values", None)
+            complain(key.path, _outline(given.value), "must be a mapping of names to values", None)
             return dataclasses.MISSING
-        read = {name: one(f"{key.path}.{name}", text) for name, text in given.value.items()}
+        read = {name: one(f"{key.path}.{shown_key(name)}", text) for name, text in given.value.items()}
         return dataclasses.MISSING if dataclasses.MISSING in read.values() else read
     if isinstance(given.value, Mapping) or (not isinstance(given.value, str) and key.many != "list"):
-        complain(key.path, str(given.value), f"must be one value ({key.kind.name})", None)
+        complain(key.path, _outline(given.value), f"must be one value ({key.kind.name})", None)
         return dataclasses.MISSING
     if key.many == "list":
         texts = [given.value] if isinstance(given.value, str) and given.value else list(given.value)
         items = [one(f"{key.path}[{index}]", text) for index, text in enumerate(texts)]
         return dataclasses.MISSING if dataclasses.MISSING in items else tuple(items)
     return one(key.path, typing.cast(str, given.value))
+
+
+def _outline(value: object) -> str:
+    """What stands where something else belongs, by its shape: a section that was set in too far may hold secrets."""
+    if isinstance(value, str):
+        return repr(value)
+    return "a mapping" if isinstance(value, Mapping) else "a list"
 
 
 def _build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -298,6 +313,9 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
     except yaml.YAMLError as error:
         problems.append(not_yaml(error, name))
         return
+    except RecursionError:
+        problems.append(Problem(path=name, rule="is not valid YAML: nested too deep"))
+        return
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return
     if not isinstance(root, yaml.MappingNode):
@@ -312,7 +330,7 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
             where = f"{name}:{key_node.start_mark.line + 1}"
             path = f"{prefix}{key_node.value}" if isinstance(key_node, yaml.ScalarNode) else f"{prefix}?"
             if path in seen:
-                problems.append(Problem(path=path, rule="is given twice", where=where))
+                problems.append(Problem(path=shown_key(path), rule="is given twice", where=where))
             elif path in by_path:
                 yield path, Given(plain(value_node), where)
             elif path in sections and isinstance(value_node, yaml.MappingNode):
@@ -344,7 +362,7 @@ def not_yaml(error: Exception, name: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else ""
     fault = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).partition("\n")[0]
-    return Problem(path=name, rule=f"is not valid YAML: {fault}", where=where)
+    return Problem(path=name, rule=f"is not valid YAML: {shown_fault(str(fault))}", where=where)
 
 
 def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:
@@ -360,7 +378,7 @@ def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:
         found = elsewhere[close] if close else nearest(path, paths)
     example = next((example_line(key) for key in known if found in (key.path, key.path[len(start) :])), "")
     example = example or f"known here: {', '.join(beside)}"
-    return Problem(path=path, rule="unknown", where=where, nearest=found, example=example)
+    return Problem(path=shown_key(path), rule="unknown", where=where, nearest=found, example=example)
 
 
 # --- showing --------------------------------------------------------------------------------------------------------------
@@ -424,7 +442,10 @@ def given_flags(arguments: Mapping[str, Any], cls: type) -> dict[str, Given]:
             if any(not name or not equals for name, equals, _ in pairs):
                 problems.append(
                     Problem(
-                        path=key.path, rule="must be NAME=VALUE", where=key.flag, value=MASK if key.setting.secret else str(value)
+                        path=key.path,
+                        rule="must be NAME=VALUE",
+                        where=key.flag,
+                        value=MASK if key.setting.secret else repr(value),
                     )
                 )
                 continue

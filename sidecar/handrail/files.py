@@ -6,13 +6,72 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+from pathlib import Path
 from typing import Final, Protocol
 
 SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of a process, or host, that has no descriptor left: nothing is wrong with the file, and the call may work later."""
+
+FOLDER_MODE: Final = 0o750
+FILE_MODE: Final = 0o640
+"""Of what we create, whatever the umask is: data holds names and addresses of others, and a group may be let in to read it."""
+
+READABLE_MODE: Final = 0o644
+REACHABLE_MODE: Final = 0o755
+"""Of the ready file, which anybody may wait for, and of a folder that is made for it."""
+
+
+def make_folder(path: str | os.PathLike[str], mode: int = FOLDER_MODE) -> None:
+    """Create the folder and its parents where missing, each with ``mode``; what is there keeps its own."""
+    missing = []
+    at = os.path.abspath(path)
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    for folder in reversed(missing):
+        _make_one(folder, mode)
+
+
+def _make_one(folder: str, mode: int) -> None:
+    try:
+        os.mkdir(folder, mode)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
+        return
+    with contextlib.suppress(PermissionError):  # a file system that has no modes of its own
+        os.chmod(folder, mode)
+
+
+def create(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
+    """Open a file for writing; one that is created has ``mode``, one that is there keeps its own."""
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+    except PermissionError:  # a file system that has no modes of its own
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def replace_file(path: Path, data: bytes, mode: int = FILE_MODE, folder_mode: int = FOLDER_MODE) -> None:
+    """Put a file with ``data`` and ``mode`` in the place of ``path``, whole or not at all. Raises ``OSError``."""
+    make_folder(path.parent, folder_mode)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process of our number that died here
+    with open(create(temporary, os.O_WRONLY, mode), "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
 
 
 class Files(Protocol):
@@ -71,7 +130,7 @@ class OsFiles:
     """The operating system's files."""
 
     def make_dir(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        make_folder(path)
 
     def lock_dir(self, path: str) -> int:
         # On the folder itself: a lock file would be one more name to list, and one to leave behind.
@@ -94,7 +153,7 @@ class OsFiles:
             os.close(fd)
 
     def open_append(self, path: str) -> int:
-        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return create(path, os.O_RDWR | os.O_APPEND)
 
     def open_read(self, path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from handrail.printable import printable_lines
+
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +79,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     try:
         return _runner()(main)
     except (OSError, ValueError) as error:
-        print(f"handrail: {error}", file=sys.stderr)
+        print(printable_lines(f"handrail: {error}"), file=sys.stderr)
         return 1
 
 

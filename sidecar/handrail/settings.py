@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from handrail.auth import AUTHORIZATION
 from handrail.config import Problem, section, setting
 from handrail.connections import ConnectionsConfig
+from handrail.files import REACHABLE_MODE, READABLE_MODE, replace_file
 from handrail.gpu.counters import NAMES as GPU_COUNTERS
 from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
 from handrail.otlp.settings import ClientSettings, Names
@@ -586,7 +587,5 @@ def write_ready(path: Path, addresses: Mapping[str, str]) -> None:
 
     Whoever waits for the file may read it as soon as it exists, so it is written beside its place and renamed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"pid": os.getpid(), "addresses": dict(addresses)}) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    line = json.dumps({"pid": os.getpid(), "addresses": dict(addresses)}) + "\n"
+    replace_file(path, line.encode(), READABLE_MODE, REACHABLE_MODE)

@@ -236,7 +236,7 @@ def url(text: str, schemes: tuple[str, ...] = ("http", "https"), *, path: bool =
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise InvalidValueError(f"is not a URL ({error})") from None
+        raise InvalidValueError("is not a URL: its port is no number" if "Port" in str(error) else "is not a URL") from None
     if parts.scheme not in schemes or "://" not in text:
         guess = f"{schemes[0]}://{text}" if "://" not in text and text and " " not in text else None
         raise InvalidValueError(f"must begin with {beginnings}", guess)

@@ -226,7 +226,17 @@ async def trial(ctx: Context, reader: str) -> Got:
     """One reader in a process of its own, bounded by the trial's deadline."""
     cpu_s = SHARES.get(reader, 1.0) * ctx.scale(CPU_S, LONG_CPU_S)
     current = ctx.folder / "current"
-    command = (sys.executable, str(Path(__file__)), reader, "--seed", str(ctx.seed), "--cpu", str(cpu_s), "--current", str(current))
+    command = (
+        sys.executable,
+        str(Path(__file__)),
+        reader,
+        "--seed",
+        str(ctx.seed),
+        "--cpu",
+        str(cpu_s),
+        "--current",
+        str(current),
+    )
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env={**os.environ, "PYTHONHASHSEED": "0"})
     try:
@@ -245,7 +255,10 @@ async def trial(ctx: Context, reader: str) -> Got:
         f"at most {report.peak_bytes / 2**20:.1f} MiB for one, good input read {report.good} times"
     )
     if report.failures:
-        return f"{figures}; {sum(report.failures.values())} failures of {len(report.failures)} kinds, first: {next(iter(report.failures))}", False
+        return (
+            f"{figures}; {sum(report.failures.values())} failures of {len(report.failures)} kinds, first: {next(iter(report.failures))}",
+            False,
+        )
     return f"{figures}, 0 failures", True
 
 

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from handrail_collector.store import sql
-from handrail_collector.store.manifest import ManifestReader, StoreDamagedError, StoredFile, files_of
+from handrail_collector.store.manifest import ManifestReader, StoreDamagedError, StoredFile, files_of, locate
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.schema import Table
 
@@ -83,7 +83,7 @@ def _answer(
     for name, part in (("table", files), ("newer", newer)):
         if f"{{{name}}}" in text:
             text = text.replace(f"{{{name}}}", _relation(name, part))
-            parameters[name] = [str(root / file.path) for file in part]
+            parameters[name] = [str(path) for path in locate(root, (file.path for file in part))]
     settings: dict[str, Any] = {"threads": threads, "autoinstall_known_extensions": False, "preserve_insertion_order": False}
     with closing(duckdb.connect(":memory:", config=settings)) as connection:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +26,12 @@ class DurableFolder:
             self._make(folder)
 
     def make(self, below: str) -> None:
-        """A folder, given with ``/``, and those that it lies in."""
+        """A folder, given with ``/``, and those that it lies in. Raises ``OSError`` where one of them is a link."""
         folder = self.root
         for step in Path(below).parts:
             folder = folder / step
+            if folder not in self._made and folder.is_symlink():
+                raise OSError(errno.ELOOP, "is a link, which may lead out of the store", str(folder))
             self._make(folder)
 
     def remove_if_empty(self, below: str) -> None:

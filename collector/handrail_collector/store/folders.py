@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +15,10 @@ SUFFIX = ".parquet"
 HOUR_NS = 3_600_000_000_000
 DAY_NS = 24 * HOUR_NS
 _SECOND_NS = 1_000_000_000
+_DATA_PATH = re.compile(
+    rf"(?:{'|'.join(table.value for table in Table)})/day=[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}/hour=[0-9]{{2}}/"
+    rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,199}}{re.escape(SUFFIX)}"
+)
 
 
 def hour_folder(table: Table, hour: int) -> PurePosixPath:
@@ -33,7 +39,33 @@ def day_of(path: str) -> int:
     return hour_of(path) * HOUR_NS // DAY_NS
 
 
+def is_data_path(path: str) -> bool:
+    """Whether a data file of a store may lie at ``path``: a table, a day, an hour, and a name of plain characters."""
+    if _DATA_PATH.fullmatch(path) is None:
+        return False
+    try:
+        hour_of(path)
+    except ValueError:
+        return False
+    return True
+
+
+def link_on_the_way(root: Path, paths: Iterable[str]) -> Path | None:
+    """The first link below ``root`` that leads to one of ``paths``; a store has none. ``root`` may be one itself."""
+    plain: set[Path] = set()
+    for path in paths:
+        at = root
+        for step in PurePosixPath(path).parts:
+            at = at / step
+            if at not in plain:
+                if at.is_symlink():
+                    return at
+                plain.add(at)
+    return None
+
+
 def files_below(root: Path) -> list[str]:
-    """Every data file of a store, listed or not, temporary ones included; paths below its root."""
+    """Every data file of a store, listed or not, temporary ones included; paths below its root. Links are not followed."""
     found = (path for table in Table for path in root.glob(f"{table.value}/day=*/hour=*/*{SUFFIX}*"))
-    return sorted(path.relative_to(root).as_posix() for path in found if path.name.endswith((SUFFIX, f"{SUFFIX}{TEMPORARY}")))
+    paths = sorted(path.relative_to(root).as_posix() for path in found if path.name.endswith((SUFFIX, f"{SUFFIX}{TEMPORARY}")))
+    return [path for path in paths if link_on_the_way(root, [path]) is None]

@@ -18,9 +18,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from handrail.printable import printable
 from handrail_collector.store.added import Added, added_up
 from handrail_collector.store.durable import TEMPORARY
-from handrail_collector.store.folders import files_below
+from handrail_collector.store.folders import files_below, is_data_path, link_on_the_way
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 5
@@ -224,9 +225,32 @@ def _line(line: bytes, where: str) -> Publish | None:
     crc, _, text = line.partition(b" ")
     if crc != b"%08x" % zlib.crc32(text):
         return None
-    fields = json.loads(text)
-    if fields.pop("v") > MANIFEST_VERSION or fields.pop("schema") > SCHEMA_VERSION:
-        raise StoreDamagedError(f"{where} was written by a later version of Handrail; read it with that version")
-    files = tuple(StoredFile(**(file | {"table": Table(file["table"])})) for file in fields.pop("files"))
-    retired = tuple(Retired(**each) for each in fields.pop("retired", ()))
-    return Publish(**fields, files=files, retired=retired)
+    try:
+        fields = json.loads(text)
+        if fields.pop("v") > MANIFEST_VERSION or fields.pop("schema") > SCHEMA_VERSION:
+            raise StoreDamagedError(f"{where} was written by a later version of Handrail; read it with that version")
+        files = tuple(StoredFile(**(file | {"table": Table(file["table"])})) for file in fields.pop("files"))
+        retired = tuple(Retired(**each) for each in fields.pop("retired", ()))
+        publish = Publish(**fields, files=files, retired=retired)
+        paths = [(file.path, file.table) for file in files] + [(each.path, None) for each in retired]
+        paths += [(file.covers, Table.REQUESTS) for file in files if file.covers]
+        strange = next((path for path, table in paths if not _is_path_of(path, table)), None)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise StoreDamagedError(f"{where}: a line of it is none of ours ({type(error).__name__}); {RESTORE}") from None
+    if strange is not None:
+        what = printable(repr(strange))[:300]
+        raise StoreDamagedError(f"{where} names {what}, where no data file of a store lies: nothing is done with it; {RESTORE}")
+    return publish
+
+
+def _is_path_of(path: object, table: Table | None) -> bool:
+    return isinstance(path, str) and is_data_path(path) and (table is None or path.startswith(f"{table.value}/"))
+
+
+def locate(root: Path, paths: Iterable[str]) -> list[Path]:
+    """Where data files lie. Raises ``StoreDamagedError`` where a link leads there: it may lead out of the store."""
+    paths = list(paths)
+    link = link_on_the_way(root, paths)
+    if link is not None:
+        raise StoreDamagedError(f"{link} is a link: no file behind it is read or removed; put the folder or file itself there")
+    return [root / path for path in paths]

@@ -30,7 +30,7 @@ from handrail_collector.store.damaged import READ_ERRORS, of_machine
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.folders import SUFFIX, files_below
-from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile
+from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile, locate
 from handrail_collector.store.manifest_writer import ManifestWriter
 from handrail_collector.store.parts import Part, parts_of
 from handrail_collector.store.recovered import Recovered, recover
@@ -126,8 +126,8 @@ class Publisher:
             return tuple(self._manifest.retired)
 
     def path(self, file: StoredFile) -> Path:
-        """Where a file lies."""
-        return self._root / file.path
+        """Where a file lies. Raises ``StoreDamagedError`` where a link leads there."""
+        return locate(self._root, [file.path])[0]
 
     def replace(self, gone: Collection[str], part: Part, first_offset: int, end_offset: int) -> None:
         """Put one file of the rows of [first_offset, end_offset) in the place of the files at the paths ``gone``.
@@ -170,9 +170,9 @@ class Publisher:
         with self._guard:
             until = self._now_unix_ns() - grace_ns
             due = [retired for retired in self._manifest.retired if retired.since_unix_ns <= until]
-            for retired in due:
+            for path in locate(self._root, [retired.path for retired in due]):
                 with contextlib.suppress(FileNotFoundError):  # removed before a crash that came before the manifest said so
-                    self._files.unlink(str(self._root / retired.path))
+                    self._files.unlink(str(path))
             for hour in sorted({PurePosixPath(retired.path).parent for retired in due}):
                 if (self._root / hour).is_dir():  # or a removed file would come back and be in no list
                     self._files.fsync_dir(str(self._root / hour))
@@ -243,7 +243,9 @@ class Publisher:
     def _recover(self) -> Recovered:
         self._manifest.load()
         publishes = self._manifest.publishes
-        self._sort_out_unlisted(_paths(publishes) | {retired.path for retired in self._manifest.retired})
+        listed = _paths(publishes) | {retired.path for retired in self._manifest.retired}
+        locate(self._root, listed)
+        self._sort_out_unlisted(listed)
         recovered = recover(publishes, self.shard, lambda file: (self.path(file), self._folder.read(self.path(file))))
         self._end_offset, self._low_water_offset, self._stem = recovered.end_offset, recovered.low_water_offset, ""
         return recovered

@@ -19,7 +19,7 @@ from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FLAT
-from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of
+from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of, locate
 from handrail_collector.store.match import MIN_PREFIX, Match, best, match
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.sample_filter import SampleFilter
@@ -263,8 +263,8 @@ class StoreReader:
         return StoreDamagedError(f"{self._root}: {what}; {ADVICE}")
 
     def paths(self, files: Iterable[StoredFile]) -> list[Path]:
-        """Where files of the store lie."""
-        return [self._root / file.path for file in files]
+        """Where files of the store lie. Raises ``StoreDamagedError`` where a link leads to one."""
+        return locate(self._root, (file.path for file in files))
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection of DuckDB's for one question, to be closed after it."""

@@ -17,6 +17,8 @@ from typing import ClassVar, Final, NoReturn
 
 import handrail
 from handrail.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CliError
+from handrail.masking import MASK, shown_value
+from handrail.printable import printable
 
 PROGRAM: Final = "handrail"
 _TIME_FLAGS: Final = frozenset({"--since", "--until", "--start"})
@@ -67,6 +69,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         near = self._nearest(message)
+        message = _without_secrets(message)
         if self.as_json:
             valid = f"{self.prog} --help"
             error = CliError(
@@ -142,6 +145,20 @@ def _dispatch(arguments: list[str]) -> int:
         as_json = "--json" in rest
         print(json.dumps({"error": error.to_json()}) if as_json else f"{PROGRAM} {name}: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _without_secrets(message: str) -> str:
+    """A complaint of argparse, which quotes what it was given: an unknown flag's value may be a header or a token."""
+    beginning, unknown, rest = message.partition("unrecognized arguments: ")
+    words = rest.split(" ") if unknown else [message]
+    shown = []
+    flagged = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        is_flag = bool(unknown) and word.startswith("-")
+        shown.append(f"{flag}={MASK}" if is_flag and equals else MASK if flagged and not is_flag else shown_value(word))
+        flagged = is_flag and not equals
+    return printable(f"{beginning}{unknown}{' '.join(shown)}")
 
 
 def _usage() -> str:

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
 
+from handrail.masking import shown_value
 from handrail.otlp.contract import Signal
 
 GRPC_PORT: Final = 4317
@@ -66,13 +67,13 @@ def parse_endpoint(text: str, *, protocol: str | None = None, insecure: bool | N
     url = urlsplit(written if separator else f"//{written}")
     scheme = scheme.lower() if separator else ""
     if scheme not in ("", "http", "https", "grpc", "grpcs"):
-        raise ValueError(f"endpoint {text!r}: scheme {scheme!r} is not known; {_EXAMPLE}")
+        raise ValueError(f"endpoint {shown_value(repr(text))}: scheme {shown_value(repr(scheme))} is not known; {_EXAMPLE}")
     try:
         host, port = url.hostname, url.port
-    except ValueError as error:
-        raise ValueError(f"endpoint {text!r}: {error}; {_EXAMPLE}") from None
+    except ValueError:
+        raise ValueError(f"endpoint {shown_value(repr(text))}: is no URL; {_EXAMPLE}") from None
     if not host or " " in host or port == 0:
-        raise ValueError(f"endpoint {text!r}: no host and port in it; {_EXAMPLE}")
+        raise ValueError(f"endpoint {shown_value(repr(text))}: no host and port in it; {_EXAMPLE}")
     if url.username is not None or url.query or url.fragment:
         raise ValueError(f"endpoint of {host}: user, query and fragment are not taken (use headers for a token); {_EXAMPLE}")
     if insecure and scheme in ("https", "grpcs"):

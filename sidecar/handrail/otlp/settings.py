@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from handrail.auth import AUTHORIZATION
+from handrail.masking import shown_value
 
 File = str | os.PathLike[str] | None
 
@@ -101,7 +102,7 @@ def _milliseconds(text: str) -> float:
     try:
         return float(text) / 1000
     except ValueError:
-        raise ValueError(f"{_PREFIX}TIMEOUT {text!r}: milliseconds, e.g. 10000") from None
+        raise ValueError(f"{_PREFIX}TIMEOUT {shown_value(repr(text))}: milliseconds, e.g. 10000") from None
 
 
 def _boolean(text: str | None) -> bool | None:

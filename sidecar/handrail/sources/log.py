@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -77,7 +78,7 @@ class _Pipe:
         self._waiting_bytes = 0
         self._fd = -1
         self._reading = False
-        self._regular = False  # standard input redirected from a file: always readable, which epoll refuses to say
+        self._polled = False  # standard input from a file or a device like /dev/null: always readable, which epoll refuses to say
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -85,13 +86,18 @@ class _Pipe:
         # Opened for writing too: a named pipe then never ends when a writer goes, and opening does not wait for one.
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = os.dup(sys.stdin.fileno()) if self.path == STDIN else os.open(self.path, flags)
-        self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        mode = os.fstat(self._fd).st_mode
+        if self.path != STDIN and not stat.S_ISFIFO(mode):  # something else took its place since we looked
+            os.close(self._fd)
+            self._fd = -1
+            raise OSError(errno.EINVAL, "is no named pipe any more", self.path)
+        self._polled = stat.S_ISREG(mode)
         self._loop = asyncio.get_running_loop()
         self._resume()
 
     def take(self) -> list[str]:
         """The lines that came since the last call."""
-        if self._regular and self._fd >= 0:
+        if self._polled and self._fd >= 0:
             self._readable()
         data = b"".join(self._waiting)
         self._waiting.clear()
@@ -108,9 +114,13 @@ class _Pipe:
         return self._lines.end()
 
     def _resume(self) -> None:
-        if not self._reading and not self._regular and self._fd >= 0 and self._loop is not None:
-            self._loop.add_reader(self._fd, self._readable)
-            self._reading = True
+        if not self._reading and not self._polled and self._fd >= 0 and self._loop is not None:
+            try:
+                self._loop.add_reader(self._fd, self._readable)
+            except PermissionError:
+                self._polled = True
+            else:
+                self._reading = True
 
     def _pause(self) -> None:
         if self._reading and self._loop is not None:
@@ -234,9 +244,11 @@ class LogSource:
             self._line(line, now, now, live=True)
         behind = False
         for tail in self._tails:
-            live = tail.caught_up
+            live, problem = tail.caught_up, tail.problem
             for line in tail.poll():
                 self._line(line, min(tail.written_unix_ns, now), now, live=live)  # a file's stamp may lie ahead, too
+            if tail.problem != problem:
+                _tell(tail)
             behind = behind or not tail.caught_up
         return behind
 
@@ -287,6 +299,15 @@ class LogSource:
             return None
         name = hashlib.blake2b(os.fsencode(path.absolute()), digest_size=8).hexdigest()
         return self._settings.positions / f"{name}.position"
+
+
+def _tell(tail: FileTail) -> None:
+    """That a log file became something else, or is a file again."""
+    if tail.problem:
+        what = "read it from the start on (a restart)" if "pipe" in tail.problem else "put a file there"
+        log.warning("log file %s %s now: it is not read; %s", tail.path, tail.problem, what)
+    else:
+        log.info("log file %s is read again", tail.path)
 
 
 def _is_pipe(path: str) -> bool:

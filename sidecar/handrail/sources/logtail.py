@@ -14,11 +14,13 @@ import errno
 import hashlib
 import json
 import os
+import stat
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from handrail.files import SHORT_OF_DESCRIPTORS
+from handrail.files import SHORT_OF_DESCRIPTORS, replace_file
 
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
 """What stands there is no file: one that comes later is read from its beginning."""
@@ -40,10 +42,7 @@ class Position:
 
     def save(self, path: Path) -> None:
         """Write it whole or not at all. Raises ``OSError``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self)), encoding="ascii")
-        temporary.replace(path)
+        replace_file(path, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def load(path: Path) -> Position | None:
@@ -121,8 +120,42 @@ class TailSettings:
     idle_polls: int = 5  # a renamed file is left when this many polls found nothing: its writer reopens its log a little later
 
 
+class NotRegularError(OSError):
+    """No regular file stands there: to open it could wait for ever, to read it never end."""
+
+
+def open_regular(path: Path) -> int:
+    """Open for reading, without waiting. Raises ``NotRegularError`` for pipes, devices, sockets and folders, and ``OSError``."""
+    _require_regular(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices do something
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(fd).st_mode, path)  # it may have been replaced in between
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_regular(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        what = next((name for test, name in _KINDS if test(mode)), "no regular file")
+        raise NotRegularError(errno.EINVAL, f"is {what}", str(path))
+
+
+_KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a folder"),
+)
+
+
 class FileTail:
-    """One file, which need not exist yet. ``close`` works twice."""
+    """One file, which need not exist yet. ``close`` works twice.
+
+    What is no regular file, at first or later, is not read; a file that was being read then stays open.
+    """
 
     def __init__(self, path: Path, settings: TailSettings, saved: Position | None = None) -> None:
         self.path = path
@@ -131,6 +164,8 @@ class FileTail:
         """When the file was last written to, as of the last poll."""
         self.caught_up = False
         """Whether the last poll read to the end: what the next one finds was written since."""
+        self.problem = ""
+        """Why nothing is read from what stands under our name; empty while it is read, or not there."""
         self._settings = settings
         self._saved = saved
         self._first = True
@@ -153,6 +188,10 @@ class FileTail:
         try:
             return self._poll()
         except FileNotFoundError:
+            self._first, self.caught_up, self.problem = False, True, ""
+            return []
+        except NotRegularError as error:
+            self._not_regular(error)
             self._first, self.caught_up = False, True
             return []
         except OSError as error:
@@ -170,6 +209,10 @@ class FileTail:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _not_regular(self, error: NotRegularError) -> None:
+        self.stats.errors += 1
+        self.problem = str(error.strerror)
 
     def _poll(self) -> list[str]:
         if self._fd is None:
@@ -192,21 +235,34 @@ class FileTail:
         lines += self._lines.feed(data) if data else []
         self.caught_up = len(data) < self._settings.most_bytes
         self._idle = 0 if data else self._idle + 1
-        if self._idle >= self._settings.idle_polls and self._replaced(fd):
-            lines += self._lines.end()
-            self.close()
-            self.stats.rotations += 1
-            self._begin(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), 0)
-            self.caught_up = False
+        if self._idle >= self._settings.idle_polls:
+            lines += self._follow(fd)
+        return lines
+
+    def _follow(self, fd: int) -> list[str]:
+        """Go on with the file that has taken our name; the last line of the one before. We keep what we have where none has."""
+        try:
+            successor = open_regular(self.path) if self._replaced(fd) else None
+        except NotRegularError as error:
+            self._not_regular(error)
+            return []
+        self.problem = ""
+        if successor is None:
+            return []
+        lines = self._lines.end()
+        self.close()
+        self.stats.rotations += 1
+        self._begin(successor, 0)
+        self.caught_up = False
         return lines
 
     def _open_first(self) -> None:
         saved, first = self._saved, self._first
         if saved is not None and (found := self._find(saved)) is not None:
-            self._begin(os.open(found, os.O_RDONLY | os.O_CLOEXEC), saved.offset)
+            self._begin(open_regular(found), saved.offset)
             self._head, self._head_bytes = saved.head, saved.head_bytes
         else:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(self.path)
             self._fd = fd
             size = os.fstat(fd).st_size
             at_end = first and saved is None and not self._settings.from_start
@@ -216,7 +272,7 @@ class FileTail:
         self._saved, self._first = None, False  # after what may fail: it is tried again with the same
 
     def _begin(self, fd: int, offset: int) -> None:
-        self._fd, self._offset = fd, offset
+        self._fd, self._offset, self.problem = fd, offset, ""
         self._head, self._head_bytes, self._idle = "", 0, 0
         self._lines.reset()
         self._note_beginning(fd)
@@ -238,7 +294,7 @@ class FileTail:
             state = candidate.stat()
             if (state.st_dev, state.st_ino) != (saved.device, saved.inode) or state.st_size < saved.offset:
                 return False
-            with candidate.open("rb") as file:
+            with open(open_regular(candidate), "rb") as file:
                 return _digest(file.read(saved.head_bytes)) == saved.head
         except FileNotFoundError:
             return False

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from handrail.buckets import Histogram
+from handrail.files import make_folder
 from handrail.guest.events import MAX_DATAGRAM_BYTES
 from handrail.links.peers import PeerTally
 from handrail.live.health import Restarts
@@ -191,7 +192,7 @@ def bind(path: Path) -> socket.socket:
     """A bound, non-blocking datagram socket with credentials of the senders. A socket that nobody listens on any more is
     removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _clear(path)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -243,3 +246,109 @@ async def test_no_line_ends_the_reading(text: str, tmp_path: Path) -> None:
     await tap.start()
     await tap.shutdown(30)
     assert (taker.requests, tap.stats.faults) == (["a"], 0)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, working_folder(path.parent):
+        made.bind(path.name)  # a path below /tmp/pytest-of-... may be longer than a socket's may be
+
+
+@contextlib.contextmanager
+def working_folder(path: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("become", [_pipe, _endless_device, _folder, _socket])
+@pytest.mark.parametrize("first", [True, False], ids=["at first", "later"])
+async def test_a_log_that_is_no_file_holds_nothing(
+    tmp_path: Path, become: Callable[[Path], None], first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the loop nor the end waits for it; other logs are read on, and so is a file that takes its name."""
+    caplog.set_level(logging.INFO)
+    path, other, taker = tmp_path / "log", tmp_path / "other", Taker()
+    append(path, expired("a"))
+    append(other, "")
+    tap = source(taker, path, other, from_start=True)
+    if first:
+        path.unlink()
+        become(path)
+    await tap.start()
+    if not first:
+        await taker.until(lambda: len(taker.facts) == 1)
+        path.rename(tmp_path / "log.1")
+        become(path)
+    await until(lambda: any("is not read" in record.getMessage() for record in caplog.records))
+    append(other, expired("b"))
+    await taker.until(lambda: "b" in taker.requests)
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+    append(path, expired("c"))
+    await taker.until(lambda: "c" in taker.requests)
+    await tap.shutdown(30)
+    assert taker.requests == (["b", "c"] if first else ["a", "b", "c"])
+    assert tap.tail_stats[0][1].errors >= 1
+
+
+async def test_the_end_does_not_wait_for_a_log_that_became_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, expired("a"))
+    tap = source(Taker(), path, positions=tmp_path / "positions")
+    await tap.start()
+    path.unlink()
+    os.mkfifo(path)
+    await tap.shutdown(30)
+    again = source(Taker(), path, positions=tmp_path / "positions")
+    await again.start()
+    await again.shutdown(30)
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
+async def test_standard_input_may_be_a_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service manager gives ``/dev/null``, which no event loop waits for."""
+    taker, path = Taker(), tmp_path / "log"
+    with os.fdopen(os.open(device, os.O_RDONLY)) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        tap = source(taker, "-", path, from_start=True)
+        await tap.start()
+        append(path, expired("a"))
+        await taker.until(lambda: taker.requests == ["a"])
+        await tap.shutdown(30)
+
+
+async def test_a_named_pipe_that_was_replaced_before_the_start_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    tap = source(Taker(), path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no named pipe any more"):
+        await tap.start()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not met():  # noqa: ASYNC110 - a log line has no event to wait for
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(wait(), 60)
