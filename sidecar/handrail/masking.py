@@ -18,7 +18,7 @@ _CREDENTIAL: Final = re.compile(
 )
 _USER_OF_URL: Final = re.compile(r"//[^/\s]*@|[?#]\S*=")
 _RANDOM: Final = re.compile(r"[A-Za-z0-9+=_-]{24,}")
-_QUOTED: Final = re.compile(r"'(?!<)[^']{2,}'|\"(?!<)[^\"]{2,}\"")
+_QUOTED: Final = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
 def may_be_secret(text: str) -> bool:
@@ -42,4 +42,6 @@ def shown_key(path: str) -> str:
 
 def shown_fault(message: str) -> str:
     """A parser's complaint without what it quotes of the file; ``<scalar>`` and single characters stay."""
-    return _QUOTED.sub(f"'{MASK}'", message.partition("\n")[0])
+    return _QUOTED.sub(
+        lambda found: found[0] if len(found[0]) <= 3 or found[0][1] == "<" else f"'{MASK}'", message.partition("\n")[0]
+    )

@@ -24,7 +24,7 @@ _INVISIBLE: Final = re.compile(
 
 
 def is_printable(text: str) -> bool:
-    """Whether ``printable`` changes nothing. 0.05 us for a name in ASCII."""
+    """Whether ``printable`` changes nothing."""
     return text.isprintable() and (text.isascii() or not _INVISIBLE.search(text))
 
 
