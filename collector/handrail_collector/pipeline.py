@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.hardware import DeviceRun
 from handrail.otlp.contract import Rejected, Signal
-from handrail.otlp.decode import PROTOBUF, decode, decode_mended
+from handrail.otlp.decode import PROTOBUF, decode, decode_repaired
 from handrail.otlp.messages import Request
 from handrail.otlp.values import attributes_of
 from handrail.records import (
@@ -278,7 +278,7 @@ class Pipeline:
         except Rejected:
             pass
         try:
-            return (await asyncio.to_thread(decode_mended, entry.signal, entry.payload))[0]
+            return (await asyncio.to_thread(decode_repaired, entry.signal, entry.payload))[0]
         except Rejected:  # the receiver checked it, so this is damage on disk
             self.stats.undecodable += 1
             return None

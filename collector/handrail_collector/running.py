@@ -47,7 +47,7 @@ class Running:
     def not_ready(self) -> str:
         """Why nothing can be accepted, or ''."""
         if not self.journal.healthy:
-            return "the journal's disk failed; restart once it is mended"
+            return "the journal's disk failed; restart once it is repaired"
         refused = self.journal.stats.refused_full
         if refused != self._refused:
             self._refused, self._refused_at = refused, time.monotonic()

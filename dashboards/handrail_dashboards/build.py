@@ -47,10 +47,10 @@ def board_json(board: Board) -> str:
         else:
             builder.with_panel(_panel(item, number, place))
     made = json.loads(JSONEncoder(sort_keys=True).encode(builder.build()))
-    return json.dumps(_mended(made), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(_repaired(made), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _mended(made: dict[str, Any]) -> dict[str, Any]:
+def _repaired(made: dict[str, Any]) -> dict[str, Any]:
     """With what the SDK's types lack, and without what is not meant: its defaults of other kinds of variables and of footers.
 
     Annotations are asked by ``target`` in newer Grafanas, by ``expr`` in older ones.

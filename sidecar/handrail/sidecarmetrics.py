@@ -25,7 +25,7 @@ from handrail.linkmetrics import link_rows
 from handrail.listeners import Protection
 from handrail.live.requests import LiveRequests
 from handrail.livemetrics import health_rows, request_rows
-from handrail.otlp.intake import MENDED
+from handrail.otlp.intake import REPAIRED
 from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import ClientSettings
 from handrail.otlpmetrics import OtlpMetricsStats, otlp_metrics_rows
@@ -198,7 +198,7 @@ def _own_rows(made: Made) -> list[Row]:
             Row(f"{prefix}_tap_items", "counter", "Taken over by the tap", lambda: by_label(seen.items), ("signal",)),
             Row(f"{prefix}_tap_refused", "counter", "Tap requests told to retry", lambda: seen.requests_refused),
             Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused for good", lambda: seen.requests_rejected),
-            Row(f"{prefix}_tap_mended_values", "counter", MENDED, lambda: seen.values_mended),
+            Row(f"{prefix}_tap_repaired_values", "counter", REPAIRED, lambda: seen.values_repaired),
             Row(
                 f"{prefix}_engine_silent",
                 "gauge",

@@ -203,12 +203,12 @@ async def test_a_string_that_is_not_utf8_costs_that_attribute(make: Callable[...
     async with running(make, kept) as receiver:
         answer = await transport.send_bytes(receiver, Signal.TRACES, broken)
         assert (answer.code, answer.rejected) == (ok(transport), 0)
-        assert answer.message.startswith("1 value mended")
+        assert answer.message.startswith("1 value repaired")
         assert receiver.stats.items[Signal.TRACES] == 2
-        assert receiver.stats.values_mended == 1
-    mended, untouched = spans_of(kept.payloads)
-    assert mended.attributes[0].value.string_value in ("M?ller-", "M\ufffdller-")
-    assert (mended.name, untouched) == ("work", whole)
+        assert receiver.stats.values_repaired == 1
+    repaired, untouched = spans_of(kept.payloads)
+    assert repaired.attributes[0].value.string_value in ("M?ller-", "M\ufffdller-")
+    assert (repaired.name, untouched) == ("work", whole)
 
 
 @each_receiver

@@ -9,7 +9,7 @@ from typing import Final
 from handrail import __version__
 from handrail import conventions as names
 from handrail.identity import JoinKind
-from handrail.otlp.intake import MENDED
+from handrail.otlp.intake import REPAIRED
 from handrail.selfmetrics import Row, by_label
 from handrail_collector.metrics.slow_links import SlowLinks
 from handrail_collector.observed import KEPT, Seen
@@ -31,7 +31,7 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
         ("refused_requests", "Export requests told to retry", lambda: taken.requests_refused),
         ("rejected_requests", "Export requests refused for good", lambda: taken.requests_rejected),
         ("rejected_items", "Items refused one by one (bad ids)", lambda: taken.items_rejected),
-        ("mended_values", MENDED, lambda: taken.values_mended),
+        ("repaired_values", REPAIRED, lambda: taken.values_repaired),
         ("journal_bytes", "Bytes journalled", lambda: kept.appended_bytes),
         ("journal_syncs", "Group syncs of the journal", lambda: kept.syncs),
         ("journal_sync_seconds", "Time spent writing and syncing", lambda: kept.sync_ns / 1e9),

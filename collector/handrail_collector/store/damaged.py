@@ -52,7 +52,7 @@ class DamagedFiles:
         return len(self._known)
 
     def look(self, listed: Iterable[StoredFile]) -> list[StoredFile]:
-        """Forget those that were mended or have left the store, notice missing ones; those that were put aside."""
+        """Forget those that were repaired or have left the store, notice missing ones; those that were put aside."""
         files = {file.path: file for file in listed}
         stamps = {path: stamp_of(self._path(file)) for path, file in files.items()}
         self._known = {path: stamp for path, stamp in self._known.items() if path in files and stamps[path] == stamp}

@@ -45,7 +45,7 @@ class ManifestWriter:
         self._folder.files.fsync_dir(str(self._folder.root))
         self._bytes = len(line)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Make good what a failed write may have left; before anything relies on this manifest.
 
         Raises ``FolderGoneError`` where someone took the manifest away.
@@ -73,7 +73,7 @@ class ManifestWriter:
 
     def rewrite(self, gone: Collection[str], added: Sequence[Publish], retired: list[Retired]) -> None:
         """Put the next generation of the manifest in the place of this one."""
-        self.mend()
+        self.repair()
         publishes = rewritten(self.publishes, gone, added, retired)
         data = b"".join(map(encode_line, publishes or (OPENING,)))
         self._folder.put(self._path, data)

@@ -206,7 +206,7 @@ class Publisher:
                 f"offsets out of order: first {first_offset}, end {end_offset}, low water {low_water_offset} "
                 f"after end {self._end_offset}, low water {self._low_water_offset}"
             )
-        self._manifest.mend()
+        self._manifest.repair()
         stem = _stem(self.shard, first_offset, end_offset)
         if stem != self._stem:
             again = first_offset == end_offset  # only an empty range comes twice

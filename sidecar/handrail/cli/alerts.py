@@ -150,7 +150,7 @@ def _loaded(file: Path) -> SloFile:
     try:
         return load(file)
     except ConfigError as error:
-        raise invalid_file(error, "mend the file; 'handrail alerts slo' prints one to begin with") from None
+        raise invalid_file(error, "repair the file; 'handrail alerts slo' prints one to begin with") from None
 
 
 def _remark_moved(slo: SloFile) -> None:

@@ -250,7 +250,7 @@ def _sidecar(path: Path) -> SidecarSetup:
     try:
         config = load(SidecarConfig, path)
     except ConfigError as error:
-        raise invalid_file(error, f"mend the file; 'handrail config check {path}' says the same") from None
+        raise invalid_file(error, f"repair the file; 'handrail config check {path}' says the same") from None
     return SidecarSetup(
         by=str(path),
         role=config.role.value,

@@ -2,7 +2,7 @@
 
 Stay collocated when the time to first token is the tightest limit (the transfer lands on every first token), when the
 interconnect is slow (no RDMA between hosts, no NVLink or peer-to-peer within one), or when traffic is low, bursty or not
-latency-sensitive (no tail to mend). It earns its place when p99 gaps miss their objective under load, prompts are long, and the
+latency-sensitive (no tail to repair). It earns its place when p99 gaps miss their objective under load, prompts are long, and the
 hardware moves gigabytes in tens of milliseconds. Sources: the vLLM team's guide of 2026 and articles on it; the thresholds below
 are ours."""
 
@@ -128,7 +128,7 @@ def _tail(facts: Facts) -> Reason:
         return Reason(
             criterion=criterion,
             side=Side.STAY,
-            seen=f"{text}, within the objective of {format_duration(objective)}: no tail to mend",
+            seen=f"{text}, within the objective of {format_duration(objective)}: no tail to repair",
         )
     return Reason(criterion=criterion, side=Side.SPLIT, seen=f"{text}, above the objective of {format_duration(objective)}")
 

@@ -255,7 +255,7 @@ class Exporter:
         try:
             await asyncio.wait_for(self._empty.wait(), drain_seconds)
         except asyncio.TimeoutError:
-            self._spool.mend()
+            self._spool.repair()
             folder, held = self._settings.folder, self._spool.held_bytes
             then = f"they wait in {folder} for the next start" if folder else "they are lost: spool.dir would keep them"
             if held:
@@ -334,7 +334,7 @@ class Exporter:
     async def _mend_on_time(self, spool: Spool) -> None:
         while True:
             await asyncio.sleep(_MEND_S)
-            spool.mend()
+            spool.repair()
 
     async def _send_in_order(self, client: Client, spool: Spool) -> None:
         try:

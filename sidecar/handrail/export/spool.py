@@ -9,7 +9,7 @@ When it is full the newest is refused, not the oldest dropped: the oldest are nu
 as loss), the tap's are acknowledged to their engine, and the beginning of an outage is what explains it.
 
 While the disk fails, batches are held in memory behind those on disk, and move to the disk, in order, once it works again
-(``mend``). A full disk counts as failing only while the spool itself waits for the collector: else its own file is emptied first.
+(``repair``). A full disk counts as failing only while the spool itself waits for the collector: else its own file is emptied first.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Spool:
 
     @property
     def needs_mending(self) -> bool:
-        """Whether ``mend`` has something to do."""
+        """Whether ``repair`` has something to do."""
         return bool(self._write_trouble or self._held)
 
     def put(self, signal: Signal, payload: bytes, at_unix_ns: int) -> None:
@@ -167,12 +167,12 @@ class Spool:
         except OSError as error:
             self._fail(error)
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """Try the disk again, and move what is held in memory there; True where it works."""
         if not self.needs_mending:
             return True
         try:
-            log = self._mended()
+            log = self._repaired()
             self._remember()
             while self._held:
                 self._move(log, self._held[0])
@@ -229,7 +229,7 @@ class Spool:
         self._held.popleft()
         self._held_bytes -= _size(batch.payload)
 
-    def _mended(self) -> SegmentLog:
+    def _repaired(self) -> SegmentLog:
         """The log, fit for use again; a new one where the folder has gone. Raises ``OSError``."""
         if self._log is not None:
             try:

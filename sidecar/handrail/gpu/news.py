@@ -40,7 +40,7 @@ class News:
         if before is not None and before.code == problem.code:
             return
         log.warning(
-            "no GPU metrics: %s (NVML code %d); looking again. To mend it: %s", problem.words, problem.code, problem.remedy
+            "no GPU metrics: %s (NVML code %d); looking again. To repair it: %s", problem.words, problem.code, problem.remedy
         )
         if self._state.sessions and before is None:
             self.event(ProcessEventKind.GPU_LOST, f"no session with NVML: {problem.words}")
@@ -60,7 +60,7 @@ class News:
     def lost(self, who: str, code: int) -> None:
         """A GPU does not answer."""
         told = failure(code)
-        log.warning("%s: %s (NVML code %d); looking again. To mend it: %s", who, told.words, code, told.remedy or "not known")
+        log.warning("%s: %s (NVML code %d); looking again. To repair it: %s", who, told.words, code, told.remedy or "not known")
         self.event(ProcessEventKind.GPU_LOST, f"{who}: {told.words}")
 
     def stuck(self, hanging: Mapping[tuple[str, str], tuple[DeviceReader, int]]) -> None:

@@ -33,7 +33,7 @@ def read_http(signal: Signal, status: int, headers: Mapping[str, str], body: byt
     """An HTTP answer; ``headers`` must find names in any case. Raises ``Retryable``, ``PayloadRejected`` or ``Rejected``.
 
     A ``Retryable`` has delay 0 where the peer named none. Not being let in is one, though OTLP calls it final: the batch is as
-    good as before once the token is mended, and a mistake in a file must not cost it.
+    good as before once the token is repaired, and a mistake in a file must not cost it.
     """
     content_type = headers.get("Content-Type", "")
     if 200 <= status < 300:

@@ -20,9 +20,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from handrail.otlp import json_ids
 from handrail.otlp.compression import inflate
 from handrail.otlp.contract import Rejected, Signal
-from handrail.otlp.mend import mended, mended_json
 from handrail.otlp.messages import SHAPES, Request
 from handrail.otlp.refusals import Unsupported
+from handrail.otlp.repair import repaired, repaired_json
 
 MAX_BODY_BYTES: Final = 64 << 20
 PROTOBUF: Final = "application/x-protobuf"
@@ -52,11 +52,11 @@ class Received:
     items: int  # spans, metrics or log records kept
     rejected: int
     message: str
-    mended: int = 0  # values in it that did not parse
+    repaired: int = 0  # values in it that did not parse
 
 
 class Unparsed(Rejected):
-    """The body does not parse as it is; single values in it may be mended."""
+    """The body does not parse as it is; single values in it may be repaired."""
 
 
 def media_type(content_type: str) -> str:
@@ -96,16 +96,16 @@ def _of_json(signal: Signal, document: dict[str, Any]) -> Request:
     return request
 
 
-def decode_mended(signal: Signal, body: bytes, content_type: str = PROTOBUF) -> tuple[Request, bytes, int]:
-    """As ``decode``, of a body that ``decode`` refused: single values that do not parse are mended (``mend.py``).
+def decode_repaired(signal: Signal, body: bytes, content_type: str = PROTOBUF) -> tuple[Request, bytes, int]:
+    """As ``decode``, of a body that ``decode`` refused: single values that do not parse are repaired (``repair.py``).
 
-    Returns (request, its protobuf encoding, values mended). Raises ``Rejected``. Takes up to a second: not for the event loop.
+    Returns (request, its protobuf encoding, values repaired). Raises ``Rejected``. Takes up to a second: not for the event loop.
     """
     try:
         if media_type(content_type) == PROTOBUF:
-            payload, count = mended(signal, body)
+            payload, count = repaired(signal, body)
             return decode(signal, payload, PROTOBUF), payload, count
-        document, count = mended_json(body)
+        document, count = repaired_json(body)
         request = _of_json(signal, json_ids.with_ids(document))
         return request, request.SerializeToString(), count
     except (ValueError, RecursionError):
@@ -178,28 +178,28 @@ def count(request: Request) -> int:
 
 
 def receive(
-    signal: Signal, body: bytes, content_type: str, encoding: str, limit_bytes: int = MAX_BODY_BYTES, *, mend: bool = True
+    signal: Signal, body: bytes, content_type: str, encoding: str, limit_bytes: int = MAX_BODY_BYTES, *, repair: bool = True
 ) -> Received:
     """All of it: decompress, parse, screen. Raises ``Rejected`` and its kinds only.
 
-    ``mend``: whether single values that do not parse are mended; else ``Unparsed`` is raised for them.
+    ``repair``: whether single values that do not parse are repaired; else ``Unparsed`` is raised for them.
     """
     kind = media_type(content_type)
     plain = inflate(body, encoding, limit_bytes)
-    mended_values = 0
+    repaired_values = 0
     try:
         request, payload = decode(signal, plain, kind), plain if kind == PROTOBUF else None
     except Unparsed as unparsed:
-        if not mend:
+        if not repair:
             raise
         try:
-            request, payload, mended_values = decode_mended(signal, plain, kind)
+            request, payload, repaired_values = decode_repaired(signal, plain, kind)
         except Rejected:
             raise unparsed from None  # its words say more
     request, rejected, message = screen(signal, request)
     if rejected or payload is None:
         payload = request.SerializeToString()
-    if mended_values:
-        told = f"{mended_values} value{'s' if mended_values > 1 else ''} mended: text that is no UTF-8, or a number out of range"
+    if repaired_values:
+        told = f"{repaired_values} value{'s' if repaired_values > 1 else ''} repaired: text that is no UTF-8, or a number out of range"
         message = f"{message}; {told}" if message else told
-    return Received(payload, count(request), rejected, message, mended_values)
+    return Received(payload, count(request), rejected, message, repaired_values)

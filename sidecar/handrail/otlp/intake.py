@@ -20,8 +20,8 @@ _HEAVY_BYTES: Final = 32 << 10
 _LIGHT_BYTES: Final = 1 << 20
 _OFF_LOOP_AT_ONCE: Final = 2
 
-MENDED: Final = "Values of senders that were mended: text that is no UTF-8, numbers out of range"
-"""What ``IntakeStats.values_mended`` counts."""
+REPAIRED: Final = "Values of senders that were repaired: text that is no UTF-8, numbers out of range"
+"""What ``IntakeStats.values_repaired`` counts."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class IntakeStats:
     requests: dict[Signal, int] = field(default_factory=lambda: dict.fromkeys(Signal, 0))
     items: dict[Signal, int] = field(default_factory=lambda: dict.fromkeys(Signal, 0))
     payload_bytes: int = 0
-    values_mended: int = 0  # text that is no UTF-8, numbers out of range: each would have cost its request
+    values_repaired: int = 0  # text that is no UTF-8, numbers out of range: each would have cost its request
     items_rejected: int = 0  # dropped one by one (partial success)
     requests_rejected: int = 0  # refused for good
     requests_refused: int = 0  # refused for now: full or stopping
@@ -149,19 +149,19 @@ class Intake:
         stats.items[signal] += received.items
         stats.payload_bytes += len(received.payload)
         stats.items_rejected += received.rejected
-        if received.mended:
-            if not stats.values_mended:
+        if received.repaired:
+            if not stats.values_repaired:
                 _LOG.warning("a sender of %s: %s; counted from here on", signal.value, received.message)
-            stats.values_mended += received.mended
+            stats.values_repaired += received.repaired
         return Accepted(received.rejected, received.message)
 
     async def _decoded(self, signal: Signal, body: bytes, content_type: str, encoding: str) -> Received:
         heavy = encoding.strip().lower() not in IDENTITY or not content_type.startswith(PROTOBUF)
         if len(body) <= (_HEAVY_BYTES if heavy else _LIGHT_BYTES):
             try:
-                return receive(signal, body, content_type, encoding, self.max_body_bytes, mend=False)
+                return receive(signal, body, content_type, encoding, self.max_body_bytes, repair=False)
             except Unparsed:
-                pass  # to mend it takes longer
+                pass  # to repair it takes longer
         async with self._off_loop:  # also bounds what is decompressed at once, before the budget knows its size
             return await asyncio.to_thread(receive, signal, body, content_type, encoding, self.max_body_bytes)
 

@@ -29,7 +29,7 @@ class PayloadRejected(Rejected):
 
 
 class KeptOut(Retryable):
-    """We and the peer do not trust each other; nothing is wrong with the payload, and it waits until somebody mends that."""
+    """We and the peer do not trust each other; nothing is wrong with the payload, and it waits until somebody repairs that."""
 
 
 class Unauthorized(KeptOut):

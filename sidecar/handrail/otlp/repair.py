@@ -1,10 +1,10 @@
-"""An export request that does not parse because of single values in it: those are mended, the rest arrives as it was sent.
+"""An export request that does not parse because of single values in it: those are repaired, the rest arrives as it was sent.
 
 protobuf refuses a whole request for one string that is not UTF-8 (a host name in Latin-1, a text cut within a character), and
 JSON's reader one for a number out of range. Only senders of such values pay for this: it runs after a request was refused.
 
 Of such a string the bytes that are not ASCII become ``?``, of one that is only cut the last character; so it keeps its length,
-and is mended where it lies. Numbers out of range become the nearest in range, or text in an attribute.
+and is repaired where it lies. Numbers out of range become the nearest in range, or text in an attribute.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _table(signal: Signal) -> _Message:
     return made(SHAPES[signal].request.DESCRIPTOR)
 
 
-def mended(signal: Signal, body: bytes) -> tuple[bytes, int]:
+def repaired(signal: Signal, body: bytes) -> tuple[bytes, int]:
     """``body`` with every string in it UTF-8, and how many were not; as long as it was.
 
     Only what does not parse is looked into. Raises ``ValueError`` where it is no protobuf message, or looking takes too long.
@@ -113,8 +113,8 @@ def _same_length(text: bytes, error: UnicodeDecodeError) -> bytes:
     return text.decode("ascii", "replace").replace("\ufffd", "?").encode()
 
 
-def mended_json(body: bytes) -> tuple[Any, int]:
-    """The document in ``body`` with text that protobuf takes and numbers in range; how many values were mended.
+def repaired_json(body: bytes) -> tuple[Any, int]:
+    """The document in ``body`` with text that protobuf takes and numbers in range; how many values were repaired.
 
     Raises ``ValueError`` and ``RecursionError`` where it is no JSON.
     """

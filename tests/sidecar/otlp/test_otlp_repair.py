@@ -1,4 +1,4 @@
-"""Requests that do not parse because of single values: what is mended, what is left, and how much work that may be."""
+"""Requests that do not parse because of single values: what is repaired, what is left, and how much work that may be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from handrail.otlp.contract import Rejected, Signal
 from handrail.otlp.decode import JSON, PROTOBUF, Unparsed, receive
 from handrail.otlp.fields import delimited
-from handrail.otlp.mend import mended
+from handrail.otlp.repair import repaired
 from otlp_parts import RAW, span, spans_of, traces
 
 MARK = b"@@@@@@@@"
@@ -66,16 +66,16 @@ def is_text(data: bytes) -> bool:
 def test_text_is_mended_wherever_it_stands(signal: Signal, index: int) -> None:
     body = with_bad(signal, index, b"ab\xff\xfecd\xe9f")
     with pytest.raises(Unparsed):
-        receive(signal, body, PROTOBUF, "", mend=False)
+        receive(signal, body, PROTOBUF, "", repair=False)
     received = receive(signal, body, PROTOBUF, "")
     assert received.payload == with_bad(signal, index, b"ab??cd?f")
-    assert (received.mended, received.rejected) == (1, 0)
+    assert (received.repaired, received.rejected) == (1, 0)
 
 
 @given(st.sampled_from(PLACES), BAD)
 def test_any_eight_bytes_cost_no_more_than_their_text(place: tuple[Signal, int], bad: bytes) -> None:
     received = receive(place[0], with_bad(*place, bad), PROTOBUF, "")
-    assert received.mended == (0 if is_text(bad) else 1)
+    assert received.repaired == (0 if is_text(bad) else 1)
     at = with_bad(*place, bad).index(bad)
     assert received.payload[:at] == with_bad(*place, bad)[:at]
     assert received.payload[at + len(bad) :] == with_bad(*place, bad)[at + len(bad) :]
@@ -99,14 +99,14 @@ def test_damage_that_is_no_text_is_refused_as_before(path: Any) -> None:
     body = path.read_bytes()
     for cut in range(1, len(body), max(1, len(body) // 40)):
         with suppress(Rejected):  # a request may be whole at a cut between two of its entries
-            assert receive(Signal.TRACES, body[:cut], PROTOBUF, "").mended == 0
+            assert receive(Signal.TRACES, body[:cut], PROTOBUF, "").repaired == 0
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_mended_or_refused(body: bytes) -> None:
     for signal in Signal:
         try:
-            found, _ = mended(signal, body)
+            found, _ = repaired(signal, body)
         except ValueError:
             continue
         assert len(found) == len(body)
@@ -116,13 +116,13 @@ def test_the_work_is_bounded() -> None:
     empty = delimited(9, b"")
     many = delimited(1, empty * 600_000 + delimited(3, b"\xff"))  # unknown fields of a resource's entry, and a bad text
     with pytest.raises(ValueError, match="too many fields"):
-        mended(Signal.TRACES, many)
+        repaired(Signal.TRACES, many)
     nested = delimited(1, b"\xff")
     for _ in range(90):
         nested = delimited(5, delimited(1, nested + b"\x0a\x00"))
     body = delimited(1, delimited(2, delimited(2, delimited(9, delimited(2, nested) * 300))))
     with pytest.raises(ValueError, match=r"too many bytes|nested too deep"):
-        mended(Signal.TRACES, body)
+        repaired(Signal.TRACES, body)
 
 
 def json_span(**fields: Any) -> bytes:
@@ -149,7 +149,7 @@ def test_a_value_of_json_costs_that_attribute(value: dict[str, Any], shown: dict
     received = receive(Signal.TRACES, attribute(value), JSON, "")
     (found,) = spans_of([received.payload])[0].attributes
     assert {found.value.WhichOneof("value"): getattr(found.value, str(found.value.WhichOneof("value")))} == shown
-    assert received.mended == 1
+    assert received.repaired == 1
 
 
 def test_times_of_json_beyond_64_bits_are_the_nearest() -> None:
@@ -161,11 +161,11 @@ def test_times_of_json_beyond_64_bits_are_the_nearest() -> None:
 def test_bytes_of_json_that_are_not_utf8() -> None:
     received = receive(Signal.TRACES, json_span(name="M@ller").replace(b"@", b"\xfc"), JSON, "")
     assert spans_of([received.payload])[0].name == "M\ufffdller"
-    assert received.mended == 1
+    assert received.repaired == 1
 
 
 def test_a_request_that_parses_is_not_looked_into() -> None:
     body = ExportTraceServiceRequest.FromString(RAW[0].read_bytes()).SerializeToString()
     received = receive(Signal.TRACES, body, PROTOBUF, "")
     assert received.payload is body
-    assert received.mended == 0
+    assert received.repaired == 0
