@@ -44,7 +44,7 @@ from handrail.segments import Damage, Full
 
 _LOG = logging.getLogger(__name__)
 _FAULT_WAIT_S: Final = 1.0
-_MEND_S: Final = 1.0
+_REPAIR_S: Final = 1.0
 """How often a failing disk under the spool is tried again."""
 
 
@@ -195,7 +195,7 @@ class Exporter:
         self._tasks = [
             asyncio.create_task(self._flush_on_time()),
             asyncio.create_task(self._send_in_order(client, self._spool)),
-            asyncio.create_task(self._mend_on_time(self._spool)),
+            asyncio.create_task(self._repair_on_time(self._spool)),
         ]
 
     def sink(self, record: Observation) -> None:
@@ -331,9 +331,9 @@ class Exporter:
             if not self.flush():
                 await asyncio.sleep(self._settings.flush_interval_s)
 
-    async def _mend_on_time(self, spool: Spool) -> None:
+    async def _repair_on_time(self, spool: Spool) -> None:
         while True:
-            await asyncio.sleep(_MEND_S)
+            await asyncio.sleep(_REPAIR_S)
             spool.repair()
 
     async def _send_in_order(self, client: Client, spool: Spool) -> None:

@@ -119,7 +119,7 @@ class Spool:
         return self._write_trouble or self._read_trouble
 
     @property
-    def needs_mending(self) -> bool:
+    def needs_repair(self) -> bool:
         """Whether ``repair`` has something to do."""
         return bool(self._write_trouble or self._held)
 
@@ -169,7 +169,7 @@ class Spool:
 
     def repair(self) -> bool:
         """Try the disk again, and move what is held in memory there; True where it works."""
-        if not self.needs_mending:
+        if not self.needs_repair:
             return True
         try:
             log = self._repaired()

@@ -84,7 +84,7 @@ class _Work:
             if found.wire_type != LEN:
                 continue
             if found.number in table.texts:
-                self._mend(found.value, found.end)
+                self._repair_field(found.value, found.end)
             elif (inner := table.messages.get(found.number)) is not None and not self._parses(inner, found.value, found.end):
                 self.look(inner, found.value, found.end, depth + 1)
 
@@ -98,7 +98,7 @@ class _Work:
             return False
         return True
 
-    def _mend(self, start: int, end: int) -> None:
+    def _repair_field(self, start: int, end: int) -> None:
         text = bytes(self.data[start:end])
         try:
             text.decode()
