@@ -201,9 +201,10 @@ async def many_streams(count: int, soft: int, hard: int) -> dict[str, Any]:
     """Open ``count`` streams at once through a sidecar with these limits of descriptors, and say what became of each.
 
     All are decided (begun, or refused) before the first may end. ``whole``: every byte came; ``refused``: 503 with Retry-After;
-    ``others``: what else was seen, by count. ``fds``: descriptors of the sidecar with all of them open. ``ready_during`` and ``ready_after``: status and text of /readyz. ``counted``: the
-    metric of refused streams; ``said``: lines of the log that say so. ``later``: whether one more stream was whole afterwards.
-    Raises ``OSError`` where this process may not have the descriptors itself.
+    ``others``: what else was seen, by count. ``open`` and ``fds``: streams and descriptors of the sidecar then. ``ready_during``
+    and ``ready_after``: status and text of /readyz. ``counted``: the metric of refused streams; ``said``: lines of the log that
+    say so. ``later``: whether one more stream was whole afterwards. Raises ``OSError`` where this process may not have the
+    descriptors itself.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="handrail-streams-") as folder, _own_limit(count + 200):
