@@ -9,7 +9,7 @@ When it is full the newest is refused, not the oldest dropped: the oldest are nu
 as loss), the tap's are acknowledged to their engine, and the beginning of an outage is what explains it.
 
 While the disk fails, batches are held in memory behind those on disk, and move to the disk, in order, once it works again
-(``repair``). A full disk counts as failing only while the spool itself waits for the collector: else its own file is emptied first.
+(``repair``). A full disk counts as failing only while the spool waits for the collector: else its own file is emptied first.
 """
 
 from __future__ import annotations

@@ -200,6 +200,7 @@ def receive(
     if rejected or payload is None:
         payload = request.SerializeToString()
     if repaired_values:
-        told = f"{repaired_values} value{'s' if repaired_values > 1 else ''} repaired: text that is no UTF-8, or a number out of range"
+        plural = "s" if repaired_values > 1 else ""
+        told = f"{repaired_values} value{plural} repaired: text that is not UTF-8, or a number out of range"
         message = f"{message}; {told}" if message else told
     return Received(payload, count(request), rejected, message, repaired_values)
