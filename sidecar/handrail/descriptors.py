@@ -6,7 +6,6 @@ for the files, so that peers who only connect cannot take the last descriptor.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import time
@@ -16,9 +15,6 @@ from typing import Final
 
 MOST_DESCRIPTORS: Final = 1_048_576
 """The soft limit is not raised beyond this: the default of Linux's ``fs.nr_open``."""
-
-OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""What an ``OSError`` says when this process, or the system, has none left: worth another try."""
 
 CROWDED_SHARE: Final = 0.9
 RECOUNT_S: Final = 0.25

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
-SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of a process, or host, that has no descriptor left: nothing is wrong with the file, and the call may work later."""
 
 FOLDER_MODE: Final = 0o750

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.files import SHORT_OF_DESCRIPTORS, Files, OsFiles
+from handrail.files import OUT_OF_DESCRIPTORS, Files, OsFiles
 from handrail.segment_file import HEADER_BYTES, Damage, SegmentFile, Stored, pack_header
 
 __all__ = [
@@ -454,4 +454,4 @@ def _full(error: OSError) -> Full | None:
     """What ``error`` is where it only says that something has come to its end."""
     if error.errno in _NO_SPACE:
         return DiskFull(str(error))
-    return NoDescriptors(str(error)) if error.errno in SHORT_OF_DESCRIPTORS else None
+    return NoDescriptors(str(error)) if error.errno in OUT_OF_DESCRIPTORS else None

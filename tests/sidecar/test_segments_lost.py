@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from failing_files import FailingFiles
-from handrail.files import SHORT_OF_DESCRIPTORS
+from handrail.files import OUT_OF_DESCRIPTORS
 from handrail.segments import Damage, FolderGoneError, Limits, NoDescriptors, SegmentLog
 
 SMALL = Limits(max_bytes=2000, segment_bytes=200, max_record_bytes=120)
@@ -113,7 +113,7 @@ def test_a_segment_that_someone_else_removed_does_not_keep_the_later_ones(tmp_pa
     log.close()
 
 
-@pytest.mark.parametrize("code", sorted(SHORT_OF_DESCRIPTORS))
+@pytest.mark.parametrize("code", sorted(OUT_OF_DESCRIPTORS))
 def test_without_a_descriptor_for_the_next_segment_nothing_is_taken_and_later_it_is(code: int) -> None:
     files = FailingFiles()
     log = SegmentLog("log", SMALL, files=files)
@@ -129,7 +129,7 @@ def test_without_a_descriptor_for_the_next_segment_nothing_is_taken_and_later_it
     assert len(list(log.read(0))) == 2
 
 
-@pytest.mark.parametrize("code", sorted(SHORT_OF_DESCRIPTORS))
+@pytest.mark.parametrize("code", sorted(OUT_OF_DESCRIPTORS))
 def test_without_a_descriptor_for_a_new_name_the_group_is_taken_back_and_the_next_one_is_kept(code: int) -> None:
     files = FailingFiles()
     log = SegmentLog("log", SMALL, files=files)

@@ -18,9 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.descriptors import OUT_OF_DESCRIPTORS
 from handrail.export.spool import KIND_OF_SIGNAL, SIGNAL_OF_KIND
-from handrail.files import Files
+from handrail.files import OUT_OF_DESCRIPTORS, Files
 from handrail.otlp.contract import Rejected, Retryable, Signal
 from handrail.otlp.refusals import Unavailable
 from handrail.segments import Damage, FolderGoneError, Full, Limits, NoDescriptors, SegmentLog, Stored

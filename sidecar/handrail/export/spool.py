@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.files import SHORT_OF_DESCRIPTORS, Files, MemoryFiles, OsFiles
+from handrail.files import OUT_OF_DESCRIPTORS, Files, MemoryFiles, OsFiles
 from handrail.otlp.contract import Signal
 from handrail.segment_file import HEADER_BYTES
 from handrail.segments import Damage, DiskFull, FolderGoneError, Full, Limits, NoDescriptors, SegmentLog, Stored
@@ -304,7 +304,7 @@ class Spool:
         if not self._read_trouble:
             _LOG.error("spool %s: cannot be read, tried again: %s", self._folder, error)
         self._read_trouble = _reason(error)
-        if error.errno in SHORT_OF_DESCRIPTORS:
+        if error.errno in OUT_OF_DESCRIPTORS:
             return
         self._failed_reads += 1
         if self._failed_reads >= READ_TRIES:

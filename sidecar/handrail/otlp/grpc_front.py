@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from handrail.accepting import Acceptor, reset_at_close
 from handrail.connections import Expiry, Gate, Refusal
-from handrail.descriptors import OUT_OF_DESCRIPTORS
+from handrail.files import OUT_OF_DESCRIPTORS
 
 log = logging.getLogger(__name__)
 

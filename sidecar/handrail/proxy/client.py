@@ -12,7 +12,7 @@ import struct
 from enum import Enum
 from typing import cast
 
-from handrail.descriptors import OUT_OF_DESCRIPTORS
+from handrail.files import OUT_OF_DESCRIPTORS
 from handrail.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
 from handrail.proxy.exchange import Ending, Observation
 from handrail.proxy.head import BadRequestError, HeadReader, HeadTooLongError, RequestHead

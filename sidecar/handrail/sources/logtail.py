@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from handrail.files import SHORT_OF_DESCRIPTORS, replace_file
+from handrail.files import OUT_OF_DESCRIPTORS, replace_file
 
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
 """What stands there is no file: one that comes later is read from its beginning."""
@@ -299,7 +299,7 @@ class FileTail:
         except FileNotFoundError:
             return False
         except OSError as error:
-            if candidate == self.path or error.errno in SHORT_OF_DESCRIPTORS:
+            if candidate == self.path or error.errno in OUT_OF_DESCRIPTORS:
                 raise
             return False
 
