@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import io
 import os
 import re
 import socket
@@ -201,7 +200,7 @@ def spool(operation: str) -> Trial:
         failed, trouble = found.errors, found.trouble
         files.failing = {}
         assert delivered == list(range(5))
-        assert found.mend()
+        assert found.repair()
         assert found.trouble == ""
         return DEGRADE if failed and trouble else NONE
 
@@ -262,7 +261,7 @@ async def kept_position(code: int, folder: Path) -> str:
     source = LogSource(LogSettings(paths=(str(path),), positions=folder / "positions"), PROCESS, _take)
     source._tails = [FileTail(path, TailSettings())]
     source._tails[0].poll()
-    with failing_calls(io, "open", code), failing_calls(Path, "replace", code):
+    with failing_calls(os, "replace", code):
         source._save()
     assert source._kept == {}
     source._save()
@@ -276,7 +275,7 @@ async def _take(_: object) -> bool:
 
 
 async def ready_file(code: int, folder: Path) -> str:
-    with failing_calls(Path, "write_text", code), pytest.raises(OSError, match=r"."):
+    with failing_calls(os, "replace", code), pytest.raises(OSError, match=r"."):
         write_ready(folder / "ready.json", {})
     return STOP
 

@@ -61,11 +61,11 @@ def test_whatever_fails_evidence_goes_on_in_order_and_back_to_the_disk(operation
     if (operation, code) != ("unlink", errno.ENOENT):  # what is gone need not be removed
         assert spool.errors > 0
         assert spool.trouble
-        assert not spool.mend()
+        assert not spool.repair()
     files.failing = {}
     while (left := take(spool)) is not None:
         found.append(left)
-    assert spool.mend()
+    assert spool.repair()
     assert (spool.trouble, spool.held_bytes, spool.waiting_bytes) == ("", 0, 0)
     put(spool, 12, 13)
     spool.close()
@@ -80,9 +80,9 @@ def test_half_a_batch_that_cannot_be_cut_off_is_cut_off_later(code: int) -> None
     put(spool, 0)
     files.failing = {"write": code, "truncate": code}
     put(spool, 1, 2)
-    assert not spool.mend()
+    assert not spool.repair()
     files.failing = {}
-    assert spool.mend()
+    assert spool.repair()
     put(spool, 3)
     spool.close()
     assert drained(reopened(files)) == [0, 1, 2, 3]
@@ -104,9 +104,9 @@ def test_a_full_disk_recovers_as_soon_as_there_is_room() -> None:
     put(spool, *range(10), size=8_000)
     assert spool.trouble == "No space left on device"
     assert spool.held_bytes > 0
-    assert not spool.mend()
+    assert not spool.repair()
     assert [take(spool) for _ in range(8)] == list(range(8))
-    assert spool.mend()
+    assert spool.repair()
     assert spool.trouble == ""
     assert drained(spool) == [8, 9]
 
@@ -116,9 +116,9 @@ def test_a_disk_that_others_filled_takes_batches_again_when_they_leave() -> None
     spool = Spool("spool", MIB, files=files)
     files.failing = {"write": errno.ENOSPC}
     put(spool, 0, 1)
-    assert not spool.mend()
+    assert not spool.repair()
     files.failing = {}
-    assert spool.mend()
+    assert spool.repair()
     assert spool.held_bytes == 0
     spool.close()
     assert drained(reopened(files)) == [0, 1]
@@ -150,7 +150,7 @@ def test_what_is_being_sent_while_it_moves_to_the_disk_is_acknowledged_there() -
     sending = spool.first()
     assert sending is not None
     files.failing = {}
-    assert spool.mend()
+    assert spool.repair()
     spool.acknowledge(sending.next_offset)
     assert drained(spool) == [1]
     spool.close()
@@ -222,7 +222,7 @@ def test_a_folder_deleted_or_replaced_costs_nothing_and_is_made_again(
     assert spool.held_bytes == spool.waiting_bytes
     spool.acknowledge(sending.next_offset)
     assert take(spool) == 1
-    assert spool.mend()
+    assert spool.repair()
     assert (spool.trouble, spool.held_bytes) == ("", 0)
     put(spool, 8)
     assert take(spool) == 2
@@ -257,7 +257,7 @@ def test_a_moved_folder_that_comes_back_sends_nothing_twice(tmp_path: Path) -> N
     folder.rename(tmp_path / "away")
     put(spool, 2)
     (tmp_path / "away").rename(folder)
-    assert spool.mend()
+    assert spool.repair()
     assert drained(spool) == [0, 1, 2]
     spool.close()
 
@@ -269,9 +269,9 @@ def test_an_episode_is_logged_once_and_its_end_once(caplog: pytest.LogCaptureFix
         files.failing = {"write": errno.EROFS}
         put(spool, *range(5))
         for _ in range(5):
-            spool.mend()
+            spool.repair()
         files.failing = {}
-        assert spool.mend()
+        assert spool.repair()
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
     assert "Read-only file system; evidence goes on from memory" in caplog.text
     assert "the disk takes batches again" in caplog.text
@@ -313,14 +313,14 @@ def test_any_order_of_failures_delivers_each_batch_once_and_in_order(seed: int) 
         elif act < 0.95:
             files.failing.clear()
         else:
-            spool.mend()
+            spool.repair()
         if files.failing.get("is_at"):
             files.failing.pop("is_at")
     files.failing.clear()
     if sending is not None:
         spool.acknowledge(sending.next_offset)
         found.append(sending.at_unix_ns)
-    spool.mend()
+    spool.repair()
     held = [batch.at_unix_ns for batch in spool.held()]
     if draw.random() < 0.5:
         spool.close()
