@@ -162,10 +162,10 @@ def _said(readiness: str) -> str:
     return "degraded" if "degraded" in readiness else "ok" if readiness.startswith("ok") else "not ready"
 
 
-async def _spool_full(context: Context, size: str, *, recovers: bool = False) -> Got:
+async def _spool_full(context: Context, size: str) -> Got:
     with small_disk(context.folder / "disk", size) as disk:
         ballast = disk / "ballast"
-        return await _spool(context, disk / "spool", lambda: fill(disk), ballast.unlink, recovers=recovers)
+        return await _spool(context, disk / "spool", lambda: fill(disk), ballast.unlink, recovers=True)
 
 
 async def _spool_faulty(context: Context, faults: dict[str, int], wait_ms: int = 0, *, slow: bool = False) -> Got:
@@ -218,8 +218,8 @@ TRIALS: tuple[Trial, ...] = (
     ),
     _of_data("deleted", "ends with a status, nothing acknowledged after it was noticed", lambda c: _data_gone(c, False)),
     _of_data("replaced", f"ends with a status; in the folder that was moved away {_ONCE}", lambda c: _data_gone(c, True)),
-    _of_spool("full", _EVIDENCE, lambda c: _spool_full(c, "16m")),
-    _of_spool("full_tiny", f"a disk smaller than a segment: {_RECOVERS}", lambda c: _spool_full(c, "256k", recovers=True)),
+    _of_spool("full", _RECOVERS, lambda c: _spool_full(c, "16m")),
+    _of_spool("full_tiny", f"a disk smaller than a segment: {_RECOVERS}", lambda c: _spool_full(c, "256k")),
     _of_spool("read_only", _EVIDENCE, lambda c: _spool_faulty(c, READ_ONLY)),
     _of_spool("io_error", _EVIDENCE, lambda c: _spool_faulty(c, {**_EIO, "open": errno.EIO, "name": errno.EIO})),
     _of_spool(
