@@ -76,7 +76,7 @@ def decode(signal: Signal, body: bytes, content_type: str) -> Request:
         return request
     try:
         json_format.ParseDict(json_ids.tree(body), request, ignore_unknown_fields=True)
-    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # Beside ParseError, the parser lets through what it trips over when a list or a string stands where an object belongs.
         raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
     return request
