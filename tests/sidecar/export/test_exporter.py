@@ -301,7 +301,7 @@ async def test_a_disk_that_fails_for_good_lets_all_through_numbered_and_says_so(
 
 
 async def test_the_disk_is_tried_again_by_itself(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.export.exporter._MEND_S", 0.001)
+    monkeypatch.setattr("handrail.export.exporter._REPAIR_S", 0.001)
     collector.down = True
     files = FailingFiles()
     sending = exporter(collector, folder="spool", files=files)
