@@ -457,6 +457,7 @@ async def test_another_protocol_on_the_http_port_is_counted_not_logged(greeting:
         writer.write(greeting)
         assert (await asyncio.wait_for(reader.read(12), 60)).startswith(b"HTTP/1.")
         writer.transport.abort()
+        assert isinstance(receiver, OtlpServer)
         assert receiver.http_gate.malformed == 1
     assert caplog.records == []
 
