@@ -201,9 +201,10 @@ async def many_streams(count: int, soft: int, hard: int) -> dict[str, Any]:
     """Open ``count`` streams at once through a sidecar with these limits of descriptors, and say what became of each.
 
     All are decided (begun, or refused) before the first may end. ``whole``: every byte came; ``refused``: 503 with Retry-After;
-    ``others``: what else was seen, by count. ``ready_during`` and ``ready_after``: status and text of /readyz. ``counted``: the
-    metric of refused streams; ``said``: lines of the log that say so. ``later``: whether one more stream was whole afterwards.
-    Raises ``OSError`` where this process may not have the descriptors itself.
+    ``others``: what else was seen, by count. ``open`` and ``fds``: streams and descriptors of the sidecar then. ``ready_during``
+    and ``ready_after``: status and text of /readyz. ``counted``: the metric of refused streams; ``said``: lines of the log that
+    say so. ``later``: whether one more stream was whole afterwards. Raises ``OSError`` where this process may not have the
+    descriptors itself.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="handrail-streams-") as folder, _own_limit(count + 200):
@@ -234,6 +235,7 @@ async def _through(count: int, addresses: dict[str, str], upstream: asyncio.subp
         await asyncio.wait_for(asyncio.gather(*(each.decided.wait() for each in clients)), WITHIN_S)
         during = await _page(admin, "/readyz")
         open_streams = await _sum(admin, "handrail_sidecar_proxy_streams")
+        open_fds = int(await _sum(admin, "handrail_descriptors_open"))
         assert upstream.stdin is not None
         upstream.stdin.write(b"end\n")
         await asyncio.wait_for(asyncio.gather(*running), WITHIN_S)
@@ -254,6 +256,7 @@ async def _through(count: int, addresses: dict[str, str], upstream: asyncio.subp
         "refused": sum(each.refused for each in clients),
         "others": {text: others.count(text) for text in sorted(set(others))},
         "open": int(open_streams),
+        "fds": open_fds,
         "counted": int(await _sum(admin, "handrail_sidecar_proxy_refused_streams_total")),
         "ready_during": list(during),
         "ready_after": list(after),

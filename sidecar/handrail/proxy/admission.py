@@ -98,14 +98,17 @@ class Admission:
         self.streams -= 1
         self._owed -= 1
 
-    def connecting(self) -> None:
-        """The upstream connection of a stream is being opened."""
+    def connected(self) -> None:
+        """The upstream connection of a stream is open.
+
+        It is owed until then: a count of descriptors between the decision to open one and its opening would not see it.
+        """
         self._owed -= 1
         if self._budget is not None:
             self._budget.take()
 
     def disconnected(self) -> None:
-        """The upstream connection of a stream is closed, or was not opened."""
+        """The upstream connection of a stream is closed."""
         if self._budget is not None:
             self._budget.give_back()
 
@@ -125,8 +128,8 @@ class Admission:
     def has_room(self) -> bool:
         """Whether one more connection may be accepted: for a stream, or for a 503."""
         undecided = self.connections - self.streams  # in a handshake, or refused; the former are to be streams
-        if undecided < REFUSALS:
-            return self._budget is None or self._budget.free() > 0
+        if undecided < REFUSALS:  # those may use half of the reserve: a 503 is better than silence
+            return self._budget is None or self._budget.limit - self._budget.in_use() > self._budget.reserved // 2
         if self._most is not None and self.streams + undecided >= self._most:
             return False
         return self._budget is None or self._free(self._budget) - undecided >= DESCRIPTORS_EACH

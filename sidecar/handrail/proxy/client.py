@@ -250,8 +250,6 @@ class ClientSide(asyncio.Protocol):
             return False
         if self.upstream is None:
             self._phase = _Phase.CONNECT
-            self.relay.admission.connecting()
-            self._owed = False
             loop = asyncio.get_running_loop()
             self._connecting = loop.create_task(self._connect())
         else:
@@ -352,10 +350,8 @@ class ClientSide(asyncio.Protocol):
         settings, loop = self.relay.settings, asyncio.get_running_loop()
         # Not wait_for: before Python 3.12 it makes a second task, on the way of every first request.
         timer = loop.call_later(settings.connect_timeout_s, self._connect_timed_out)
-        opened = False
         try:
             await loop.create_connection(lambda: UpstreamSide(self), settings.upstream_host, settings.upstream_port)
-            opened = True
         except ConnectionRefusedError:
             self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
         except (OSError, ValueError) as error:  # the latter: a host name that cannot be asked for
@@ -366,8 +362,6 @@ class ClientSide(asyncio.Protocol):
         finally:
             timer.cancel()
             self._connecting = None
-            if not opened:
-                self.relay.admission.disconnected()
 
     def _connect_timed_out(self) -> None:
         if self._connecting is not None:
@@ -381,17 +375,20 @@ class ClientSide(asyncio.Protocol):
             self.flight.error_type = error_type
         self._give_up(status, kind, f"upstream {self.relay.settings.upstream} {what}", Ending.UNREACHABLE)
 
-    def connected(self, upstream: UpstreamSide) -> None:
-        """The upstream connection stands; called by it, before anything else is."""
+    def connected(self, upstream: UpstreamSide) -> bool:
+        """The upstream connection stands; called by it, before anything else is. False: nobody wants it any more."""
         if self._phase is not _Phase.CONNECT:
             upstream.transport.abort()  # the client left meanwhile
-            return
+            return False
+        self.relay.admission.connected()
+        self._owed = False
         self.upstream = upstream
         self.relay.stats.upstream_connections += 1
         self._send_head()
         self._advance()
         self.regulate()
         _limit_unsent(self._socket)  # before the first answer, but not before the first request went out
+        return True
 
     def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None:
         """The upstream connection is gone; the client's ends with it, as it would have without us."""

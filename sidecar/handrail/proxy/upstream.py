@@ -30,6 +30,7 @@ class UpstreamSide(asyncio.Protocol):
         self.blocked = False  # the upstream took not all that was written
         self.opaque = False  # the response is not HTTP that can be read: bytes are passed until somebody closes
         self._client = client
+        self._counted = False  # among the process's descriptors, by the admission
         self._flight: Observation | None = None
         self._watch: ResponseWatch | None = None
         self._reading_paused = False
@@ -45,7 +46,7 @@ class UpstreamSide(asyncio.Protocol):
         if raw is not None:
             with contextlib.suppress(OSError):  # uvloop and asyncio do so too; here it does not hang on them
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._client.connected(self)
+        self._counted = self._client.connected(self)
 
     @property
     def ends_by_close(self) -> bool:
@@ -116,7 +117,8 @@ class UpstreamSide(asyncio.Protocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._client.relay.admission.disconnected()
+        if self._counted:
+            self._client.relay.admission.disconnected()
         until_close = self._watch is not None and self._watch.until_close
         self._client.upstream_lost(exc, until_close=until_close, opaque=self.opaque)
 

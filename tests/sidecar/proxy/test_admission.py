@@ -85,7 +85,7 @@ def test_stream_costs_two_descriptors_from_its_admission_on() -> None:
     while found.has_room() and found.admit("peer") is None and found.stream():
         taken += 1
         if taken % 2:
-            found.connecting()  # half of them have their upstream connection
+            found.connected()  # half of them have their upstream connection
     assert taken == fit
     assert found.crowded
     assert f"{fit} streams are open and {fit} fit" in found.problem()
@@ -105,6 +105,30 @@ def test_refusals_are_bounded_and_leave_descriptors_to_others() -> None:
     assert 1000 - found.streams * 2 - REFUSALS >= KEPT - REFUSALS
 
 
+def test_recount_between_decision_and_opening_loses_no_descriptor() -> None:
+    """What was decided and not opened yet is in no count of the process's descriptors."""
+    opened, now = [0], [0.0]
+    found = Admission(DescriptorBudget(1000, 100, clock=lambda: now[0], count=lambda: opened[0]))
+    streams = 0
+    while found.has_room():
+        opened[0] += 1  # the accepted connection; its upstream's is never opened
+        found.admit("peer")
+        streams += found.stream()
+        now[0] += 1.0  # counted anew each time
+    assert streams <= (1000 - 100 - KEPT) // DESCRIPTORS_EACH
+    assert found.connections - found.streams == REFUSALS
+
+
+def test_refusals_go_on_where_others_have_taken_what_was_kept_for_them() -> None:
+    others = [0]
+    found = Admission(DescriptorBudget(1000, 100, clock=iter(range(10**6)).__next__, count=lambda: others[0]))
+    others[0] = 920
+    assert not found.stream()
+    assert found.has_room()
+    others[0] = 950
+    assert not found.has_room()
+
+
 def test_connections_in_their_handshake_count_as_the_streams_that_they_will_be() -> None:
     found = Admission(budget(1000, 0))
     accepted = 0
@@ -122,7 +146,7 @@ def test_everything_is_given_back() -> None:
         found.admit("peer")
         assert found.stream()
         if connected:
-            found.connecting()
+            found.connected()
             found.disconnected()
         found.closed(stream=True, owed=not connected)
     assert (found.free_streams(), found.streams, found.connections) == (before, 0, 0)
