@@ -52,6 +52,9 @@ MEASURED_EVERY: Final = 64
 PEAK_BYTES, PEAK_TIMES = 24 << 20, 40
 """Of one case: what it may take at most, as a constant and as a multiple of the input."""
 
+KEPT_BYTES, KEPT_AFTER = 4096, 1000
+"""New behaviour is kept where it is rarer than the first inputs show, and small."""
+
 MOST_POOL: Final = 600
 MOST_FAILURES: Final = 20
 _NUMBERS: Final = re.compile(r"\d+")
@@ -107,6 +110,8 @@ def run(reader: Reader, seed: int, cpu_s: float, *, keep: Path | None = None, cu
                 _keep(keep, reader.name, data, "failed")
             if outcome is not None and outcome not in seen:
                 seen.add(outcome)
+                if keep is not None and len(data) <= KEPT_BYTES and report.cases > KEPT_AFTER:
+                    _keep(keep, reader.name, data, "new")
                 if len(pool) < len(seeds) + MOST_POOL:
                     pool.append(data)
                 else:
@@ -226,7 +231,17 @@ async def trial(ctx: Context, reader: str) -> Got:
     """One reader in a process of its own, bounded by the trial's deadline."""
     cpu_s = SHARES.get(reader, 1.0) * ctx.scale(CPU_S, LONG_CPU_S)
     current = ctx.folder / "current"
-    command = (sys.executable, str(Path(__file__)), reader, "--seed", str(ctx.seed), "--cpu", str(cpu_s), "--current", str(current))
+    command = (
+        sys.executable,
+        str(Path(__file__)),
+        reader,
+        "--seed",
+        str(ctx.seed),
+        "--cpu",
+        str(cpu_s),
+        "--current",
+        str(current),
+    )
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env={**os.environ, "PYTHONHASHSEED": "0"})
     try:
@@ -241,11 +256,12 @@ async def trial(ctx: Context, reader: str) -> Got:
         return f"the process ended with {child.returncode}: {err.decode(errors='replace')[-300:]}; {_current(current)}", False
     report = Report(**json.loads(out.splitlines()[-1]))
     figures = (
-        f"{report.cases:,} inputs in {report.cpu_s:g} CPU seconds, {report.outcomes} kinds of outcome, slowest {report.slowest_s:g} s, "
-        f"at most {report.peak_bytes / 2**20:.1f} MiB for one, good input read {report.good} times"
+        f"{report.cases:,} inputs in {report.cpu_s:g} CPU seconds, {report.outcomes} kinds of outcome, "
+        f"slowest {report.slowest_s:g} s, {report.peak_bytes / 2**20:.1f} MiB at most for one, good input read {report.good} times"
     )
     if report.failures:
-        return f"{figures}; {sum(report.failures.values())} failures of {len(report.failures)} kinds, first: {next(iter(report.failures))}", False
+        total, first = sum(report.failures.values()), next(iter(report.failures))
+        return f"{figures}; {total} failures of {len(report.failures)} kinds, first: {first}", False
     return f"{figures}, 0 failures", True
 
 

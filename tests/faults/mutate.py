@@ -9,6 +9,7 @@ import gzip
 import random
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 MOST_BYTES: Final = 256 << 10
@@ -206,7 +207,7 @@ def pieces(data: bytes, rng: random.Random) -> list[bytes]:
     if kind == 1 and len(data) <= 512:
         return [data[at : at + 1] for at in range(len(data))]
     cuts = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(rng.choice((1, 3, 12))))})
-    return [data[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(cuts)]
 
 
 def _span(data: bytes, rng: random.Random) -> tuple[int, int]:

@@ -51,7 +51,7 @@ from handrail.proxy.response import ResponseWatch
 from handrail.proxy.settings import ProxySettings
 from handrail.proxy.stats import ProxyStats
 from handrail.proxy.stream import End, ResponseReader
-from handrail.records import EngineSample, Exchange, LogFact, Observation, Process, ProcessEvent, Role
+from handrail.records import EngineSample, Exchange, LogFact, Observation, Process, Role
 from handrail.segments import Limits, SegmentLog
 from handrail.sources.log import LogSettings, LogSource
 from handrail.sources.logtail import LineSplitter, TailStats
@@ -705,7 +705,7 @@ class HttpReader:
         except BadChunkError as error:
             return f"bad chunk {str(error)[:30]}"
         again = ChunkedBody()
-        parts, taken = again.feed((encode(bytes(seen)) if seen else b"") + b"0\r\n" + body.trailers + b"\r\n")
+        parts, _ = again.feed((encode(bytes(seen)) if seen else b"") + b"0\r\n" + body.trailers + b"\r\n")
         held(again.done and b"".join(parts) == bytes(seen), "a body that was framed anew reads otherwise")
         return f"chunked {body.done}"
 
@@ -838,7 +838,10 @@ class SseReader:
         )
         made.append(
             bytes([3, 0])
-            + b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":3}}}\n\nevent: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
+            + b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":3}}}\n\n'
+            b"event: content_block_delta\n"
+            b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}\n\n'
+            b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
         )
         return made
 
@@ -864,7 +867,8 @@ class SseReader:
         for found in (facts.response_id, facts.model, facts.error_type, facts.error_code, *facts.finish_reasons):
             held(found is None or (found.isprintable() and len(found) <= 256), "an unbounded or unprintable word")
         held(len(facts.finish_reasons) <= 4096, "reasons without bound")
-        return f"{facts.outcome.value} {facts.ttft_text_kind} {min(facts.events, 3)} {min(facts.lost_events, 2)} {[h.value for h in facts.hints]}"
+        counts = min(facts.events, 3), min(facts.lost_events, 2)
+        return f"{facts.outcome.value} {facts.ttft_text_kind} {counts} {[h.value for h in facts.hints]}"
 
     def good(self) -> object:
         return [self.read(seed, random.Random(0)) for seed in self.seeds()[:10]]
@@ -972,7 +976,7 @@ class LogReader:
         self._heard.close()
 
     def seeds(self) -> Sequence[bytes]:
-        return [seed for seed in _logs()]
+        return _logs()
 
     def read(self, data: bytes, rng: random.Random) -> str:
         self._now += SECOND  # so many facts a second are told
@@ -1039,7 +1043,7 @@ class PageReaderReader:
         self._loop.close()
 
     def seeds(self) -> Sequence[bytes]:
-        return [page for page in _pages()]
+        return _pages()
 
     def read(self, data: bytes, rng: random.Random) -> str:
         self._taken.clear()

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from handrail.phases import Phase
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.manifest import StoreDamagedError, StoredFile, files_of
+from handrail_collector.store.damaged import QUERY_ERRORS, refusal
+from handrail_collector.store.manifest import StoredFile, files_of
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, Table, phase_column
 
@@ -72,8 +73,8 @@ def around(reader: StoreReader, row: RequestRow) -> Around:
     cursor = reader.cursor()
     try:
         return Around(since, until, _rows(cursor, reader, near, row, (since, until, every)))
-    except (duckdb.IOException, duckdb.InvalidInputException) as error:
-        raise StoreDamagedError(str(error).partition("\n")[0]) from error
+    except QUERY_ERRORS as error:
+        raise refusal(error, reader.root, near) from error
     finally:
         cursor.close()
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from handrail.sketch import GapSketch
 from handrail_collector.store import cells, files_query
 from handrail_collector.store.cells import Cuts, Measure, Scoped
-from handrail_collector.store.damaged import ADVICE
+from handrail_collector.store.damaged import ADVICE, QUERY_ERRORS, refusal
 from handrail_collector.store.files_query import Files
 from handrail_collector.store.manifest import StoreDamagedError, StoredFile
 from handrail_collector.store.read import StoreReader, newer_files
@@ -82,7 +82,7 @@ def models(reader: StoreReader, of: Scoped) -> list[str]:
     wanted = split(files, of.since_unix_ns, of.until_unix_ns).requests
     if not wanted:
         return []
-    with _asking(reader) as cursor:
+    with _asking(reader, wanted) as cursor:
         known = files_query.bind(cursor, {"requests": _files(reader, wanted)})
         return sorted(files_query.answer(cursor, cells.models(of, known))["model"].to_pylist())
 
@@ -92,7 +92,7 @@ def ask(reader: StoreReader, of: Scoped, *, fast: bool) -> Asked:
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
     files = [file for publish in reader.publishes() for file in publish.files]
-    with _asking(reader) as cursor:
+    with _asking(reader, files) as cursor:
         by_hours = rolled(reader, cursor, files, of.since_unix_ns, of.until_unix_ns, None if fast else SKETCH_COLUMNS)
         if fast and by_hours.rollups is not None:
             found = _first(_Rows.bound(reader, cursor, of, files, by_hours.rest), of, by_hours)
@@ -104,14 +104,15 @@ def ask(reader: StoreReader, of: Scoped, *, fast: bool) -> Asked:
 
 
 @contextmanager
-def _asking(reader: StoreReader) -> Iterator[duckdb.DuckDBPyConnection]:
+def _asking(reader: StoreReader, files: Sequence[StoredFile]) -> Iterator[duckdb.DuckDBPyConnection]:
     """A cursor for one question; what it cannot read is told as damage."""
     cursor = reader.cursor()
     try:
         yield cursor
-    except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid, OSError) as error:
-        what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
-        raise StoreDamagedError(f"{reader.root}: {what}; {ADVICE}") from error
+    except OSError as error:
+        raise StoreDamagedError(f"{reader.root}: {str(error).partition(chr(10))[0]}; {ADVICE}") from error
+    except QUERY_ERRORS as error:
+        raise refusal(error, reader.root, files) from error
     finally:
         cursor.close()
 

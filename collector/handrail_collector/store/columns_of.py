@@ -16,7 +16,8 @@ import duckdb
 import pyarrow as pa
 
 from handrail_collector.store import sql
-from handrail_collector.store.manifest import ManifestReader, StoreDamagedError, StoredFile, files_of
+from handrail_collector.store.damaged import QUERY_ERRORS, refusal
+from handrail_collector.store.manifest import ManifestReader, StoredFile, files_of
 from handrail_collector.store.read import VERSION_MARGIN_NS
 from handrail_collector.store.schema import Table
 
@@ -88,8 +89,8 @@ def _answer(
     with closing(duckdb.connect(":memory:", config=settings)) as connection:
         try:
             yield from connection.sql(text, params=parameters).to_arrow_reader(batch_rows)
-        except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid) as error:
-            raise StoreDamagedError(f"{root}: {error}") from error
+        except QUERY_ERRORS as error:
+            raise refusal(error, root, [*files, *newer]) from error
 
 
 def _relation(parameter: str, files: Sequence[StoredFile]) -> str:

@@ -6,15 +6,18 @@ its place renames it to ``<name>.damaged``; then it leaves the store at the next
 
 from __future__ import annotations
 
+import io
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from handrail_collector.store.manifest import StoredFile
+from handrail_collector.store.manifest import StoreDamagedError, StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,50 @@ Stamp = tuple[int, int] | None
 """Size and time of change of a file; None where there is none."""
 
 
-READ_ERRORS: Final = (pa.ArrowException, OSError)
+READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: names of columns
+
+QUERY_ERRORS: Final = (duckdb.Error, pa.ArrowInvalid)
+"""What a question over damaged files raises; and one over good ones, where it is wrong: see ``refusal``."""
+
+
+def columns_crc(names: Sequence[str]) -> int:
+    """``StoredFile.columns_crc`` of a file with these columns."""
+    return zlib.crc32(",".join(names).encode())
+
+
+def refusal(error: Exception, root: Path, files: Sequence[StoredFile]) -> Exception:
+    """What to raise for ``error`` of a question over ``files``: damage, which names a file; ``error`` itself where it is none."""
+    what = str(error).partition("\n")[0]  # the query that follows helps nobody
+    if not isinstance(error, (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid)):  # those name the file
+        looks = (_footer_is_whole, _is_as_written)  # the second reads all of it
+        damaged = next((file for whole in looks for file in files if not whole(root / file.path, file)), None)
+        if damaged is None:
+            return error
+        what = f"{root / damaged.path}: {what}"
+    return StoreDamagedError(f"{root}: {what}; {ADVICE}")
+
+
+def _footer_is_whole(path: Path, file: StoredFile) -> bool:
+    try:
+        return columns_crc(pq.read_schema(path).names) == file.columns_crc
+    except READ_ERRORS as error:
+        if of_machine(error):
+            raise
+        return False
+
+
+def _is_as_written(path: Path, file: StoredFile) -> bool:
+    return file.crc is None or zlib.crc32(path.read_bytes()) == file.crc
+
+
+def checked(file: StoredFile, data: bytes) -> pa.Table:
+    """The rows of a file whose bytes are ``data``. Raises ``READ_ERRORS`` where they are not those that were written.
+
+    The checksums of pages say nothing of the footer: a bit there makes a column another one.
+    """
+    if file.crc is not None and zlib.crc32(data) != file.crc:
+        raise pa.ArrowInvalid("its checksum is wrong")
+    return pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read()
 
 
 def read_checked(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -74,6 +120,8 @@ class DamagedFiles:
 
     def read(self, file: StoredFile, columns: Sequence[str] | None = None) -> pa.Table | None:
         """Its rows; None where it cannot be read. Raises ``OSError`` where the machine fails and not the file."""
+        if columns is None:
+            return self._reading(file, lambda path: checked(file, path.read_bytes()))
         return self._reading(file, lambda path: read_checked(path, columns))
 
     def _reading(self, file: StoredFile, read: Callable[[Path], pa.Table]) -> pa.Table | None:

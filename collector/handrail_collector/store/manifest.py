@@ -23,9 +23,9 @@ from handrail_collector.store.durable import TEMPORARY
 from handrail_collector.store.folders import files_below
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
-MANIFEST_VERSION = 5
+MANIFEST_VERSION = 6
 """Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no
-rollups, 3 no samples, 4 nothing added up."""
+rollups, 3 no samples, 4 nothing added up, 5 no checksums of files."""
 
 MANIFEST = "manifest.jsonl"
 
@@ -54,6 +54,7 @@ class StoredFile:
     max_version: int
     columns_crc: int  # CRC-32 of the column names: files of one value can be read as one table
     written_unix_ns: int = 0  # of the newest rows in it: when they were first written; 0: before version 2 told it
+    crc: int | None = None  # CRC-32 of its bytes; None: before version 6 told it
     covers: str = ""  # a rollup: path of the ``requests`` file that it was made from, and stands for as long as that is listed
 
 

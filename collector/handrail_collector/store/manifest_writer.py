@@ -26,13 +26,11 @@ class ManifestWriter:
         self._torn = False
 
     def load(self) -> None:
-        """Read it, and leave only whole lines; begin a new one. Raises ``StoreDamagedError`` and ``OSError``."""
+        """Read it; begin a new one. Raises ``StoreDamagedError`` and ``OSError``. Nothing may rely on it before ``settle``."""
         data = self._folder.read(self._path)
         parsed = parse(data, str(self._path))
         self._bytes = parsed.whole_bytes
-        if self._bytes:
-            self._cut()
-        else:
+        if not self._bytes:
             self._begin()
         self.publishes = list(parsed.publishes)
         self.retired = [retired for publish in parsed.publishes for retired in publish.retired]
@@ -44,6 +42,10 @@ class ManifestWriter:
         self._folder.put(self._path, line)
         self._folder.files.fsync_dir(str(self._folder.root))
         self._bytes = len(line)
+
+    def settle(self) -> None:
+        """Leave only whole lines, durable: what the last process wrote may not be on disk yet, and is about to be relied on."""
+        self._cut()
 
     def mend(self) -> None:
         """Make good what a failed write may have left; before anything relies on this manifest.
@@ -104,7 +106,6 @@ class ManifestWriter:
             self._folder.files.unlink(str(temporary))
 
     def _cut(self) -> None:
-        """Leave only whole lines, durable: what the last process wrote may not be on disk yet, and is about to be relied on."""
         files = self._folder.files
         with self._folder.opened(str(self._path)) as handle:
             if files.size(handle) > self._bytes:

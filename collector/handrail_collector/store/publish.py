@@ -26,7 +26,7 @@ from handrail.files import Files, OsFiles
 from handrail.segments import FolderGoneError
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.added import Added
-from handrail_collector.store.damaged import READ_ERRORS, of_machine
+from handrail_collector.store.damaged import READ_ERRORS, columns_crc, of_machine
 from handrail_collector.store.durable import TEMPORARY, DurableFolder
 from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.folders import SUFFIX, files_below
@@ -258,6 +258,7 @@ class Publisher:
     def _sort_out_unlisted(self, listed: set[str]) -> None:
         unlisted = [path for path in files_below(self._root) if path not in listed]
         found = sorted_out(unlisted, self._manifest.publishes, self._rows_of, str(self._root / MANIFEST))
+        self._manifest.settle()  # not before: a start that is refused changes nothing
         for path in found.remove:
             self._files.unlink(str(self._root / path))
         for path in found.aside:
@@ -304,8 +305,9 @@ class Publisher:
             max_unix_ns=last_unix_ns,
             min_version=min_version,
             max_version=max_version,
-            columns_crc=zlib.crc32(",".join(part.table.column_names).encode()),
+            columns_crc=columns_crc(part.table.column_names),
             written_unix_ns=part.written_unix_ns,
+            crc=zlib.crc32(data),
             covers=part.covers,
         )
 

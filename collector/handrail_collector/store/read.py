@@ -15,7 +15,7 @@ import duckdb
 from handrail.identity import candidate_keys
 from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow, StallRow
 from handrail_collector.store import fetch_sql, sample_sql, sql
-from handrail_collector.store.damaged import ADVICE
+from handrail_collector.store.damaged import ADVICE, QUERY_ERRORS, refusal
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.flat import FLAT
@@ -213,8 +213,8 @@ class StoreReader:
         try:
             cursor.execute(sample_sql.KNOWN.text.replace("{table}", _relation("files", files)), {"files": self._paths(files)})
             return [column[0] for column in cursor.description or ()]
-        except (duckdb.IOException, duckdb.InvalidInputException) as error:
-            raise self._damaged(error) from error
+        except QUERY_ERRORS as error:
+            raise refusal(error, self._root, files) from error
         finally:
             cursor.close()
 
@@ -253,8 +253,10 @@ class StoreReader:
             cursor.execute(text, parameters)
             names = [column[0] for column in cursor.description or ()]
             return [made(dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
-        except (duckdb.IOException, duckdb.InvalidInputException, ValueError) as error:
+        except ValueError as error:
             raise self._damaged(error) from error
+        except QUERY_ERRORS as error:
+            raise refusal(error, self._root, [*files, *newer]) from error
         finally:
             cursor.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.added import Added
-from handrail_collector.store.damaged import ADVICE
+from handrail_collector.store.damaged import ADVICE, READ_ERRORS, checked, of_machine
 from handrail_collector.store.manifest import Publish, StoredFile, added_by, files_of, observed_by
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
@@ -106,9 +104,9 @@ def _table(file: StoredFile, read: Read) -> pa.Table | None:
     """None for a damaged one: a replay makes its rows again."""
     path, data = read(file)
     try:
-        return pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read()
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
+        return checked(file, data)
+    except READ_ERRORS as error:
+        if of_machine(error):
             raise
         log.error("%s (%d rows) cannot be read: %s; %s", path, file.rows, error, ADVICE)
         return None

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from handrail_collector.store import compact
-from handrail_collector.store.damaged import READ_ERRORS, DamagedFiles, Stamp, of_machine, read_checked, stamp_of
+from handrail_collector.store.damaged import READ_ERRORS, DamagedFiles, Stamp, checked, of_machine, stamp_of
 from handrail_collector.store.folders import hour_of
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.parts import Part
@@ -146,7 +146,7 @@ class Rollups:
 
     def _unreadable(self, file: StoredFile) -> str:
         try:
-            read_checked(self._publisher.path(file))
+            checked(file, self._publisher.path(file).read_bytes())
         except READ_ERRORS as error:
             if of_machine(error):
                 raise

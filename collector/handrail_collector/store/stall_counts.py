@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import duckdb
 import pyarrow as pa
 
 from handrail_collector.store.cells import Scoped
-from handrail_collector.store.damaged import ADVICE
+from handrail_collector.store.damaged import QUERY_ERRORS, refusal
 from handrail_collector.store.fetch_sql import NEWEST
-from handrail_collector.store.manifest import StoreDamagedError, files_of
+from handrail_collector.store.manifest import files_of
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 
@@ -88,8 +87,7 @@ def stall_counts(reader: StoreReader, of: Scoped, cuts: Mapping[str, int]) -> pa
     cursor = reader.cursor()
     try:
         return cursor.sql(_QUERY.replace("{table}", table), params=parameters).to_arrow_table().cast(NO_STALLS.schema)
-    except (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid) as error:
-        what = str(error).partition("\n")[0]
-        raise StoreDamagedError(f"{reader.root}: {what}; {ADVICE}") from error
+    except QUERY_ERRORS as error:
+        raise refusal(error, reader.root, files) from error
     finally:
         cursor.close()

@@ -18,6 +18,7 @@ import errno
 import itertools
 import logging
 import os
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -334,7 +335,7 @@ class Spool:
         fd = self._files.open_append(path + ".new")
         try:
             self._files.truncate(fd, 0)
-            self._files.write(fd, (b"%d\n" % self.acknowledged,))
+            self._files.write(fd, (_offset_line(self.acknowledged),))
         finally:
             self._files.close(fd)
         self._files.rename(path + ".new", path)
@@ -349,6 +350,12 @@ def _reason(error: Full | OSError) -> str:
     return os.strerror(code) if isinstance(code, int) and code != errno.ENOENT else str(error)
 
 
+def _offset_line(offset: int) -> bytes:
+    """What the file of the acknowledged offset holds. Without its checksum one bit would skip batches that nobody has."""
+    digits = b"%d" % offset
+    return b"%b crc32=%08x\n" % (digits, zlib.crc32(digits))
+
+
 def _read_offset(files: Files, path: str) -> int:
     """The acknowledged offset; 0, which sends everything again, where none was written or it cannot be read."""
     try:
@@ -359,4 +366,7 @@ def _read_offset(files: Files, path: str) -> int:
         text = files.read_at(fd, 64, 0).strip()
     finally:
         files.close(fd)
-    return int(text) if text.isdigit() else 0
+    digits, checked, _ = text.partition(b" ")
+    if not digits.isdigit() or (checked and text + b"\n" != _offset_line(int(digits))):
+        return 0
+    return int(digits)  # without a checksum: written by an earlier version

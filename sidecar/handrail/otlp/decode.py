@@ -90,7 +90,7 @@ def _of_json(signal: Signal, document: dict[str, Any]) -> Request:
     request = SHAPES[signal].request()
     try:
         json_format.ParseDict(document, request, ignore_unknown_fields=True)
-    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # Beside ParseError, the parser lets through what it trips over when a list or a string stands where an object belongs.
         raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
     return request

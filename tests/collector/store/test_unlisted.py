@@ -168,3 +168,14 @@ def test_a_publish_whose_line_is_torn_was_never_there_and_leaves_nothing(tmp_pat
     assert (tmp_path / MANIFEST).read_bytes() == whole
     assert len(contents(tmp_path)) == 1
     assert publisher.unlisted_set_aside == 0
+
+
+def test_a_start_that_is_refused_leaves_a_torn_end_of_the_manifest_too(tmp_path: Path) -> None:
+    """Lines are missing in front of it: what is left of the last one may help a person to make them anew."""
+    files = made(tmp_path)
+    manifest = tmp_path / MANIFEST
+    left = _without_lines(-1, -2)(manifest.read_bytes()) + manifest.read_bytes()[-300:-1]
+    manifest.write_bytes(left)
+    with pytest.raises(StoreDamagedError, match="nothing was removed"):
+        Publisher(tmp_path).open()
+    assert (manifest.read_bytes(), contents(tmp_path)) == (left, files)

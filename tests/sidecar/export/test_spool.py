@@ -89,6 +89,37 @@ def test_a_lost_acknowledgement_sends_again(tmp_path: Path, content: bytes) -> N
     spool.close()
 
 
+@pytest.mark.parametrize("at", range(20))
+@pytest.mark.parametrize("bit", range(8))
+def test_a_turned_bit_in_the_acknowledgement_skips_nothing(tmp_path: Path, at: int, bit: int) -> None:
+    """A larger number would be taken for batches that the collector has."""
+    spool = Spool(tmp_path, MIB)
+    for number in range(4):
+        spool.put(Signal.TRACES, b"%d" % number, 0)
+    batch = spool.first()
+    assert batch is not None
+    spool.acknowledge(batch.next_offset)
+    spool.close()
+    path = tmp_path / "acknowledged"
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    spool = Spool(tmp_path, MIB)
+    assert drained(spool)[-3:] == [b"1", b"2", b"3"]
+    spool.close()
+
+
+def test_the_acknowledgement_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, MIB)
+    for number in range(3):
+        spool.put(Signal.TRACES, b"%d" % number, 0)
+    spool.close()
+    (tmp_path / "acknowledged").write_bytes(b"29\n")
+    spool = Spool(tmp_path, MIB)
+    assert drained(spool) == [b"1", b"2"]
+    spool.close()
+
+
 def test_offsets_go_on_above_what_was_acknowledged_even_if_the_segments_are_gone() -> None:
     files = CrashFiles()
     spool = Spool("spool", MIB, files=files)

@@ -184,8 +184,9 @@ def test_the_screen_drops_the_bad_and_keeps_the_rest(bad: Any, word: str) -> Non
         one_span(name=["x"]),
         one_span(attributes={"a": 1}),
         one_span(links="x"),
+        one_span(attributes=[{"key": "k", "value": {"doubleValue": 10**400}}]),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_json_that_is_no_otlp_is_rejected(body: bytes) -> None:
     with pytest.raises(Rejected) as refusal:
