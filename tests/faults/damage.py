@@ -246,6 +246,7 @@ def _try_acknowledged(how: Spoil, rng: random.Random) -> str:
     found = spool.first()
     held(found is None or found.next_offset < 1 << 62, "offsets leave their width")
     held(found is not None and found.payload == b"new", "what is spooled afterwards is not sent")
+    held(found is not None and found.offset < 1 << 62, "offsets leave their width")
     spool.close()
     return "sent on" if len(left) == len(wanted) else "sent again"
 
