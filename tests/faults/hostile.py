@@ -257,7 +257,7 @@ async def trial(ctx: Context, reader: str) -> Got:
     report = Report(**json.loads(out.splitlines()[-1]))
     figures = (
         f"{report.cases:,} inputs in {report.cpu_s:g} CPU seconds, {report.outcomes} kinds of outcome, "
-        f"slowest {report.slowest_s:g} s, {report.peak_bytes / 2**20:.1f} MiB at most for one, good input read {report.good} times"
+        f"slowest {report.slowest_s:g} s, {report.peak_bytes / 2**20:.1f} MiB at most, good input read {report.good} times"
     )
     if report.failures:
         total, first = sum(report.failures.values()), next(iter(report.failures))

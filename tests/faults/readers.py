@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
 import uvloop
 from google.protobuf import json_format
@@ -75,10 +75,15 @@ BODY_BYTES: Final = 4 << 20
 class Reader(Protocol):
     """See the module."""
 
-    name: ClassVar[str]
-    mutations: ClassVar[tuple[Mutation, ...]]
-    every: ClassVar[int]
-    """Good input is given after so many hostile ones."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mutations(self) -> Sequence[Mutation]: ...
+
+    @property
+    def every(self) -> int:
+        """Good input is given after so many hostile ones."""
 
     def __enter__(self) -> Reader: ...
 
@@ -588,9 +593,9 @@ def _exchanges() -> list[bytes]:
     ask = (
         b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 44\r\n\r\n{"model":"m","stream":true,"messages":["x"]}'
     )
-    for path in sorted((DATA / "replay/sse").glob("E*.json")):
-        case = json.loads(path.read_text())
-        if path.stat().st_size > 12_000 or "reads" not in case:
+    for recorded in sorted((DATA / "replay/sse").glob("E*.json")):
+        case = json.loads(recorded.read_text())
+        if recorded.stat().st_size > 12_000 or "reads" not in case:
             continue
         head = (
             b"HTTP/1.1 200 OK\r\n" + b"".join(f"{k}: {v}\r\n".encode() for k, v in case["response"]["headers"].items()) + b"\r\n"
