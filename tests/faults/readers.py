@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
 import uvloop
 from google.protobuf import json_format
@@ -75,10 +75,15 @@ BODY_BYTES: Final = 4 << 20
 class Reader(Protocol):
     """See the module."""
 
-    name: ClassVar[str]
-    mutations: ClassVar[tuple[Mutation, ...]]
-    every: ClassVar[int]
-    """Good input is given after so many hostile ones."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mutations(self) -> Sequence[Mutation]: ...
+
+    @property
+    def every(self) -> int:
+        """Good input is given after so many hostile ones."""
 
     def __enter__(self) -> Reader: ...
 
