@@ -86,8 +86,16 @@ class HangError(Exception):
     """One input takes more processor time than any may."""
 
 
-def run(reader: Reader, seed: int, cpu_s: float, *, keep: Path | None = None, current: mmap.mmap | None = None) -> Report:
-    """Read mutated inputs for ``cpu_s`` seconds of processor time."""
+def run(
+    reader: Reader,
+    seed: int,
+    cpu_s: float,
+    *,
+    most_s: float = float("inf"),
+    keep: Path | None = None,
+    current: mmap.mmap | None = None,
+) -> Report:
+    """Read mutated inputs for ``cpu_s`` seconds of processor time, and no longer than ``most_s`` on a busy machine."""
     rng = random.Random(f"{reader.name} {seed}")
     report = Report(reader.name, seed)
     with reader:
@@ -98,8 +106,8 @@ def run(reader: Reader, seed: int, cpu_s: float, *, keep: Path | None = None, cu
             reader.read(data, random.Random(0))
         seen: set[str] = set()
         resident = 0
-        end = time.process_time() + cpu_s
-        while (now := time.process_time()) < end and len(report.failures) < MOST_FAILURES:
+        end, over = time.process_time() + cpu_s, time.monotonic() + most_s
+        while (now := time.process_time()) < end and time.monotonic() < over and len(report.failures) < MOST_FAILURES:
             case_seed = rng.getrandbits(32)
             data = mutated(rng.choice(pool), pool, reader.mutations, rng)[:MOST_BYTES]
             if current is not None:
@@ -204,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("reader", choices=READERS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu", type=float, default=CPU_S, metavar="SECONDS")
+    parser.add_argument("--most", type=float, default=float("inf"), metavar="SECONDS", help="of wall time")
     parser.add_argument("--current", type=Path, help="file that holds the input being read")
     parser.add_argument("--keep", type=Path, help="folder that failing inputs are written to")
     parser.add_argument("--reproduce", type=Path, help="read this one file and let what it raises through")
@@ -222,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asked.current.open("w+b") as file:
             file.truncate(8 + MOST_BYTES)
             current = mmap.mmap(file.fileno(), 8 + MOST_BYTES)
-    report = run(READERS[asked.reader](), asked.seed, asked.cpu, keep=asked.keep, current=current)
+    report = run(READERS[asked.reader](), asked.seed, asked.cpu, most_s=asked.most, keep=asked.keep, current=current)
     print(json.dumps(asdict(report)), flush=True)
     return 1 if report.failures else 0
 
