@@ -39,7 +39,7 @@ GROUPS: Final = {
 
 MODULES: Final = ("descriptors", "disks", "kills", "clocks", "networks", "overload", "outages", "spoiled", "damage", "hostile")
 LIMIT_S: Final = {False: 900.0, True: 5400.0}
-"""A whole run in the short and in the long form; what has not begun by then is not run."""
+"""A whole run in the short and in the long form: what has not begun by then is not run, what still runs is ended."""
 
 TOKEN: Final = "HANDRAIL_TRIAL"
 """Variable in the environment of every process of a trial: those left behind are found by it."""
@@ -125,6 +125,8 @@ def child(name: str, result: Path, folder: Path, seed: int, long: bool, seconds:
         answer = {"got": got, "ok": ok, "not_run": ""}
     except NotRunError as why:
         answer = {"got": f"not run: {why}", "ok": not must_run(), "not_run": str(why)}
+    except (asyncio.TimeoutError, TimeoutError) as error:
+        answer = {"got": f"not over within its {seconds:.0f} s: {str(error) or 'stopped'}", "ok": False, "not_run": ""}
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = str(error).strip().replace("\n", " ") or "no message"
@@ -180,7 +182,7 @@ class Runner:
         return verdict
 
     async def _answer(self, trial: Trial, folder: Path) -> dict[str, object]:
-        seconds = 60.0 + 3 * trial.estimate_s(self._long)
+        seconds = min(60.0 + 3 * trial.estimate_s(self._long), max(1.0, self._over_s - time.monotonic()))
         result = folder / "verdict.json"
         (own := folder / "files").mkdir(exist_ok=True)
         token = f"{trial.name}-{os.getpid()}-{time.monotonic_ns()}"

@@ -64,7 +64,8 @@ def markdown(verdicts: Sequence[Verdict], seconds: float, seed: int, long: bool,
         rows.values(), key=lambda line: order.index(group) if (group := _name(line)[1:].split(".")[0]) in order else 99
     )
     form = "long" if long else "short"
-    where = f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores"
+    machine = f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores"
+    where = f"{machine}, load average {os.getloadavg()[1]:.1f}"
     said = f"Last run: {form} form, {len(verdicts)} trials in {seconds / 60:.1f} minutes, seed {seed}; {where}."
     return "\n".join([said, "", "| trial | expected | got | took | |", "|---|---|---|---|---|", *lines, ""])
 
