@@ -435,7 +435,7 @@ def _many(ctx: Context, what: str, cases: Callable[[random.Random], tuple[str, C
     outcomes: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     done = 0
-    end_s = time.monotonic() + 0.8 * ctx.left_s()
+    end_s = time.monotonic() + 0.6 * ctx.left_s()
     with _quiet():
         while done < most and time.monotonic() < end_s:
             seed = rng.getrandbits(32)

@@ -254,7 +254,7 @@ async def trial(ctx: Context, reader: str) -> Got:
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env={**os.environ, "PYTHONHASHSEED": "0"})
     try:
-        out, err = await asyncio.wait_for(child.communicate(), ctx.left_s())
+        out, err = await asyncio.wait_for(child.communicate(), max(1.0, ctx.left_s() - 5.0))
     except asyncio.TimeoutError:
         return f"hung at an input; {_current(current)}", False
     finally:
