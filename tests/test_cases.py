@@ -62,7 +62,7 @@ def test_every_reason_is_of_a_case_that_there_is() -> None:
 
 
 def _rows() -> Iterator[str]:
-    yield "| case | reported | shown by | not shown |"
+    yield "| case | report | tests | not shown |"
     yield "|---|---|---|---|"
     for case, title in sorted(TITLES.items()):
         files = [f"`{name}`" + (f" ({count})" if count > 1 else "") for name, count in sorted(shown_by().get(case, {}).items())]
@@ -74,11 +74,12 @@ def test_the_page_is_what_the_tests_are(request: pytest.FixtureRequest) -> None:
         [
             "# Reported cases",
             "",
-            "Public reports of people who run disaggregated serving: what went wrong in their hand-off (A), their latency",
-            "(B), tracing (C), metrics (D), streams (E), GPU counters (F), collectors (G), dashboards and alerts (H), and",
-            "the tests, below `tests/`, that replay each by its id. The last column says what of it is not shown, and",
-            "why; the parts of B, E, F, G and H were not gone through one by one. Written by `tests/test_cases.py`",
-            "(`pytest --update`); the reasons are `tests/cases_left.py`.",
+            "These cases are public reports from people who run disaggregated serving. The letter is the area: hand-off (A),",
+            "latency (B), tracing (C), metrics (D), streams (E), GPU counters (F), collectors (G), dashboards and alerts (H).",
+            "The third column lists the tests below `tests/` that replay the case by its id. The last column lists the parts",
+            "that no test shows, and why. Nobody went through the parts of B, E, F, G and H one by one.",
+            "",
+            "`pytest --update tests/test_cases.py` writes this page. The reasons are in `tests/cases_left.py`.",
             "",
             *_rows(),
             "",

@@ -21,31 +21,31 @@ class DecisionConfig:
 
     settle: Duration = setting(
         Duration(2 * 10**9),
-        help="how long evidence that comes after the decision is gathered before the row is written anew",
+        help="time to gather evidence that comes after the decision, before the collector writes the row again",
         example="5s",
     )
     engine_wait: Duration = setting(
         Duration(12 * 10**9),
-        help="how long to wait for the engines' own spans, which batching exporters send seconds late",
+        help="longest wait for the engines' own spans, which batching exporters send seconds late",
         example="20s",
     )
     max_open: Duration = setting(
         Duration(3600 * 10**9),
-        help="how long a prefill's evidence is held for its decode and its edge, which end with the stream",
+        help="longest time to hold the evidence of a prefill for its decode and its edge, which end with the stream",
         example="30m",
         at_least=10**9,
     )
     max_open_requests: int = setting(
         100_000,
-        help="bound of the requests held in memory, those decided in the last two minutes included; beyond it the oldest is "
-        "decided early and counted",
+        help="most requests in memory, including those decided in the last two minutes; beyond it the collector decides the "
+        "oldest early and counts it",
         example="250000",
         at_least=1,
     )
 
     hung_after: Duration = setting(
         Duration(60 * 10**9),
-        help="a KV hand-off that is open for longer is called hung",
+        help="age from which an open KV hand-off counts as hung",
         example="30s",
         at_least=10**9,
     )
@@ -66,41 +66,41 @@ class StoreConfig:
 
     retention: Duration | None = setting(
         Duration(30 * 24 * 3600 * 10**9),
-        help="how long a day's requests and spans are kept after its end",
+        help="time to keep a day's requests and spans after its end",
         example="14d",
         unset="for ever",
         at_least=24 * 3600 * 10**9,
     )
     samples_retention: Duration | None = setting(
         Duration(3 * 24 * 3600 * 10**9),
-        help="how long a day's samples of GPUs, links and engines are kept after its end, where that is shorter; a host of eight "
-        "GPUs writes up to 233 MB a day",
+        help="time to keep a day's samples of GPUs, links and engines after its end, if shorter than retention; a host of "
+        "eight GPUs writes up to 233 MB a day",
         example="7d",
         unset="as long as requests",
         at_least=24 * 3600 * 10**9,
     )
     max_bytes: Size | None = setting(
         None,
-        help="bound of the store on disk: beyond it the samples of the oldest days leave it early, then the oldest days, never "
-        "the one that is open; what is removed stays for the grace time, on top of this",
+        help="bound of the store on disk; beyond it the collector removes the samples of the oldest days, then the oldest "
+        "days, never the current day; removed files stay on disk for store.grace, in addition to this bound",
         example="200GiB",
-        unset="the disk",
+        unset="no bound but the disk",
         at_least=2**20,
     )
     compact_after: Duration = setting(
         Duration(15 * 60 * 10**9),
-        help="how long after its end an hour's files are folded into one",
+        help="time after the end of an hour until the collector merges its files into one",
         example="1h",
     )
     grace: Duration = setting(
         Duration(10 * 60 * 10**9),
-        help="how long a file stays on disk that is no longer part of the store, for questions that began before",
+        help="time that a removed file stays on disk, for queries that began before",
         example="1h",
         at_least=10**9,
     )
     upkeep_interval: Duration = setting(
         Duration(5 * 60 * 10**9),
-        help="how often retention, the bound and the hours to fold are looked at",
+        help="time between two passes of maintenance (retention, the bound, compaction)",
         example="1m",
         at_least=10**9,
     )
@@ -120,19 +120,19 @@ class CollectorConfig:
 
     otlp_grpc: Address | None = setting(
         Address("127.0.0.1", 4317),
-        help="OTLP/gRPC receiver",
+        help="address of the OTLP/gRPC receiver",
         example="127.0.0.1:4317",
         unset="off",
     )
     otlp_http: Address | None = setting(
         Address("127.0.0.1", 4318),
-        help="OTLP/HTTP receiver",
+        help="address of the OTLP/HTTP receiver",
         example="127.0.0.1:4318",
         unset="off",
     )
     api: Address | None = setting(
         Address("127.0.0.1", 4380),
-        help="HTTP API, /metrics, /healthz and /readyz",
+        help="address of the HTTP API, /metrics, /healthz and /readyz",
         example="127.0.0.1:4380",
         unset="off",
     )
@@ -140,8 +140,7 @@ class CollectorConfig:
     auth: AuthConfig = section(AuthConfig)
     plaintext: tuple[CollectorListener, ...] = setting(
         (),
-        help="listeners that speak no TLS although they may be reached from other hosts, because something else protects the "
-        "network: a mesh, a NetworkPolicy",
+        help="listeners without TLS, even if other hosts can reach them, because a mesh or a NetworkPolicy protects the network",
         example="[otlp_grpc, otlp_http]",
         unset="none",
     )
@@ -149,13 +148,13 @@ class CollectorConfig:
     data: Path = setting(Path("handrail-data"), help="folder of the journal and the store", example="/var/lib/handrail")
     journal_max_bytes: Size = setting(
         Size(4 * 2**30),
-        help="bound of the journal; when it is full, senders are told to retry later",
+        help="bound of the journal; when it is full, senders must retry later",
         example="16GiB",
         at_least=16 * 2**20,
     )
     flush_interval: Duration = setting(
         Duration(5 * 10**9),
-        help="how often decided requests and their spans are published to the store",
+        help="time between two publishes of decided requests and their spans to the store",
         example="1s",
         at_least=10**7,
     )
@@ -163,14 +162,14 @@ class CollectorConfig:
     store: StoreConfig = section(StoreConfig)
     forward: tuple[Url, ...] = setting(
         (),
-        help="OTLP endpoints that get what was received (Tempo, Jaeger, an OpenTelemetry Collector)",
+        help="OTLP endpoints that get a copy of what the collector receives (Tempo, Jaeger, an OpenTelemetry Collector)",
         example="[http://tempo:4318]",
         schemes=("http", "https", "grpc", "grpcs"),
         unset="none",
     )
     ready_file: Path | None = setting(
         None,
-        help="file that gets the pid and the bound addresses as JSON once everything listens",
+        help="file that gets the pid and the bound addresses as JSON when everything listens",
         example="/run/handrail/collector.json",
         unset="none",
     )

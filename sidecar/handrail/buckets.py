@@ -21,13 +21,13 @@ _DECADE: Final = (
 LATENCY_SECONDS: Final = (*(float(f"{mantissa}e{decade}") for decade in range(-3, 2) for mantissa in _DECADE), 100.0)
 """Upper bounds in s, inclusive: 151, the last bucket (above 100 s) not counted."""
 
-LATENCY_BOUND: Final = "Buckets at most 10 % apart from 1 ms to 100 s: a quantile read from them is within 10 %"
+LATENCY_BOUND: Final = "Buckets are at most 10 % apart from 1 ms to 100 s, so quantiles are within 10 %"
 """What the help of every latency histogram says."""
 
 BYTES: Final = tuple(float(1 << power) for power in range(10, 41))
 """Upper bounds in bytes, each twice the one before: 1 KiB to 1 TiB."""
 
-BYTES_BOUND: Final = "Buckets 2 times apart from 1 KiB to 1 TiB: means are exact, quantiles within a factor of 2"
+BYTES_BOUND: Final = "Buckets are a factor of 2 apart from 1 KiB to 1 TiB: means are exact, quantiles within that factor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,33 +37,33 @@ class ConnectionsConfig:
 
     max_per_listener: int | None = setting(
         None,
-        help="connections that one listener holds at once; more are refused",
+        help="most connections of one listener at once; it refuses more",
         example="1000",
         unset="by the limit of descriptors, at most 4096 (docs/security.md)",
         at_least=1,
     )
     max_per_peer: int | None = setting(
         None,
-        help="how many of these may come from one address; raise it where many senders stand behind one (NAT, a balancer)",
+        help="most connections of one listener from one address; raise it if many senders share an address (NAT, a balancer)",
         example="1000",
-        unset="a quarter of max_per_listener, and 64 at least",
+        unset="a quarter of max_per_listener, at least 64",
         at_least=1,
     )
     handshake_timeout: Duration = setting(
         Duration(10 * 10**9),
-        help="how long a TLS handshake may take",
+        help="longest time for a TLS handshake",
         example="5s",
         at_least=10**8,
     )
     head_timeout: Duration = setting(
         Duration(10 * 10**9),
-        help="how long a connection may be open without a whole request head, and how long the head of a later request may take",
+        help="longest time from the connection to a whole request head, and for the head of a later request",
         example="5s",
         at_least=10**8,
     )
     idle_timeout: Duration = setting(
         Duration(300 * 10**9),
-        help="how long a connection may be open between two requests",
+        help="longest time between two requests of a connection",
         example="1m",
         at_least=10**9,
     )

@@ -15,12 +15,13 @@ def device_rows(batches: DeviceBatches) -> list[Row]:
         return {"overrun": stats.overrun, "no_room": stats.no_room, "rejected": stats.rejected, "fault": stats.faults}
 
     return [
-        Row(prefix, "counter", "Samples of GPUs and links taken over", lambda: stats.taken),
-        Row(f"{prefix}_sent", "counter", "Samples handed to the exporter", lambda: stats.sent),
+        Row(prefix, "counter", "Samples of GPUs and links accepted", lambda: stats.taken),
+        Row(f"{prefix}_sent", "counter", "Samples passed to the exporter", lambda: stats.sent),
         Row(
             f"{prefix}_dropped",
             "counter",
-            "Samples not sent: more than a batch holds; the spool is for what requests did; never fits; our fault",
+            "Samples that the sidecar did not send: more than a batch holds; the spool has room for requests only; never "
+            "fits; a fault of Handrail",
             lambda: by_label(dropped()),
             ("reason",),
         ),

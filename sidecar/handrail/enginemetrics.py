@@ -43,27 +43,27 @@ def log_rows(source: LogSource) -> list[Row]:
         return lambda: float(sum(getattr(tail, name) for _, tail in source.tail_stats))
 
     read: tuple[tuple[str, str, Callable[[], float]], ...] = (
-        ("lines", "Lines read", of_tails("lines")),
-        ("bytes", "Bytes read", of_tails("bytes_read")),
-        ("skipped_bytes", "Bytes not read: too far behind", of_tails("skipped_bytes")),
-        ("long_lines", "Lines cut at 64 KiB", of_tails("long_lines")),
-        ("rotations", "Times another file stood under the name", of_tails("rotations")),
-        ("truncations", "Times the file began again", of_tails("truncations")),
-        ("read_errors", "Times a file could not be read", of_tails("errors")),
-        ("clocks_disagree", "Lines whose own time was not believed", lambda: stats.clocks_disagree),
-        ("faults", "Faults of ours while reading a line", lambda: stats.faults),
-        ("facts_dropped", "Facts above the rate cap or not taken over", lambda: folded.dropped),
-        ("facts_evicted", "Facts whose repeats are no longer folded", lambda: folded.evicted),
-        ("failed_fetches", "Requests whose KV fetch failed, by their lines, each once", lambda: folded.fetches_failed),
+        ("lines", "Log lines read", of_tails("lines")),
+        ("bytes", "Log bytes read", of_tails("bytes_read")),
+        ("skipped_bytes", "Log bytes skipped because reading was too far behind", of_tails("skipped_bytes")),
+        ("long_lines", "Log lines cut at 64 KiB", of_tails("long_lines")),
+        ("rotations", "Times that another file had the log's name", of_tails("rotations")),
+        ("truncations", "Times that the log file began again", of_tails("truncations")),
+        ("read_errors", "Times that the source could not read a log file", of_tails("errors")),
+        ("clocks_disagree", "Log lines whose own time the source did not use", lambda: stats.clocks_disagree),
+        ("faults", "Faults of Handrail while reading a line", lambda: stats.faults),
+        ("facts_dropped", "Facts above the rate limit, or not accepted", lambda: folded.dropped),
+        ("facts_evicted", "Facts whose repeats no longer count as one", lambda: folded.evicted),
+        ("failed_fetches", "Requests whose KV fetch failed according to log lines, each once", lambda: folded.fetches_failed),
         ("recomputed_requests", "Requests computed again after a failed load", lambda: folded.recomputed),
     )
     return [
         *(Row(f"{prefix}_{name}", "counter", text, value) for name, text, value in read),
-        Row(f"{prefix}_kv_lines", "counter", "Lines about KV by what they say", lambda: by_label(folded.lines), ("kind",)),
+        Row(f"{prefix}_kv_lines", "counter", "Log lines about KV, by kind", lambda: by_label(folded.lines), ("kind",)),
         Row(
             f"{prefix}_facts",
             "counter",
-            "Facts made of them, ranks and repeats folded",
+            "Facts made from these lines; ranks and repeats count once",
             lambda: by_label(folded.facts),
             ("kind",),
         ),
@@ -81,14 +81,14 @@ def engine_rows(source: MetricsSource, events: EventCounts) -> list[Row]:
         Row(
             f"{report}_process_events",
             "counter",
-            "What its metrics said of the process",
+            "Events of the engine's process, from its metrics page",
             lambda: by_label(events.counts),
             ("kind",),
         ),
         Row(
             f"{report}_schema_families",
             "gauge",
-            "Families that differ from what is expected",
+            "Metric families that differ from the expected schema",
             lambda: _schema(source),
             ("state",),
         ),
@@ -96,18 +96,18 @@ def engine_rows(source: MetricsSource, events: EventCounts) -> list[Row]:
         Row(
             f"{prefix}_failures",
             "counter",
-            "Scrapes without a page",
+            "Scrapes that returned no page",
             lambda: by_label({**failures, **stats.failures}),
             ("reason",),
         ),
         Row(f"{prefix}_seconds", "gauge", "Time of the last scrape", lambda: stats.seconds),
         Row(f"{prefix}_page_bytes", "gauge", "Size of the last page", lambda: stats.page_bytes),
-        Row(f"{prefix}_invalid_values", "counter", "Numbers left out, by reason", lambda: by_label(stats.invalid), ("reason",)),
-        Row(f"{prefix}_malformed_lines", "counter", "Lines that are none", lambda: source.reader.scanner.stats.malformed),
-        Row(f"{prefix}_labels_folded", "counter", "Series above the bound of labels", lambda: source.reader.labels_folded),
-        Row(f"{prefix}_samples_dropped", "counter", "Samples not taken over", lambda: stats.dropped),
-        Row(f"{prefix}_resets", "counter", "Counters that began again", lambda: source.tracks.resets),
-        Row(f"{prefix}_faults", "counter", "Faults of ours while reading a page", lambda: stats.faults),
+        Row(f"{prefix}_invalid_values", "counter", "Numbers omitted, by reason", lambda: by_label(stats.invalid), ("reason",)),
+        Row(f"{prefix}_malformed_lines", "counter", "Malformed lines", lambda: source.reader.scanner.stats.malformed),
+        Row(f"{prefix}_labels_folded", "counter", "Series beyond the bound of labels", lambda: source.reader.labels_folded),
+        Row(f"{prefix}_samples_dropped", "counter", "Samples not accepted", lambda: stats.dropped),
+        Row(f"{prefix}_resets", "counter", "Counters that restarted", lambda: source.tracks.resets),
+        Row(f"{prefix}_faults", "counter", "Faults of Handrail while reading a page", lambda: stats.faults),
     ]
 
 
@@ -139,8 +139,8 @@ def _transfer_rows(source: MetricsSource) -> list[Row]:
         return now
 
     prefix, labels = f"{names.METRIC_ENGINE}_kv", ("engine", "transport")
-    bytes_help = "Bytes of finished transfers; that they arrived whole is not known"
-    busy_help = "Time in transfers, summed over transfers that overlap"
+    bytes_help = "Bytes of finished transfers; their integrity is unknown"
+    busy_help = "Time in transfers; overlapping transfers count separately"
     return [
         Row(f"{prefix}_transfers", "counter", "Finished transfers", read("kv_transfer_bytes", total=False), labels),
         Row(f"{prefix}_transferred_bytes", "counter", bytes_help, read("kv_transfer_bytes", total=True), labels),

@@ -58,16 +58,16 @@ def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monoto
         Row(
             f"{names.METRIC_GPU}_counter_supported",
             "gauge",
-            "0 for a counter that this device does not give: its series is absent, not 0",
+            "0 for a counter that this device lacks: its series is absent, not 0",
             lambda: {(*_labels(device), name): float(given) for device, name, given in supported(sampler)},
             (*_DEVICE, "counter"),
         ),
         Row(f"{prefix}_samples", "counter", "Samples of GPUs taken", lambda: float(stats.samples)),
-        Row(f"{prefix}_samples_missed", "counter", "Samples that were due and were not taken", lambda: float(stats.missed)),
+        Row(f"{prefix}_samples_missed", "counter", "Samples that were due and are missing", lambda: float(stats.missed)),
         Row(
             f"{prefix}_call_failures",
             "counter",
-            "Calls of NVML that failed, by its code",
+            "Failed calls of NVML, by code",
             lambda: _failures(sampler),
             ("reason",),
         ),
@@ -75,39 +75,39 @@ def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monoto
         Row(
             f"{prefix}_call_seconds",
             "counter",
-            "Time inside them, not processor time",
+            "Time inside NVML calls, not processor time",
             lambda: _by_call(sampler, _seconds),
             ("call",),
         ),
-        Row(f"{prefix}_call_longest_seconds", "gauge", "The longest of them", lambda: _longest(sampler), ("call",)),
+        Row(f"{prefix}_call_longest_seconds", "gauge", "Longest NVML call", lambda: _longest(sampler), ("call",)),
         Row(
             f"{prefix}_calls_given_up",
             "counter",
-            "Calls that took too long and got a thread of their own",
+            "NVML calls that took too long and got a thread of their own",
             lambda: float(stats.given_up),
         ),
         Row(
             f"{prefix}_calls_not_replaced",
             "counter",
-            "Calls that hang and for which there was no thread left: that GPU is not read",
+            "NVML calls that hang without a spare thread: the sidecar does not read that GPU",
             lambda: float(stats.not_replaced),
         ),
-        Row(f"{prefix}_stuck_seconds", "gauge", "How long a call has not returned", lambda: _stuck(sampler), (*_DEVICE, "call")),
+        Row(f"{prefix}_stuck_seconds", "gauge", "Time since a hanging call began", lambda: _stuck(sampler), (*_DEVICE, "call")),
         Row(
             f"{prefix}_threads",
             "gauge",
             "Threads that read GPUs",
             lambda: float(len(sampler.lanes.all()) if sampler.lanes else 0),
         ),
-        Row(f"{prefix}_invalid_values", "counter", "Readings that made no sense", lambda: _invalid(sampler)),
+        Row(f"{prefix}_invalid_values", "counter", "Readings that make no sense", lambda: _invalid(sampler)),
         Row(
             f"{prefix}_counts_restarted",
             "counter",
-            "Counters that began anew: a driver restart, or read too late to tell",
+            "Counters that restarted: after a driver restart, or because a read came too late to tell",
             lambda: _restarted(sampler),
         ),
         Row(f"{prefix}_sessions", "counter", "Sessions with NVML", lambda: float(sampler.state.sessions)),
-        Row(f"{prefix}_faults", "counter", "Faults of ours while reading GPUs", lambda: float(stats.faults)),
+        Row(f"{prefix}_faults", "counter", "Faults of Handrail while reading GPUs", lambda: float(stats.faults)),
     ]
 
 
@@ -120,12 +120,12 @@ def dcgm_rows(source: DcgmSource, *, monotonic_s: Callable[[], float] = time.mon
         Row(
             f"{names.METRIC_GPU}_profiling_paused",
             "gauge",
-            "1 while profiling values have stopped and others go on",
+            "1 while profiling values stop and other values continue",
             lambda: {_labels(sample.device): float(sample.device.key in source.page.paused) for sample in source.samples},
             _DEVICE,
         ),
-        Row(f"{prefix}_scrapes", "counter", "Pages of dcgm-exporter asked for", lambda: float(source.scrapes)),
-        Row(f"{prefix}_scrape_failures", "counter", "Of those, without an answer", lambda: float(source.failures)),
+        Row(f"{prefix}_scrapes", "counter", "Scrapes of dcgm-exporter", lambda: float(source.scrapes)),
+        Row(f"{prefix}_scrape_failures", "counter", "Scrapes of dcgm-exporter without an answer", lambda: float(source.failures)),
         Row(f"{prefix}_invalid_values", "counter", "Blank or senseless values of the page", lambda: float(source.page.invalid)),
     ]
 

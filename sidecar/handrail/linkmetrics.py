@@ -25,7 +25,7 @@ def link_rows(source: LinkSource) -> list[Row]:
         Row(
             f"{names.METRIC_LINK}_peak_bytes_per_second",
             "gauge",
-            "Highest rate over any second of the last minute: a mean over a scrape hides bursts",
+            "Highest rate over any second of the last minute; a mean over a scrape hides bursts",
             lambda: {
                 (*_labels(watch), direction): rate
                 for watch in _read(sampler)
@@ -33,16 +33,16 @@ def link_rows(source: LinkSource) -> list[Row]:
             },
             (*_DEVICE, "direction"),
         ),
-        Row(f"{prefix}", "gauge", "Links by what becomes of their reads", lambda: _states(sampler), ("state",)),
+        Row(f"{prefix}", "gauge", "Links, by the state of their reads", lambda: _states(sampler), ("state",)),
         _sum(prefix, sampler, "reads", "Readings of links", lambda watch: watch.stats.reads),
-        _sum(prefix, sampler, "resets", "Counters of links that began again", lambda watch: watch.stats.resets),
+        _sum(prefix, sampler, "resets", "Link counters that restarted", lambda watch: watch.stats.resets),
         Row(
             f"{prefix}_samples_dropped",
             "counter",
-            "Samples of links that were not taken over",
+            "Samples of links that were not accepted",
             lambda: float(source.dropped + sum(watch.stats.dropped for watch in list(sampler.watches.values()))),
         ),
-        Row(f"{prefix}_faults", "counter", "Faults of ours while reading links", lambda: float(sampler.faults)),
+        Row(f"{prefix}_faults", "counter", "Faults of Handrail while reading links", lambda: float(sampler.faults)),
     ]
 
 

@@ -29,19 +29,21 @@ class TlsConfig:
 
     cert_file: Path | None = setting(
         None,
-        help="certificate of this process's listeners, PEM, with those that lead to its authority; read again when it changes",
+        help="PEM file with the certificate of this process's listeners and the chain to its authority; read again when it "
+        "changes",
         example="/etc/handrail/tls/tls.crt",
         unset="no TLS",
     )
     key_file: Path | None = setting(
         None,
-        help="its private key, PEM, not encrypted",
+        help="PEM file with the private key of cert_file, not encrypted",
         example="/etc/handrail/tls/tls.key",
         unset="no TLS",
     )
     client_ca_file: Path | None = setting(
         None,
-        help="authorities of clients, PEM: who connects must show a certificate of theirs (/healthz and /readyz stay open)",
+        help="PEM file with the authorities of clients: a client must show a certificate of one of them (/healthz and "
+        "/readyz stay open)",
         example="/etc/handrail/tls/ca.crt",
         unset="no client certificates",
     )
@@ -63,9 +65,9 @@ class AuthConfig:
 
     token_file: Path | None = setting(
         None,
-        help="bearer tokens, one a line, each of them valid; read again when it changes (/healthz and /readyz stay open)",
+        help="file with bearer tokens, one a line, all valid; read again when it changes (/healthz and /readyz stay open)",
         example="/etc/handrail/tokens",
-        unset="no token is wanted",
+        unset="no token required",
     )
 
 

@@ -41,58 +41,59 @@ def request_rows(
     return [
         _histogram(
             names.METRIC_TTFT,
-            "Arrival to first token, as it comes; scope engine: queued to first token, by the engine's scheduler",
+            "Time from arrival to first token, counted when the token comes; scope engine: from queued to first token, by "
+            "the engine's scheduler",
             (*_BY_ROLE, "scope"),
             live.ttft,
         ),
         _histogram(
             names.METRIC_STREAM_GAP,
-            "Time between chunks with content of one choice, as they come; where it was not seen how many choices were asked "
-            "for, when the stream ends",
+            "Time between chunks with content of one choice, counted as they come; counted at the stream's end if the number "
+            "of choices in the request is unknown",
             _BY_ROLE,
             live.gaps,
         ),
         _histogram(
             names.METRIC_ITL,
-            "Time between tokens, where the tokens of every chunk are known: as they come where the client asked for running "
-            "totals, else when the stream ends; without them nothing",
+            "Time between tokens, if the tokens of every chunk are known; counted as they come if the client requested "
+            "running totals, otherwise at the stream's end",
             _BY_ROLE,
             live.itl,
         ),
         _histogram(
             names.METRIC_TPOT,
-            "Mean time per output token after the first, of each request that was answered, where it can be known",
+            "Mean time per output token after the first, of each answered request, if it can be known",
             _BY_ROLE,
             live.tpot,
         ),
-        _histogram(names.METRIC_E2E, "Arrival to the end of the answer, of requests that were answered", _BY_ROLE, live.e2e),
-        Row(names.METRIC_REQUESTS, "counter", "Requests by how they ended", outcomes, (*_BY_ROLE, "outcome"), failed),
+        _histogram(names.METRIC_E2E, "Time from arrival to the end of the answer, of answered requests", _BY_ROLE, live.e2e),
+        Row(names.METRIC_REQUESTS, "counter", "Requests, by outcome", outcomes, (*_BY_ROLE, "outcome"), failed),
         Row(
             names.METRIC_REQUESTS_OPEN,
             "gauge",
-            "Requests that have not ended",
+            "Open requests",
             lambda: {(role.value,): float(sum(1 for _ in open_since()))},
             ("role",),
         ),
         Row(
             names.METRIC_REQUEST_OLDEST_AGE,
             "gauge",
-            "Age of the oldest request that has not ended; 0 where none is open",
+            "Age of the oldest open request; 0 if none is open",
             lambda: {(role.value,): max((monotonic_ns() - since for since in open_since()), default=0) * _SECONDS},
             ("role",),
         ),
         Row(
             f"{names.METRIC_SLO}_requests",
             "counter",
-            "Requests that could be judged by slo.ttft (when the first token comes), slo.itl (99 % of the gaps) and success, and "
-            "whether they met it; all: both times and success, which is goodput",
+            "Judged requests, by objective and whether they met it: slo.ttft (when the first token comes), slo.itl (99 % of "
+            "the gaps), success; all: both times and success, which is goodput",
             judged,
             (*_BY_ROLE, "slo", "met"),
         ),
         Row(
             f"{names.METRIC_SLO}_threshold_seconds",
             "gauge",
-            "slo.ttft and slo.itl as set",
+            "The settings slo.ttft and slo.itl",
             lambda: {(TTFT,): objectives.ttft_ns * _SECONDS, (ITL,): objectives.itl_ns * _SECONDS},
             ("slo",),
         ),
@@ -105,10 +106,10 @@ def health_rows(hung: Callable[[], bool], restarts: Callable[[], int]) -> list[R
         Row(
             f"{names.METRIC_ENGINE}_hung",
             "gauge",
-            "1 while work waits and the engine makes no progress, or its process says nothing, though its endpoint answers",
+            "1 while work waits and the engine makes no progress, or its process sends nothing, although its endpoint answers",
             lambda: float(hung()),
         ),
-        Row(f"{names.METRIC_ENGINE}_restarts", "counter", "Times the engine began anew", restarts),
+        Row(f"{names.METRIC_ENGINE}_restarts", "counter", "Restarts of the engine", restarts),
     ]
 
 

@@ -172,7 +172,7 @@ def otlp_metrics_rows(stats: OtlpMetricsStats) -> list[Row]:
         Row(
             f"{names.METRIC_SIDECAR}_otlp_metrics_exports",
             "counter",
-            "Times these metrics were sent by OTLP, by what became of it",
+            "Exports of these metrics by OTLP, by result",
             lambda: by_label({"taken": stats.sent, "failed": stats.failed, "fault": stats.faults}),
             ("outcome",),
         )

@@ -25,31 +25,31 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
         "publish": merge.publishes.open,
     }
     return [
-        Row(f"{prefix}_datagrams", "counter", "Datagrams received from the plugin", lambda: stats.datagrams),
-        Row(f"{prefix}_bad_datagrams", "counter", "Datagrams that were none of the plugin's", lambda: stats.bad_datagrams),
+        Row(f"{prefix}_datagrams", "counter", "Datagrams from the plugin", lambda: stats.datagrams),
+        Row(f"{prefix}_bad_datagrams", "counter", "Datagrams that the plugin did not send", lambda: stats.bad_datagrams),
         Row(
             f"{prefix}_displaced_stamps",
             "counter",
-            "Times of the plugin that cannot be (future, over a day old, another wall clock), bounded by their arrival",
+            "Impossible times from the plugin (future, over a day old, another wall clock), bounded by their arrival",
             lambda: by_label(source.stamps.displaced),
             ("reason",),
         ),
-        Row(f"{prefix}_events", "counter", "Events received", lambda: merge.stats.events),
-        Row(f"{prefix}_unread_events", "counter", "Events that could not be read", lambda: merge.stats.unread_events),
+        Row(f"{prefix}_events", "counter", "Events from the plugin", lambda: merge.stats.events),
+        Row(f"{prefix}_unread_events", "counter", "Events that the sidecar could not read", lambda: merge.stats.unread_events),
         Row(
             f"{prefix}_lost_events",
             "counter",
-            "Events that the engine's side could not keep",
+            "Events that the plugin dropped inside the engine",
             lambda: merge.processes.lost_events,
         ),
         Row(f"{prefix}_lost_datagrams", "counter", "Datagrams that did not arrive", lambda: merge.processes.lost_datagrams),
-        Row(f"{prefix}_records", "counter", "Records made", lambda: stats.records),
+        Row(f"{prefix}_records", "counter", "Records made from the plugin's events", lambda: stats.records),
         Row(f"{prefix}_hook_failures", "counter", "Failures of hooks inside the engine", lambda: merge.stats.hook_failures),
-        Row(f"{prefix}_lines", "counter", "Log lines of the engine received", lambda: merge.stats.lines),
+        Row(f"{prefix}_lines", "counter", "Log lines from the plugin", lambda: merge.stats.lines),
         Row(
             f"{prefix}_unmatched",
             "counter",
-            "What was said of something whose beginning was not heard",
+            "Events about something whose beginning is missing",
             lambda: by_label(
                 {
                     "request": merge.requests.unmatched,
@@ -62,15 +62,15 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
         Row(
             f"{prefix}_evicted",
             "counter",
-            "Given up because too many were open",
+            "Open records dropped because there were too many",
             lambda: by_label({kind: held.evicted for kind, held in evicted.items()}),
             ("kind",),
         ),
-        Row(f"{prefix}_processes", "gauge", "Engine processes that speak", lambda: len(merge.processes.alive)),
+        Row(f"{prefix}_processes", "gauge", "Engine processes that send", lambda: len(merge.processes.alive)),
         Row(
             f"{names.METRIC_KV}_fetches",
             "counter",
-            "KV fetches that ended, as the receiving engine tells it; reason: the engine's failure type",
+            "KV fetches that ended, as the consumer reports them; reason: the engine's failure type",
             lambda: {key: float(count) for key, count in source.hand_offs.fetches.items()},
             ("outcome", "reason"),
             lambda: source.hand_offs.last,
@@ -79,13 +79,13 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
         Row(
             f"{names.METRIC_KV}_fetched_bytes",
             "counter",
-            "KV moved by fetches that ended",
+            "KV bytes of fetches that ended",
             lambda: source.hand_offs.bytes_fetched,
         ),
         Row(
             f"{names.METRIC_KV}_publishes",
             "counter",
-            "KV kept for a peer, by how that ended; a stale_read has been counted as expired before",
+            "Publishes of KV for a peer, by end; a stale_read was counted as expired before",
             lambda: by_label(source.hand_offs.publishes),
             ("end",),
         ),
@@ -93,7 +93,7 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
         Row(
             f"{names.METRIC_KV}_pinned_bytes",
             "gauge",
-            "KV kept for a peer that has not read it yet",
+            "KV bytes kept for a peer that has not read them yet",
             lambda: merge.publishes.pinned(monotonic_ns())[0],
         ),
         Row(
@@ -115,30 +115,30 @@ def _fetch_rows(source: PluginSource, hung_ns: int, monotonic_ns: Callable[[], i
     return [
         HistogramRow(
             f"{prefix}_seconds",
-            "Transfer of one KV fetch, from its post until the last rank had it, as the receiving engine tells; one that never "
-            f"arrived has no such time. {LATENCY_BOUND}",
+            "Time of one KV transfer, from its post until the last rank has it, as the consumer reports it; a transfer that "
+            f"never arrives has no such time. {LATENCY_BOUND}",
             lambda: tally.seconds,
             LATENCY,
             ("outcome",),
         ),
         HistogramRow(
             f"{prefix}_wait_seconds",
-            f"From when the scheduler knew of a KV fetch until it was posted: blocks, slot, first contact. {LATENCY_BOUND}",
+            f"Time from when the scheduler knew of a KV fetch until its post: blocks, slot, handshake. {LATENCY_BOUND}",
             lambda: {(): tally.waits},
             LATENCY,
         ),
-        HistogramRow(f"{prefix}_bytes", f"KV moved by one fetch. {BYTES_BOUND}", lambda: {(): tally.sizes}, SIZE),
-        Row(f"{prefix}es_open", "gauge", "KV fetches that have not ended", lambda: float(len(ages_ns()))),
+        HistogramRow(f"{prefix}_bytes", f"KV bytes of one fetch. {BYTES_BOUND}", lambda: {(): tally.sizes}, SIZE),
+        Row(f"{prefix}es_open", "gauge", "Open KV fetches", lambda: float(len(ages_ns()))),
         Row(
             f"{prefix}es_hung",
             "gauge",
-            "Of these, open for longer than kv_hung_after",
+            "KV fetches that are open for longer than kv_hung_after",
             lambda: float(sum(age_ns >= hung_ns for age_ns in ages_ns())),
         ),
         Row(
             f"{prefix}_oldest_age_seconds",
             "gauge",
-            "Age of the oldest open KV fetch; 0 where none is open",
+            "Age of the oldest open KV fetch; 0 if none is open",
             lambda: max(ages_ns(), default=0) * _SECONDS,
         ),
     ]
@@ -158,14 +158,14 @@ def _peer_rows(source: PluginSource) -> list[Row]:
         Row(
             f"{names.METRIC_LINK}_fetched_bytes",
             "counter",
-            "KV moved from a peer by fetches that ended",
+            "KV bytes from a peer, of fetches that ended",
             lambda: {(name,): float(peer.bytes_moved) for name, peer in peers.items()},
             ("peer",),
         ),
         Row(
             f"{names.METRIC_LINK}_busy_seconds",
             "counter",
-            "Time in which something was being transferred from a peer: bytes over it are the rate while transferring",
+            "Time with a running transfer from a peer; bytes divided by it are the rate while transferring",
             lambda: {(name,): peer.busy_ns * _SECONDS for name, peer in peers.items()},
             ("peer",),
         ),

@@ -61,7 +61,7 @@ class CollectorEndpoint:
     )
     headers: Mapping[str, str] = setting(
         default_factory=dict,
-        help="headers sent with every export; for a token see collector.token_file",
+        help="headers of every export; for a token use collector.token_file",
         example="{x-scope: team-a}",
         flag="--collector-header",
         secret=True,
@@ -69,25 +69,25 @@ class CollectorEndpoint:
     )
     ca_file: Path | None = setting(
         None,
-        help="authorities that the collector's certificate is checked by, PEM; read again when it changes",
+        help="PEM file with the authorities that check the collector's certificate; read again when it changes",
         example="/etc/handrail/tls/ca.crt",
         unset="the system's",
     )
     cert_file: Path | None = setting(
         None,
-        help="certificate that is shown to the collector, PEM; read again when it changes",
+        help="PEM file with the sidecar's certificate for the collector; read again when it changes",
         example="/etc/handrail/tls/tls.crt",
         unset="none",
     )
     key_file: Path | None = setting(
         None,
-        help="its private key, PEM, not encrypted",
+        help="PEM file with the private key of cert_file, not encrypted",
         example="/etc/handrail/tls/tls.key",
         unset="none",
     )
     token_file: Path | None = setting(
         None,
-        help="file with the bearer token for the collector: its first line; read again when it changes",
+        help="file with the collector's bearer token in its first line; read again when it changes",
         example="/etc/handrail/token",
         unset="none",
     )
@@ -128,13 +128,14 @@ class SpoolConfig:
 
     dir: Path | None = setting(
         None,
-        help="folder that keeps unacknowledged spans over a restart of the sidecar",
+        help="folder that keeps unacknowledged records over a restart of the sidecar",
         example="/var/lib/handrail/spool",
         unset="in memory",
     )
     max_bytes: Size = setting(
         Size(64 * 2**20),
-        help="bound of the spool, on disk or in memory; beyond it the tap refuses (retryable) and own spans are dropped, counted",
+        help="bound of the spool, on disk or in memory; beyond it the tap refuses (retryable), and the sidecar drops and "
+        "counts its own spans",
         example="256MiB",
         at_least=2**20,
     )
@@ -161,14 +162,14 @@ class LogConfig:
 
     files: tuple[str, ...] = setting(
         (),
-        help="log files or named pipes of the engine, read for lines about KV; - is standard input",
+        help="log files or named pipes of the engine with its KV lines; - is standard input",
         example="[/var/log/vllm/decode.log]",
         flag="--log-file",
         unset="none",
     )
     start: LogStart = setting(
         LogStart.END,
-        help="where to begin in a file that is there already and of which spool.dir remembers no position",
+        help="where reading begins in an existing file whose position is not in spool.dir",
         example="start",
     )
 
@@ -179,25 +180,25 @@ class MetricsConfig:
 
     url: Url | None = setting(
         None,
-        help="the engine's or router's metrics page; without a path it is /metrics",
+        help="address of the engine's or router's metrics page; the default path is /metrics",
         example="http://127.0.0.1:8200/metrics",
         unset="none",
     )
     interval: Duration = setting(
         Duration(5 * 10**9),
-        help="how often it is read",
+        help="time between two reads of the page",
         example="2s",
         at_least=100 * 10**6,
     )
     timeout: Duration = setting(
         Duration(4 * 10**9),
-        help="how long an answer may take",
+        help="longest time for an answer",
         example="10s",
         at_least=10 * 10**6,
     )
     headers: Mapping[str, str] = setting(
         default_factory=dict,
-        help="headers sent with it, such as a token",
+        help="headers of each request, such as a token",
         example='{authorization: "Bearer ..."}',
         flag="--metrics-header",
         secret=True,
@@ -205,7 +206,7 @@ class MetricsConfig:
     )
     hung_after: Duration = setting(
         Duration(30 * 10**9),
-        help="how long no step, token or finished request may be counted while work waits, until the engine is said to hang",
+        help="time without a counted step, token or finished request, while work waits, after which the engine counts as hung",
         example="1m",
         at_least=10**9,
     )
@@ -225,24 +226,25 @@ class LinksConfig:
 
     sample: Sampling = setting(
         Sampling.AUTO,
-        help="whether their counters are read; auto does so beside an engine (role prefill, decode or collocated)",
+        help="read the counters of RDMA ports and network interfaces; auto: only beside an engine (role prefill, decode or "
+        "collocated)",
         example="off",
     )
     devices: tuple[str, ...] = setting(
         (),
-        help="which alone are read, * stands for any characters; RDMA ports are adapter/port",
+        help="the only devices to read; * matches any characters; an RDMA port is adapter/port",
         example="[mlx5_*, bond0]",
         unset="RDMA ports, the loopback, adapters, bonds and VLANs; in a pod's network its virtual interfaces too",
     )
     interval: Duration = setting(
         Duration(100 * 10**6),
-        help="how often their bytes are read; everything else every 5 s",
+        help="time between two reads of the byte counters; all other counters are read every 5 s",
         example="1s",
         at_least=10 * 10**6,
     )
     sysfs: Path = setting(
         Path("/sys"),
-        help="where sysfs is; in a container perhaps a mount of the host's",
+        help="folder of sysfs; in a container a mount of the host's, for example",
         example="/host/sys",
     )
 
@@ -253,32 +255,32 @@ class GpuConfig:
 
     sample: Sampling = setting(
         Sampling.AUTO,
-        help="whether NVML is read; auto does so beside an engine (role prefill, decode or collocated); without a driver nothing "
-        "is read, and said so",
+        help="read NVML; auto: only beside an engine (role prefill, decode or collocated); without a driver the sidecar "
+        "reads nothing and logs that",
         example="off",
     )
     interval: Duration = setting(
         Duration(100 * 10**6),
-        help="how often what moves fast is read: 100ms is 10 Hz; down to 10ms for a short capture",
+        help="time between two reads of fast counters: 100ms is 10 Hz; down to 10ms for a short capture",
         example="20ms",
         at_least=10 * 10**6,
         at_most=60 * 10**9,
     )
     devices: tuple[str, ...] = setting(
         (),
-        help="indices or UUIDs of the GPUs that the engine uses; the others are not read",
+        help="indices or UUIDs of the GPUs that the engine uses; the sidecar reads no others",
         example="[0, GPU-8f1b]",
-        unset="those that CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES name, else all",
+        unset="those in CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, else all",
     )
     without: tuple[str, ...] = setting(
         (),
-        help="counters that are not read, by name (handrail gpus lists them)",
+        help="names of counters to omit (handrail gpus lists them)",
         example="[energy_joules, sm_occupancy_ratio]",
         unset="none",
     )
     dcgm_url: Url | None = setting(
         None,
-        help="dcgm-exporter's metrics page, read instead of NVML where this sidecar has no driver; every 5 s",
+        help="dcgm-exporter's metrics page; the sidecar reads it every 5 s, instead of NVML, if it has no driver",
         example="http://127.0.0.1:9400/metrics",
         unset="none",
     )
@@ -290,13 +292,13 @@ class SloConfig:
 
     ttft: Duration = setting(
         Duration(10**9),
-        help="time to first token that a request has to meet",
+        help="objective for a request's time to first token",
         example="500ms",
         at_least=10**6,
     )
     itl: Duration = setting(
         Duration(50 * 10**6),
-        help="time between chunks that 99 % of a request's gaps have to meet",
+        help="objective for the gaps of a request: 99 % of them must meet it",
         example="30ms",
         at_least=10**6,
     )
@@ -315,7 +317,7 @@ class OtlpMetricsConfig:
     )
     headers: Mapping[str, str] = setting(
         default_factory=dict,
-        help="headers sent with it, such as a token",
+        help="headers of each request, such as a token",
         example='{authorization: "Bearer ..."}',
         flag="--otlp-metrics-header",
         secret=True,
@@ -323,13 +325,13 @@ class OtlpMetricsConfig:
     )
     interval: Duration = setting(
         Duration(60 * 10**9),
-        help="how often they are sent",
+        help="time between two exports",
         example="15s",
         at_least=10**9,
     )
     ca_file: Path | None = setting(
         None,
-        help="PEM file with the authorities that the backend's certificate is checked against",
+        help="PEM file with the authorities that check the backend's certificate; read again when it changes",
         example="/etc/handrail/ca.pem",
         unset="the system's",
     )
@@ -346,20 +348,20 @@ class ProxyConfig:
 
     max_streams: int | None = setting(
         None,
-        help="streams at once; beyond that requests get 503 with Retry-After",
+        help="most streams at once; further requests get 503 with Retry-After",
         example="200",
-        unset="as many as the limit of descriptors has room for, two each (docs/deployment.md)",
+        unset="by the limit of descriptors, two a stream (docs/deployment.md)",
         at_least=1,
     )
     head_timeout: Duration = setting(
         Duration(30 * 10**9),
-        help="how long a request's head may take, from the connection or the head's first byte on",
+        help="longest time for a request's head, from the connection or the head's first byte on",
         example="10s",
         at_least=10**8,
     )
     idle_timeout: Duration = setting(
         Duration(300 * 10**9),
-        help="how long a client may send nothing between two requests, or inside a request's body",
+        help="longest silence of a client between two requests, or inside a request's body",
         example="2m",
         at_least=10**9,
     )
@@ -370,7 +372,7 @@ class SidecarConfig:
     """One sidecar beside one router or engine process."""
 
     role: Role = setting(
-        help="which process of the serving stack this sidecar stands beside",
+        help="role of the process that this sidecar observes",
         example="decode",
         choices=tuple(role.value for role in ROLES),
     )
@@ -382,7 +384,7 @@ class SidecarConfig:
     )
     upstream: Url | None = setting(
         None,
-        help="the process that the proxy forwards to (plain HTTP)",
+        help="process to which the proxy forwards (plain HTTP)",
         example="http://127.0.0.1:8100",
         schemes=("http",),
         path=False,
@@ -391,7 +393,7 @@ class SidecarConfig:
     proxy: ProxyConfig = section(ProxyConfig)
     instance: str = setting(
         "",
-        help="host:port by which the observed process is known in every row and metric",
+        help="host:port that names the observed process in every row and metric",
         example="10.0.0.7:8100",
         unset="host:port of upstream, else of metrics.url",
     )
@@ -401,29 +403,29 @@ class SidecarConfig:
         example="chat-decode",
         unset="OTEL_SERVICE_NAME, else handrail-ROLE",
     )
-    cluster: str = setting("", help="name of the cluster, on every resource", example="eu-1", unset="none")
+    cluster: str = setting("", help="name of the cluster; every resource carries it", example="eu-1", unset="none")
     collector: CollectorEndpoint = section(CollectorEndpoint)
     otlp_grpc: Address | None = setting(
         None,
-        help="OTLP/gRPC tap for the engine's exporter",
+        help="address of the OTLP/gRPC tap for the engine's exporter",
         example="127.0.0.1:4327",
         unset="off",
     )
     otlp_http: Address | None = setting(
         None,
-        help="OTLP/HTTP tap for the engine's exporter",
+        help="address of the OTLP/HTTP tap for the engine's exporter",
         example="127.0.0.1:4328",
         unset="off",
     )
     plugin_socket: Path | None = setting(
         None,
-        help="datagram socket for the plugin inside vLLM: the path that the engine has in HANDRAIL_SOCKET",
+        help="datagram socket for the plugin inside vLLM: the same path as the engine's HANDRAIL_SOCKET",
         example="/run/handrail/engine.sock",
         unset="off",
     )
     kv_hung_after: Duration = setting(
         Duration(60 * 10**9),
-        help="a KV fetch that is open for longer counts as hung on /metrics",
+        help="age from which an open KV fetch counts as hung on /metrics",
         example="10s",
         at_least=10**9,
     )
@@ -435,7 +437,7 @@ class SidecarConfig:
     gpu: GpuConfig = section(GpuConfig)
     admin: Address | None = setting(
         Address("127.0.0.1", 0),
-        help="/metrics, /healthz and /readyz",
+        help="address of /metrics, /healthz and /readyz",
         example="127.0.0.1:9464",
         unset="off",
     )
@@ -443,8 +445,7 @@ class SidecarConfig:
     auth: AuthConfig = section(AuthConfig)
     plaintext: tuple[SidecarListener, ...] = setting(
         (),
-        help="listeners that speak no TLS although they may be reached from other hosts, because something else protects the "
-        "network: a mesh, a NetworkPolicy",
+        help="listeners without TLS, even if other hosts can reach them, because a mesh or a NetworkPolicy protects the network",
         example="[proxy]",
         unset="none",
     )
@@ -452,28 +453,28 @@ class SidecarConfig:
     spool: SpoolConfig = section(SpoolConfig)
     trace_context: TraceContextMode = setting(
         TraceContextMode.SET,
-        help="set: forward a traceparent with the proxy's span as the parent; pass: forward what came",
+        help="set: forward a traceparent with the proxy's span as the parent; pass: forward the headers unchanged",
         example="pass",
     )
     new_traces: NewTraces = setting(
         NewTraces.AUTO,
-        help="flag of a trace that starts here: engines export the spans of sampled ones only; auto is sampled where this "
-        "sidecar has a tap; give sampled at an edge whose engines export to taps of their own",
+        help="sampled flag of a trace that starts here; engines export spans of sampled traces only; auto: sampled if this "
+        "sidecar has a tap; use sampled at an edge whose engines export to taps of their own",
         example="sampled",
     )
     request_id: RequestIdMode = setting(
         RequestIdMode.AUTO,
-        help="X-Request-Id where the client sent none: add one or pass the request as it is; auto adds at the edge only",
+        help="X-Request-Id if the client sends none: add one, or pass the request as it is; auto: add at the edge only",
         example="pass",
     )
     drain: Duration = setting(
         Duration(30 * 10**9),
-        help="how long running requests may take after SIGTERM before they are cut",
+        help="time for running requests after SIGTERM, before the sidecar cuts them",
         example="5m",
     )
     ready_file: Path | None = setting(
         None,
-        help="file that gets the pid and the bound addresses as JSON once everything listens",
+        help="file that gets the pid and the bound addresses as JSON when everything listens",
         example="/run/handrail/edge.json",
         unset="none",
     )

@@ -153,40 +153,58 @@ def _own_rows(made: Made) -> list[Row]:
         Row(
             f"{prefix}_info",
             "gauge",
-            "1; what this sidecar is. name: host:port of the observed process",
+            "1, with the sidecar's identity; name: host:port of the observed process",
             lambda: {who: 1.0},
             ("version", "role", "name", "service_name", "cluster"),
         ),
         Row(f"{prefix}_spans", "counter", "Spans made from observed requests", lambda: out.spans_taken),
-        Row(f"{prefix}_spans_dropped", "counter", "Own spans not sent, by reason", lambda: by_label(out.dropped), ("reason",)),
-        Row(f"{prefix}_spool_bytes", "gauge", "Spooled and not acknowledged by the collector", lambda: exporter.waiting_bytes),
-        Row(f"{prefix}_spool_lost_bytes", "counter", "Spooled bytes that could not be read back", lambda: exporter.damaged_bytes),
-        Row(f"{prefix}_spool_errors", "counter", "Calls to the spool's disk that failed", lambda: exporter.spool_errors),
+        Row(
+            f"{prefix}_spans_dropped",
+            "counter",
+            "Own spans that the sidecar did not send, by reason",
+            lambda: by_label(out.dropped),
+            ("reason",),
+        ),
+        Row(
+            f"{prefix}_spool_bytes",
+            "gauge",
+            "Bytes in the spool that the collector has not acknowledged",
+            lambda: exporter.waiting_bytes,
+        ),
+        Row(
+            f"{prefix}_spool_lost_bytes",
+            "counter",
+            "Bytes in the spool that the sidecar could not read back",
+            lambda: exporter.damaged_bytes,
+        ),
+        Row(f"{prefix}_spool_errors", "counter", "Failed calls to the spool's disk", lambda: exporter.spool_errors),
         Row(
             f"{prefix}_spool_degraded",
             "gauge",
-            "1 while the spool's disk fails and evidence goes on from memory",
+            "1 while the spool's disk fails and the sidecar sends evidence from memory",
             lambda: float(bool(exporter.degraded)),
         ),
         Row(
             f"{prefix}_spool_memory_bytes",
             "gauge",
-            "Of spool_bytes, those in memory because the disk fails: a restart of the sidecar loses them",
+            "The part of spool_bytes that is in memory because the disk fails; a restart of the sidecar loses it",
             lambda: exporter.held_bytes,
         ),
-        Row(f"{prefix}_export_batches", "counter", "Batches acknowledged by the collector", lambda: sent.batches_sent),
-        Row(f"{prefix}_export_retries", "counter", "Attempts that had to be repeated", lambda: sent.retries),
-        Row(f"{prefix}_export_rejected_items", "counter", "Spans the collector refused for good", lambda: sent.items_rejected),
+        Row(f"{prefix}_export_batches", "counter", "Batches that the collector acknowledged", lambda: sent.batches_sent),
+        Row(f"{prefix}_export_retries", "counter", "Export attempts that the sidecar repeats", lambda: sent.retries),
+        Row(
+            f"{prefix}_export_rejected_items", "counter", "Spans that the collector refused finally", lambda: sent.items_rejected
+        ),
         Row(
             f"{prefix}_export_up",
             "gauge",
-            "1 while the last attempt was taken; 0 also before the first",
+            "1 if the last export attempt succeeded; 0 before the first one",
             lambda: float(bool(sent.up)),
         ),
         Row(
             f"{prefix}_export_lag_seconds",
             "gauge",
-            "Age of the oldest batch that the collector has not acknowledged; 0 where none waits",
+            "Age of the oldest batch that the collector has not acknowledged; 0 if none waits",
             lambda: exporter.lag_ns * 1e-9,
         ),
         Row(f"{prefix}_cpu_seconds", "counter", "Processor time of this process", time.process_time),
@@ -195,14 +213,14 @@ def _own_rows(made: Made) -> list[Row]:
     if tap is not None:
         seen = tap.stats
         rows += [
-            Row(f"{prefix}_tap_items", "counter", "Taken over by the tap", lambda: by_label(seen.items), ("signal",)),
-            Row(f"{prefix}_tap_refused", "counter", "Tap requests told to retry", lambda: seen.requests_refused),
-            Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused for good", lambda: seen.requests_rejected),
+            Row(f"{prefix}_tap_items", "counter", "Items that the tap accepted", lambda: by_label(seen.items), ("signal",)),
+            Row(f"{prefix}_tap_refused", "counter", "Tap requests refused, to retry later", lambda: seen.requests_refused),
+            Row(f"{prefix}_tap_rejected", "counter", "Tap requests refused finally", lambda: seen.requests_rejected),
             Row(f"{prefix}_tap_repaired_values", "counter", REPAIRED, lambda: seen.values_repaired),
             Row(
                 f"{prefix}_engine_silent",
                 "gauge",
-                "1 when requests pass and the engine's exporter sends no spans",
+                "1 while requests pass and the engine's exporter sends no spans",
                 lambda: float(watch.silent_windows >= 2),
             ),
         ]
@@ -215,18 +233,18 @@ def _proxy_rows(prefix: str, proxy: ProxySource) -> list[Row]:
     stats = proxy.stats
     counters: tuple[tuple[str, str, Callable[[], float]], ...] = (
         ("connections", "Client connections accepted", lambda: stats.connections),
-        ("requests", "Requests understood", lambda: stats.requests),
-        ("passed_requests", "Requests passed through without a record", lambda: stats.passed),
-        ("protocol_errors", "Refused before they were a request", lambda: stats.protocol_errors),
-        ("connect_failures", "Upstream connections that failed", lambda: stats.connect_failures),
+        ("requests", "Requests that the proxy parsed", lambda: stats.requests),
+        ("passed_requests", "Requests that passed without a record", lambda: stats.passed),
+        ("protocol_errors", "Connections refused before they became a request", lambda: stats.protocol_errors),
+        ("connect_failures", "Failed connections to the upstream", lambda: stats.connect_failures),
         ("client_bytes", "Bytes read from clients", lambda: stats.client_bytes),
         ("upstream_bytes", "Bytes read from the upstream", lambda: stats.upstream_bytes),
-        ("reads_paused", "Times the upstream waited for a slow client", lambda: stats.reads_paused),
-        ("observer_errors", "Faults while observing; the bytes went on", lambda: stats.observer_errors),
+        ("reads_paused", "Times that the upstream waited for a slow client", lambda: stats.reads_paused),
+        ("observer_errors", "Faults of the observer; the bytes were forwarded all the same", lambda: stats.observer_errors),
     )
     rows = [Row(f"{prefix}_{name}", "counter", text, read) for name, text, read in counters]
-    rows.append(Row(f"{prefix}_open_connections", "gauge", "Client connections now", lambda: stats.open_connections))
-    outcomes = "Observed requests by how they ended"
+    rows.append(Row(f"{prefix}_open_connections", "gauge", "Open client connections", lambda: stats.open_connections))
+    outcomes = "Observed requests, by outcome"
     rows += _admission_rows(prefix, proxy)
     rows.append(Row(f"{prefix}_outcomes", "counter", outcomes, lambda: by_label(stats.outcomes), ("outcome",)))
     return rows
@@ -236,39 +254,39 @@ def _admission_rows(prefix: str, proxy: ProxySource) -> list[Row]:
     """Of client connections that are streams, and of those that are not or no longer."""
     stats, admission = proxy.stats, proxy.admission
     return [
-        Row(f"{prefix}_streams", "gauge", "Client connections that are admitted as streams now", lambda: admission.streams),
+        Row(f"{prefix}_streams", "gauge", "Open client connections that are admitted as streams", lambda: admission.streams),
         Row(
             f"{prefix}_stream_capacity",
             "gauge",
-            "Streams that fit in all, by descriptors and proxy.max_streams",
+            "Most streams, by descriptors and proxy.max_streams",
             lambda: float("inf") if admission.capacity is None else admission.capacity,
         ),
         Row(
             f"{prefix}_refused_streams",
             "counter",
-            "Requests that got 503: no more streams fit (streams), or the system had no descriptor, memory or port for a "
-            "connection to the upstream (descriptors)",
+            "Requests that got 503: no more streams fit (streams), or no descriptor, memory or port was left for the "
+            "upstream connection (descriptors)",
             lambda: by_label(stats.refused_streams),
             ("reason",),
         ),
         Row(
             f"{prefix}_expired_connections",
             "counter",
-            "Client connections ended by a time limit: of a request's head, of idleness between requests, of silence in a body",
+            "Client connections that a time limit ended: on a request's head, between requests, or in a body",
             lambda: by_label(stats.timeouts),
             ("reason",),
         ),
         Row(
             f"{prefix}_displaced_connections",
             "counter",
-            "Idle client connections closed because no more streams fitted",
+            "Idle client connections that the proxy closed because no more streams fit",
             lambda: stats.displaced,
         ),
-        Row(f"{prefix}_failed_handshakes", "counter", "TLS handshakes that failed", lambda: stats.handshakes_failed),
+        Row(f"{prefix}_failed_handshakes", "counter", "Failed TLS handshakes", lambda: stats.handshakes_failed),
         Row(
             f"{prefix}_accept_pauses",
             "counter",
-            "Times that no connection was accepted for want of descriptors",
+            "Times that accepting paused because descriptors ran short",
             lambda: admission.pauses,
         ),
     ]

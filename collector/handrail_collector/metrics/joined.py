@@ -37,7 +37,7 @@ def joined_rows(
     return [
         HistogramRow(
             names.METRIC_PHASES,
-            f"Time of a phase of time to first token, of streamed requests as they were first decided; {LATENCY_BOUND}; {KEPT}",
+            f"Time of a phase of time to first token, of streamed requests at their first decision. {LATENCY_BOUND}; {KEPT}",
             lambda: phases(seen, now_unix_ns() - FRESH_NS),
             LATENCY,
             ("phase", names.MODEL_LABEL),
@@ -45,7 +45,7 @@ def joined_rows(
         Row(
             names.METRIC_SLOW_PHASES,
             "counter",
-            "Time of the phases of slow requests, summed: their time to first token was at or above the 99th percentile of their "
+            "Sum of the phase times of slow requests: their time to first token is at or above the 99th percentile of their "
             f"model's last {WINDOW} of that scope; {KEPT}",
             lambda: slow_phases(seen),
             ("phase", names.MODEL_LABEL),
@@ -53,42 +53,42 @@ def joined_rows(
         Row(
             names.METRIC_SLOW_REQUESTS,
             "counter",
-            f"Slow requests, whose phases {names.METRIC_SLOW_PHASES}_total sums; {KEPT}",
+            f"Slow requests, whose phase times {names.METRIC_SLOW_PHASES}_total sums; {KEPT}",
             lambda: by_label(dict.fromkeys((UNKNOWN, *sorted(counting.models.names)), 0) | seen.by_word(Seen.SLOW_REQUESTS)),
             (names.MODEL_LABEL,),
         ),
         Row(
             names.METRIC_JOINED,
             "counter",
-            "Requests joined with evidence from every process on their path, of those that a model answered: over "
-            f"{names.METRIC_COUNTED}_total it is the coverage; {KEPT}",
+            "Requests that a model answered, joined with evidence from every process on their path; divided by "
+            f"{names.METRIC_COUNTED}_total they are the coverage; {KEPT}",
             lambda: _by_model(seen, Seen.JOINED, OUTCOMES, counting.models.names),
             ("outcome", names.MODEL_LABEL),
         ),
         Row(
             names.METRIC_COUNTED,
             "counter",
-            f"Requests that a model answered, as edge proxies count them, or engines that decode where no edge counts; {KEPT}",
+            f"Requests that a model answered, as edge proxies count them, or decode engines if no edge counts; {KEPT}",
             lambda: by_label(dict.fromkeys((by.value for by in By), 0) | seen.by_word(Seen.COUNTED)),
             ("by",),
         ),
         Row(
             names.METRIC_COVERAGE,
             "gauge",
-            "Joined over counted, of the last five minutes that are settled; absent where nothing was counted",
+            "Joined over counted requests in the last five settled minutes; absent if nothing was counted",
             lambda: _if_known(counting.coverage.ratio(now_unix_ns())),
         ),
         Row(
             names.METRIC_STALLS,
             "counter",
-            f"Stalls of streams (the longest of each), by what made them; {KEPT}",
+            f"Stalls of streams (the longest of each), by cause; {KEPT}",
             lambda: _by_model(seen, Seen.STALLS, (cause.value for cause in Cause), counting.models.names),
             ("cause", names.MODEL_LABEL),
         ),
         Row(
             names.METRIC_FINDINGS,
             "counter",
-            "Requests with a finding, each kind once a request; unexplained_failures: of an engine's counters, once an hour; "
+            "Requests with a finding, each kind once a request; unexplained_failures: from an engine's counters, once an hour; "
             f"{KEPT}",
             lambda: by_label(dict.fromkeys(FINDINGS, 0) | seen.by_word(Seen.FINDINGS)),
             ("kind",),
@@ -96,15 +96,15 @@ def joined_rows(
         Row(
             names.METRIC_SLOW_LINK,
             "gauge",
-            "1 while hand-offs of the last ten minutes from source (keeps the KV) to target (reads it) say that their link is "
-            f"slow; {MOST_PAIRS} pairs at most, by rate from {LEAST_TIMED} timed hand-offs on, looked at once a minute",
+            "1 while hand-offs of the last ten minutes from source (producer) to target (consumer) show that their link is "
+            f"slow; at most {MOST_PAIRS} pairs, by rate from {LEAST_TIMED} timed hand-offs on, once a minute",
             lambda: links.found,
             ("source", "target", "finding"),
         ),
         Row(
             names.METRIC_CLOCK_BOUND,
             "gauge",
-            f"How far apart the bounds of two hosts' clock offset lie; the {CLOCK_PAIRS} widest pairs that are bounded at all",
+            f"Width of the clock bound of two hosts; the {CLOCK_PAIRS} widest of all bounded pairs",
             lambda: clock_bounds(clocks),
             ("host", "peer_host"),
         ),

@@ -44,16 +44,18 @@ COMMANDS: Final = {
     "trace": Command("handrail.cli.trace", "show one request as a waterfall", "sidecar"),
     "fetches": Command("handrail.cli.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
     "events": Command("handrail.cli.events", "list what happened to the engines: stopped, dead, hung, restarted", "sidecar"),
-    "links": Command("handrail.cli.links", "say how fast KV moves between engines, by what, and what slows it", "sidecar"),
-    "explain": Command("handrail.cli.explain", "say why the slowest requests of a period are slow", "sidecar"),
-    "compare": Command("handrail.cli.compare", "two or three arms side by side: does splitting pay?", "collector"),
-    "metrics": Command(
-        "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot know", "sidecar"
+    "links": Command(
+        "handrail.cli.links", "show how fast KV moves between engines, over which transport, and what slows it", "sidecar"
     ),
-    "gpus": Command("handrail.cli.gpus", "show the GPUs of this host, and what they do not tell", "sidecar"),
-    "kv-size": Command("handrail.cli.kv_size", "how large a model's KV is: a token, a prompt, on a link", "sidecar"),
+    "explain": Command("handrail.cli.explain", "show why the slowest requests of a period are slow", "sidecar"),
+    "compare": Command("handrail.cli.compare", "compare two or three arms: does splitting pay?", "collector"),
+    "metrics": Command(
+        "handrail.cli.metrics", "read an engine's metrics page in one schema, with what it cannot show", "sidecar"
+    ),
+    "gpus": Command("handrail.cli.gpus", "show the GPUs of this host, and the counters that they lack", "sidecar"),
+    "kv-size": Command("handrail.cli.kv_size", "compute how large a model's KV is: a token, a prompt, on a link", "sidecar"),
     "doctor": Command("handrail.cli.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"),
-    "alerts": Command("handrail.cli.alerts", "make Prometheus' alert rules of a file of objectives, and check it", "sidecar"),
+    "alerts": Command("handrail.cli.alerts", "make Prometheus' alert rules from a file of objectives, and check it", "sidecar"),
     "dashboards": Command("handrail.cli.dashboards", "write the Grafana dashboards as files", "sidecar"),
     "config": Command("handrail.cli.config", "check a configuration file", "sidecar"),
 }

@@ -8,13 +8,13 @@ from handrail_collector.config import CollectorConfig
 
 _PAGE = """# Configuration
 
-This page is generated from the configuration classes; `pytest tests/sidecar/cli --update` rewrites it.
+The configuration classes generate this page. `pytest tests/sidecar/cli --update` rewrites it.
 
-Every key can stand in a YAML file (`--config FILE`) or be given as a flag; the flag wins. A key with a dot stands inside its
-section: `collector.endpoint` is `collector: {{endpoint: ...}}`. `off`, `none` or nothing unsets what may be absent. Unknown keys
-are refused. A list or a set of names is given as a repeated flag: `--forward URL --forward URL`, `--collector-header NAME=VALUE`.
+Write a key into a YAML file (`--config FILE`) or give it as a flag; the flag wins. A key with a dot is inside its section:
+`collector.endpoint` is `collector: {{endpoint: ...}}`. `off`, `none` or nothing unsets an optional key. Handrail refuses
+unknown keys. For a list or a set of names, repeat the flag: `--forward URL --forward URL`, `--collector-header NAME=VALUE`.
 
-`handrail config check FILE` shows every problem at once, or the configuration as it takes effect with secrets as `****`.
+`handrail config check FILE` shows every problem at once, or the effective configuration with secrets as `****`.
 
 | type | written |
 |---|---|

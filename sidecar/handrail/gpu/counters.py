@@ -108,9 +108,10 @@ class GpuCounter:
 
 
 _GPM_ABSENT: Final = (
-    "before Hopper and in most vGPUs; DCGM's profiling gives the like from Volta on; pcie_bytes and nvlink_bytes count traffic"
+    "before Hopper and in most vGPUs; DCGM's profiling has similar values from Volta on; pcie_bytes and nvlink_bytes count "
+    "traffic"
 )
-_OLD: Final = "where the driver or the product lacks it"
+_OLD: Final = "if the driver or the product lacks it"
 _RX_TX: Final = (names.RECEIVE, names.TRANSMIT)
 
 REASONS: Final = {
@@ -181,8 +182,8 @@ COUNTERS: Final = (
         names.GPU_BUSY,
         _G,
         "1",
-        "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran: not how busy it was",
-        "with MIG on, in WSL and on Jetson; sm_active_ratio says more where there is one",
+        "Share of the driver's last sample period (1/6 to 1 s by product) in which any kernel ran; this is not the load",
+        "with MIG on, in WSL and on Jetson; sm_active_ratio is more exact if it exists",
         Call("nvmlDeviceGetUtilizationRates", attribute="gpu", per=100),
         pace=Pace.WINDOW,
         most=1.0,
@@ -191,8 +192,8 @@ COUNTERS: Final = (
         "memory_busy_ratio",
         _G,
         "1",
-        "Share of that period in which device memory was read or written; no share of its bandwidth",
-        "with MIG on, in WSL and on Jetson; dram_active_ratio says more where there is one",
+        "Share of that period in which device memory was read or written; this is not a share of its bandwidth",
+        "with MIG on, in WSL and on Jetson; dram_active_ratio is more exact if it exists",
         Call("nvmlDeviceGetUtilizationRates", attribute="memory", per=100),
         pace=Pace.WINDOW,
         most=1.0,
@@ -212,7 +213,7 @@ COUNTERS: Final = (
         "sm_occupancy_ratio",
         _G,
         "1",
-        "Warps that were resident, of the most possible, over the window",
+        "Resident warps, as a share of the maximum, over the window",
         _GPM_ABSENT,
         Gpm(3, per=100),
         pace=Pace.WINDOW,
@@ -234,7 +235,7 @@ COUNTERS: Final = (
         names.GPU_DRAM_ACTIVE,
         _G,
         "1",
-        "Bandwidth of device memory in use, of the most possible, over the window",
+        "Bandwidth of device memory in use, as a share of the maximum, over the window",
         _GPM_ABSENT,
         Gpm(10, per=100),
         pace=Pace.WINDOW,
@@ -267,7 +268,7 @@ COUNTERS: Final = (
         _G,
         "By",
         "Device memory",
-        "where memory is shared with the host (GB10, Jetson); the host's own counters give it there",
+        "if memory is shared with the host (GB10, Jetson); use the host's own counters there",
         *_memory("total"),
         pace=Pace.SECOND,
         on_mig=True,
@@ -276,8 +277,8 @@ COUNTERS: Final = (
         "memory_used_bytes",
         _G,
         "By",
-        "Device memory in use; with drivers before 510 what is reserved is in it",
-        "where memory is shared with the host (GB10, Jetson); the host's own counters give it there",
+        "Device memory in use; with drivers before 510 this includes reserved memory",
+        "if memory is shared with the host (GB10, Jetson); use the host's own counters there",
         *_memory("used"),
         pace=Pace.SECOND,
         on_mig=True,
@@ -287,7 +288,7 @@ COUNTERS: Final = (
         _G,
         "By",
         "Device memory that the driver keeps for itself",
-        "with drivers before 510, and where memory is shared with the host",
+        "with drivers before 510, and if memory is shared with the host",
         _memory("reserved")[0],
         pace=Pace.SECOND,
         on_mig=True,
@@ -296,8 +297,8 @@ COUNTERS: Final = (
         "processes",
         _G,
         "{process}",
-        "Processes with a compute context. Their pids are the host's, so none is told here",
-        "on MIG parents without privilege; the list on the MIG device gives it",
+        "Processes with a compute context, without their pids, which are the host's",
+        "on MIG parents without privilege; the MIG device has the list",
         Call("nvmlDeviceGetComputeRunningProcesses"),
         pace=Pace.RARE,
         on_mig=True,
@@ -326,8 +327,8 @@ COUNTERS: Final = (
         "power_limit_watts",
         _G,
         "W",
-        "The limit that is enforced",
-        "where power is not managed",
+        "Power limit in force",
+        "if power is not managed",
         Call("nvmlDeviceGetEnforcedPowerLimit", per=1000),
         pace=Pace.RARE,
         most=100_000,
@@ -346,7 +347,7 @@ COUNTERS: Final = (
         _G,
         "Cel",
         "Temperature by sensor",
-        "memory: where the board has no sensor for it",
+        "memory: if the board has no sensor for it",
         values=(
             Value((Call("nvmlDeviceGetTemperature", (0,)),), "gpu"),
             Value((Field(82),), "memory"),
@@ -369,7 +370,7 @@ COUNTERS: Final = (
         "clock_max_hertz",
         _G,
         "Hz",
-        "The highest clock that the product may run at",
+        "Highest clock of the product",
         "on Jetson",
         values=_clocks("nvmlDeviceGetMaxClockInfo", Pace.RARE),
         label="domain",
@@ -380,7 +381,7 @@ COUNTERS: Final = (
         names.GPU_THROTTLED,
         _G,
         "1",
-        "1 while this reason holds the clocks down: told at every tick then and when it ends, once a second else",
+        "1 while this reason holds the clocks down; sampled at every tick then and when it ends, otherwise once a second",
         "on Jetson; reasons that the product does not know",
         values=tuple(Value(_reason(bit), reason) for reason, bit in REASONS.items()),
         label="reason",
@@ -390,7 +391,7 @@ COUNTERS: Final = (
         "throttled_seconds",
         _C,
         "s",
-        "Time in which this policy held the clocks down: also what fell between two looks at `throttled`",
+        "Time in which this policy held the clocks down, including times between two samples of `throttled`",
         _OLD + "; throttled samples it",
         values=tuple(
             Value((Field(id, per=1_000_000_000),), policy)
@@ -404,8 +405,8 @@ COUNTERS: Final = (
         names.GPU_PCIE_BYTES,
         _C,
         "By",
-        "Bytes over PCIe as the GPU sees it, packet headers among them; from when this sidecar first looked, wraps undone",
-        "with old drivers and in vGPUs; pcie_snapshot_bytes_per_second or a NIC's counters hint at it",
+        "Bytes over PCIe as the GPU counts them, including packet headers, since this sidecar's first read; wraps are undone",
+        "with old drivers and in vGPUs; pcie_snapshot_bytes_per_second or a NIC's counters give an indication",
         values=tuple(Value((Field(id),), label) for id, label in zip((198, 197), _RX_TX, strict=True)),
         label="direction",
         pace=Pace.BYTES,
@@ -415,8 +416,8 @@ COUNTERS: Final = (
         "pcie_snapshot_bytes_per_second",
         _G,
         "By/s",
-        "Mean over the 20 ms in which it was read, once a second: no average of the second, and no total",
-        "wherever pcie_bytes counts, since this call blocks for 20 ms",
+        "Mean over the 20 ms of the read, once a second; neither the mean of the second nor a total",
+        "if pcie_bytes exists, since this call blocks for 20 ms",
         # nvml.h says KB/s; taken as 1000 bytes: if it means 1024, this is 2.4 % low
         values=tuple(
             Value((Call("nvmlDeviceGetPcieThroughput", (which,), times=1000),), label)
@@ -430,7 +431,7 @@ COUNTERS: Final = (
         "pcie_replays",
         _C,
         "{replay}",
-        "Packets sent again over PCIe: a bad lane or riser",
+        "Packets repeated over PCIe, because of a bad lane or riser",
         _OLD,
         Field(94),
         pace=Pace.RARE,
@@ -439,8 +440,8 @@ COUNTERS: Final = (
         names.GPU_NVLINK_BYTES,
         _C,
         "By",
-        "Data over all NVLinks without protocol overhead; from when this sidecar first looked, wraps undone",
-        "where there is no NVLink",
+        "Data over all NVLinks without protocol overhead, since this sidecar's first read; wraps are undone",
+        "if there is no NVLink",
         values=tuple(
             Value((Field(data, ALL_LINKS, times=1024), Field(data, EACH_LINK, times=1024), Field(five, EACH_LINK)), label)
             for data, five, label in ((139, 204, "receive"), (138, 202, "transmit"))
@@ -453,7 +454,7 @@ COUNTERS: Final = (
         _C,
         "{error}",
         "Errors over all NVLinks by kind",
-        "where there is no NVLink, and from Blackwell on, which counts others",
+        "if there is no NVLink, and from Blackwell on, which counts other errors",
         values=tuple(
             Value((Field(id),), kind) for id, kind in ((38, "crc_flit"), (45, "crc_data"), (52, "replay"), (59, "recovery"))
         ),
@@ -466,7 +467,7 @@ COUNTERS: Final = (
         _C,
         "{error}",
         "Memory errors since the driver was loaded",
-        "where ECC is off or missing",
+        "if ECC is off or missing",
         values=(Value((Field(3),), "corrected"), Value((Field(4),), "uncorrected")),
         label="kind",
         pace=Pace.RARE,
@@ -475,7 +476,7 @@ COUNTERS: Final = (
         "remapped_rows",
         _C,
         "{row}",
-        "Rows of memory that were replaced, for good",
+        "Rows of memory that the GPU replaced permanently",
         "before Ampere",
         values=(Value((Field(142),), "corrected"), Value((Field(143),), "uncorrected")),
         label="kind",
@@ -485,7 +486,7 @@ COUNTERS: Final = (
         "remap_pending",
         _G,
         "1",
-        "1 while a replaced row waits for a reset of the GPU; failed: 1 when a row could not be replaced",
+        "1 while a replaced row waits for a reset of the GPU; failed: 1 if the GPU could not replace a row",
         "before Ampere",
         values=(Value((Field(144),), "pending"), Value((Field(145),), "failed")),
         label="state",
@@ -497,8 +498,8 @@ XID: Final = Counter(
     "xid_errors",
     Kind.COUNTER,
     "{error}",
-    "Xid errors since this sidecar first looked, by code; an old error is never shown as a new one",
-    "where events cannot be had (WSL, some containers); the kernel's log has them",
+    "Xid errors since this sidecar's first read, by code; an old error never counts as a new one",
+    "without access to events (WSL, some containers); the kernel's log has them",
     "xid",
 )
 """Counted from events, not read: see ``xids.py``."""
@@ -513,22 +514,22 @@ WINDOW: Final = Counter(
     "activity_window_seconds",
     Kind.GAUGE,
     "s",
-    "How long the window was of which the activity ratios and bytes per second tell",
+    "Length of the window of the activity ratios and bytes per second",
     _GPM_ABSENT,
 )
 PCIE_LINE: Final = Counter(
     names.GPU_PCIE_LINE,
     Kind.GAUGE,
     "By/s",
-    "What PCIe can carry each way with its lanes and generation, before packet headers: at most; the link may be slower now",
+    "Upper bound of the PCIe rate each way, by lanes and generation, before packet headers; the link may be slower now",
     "in vGPUs",
 )
 NVLINK_LINE: Final = Counter(
     names.GPU_NVLINK_LINE,
     Kind.GAUGE,
     "By/s",
-    "What all NVLinks can carry each way",
-    "where there is no NVLink, or its speed is not told",
+    "Rate that all NVLinks can carry each way",
+    "if there is no NVLink, or its speed is unknown",
 )
 DERIVED: Final = (WINDOW, PCIE_LINE, NVLINK_LINE)
 """What we know beside what is read."""

@@ -25,7 +25,7 @@ COUNTERS: Final = (
         BYTES,
         Kind.COUNTER,
         "By",
-        "Bytes that the port moved; of an RDMA port without what went past it over TCP",
+        "Bytes that the port moved; an RDMA port does not count TCP traffic",
         "a VF or a software adapter may count nothing; a 32-bit counter of an old adapter stands still at 16 GiB: "
         "newer firmware gives 64 bits",
         "direction",
@@ -42,7 +42,7 @@ COUNTERS: Final = (
         ERRORS,
         Kind.COUNTER,
         "{error}",
-        "Errors, drops and repeats by the driver's own name; small counters of InfiniBand stand still at 15, 255 or 65535",
+        "Errors, drops and repeats by the driver's own name; small InfiniBand counters stop at 15, 255 or 65535",
         "each driver has some of them",
         "error",
     ),
@@ -59,7 +59,7 @@ COUNTERS: Final = (
         LINE_RATE,
         Kind.GAUGE,
         "By/s",
-        "What the port can carry in each direction as it is set now",
+        "Rate that the port can carry in each direction with its present settings",
         "the port is down, or virtual: virtio, veth and bridges have no speed of their own",
     ),
     Counter(

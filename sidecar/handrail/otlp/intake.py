@@ -20,7 +20,7 @@ _HEAVY_BYTES: Final = 32 << 10
 _LIGHT_BYTES: Final = 1 << 20
 _OFF_LOOP_AT_ONCE: Final = 2
 
-REPAIRED: Final = "Values of senders that were repaired: text that is no UTF-8, numbers out of range"
+REPAIRED: Final = "Repaired values of senders: text that is not UTF-8, numbers out of range"
 """What ``IntakeStats.values_repaired`` counts."""
 
 

@@ -86,8 +86,8 @@ class OwnPauses:
 
 def pause_rows(own: OwnPauses) -> list[Row]:
     """Rows of /metrics."""
-    prefix, what = f"{names.METRIC_SIDECAR}_pause", "this process's event loop stood still for 20 ms or more"
+    prefix, what = f"{names.METRIC_SIDECAR}_pause", "pauses of this process's event loop of 20 ms or more"
     return [
-        Row(f"{prefix}s", "counter", f"Times that {what}: stamps are late then", lambda: own.count),
-        Row(f"{prefix}_seconds", "counter", f"How long, in all, {what}", lambda: own.stood_ns / 1e9),
+        Row(f"{prefix}s", "counter", f"Number of {what}; its timestamps are late then", lambda: own.count),
+        Row(f"{prefix}_seconds", "counter", f"Time in {what}", lambda: own.stood_ns / 1e9),
     ]
