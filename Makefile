@@ -13,7 +13,7 @@ help: ## this page
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	@# Kustomize's own code as a shared library. Only that file is used (tests/kustomized.py), so its Python version does not matter.
+	@# Kustomize's own code as a shared library. Only that file is used (tests/harness/kustomize.py), so its Python version does not matter.
 	-$(BIN)/python -m pip install -q --no-deps --ignore-requires-python -c constraints.txt pykustomize
 	@touch $@
 

@@ -28,10 +28,10 @@ def ids_in(text: str) -> set[str]:
 
 def ids_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Of its name, its docstring, and the parameters that a decorator gives it."""
-    said = [function.name, ast.get_docstring(function) or ""]
+    lines = [function.name, ast.get_docstring(function) or ""]
     for decorator in function.decorator_list:
-        said += [str(node.value) for node in ast.walk(decorator) if isinstance(node, ast.Constant)]
-    return set().union(*map(ids_in, said))
+        lines += [str(node.value) for node in ast.walk(decorator) if isinstance(node, ast.Constant)]
+    return set().union(*map(ids_in, lines))
 
 
 @cache

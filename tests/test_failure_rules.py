@@ -16,35 +16,35 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from exchanges import PROCESS
-from failing_files import KINDS, NAMES, FailingFiles, failure
-from handrail import accepting
-from handrail.accepting import Acceptor
-from handrail.connections import own_gate
-from handrail.export.spool import READ_TRIES, Spool
-from handrail.files import OsFiles
-from handrail.gpu.processes import holds_a_gpu
-from handrail.links import sysfs
+from builders.exchanges import PROCESS
+from doubles.failing_files import KINDS, NAMES, FailingFiles, failure
+from handrail.config.addresses import write_ready
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Retryable, Signal
-from handrail.segments import Limits, SegmentLog
-from handrail.settings import write_ready
-from handrail.sources.log import LogSettings, LogSource
-from handrail.sources.logtail import FileTail, TailSettings
-from handrail.sources.metrics import MetricsSettings, NoPageError, fetch_once
-from handrail.sources.plugin import _receive
-from handrail.watched import Watched
+from handrail.otlp.signals import Retryable, Signal
+from handrail.runtime import accepting
+from handrail.runtime.accepting import Acceptor
+from handrail.runtime.connections import own_gate
+from handrail.security.file_reload import ReloadingFile
+from handrail.wal.filesystem import OsFiles
+from handrail.wal.log import LogLimits, SegmentLog
 from handrail_collector.journal.journal import Journal
-from handrail_collector.store.publish import Publisher
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from kept_store import Clock as StoreClock
-from kept_store import publish_all
-from pipelines import Clock, proxies, running, send, taken
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.publish import StorePublisher
+from handrail_sidecar.export.spool import READ_TRIES, Spool
+from handrail_sidecar.gpu.processes import holds_a_gpu
+from handrail_sidecar.links import sysfs
+from handrail_sidecar.sources.engine_log import LogSettings, LogSource
+from handrail_sidecar.sources.engine_metrics import MetricsSettings, NoPageError, fetch_once
+from handrail_sidecar.sources.log_tail import FileTail, TailSettings
+from handrail_sidecar.sources.plugin_socket import _receive
+from harness.pipelines import Clock, proxies, running, send, taken
+from harness.store import Clock as StoreClock
+from harness.store import publish_all
 
 RETRY, DEGRADE, STOP, NONE = "retry", "degrade", "stop", "–"
 PAGE: Final = Path(__file__).parents[1] / "docs" / "reliability.md"
 METRICS: Final = Path(__file__).parents[1] / "docs" / "metrics.md"
-SMALL: Final = Limits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
+SMALL: Final = LogLimits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
 
 Trial = Callable[[int, Path], Awaitable[str]]
 """Provokes one errno at a place, in an empty folder; the rule that was seen."""
@@ -167,7 +167,7 @@ def publish(operation: str) -> Trial:
 
 async def upkeep(code: int, folder: Path) -> str:
     files, clock = FailingFiles(OsFiles()), StoreClock()
-    publisher = Publisher(folder / "store", files=files, now_unix_ns=clock)
+    publisher = StorePublisher(folder / "store", files=files, now_unix_ns=clock)
     publisher.open()
     publish_all(publisher)
     found = Upkeep(publisher, UpkeepSettings(grace_ns=0), clock)
@@ -283,19 +283,19 @@ async def ready_file(code: int, folder: Path) -> str:
 async def certificate_at_start(code: int, folder: Path) -> str:
     (folder / "token").write_bytes(b"one")
     with failing_calls(os, "open", code), pytest.raises(OSError, match="cannot be read"):
-        Watched("token", {"t": folder / "token"}, lambda contents: contents["t"])
+        ReloadingFile("token", {"t": folder / "token"}, lambda contents: contents["t"])
     return STOP
 
 
 async def certificate_later(code: int, folder: Path) -> str:
     (folder / "token").write_bytes(b"one")
-    found = Watched("token", {"t": folder / "token"}, lambda contents: contents["t"])
+    found = ReloadingFile("token", {"t": folder / "token"}, lambda contents: contents["t"])
     (folder / "token").write_bytes(b"two")
     with failing_calls(os, "open", code):
-        assert not found.look()
-        assert not found.look()
+        assert not found.poll()
+        assert not found.poll()
         assert (found.value, bool(found.refused)) == (b"one", True)
-    assert found.look()
+    assert found.poll()
     assert (found.value, found.refused) == (b"two", "")
     return DEGRADE
 
@@ -388,7 +388,7 @@ TRIALS: Final[dict[str, Trial]] = {
     "store: publish": publish("rename"),
     "store: manifest, counts and low-water mark": publish("fdatasync"),
     "store: upkeep": upkeep,
-    "store: open": opening_below(lambda folder, files: Publisher(folder, files=files).open()),
+    "store: open": opening_below(lambda folder, files: StorePublisher(folder, files=files).open()),
     "spool: write": spool("write"),
     "spool: next segment": spool("open_append"),
     "spool: acknowledgement": spool("rename"),

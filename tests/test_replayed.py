@@ -15,19 +15,19 @@ from typing import Any, Final
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-import replayed
-from exchanges import PROCESS
-from handrail.otlp.contract import Signal
+import builders.replayed
+from builders.exchanges import PROCESS
+from doubles.otlp import RAW
+from handrail.otlp.signals import Signal
 from handrail.otlp.values import attributes_of
 from handrail.records import EngineTimes, Iteration, KvFetch, KvPublish, LogFact, Observation
-from handrail.sources.datagram import read_packet
-from handrail.sources.log import LogSettings, LogSource
-from handrail.sources.plugin import PluginSource
-from handrail_collector.explain.request import Fleet, explain
-from handrail_collector.stitch.reading import SpanReader, batches
+from handrail_collector.explain.request.request_row import Fleet, explain
+from handrail_collector.stitch.decode import RecordDecoder, batches
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from otlp_parts import RAW
-from pipelines import Clock, running, taken
+from handrail_sidecar.sources.datagram import read_packet
+from handrail_sidecar.sources.engine_log import LogSettings, LogSource
+from handrail_sidecar.sources.plugin_socket import PluginSource
+from harness.pipelines import Clock, running, taken
 
 HOUR: Final = 3600 * SECOND
 BOOTED_UNIX_NS: Final = 1_796_112_000 * SECOND
@@ -86,14 +86,14 @@ async def test_the_plugins_words_make_the_same_records_however_long_the_host_is_
     tmp_path: Path, role: str, uptime: int
 ) -> None:
     end = uptime + LENGTH
-    data = replayed.plugin(role, end, BOOTED_UNIX_NS + end)
+    data = builders.replayed.plugin(role, end, BOOTED_UNIX_NS + end)
     first = min(read_packet(each).monotonic_ns for each in data)
     records, source = await played(tmp_path, data, first)
-    told = [moved(record, BOOTED_UNIX_NS + end) for record in records]
+    reports = [moved(record, BOOTED_UNIX_NS + end) for record in records]
 
-    reference = replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)
+    reference = builders.replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)
     others, _ = await played(tmp_path, reference, min(read_packet(each).monotonic_ns for each in reference))
-    assert told == [moved(record, BOOTED_UNIX_NS + 2 * HOUR) for record in others]
+    assert reports == [moved(record, BOOTED_UNIX_NS + 2 * HOUR) for record in others]
     assert not sum(source.stamps.displaced.values())
     final = [record for record in records if not getattr(record, "provisional", False)]
     assert sum(isinstance(record, KvFetch if role == "decode" else KvPublish) for record in final) == 6
@@ -105,9 +105,9 @@ async def test_the_plugins_words_make_the_same_records_however_long_the_host_is_
 @roles
 @uptimes
 async def test_a_recording_that_nobody_moved_is_told_by_its_arrival(tmp_path: Path, role: str, uptime: int) -> None:
-    data = (replayed.RECORDINGS / f"plugin/{role}.jsonl").read_bytes().splitlines()
+    data = (builders.replayed.RECORDINGS / f"plugin/{role}.jsonl").read_bytes().splitlines()
     records, source = await played(tmp_path, data, uptime)
-    reference = replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)
+    reference = builders.replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)
     begin = min(read_packet(each).monotonic_ns for each in reference)
     others, _ = await played(tmp_path, reference, begin)
     assert [moved(record, BOOTED_UNIX_NS + uptime, 10**6) for record in records] == [
@@ -135,11 +135,11 @@ async def read_log(path: Path, lines: Sequence[str], end_unix_ns: int, year: int
     await source._round()
     with path.open("a", encoding="utf-8") as log:
         for number, line in enumerate(lines):
-            for at in replayed.stamps(line, year):
+            for at in builders.replayed.stamps(line, year):
                 stamped = round(at.replace(tzinfo=timezone.utc).timestamp()) * SECOND
                 now[0] = max(now[0], stamped)
             log.write(line + "\n")
-            if number + 1 == len(lines) or list(replayed.stamps(lines[number + 1], year)):
+            if number + 1 == len(lines) or list(builders.replayed.stamps(lines[number + 1], year)):
                 log.flush()
                 os.utime(path, ns=(now[0], now[0]))
                 await source._round()
@@ -152,14 +152,14 @@ async def read_log(path: Path, lines: Sequence[str], end_unix_ns: int, year: int
 @roles
 @uptimes
 async def test_a_log_makes_the_same_facts_however_long_the_host_is_up(tmp_path: Path, role: str, uptime: int) -> None:
-    told = []
+    reports = []
     for up in (uptime, 2 * HOUR):
         end = BOOTED_UNIX_NS + up + 180 * SECOND
         year = datetime.fromtimestamp(end // SECOND, timezone.utc).year
-        facts, source = await read_log(tmp_path / "engine.log", replayed.log_lines(role, end, timezone.utc), end, year)
-        told.append(([moved(fact, end) for fact in facts], source.stats.clocks_disagree))
-    assert told[0] == told[1]
-    assert told[0][0]
+        facts, source = await read_log(tmp_path / "engine.log", builders.replayed.log_lines(role, end, timezone.utc), end, year)
+        reports.append(([moved(fact, end) for fact in facts], source.stats.clocks_disagree))
+    assert reports[0] == reports[1]
+    assert reports[0][0]
 
 
 # --- OTLP -------------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ async def test_a_log_makes_the_same_facts_however_long_the_host_is_up(tmp_path: 
 
 def decided(payload: bytes, received_unix_ns: int) -> list[tuple[int, str, int, list[str]]]:
     """When each request of an export is decided, in seconds after it was received, and why; then its start and its labels."""
-    stitcher, reader = Stitcher(), SpanReader()
+    stitcher, reader = Stitcher(), RecordDecoder()
     for number, entry in enumerate(ExportTraceServiceRequest.FromString(payload).resource_spans):
         for batch in batches(entry):
             for span in batch.spans:
@@ -190,8 +190,8 @@ def test_spans_are_decided_alike_however_long_the_host_is_up(recording: Path, up
     """Moved to now, and as they were recorded: what lies ahead or long ago is decided by its arrival."""
     now = BOOTED_UNIX_NS + uptime
     raw = recording.read_bytes()
-    ours = decided(replayed.otlp(raw, ExportTraceServiceRequest, now), now)
-    later = decided(replayed.otlp(raw, ExportTraceServiceRequest, 2 * now), 2 * now)
+    ours = decided(builders.replayed.otlp(raw, ExportTraceServiceRequest, now), now)
+    later = decided(builders.replayed.otlp(raw, ExportTraceServiceRequest, 2 * now), 2 * now)
     assert [(*made[:2], made[3]) for made in ours] == [(*made[:2], made[3]) for made in later]
     assert [made[2] + now for made in ours] == [made[2] for made in later]
     assert [(*made[:2], made[3]) for made in decided(raw, now)] == [(*made[:2], made[3]) for made in ours]
@@ -203,7 +203,9 @@ async def test_a_collector_decides_within_its_waits_however_long_the_host_is_up(
     clock = Clock.at(BOOTED_UNIX_NS + uptime)
     async with running(tmp_path, clock) as (journal, pipeline):
         for recording in RAW:
-            await journal.consume(Signal.TRACES, replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest, clock.now))
+            await journal.consume(
+                Signal.TRACES, builders.replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest, clock.now)
+            )
         await taken(pipeline, journal)
         clock.now += 15 * SECOND
         pipeline._sweep(clock.now)

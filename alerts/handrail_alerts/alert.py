@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from handrail.values import Duration
+from handrail.config.types import Duration
 
 SECOND_NS = 10**9
 NOW = Duration(0)
@@ -48,7 +48,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RuleGroup:
     """Rules that are evaluated together, in order."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handrail_alerts.companions import INHIBITIONS
+from handrail_alerts.inhibition import INHIBITIONS
 from handrail_alerts.render import to_yaml
 
 _HEAD = (

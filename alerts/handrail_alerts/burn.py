@@ -11,35 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.outcomes import FAILURES, FetchOutcome
+from handrail.config.types import Duration
+from handrail.kv_outcomes import FAILURES, FetchOutcome
 from handrail.records import Role
-from handrail.values import Duration
-from handrail_alerts.alert import Alert, Group, Recording, Severity, minutes, prometheus
-from handrail_alerts.bounds import Bound, nearest_bound
+from handrail_alerts.alert import Alert, Recording, RuleGroup, minutes, prometheus
+from handrail_alerts.bucket_bounds import BucketBound, nearest_bound
+from handrail_alerts.burn_windows import BURNS, Burn
 from handrail_alerts.context import Context
-from handrail_alerts.objective import Objective, Signal
+from handrail_alerts.objective import ObjectiveSignal, ServiceObjective
 
-
-@dataclass(frozen=True, slots=True)
-class Burn:
-    """One pair of windows. ``share``: of the whole budget, what the long window may use up before this fires."""
-
-    long: Duration
-    short: Duration
-    share: float
-    severity: Severity
-    wait: Duration
-
-    def factor(self, window: Duration) -> float:
-        """How many times faster than allowed: 14.4, 6 and 1 for a budget of 30 days."""
-        return self.share * window / self.long
-
-
-BURNS: Final = (
-    Burn(minutes(60), minutes(5), 0.02, Severity.PAGE, minutes(2)),
-    Burn(minutes(6 * 60), minutes(30), 0.05, Severity.PAGE, minutes(5)),
-    Burn(minutes(3 * 24 * 60), minutes(6 * 60), 0.10, Severity.TICKET, minutes(30)),
-)
 HOLD: Final = minutes(10)
 """A short window with a handful of requests comes and goes; a page does not with it."""
 
@@ -70,55 +50,52 @@ class Words:
     command: str
 
 
-WORDS: Final[Mapping[Signal, Words]] = {
-    Signal.TTFT: Words(
+WORDS: Final[Mapping[ObjectiveSignal, Words]] = {
+    ObjectiveSignal.TTFT: Words(
         "TtftBudgetBurning",
         "time to first token",
         "requests",
         "waited longer than {over} for their first token",
         "handrail explain --since -1h",
     ),
-    Signal.STREAM_GAP: Words(
+    ObjectiveSignal.STREAM_GAP: Words(
         "ItlBudgetBurning",
         "gaps between chunks",
         "gaps between chunks",
         "were longer than {over}",
         "handrail explain --since -1h",
     ),
-    Signal.ITL: Words(
+    ObjectiveSignal.ITL: Words(
         "ItlBudgetBurning",
         "time per token",
         "tokens",
         "came later than {over} after the one before",
         "handrail explain --since -1h",
     ),
-    Signal.SUCCESS: Words(
+    ObjectiveSignal.SUCCESS: Words(
         "RequestBudgetBurning", "success", "requests", "failed", "handrail requests --since -1h --outcome stream_error"
     ),
-    Signal.KV_FETCH: Words("KvFetchBudgetBurning", "KV fetches", "KV fetches", "failed", "handrail fetches --failed --since -1h"),
+    ObjectiveSignal.KV_FETCH: Words(
+        "KvFetchBudgetBurning", "KV fetches", "KV fetches", "failed", "handrail fetches --failed --since -1h"
+    ),
 }
 FAILED_FETCHES: Final = f'outcome=~"{"|".join(sorted(outcome.value for outcome in FAILURES))}"'
 _FETCHES: Final = f'outcome=~"{"|".join(sorted({FetchOutcome.OK.value, *(outcome.value for outcome in FAILURES)}))}"'
 _META: Final = re.compile(r"([.+*?()|\[\]{}^$\\])")
 
 
-def hopeless(window: Duration) -> float:
-    """The target in percent up to which the fastest burn cannot happen: more than every request would have to fail."""
-    return 100 * (1 - 1 / max(burn.factor(window) for burn in BURNS))
-
-
-def groups(context: Context) -> Iterator[Group]:
+def groups(context: Context) -> Iterator[RuleGroup]:
     """One group an objective."""
     for objective in context.slo.objectives:
         rules: tuple[Alert | Recording, ...] = (
             *_recordings(context, objective),
             *(_alert(context, objective, burn) for burn in BURNS),
         )
-        yield Group(name=f"handrail-slo-{objective.name}", rules=rules)
+        yield RuleGroup(name=f"handrail-slo-{objective.name}", rules=rules)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ObjectiveCounts:
     """What an objective counts, as expressions of a window: all, and those that broke it."""
 
     name_all: str
@@ -129,24 +106,26 @@ class Counted:
     labels: tuple[str, ...]
 
 
-def counted(context: Context, objective: Objective, threshold: Duration | None = None) -> Counted:
+def counted(context: Context, objective: ServiceObjective, threshold: Duration | None = None) -> ObjectiveCounts:
     """``threshold``: instead of the objective's own."""
     pool = matchers_of(context, objective)
     if objective.signal.timed:
         bound = nearest_bound(threshold or objective.threshold or Duration(1))
-        name = {Signal.TTFT: "ttft", Signal.STREAM_GAP: "stream_gap", Signal.ITL: "itl"}[objective.signal]
-        if objective.signal is Signal.TTFT and objective.role is not None:
+        name = {ObjectiveSignal.TTFT: "ttft", ObjectiveSignal.STREAM_GAP: "stream_gap", ObjectiveSignal.ITL: "itl"}[
+            objective.signal
+        ]
+        if objective.signal is ObjectiveSignal.TTFT and objective.role is not None:
             pool = (*pool, f'scope="{SCOPES[objective.role]}"')
         name = f"handrail_{name}_seconds"
-        return Counted(f"{name}_count", pool, f"{name}_bucket", (*pool, f'le="{bound.le}"'), True, ("model_name", "role"))
-    if objective.signal is Signal.SUCCESS:
+        return ObjectiveCounts(f"{name}_count", pool, f"{name}_bucket", (*pool, f'le="{bound.le}"'), True, ("model_name", "role"))
+    if objective.signal is ObjectiveSignal.SUCCESS:
         name, pool = "handrail_slo_requests_total", (*pool, 'slo="success"')
-        return Counted(name, pool, name, (*pool, 'met="false"'), False, ("model_name", "role"))
+        return ObjectiveCounts(name, pool, name, (*pool, 'met="false"'), False, ("model_name", "role"))
     name = "handrail_kv_fetches_total"
-    return Counted(name, (_FETCHES,), name, (FAILED_FETCHES,), False, ())
+    return ObjectiveCounts(name, (_FETCHES,), name, (FAILED_FETCHES,), False, ())
 
 
-def matchers_of(context: Context, objective: Objective) -> tuple[str, ...]:
+def matchers_of(context: Context, objective: ServiceObjective) -> tuple[str, ...]:
     """Of the pool and the models."""
     found = [f'role="{objective.role.value}"'] if objective.role else []
     for models, equal, like in ((objective.models, "=", "=~"), (context.slo.others(objective), "!=", "!~")):
@@ -166,7 +145,7 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def ratio(context: Context, objective: Objective, window: str, threshold: Duration | None = None) -> str:
+def ratio(context: Context, objective: ServiceObjective, window: str, threshold: Duration | None = None) -> str:
     """The share that broke the objective; NaN where there was nothing to break it."""
     of = counted(context, objective, threshold)
     by = context.fleet(*of.labels)
@@ -175,13 +154,13 @@ def ratio(context: Context, objective: Objective, window: str, threshold: Durati
     return f"{'1 - ' if of.part_is_good else ''}{part}\n/\n{every}"
 
 
-def total(context: Context, objective: Objective, window: str) -> str:
+def total(context: Context, objective: ServiceObjective, window: str) -> str:
     """How many there were."""
     of = counted(context, objective)
     return f"sum by {context.fleet(*of.labels)} (increase({context.series(of.name_all, *of.all)}[{window}]))"
 
 
-def _recordings(context: Context, objective: Objective) -> Iterator[Recording]:
+def _recordings(context: Context, objective: ServiceObjective) -> Iterator[Recording]:
     labels = {"slo": objective.name}
     for duration in sorted({window for burn in BURNS for window in (burn.long, burn.short)}):
         window = context.window(duration)
@@ -191,7 +170,7 @@ def _recordings(context: Context, objective: Objective) -> Iterator[Recording]:
         yield Recording(record=f"{REQUESTS}{prometheus(burn.long)}", expr=total(context, objective, window), labels=labels)
 
 
-def _alert(context: Context, objective: Objective, burn: Burn) -> Alert:
+def _alert(context: Context, objective: ServiceObjective, burn: Burn) -> Alert:
     words, slo, file = WORDS[objective.signal], f'{{slo="{objective.name}"}}', context.slo
     long, short = prometheus(burn.long), prometheus(burn.short)
     factor, budget = burn.factor(file.window), (100 - objective.target_percent) / 100
@@ -202,7 +181,7 @@ def _alert(context: Context, objective: Objective, burn: Burn) -> Alert:
         f"and {REQUESTS}{long}{slo} >= {file.min_requests}\n"
         f"and {RATIO}{long}{slo} * {REQUESTS}{long}{slo} >= {file.min_failures}"
     )
-    broken = words.broken.format(over=bound_of(objective).said) if objective.threshold else words.broken
+    broken = words.broken.format(over=bound_of(objective).describe) if objective.threshold else words.broken
     gone = prometheus(max(minutes(1), Duration(round(file.window / factor / minutes(60))) * minutes(60)))
     faster = f"more than {factor:.3g} times what is allowed" if factor > 1 else "more than is allowed"
     return Alert(
@@ -222,12 +201,12 @@ def _alert(context: Context, objective: Objective, burn: Burn) -> Alert:
     )
 
 
-def where(objective: Objective) -> str:
+def where(objective: ServiceObjective) -> str:
     """The pool, for a summary."""
-    if objective.signal is Signal.KV_FETCH:
+    if objective.signal is ObjectiveSignal.KV_FETCH:
         return "{{ with $labels.cluster }}in {{ . }}{{ else }}in this fleet{{ end }}"
     return "{{ $labels.model_name }} at {{ $labels.role }}{{ with $labels.cluster }} in {{ . }}{{ end }}"
 
 
-def bound_of(objective: Objective, threshold: Duration | None = None) -> Bound:
+def bound_of(objective: ServiceObjective, threshold: Duration | None = None) -> BucketBound:
     return nearest_bound(threshold or objective.threshold or Duration(1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from handrail.values import Duration
+from handrail.config.types import Duration
 from handrail_alerts.alert import minutes, prometheus
-from handrail_alerts.limits import Limits
+from handrail_alerts.limits import AlertLimits
 from handrail_alerts.slo import SloFile
 
 SCRAPES = 4
@@ -24,7 +24,7 @@ class Context:
     slo: SloFile
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AlertLimits:
         return self.slo.limits
 
     @property

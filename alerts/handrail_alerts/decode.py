@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from handrail_alerts.alert import Alert, Group, Recording, Severity, minutes
+from handrail_alerts.alert import Alert, Recording, RuleGroup, Severity, minutes
 from handrail_alerts.context import Context, any_of
 
 WAITING: Final = "handrail:engine_requests_waiting:avg"
@@ -16,8 +16,8 @@ _LEAST_STALLS: Final = 20
 _NOT_OURS: Final = "client_backpressure"
 
 
-def groups(context: Context) -> Iterator[Group]:
-    yield Group(name="handrail-decode", rules=(_waiting(context), _imbalance(context), _stalling(context)))
+def groups(context: Context) -> Iterator[RuleGroup]:
+    yield RuleGroup(name="handrail-decode", rules=(_waiting(context), _imbalance(context), _stalling(context)))
 
 
 def _waiting(context: Context) -> Recording:

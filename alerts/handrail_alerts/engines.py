@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from handrail_alerts.alert import Alert, Group, Severity, minutes
+from handrail_alerts.alert import Alert, RuleGroup, Severity, minutes
 from handrail_alerts.context import Context, any_of
 
 _AT: Final = "at {{ $labels.instance }}"
@@ -15,12 +15,12 @@ _HARMFUL: Final = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake", "bo
 _HARMFUL_POLICIES: Final = ("thermal", "board_limit", "reliability")
 
 
-def groups(context: Context) -> Iterator[Group]:
-    yield Group(
+def groups(context: Context) -> Iterator[RuleGroup]:
+    yield RuleGroup(
         name="handrail-engines",
         rules=(_down(context), _hung(context), _restarted(context), _metrics_changed(context)),
     )
-    yield Group(name="handrail-gpus", rules=(_gpu_lost(context), _gpu_throttled(context), _gpu_errors(context)))
+    yield RuleGroup(name="handrail-gpus", rules=(_gpu_lost(context), _gpu_throttled(context), _gpu_errors(context)))
 
 
 def was_up(context: Context, name: str) -> str:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from handrail_alerts import burn, decode, engines, handoff, itself, latency
-from handrail_alerts.alert import Alert, Group
+from handrail_alerts import burn, decode, engines, handoff, latency, self_monitoring
+from handrail_alerts.alert import Alert, RuleGroup
 from handrail_alerts.context import Context
 from handrail_alerts.slo import SloFile
 
-FILES: Final[dict[str, Callable[[Context], Iterator[Group]]]] = {
+FILES: Final[dict[str, Callable[[Context], Iterator[RuleGroup]]]] = {
     "slo": burn.groups,
     "latency": latency.groups,
     "handoff": handoff.groups,
     "decode": decode.groups,
     "engines": engines.groups,
-    "itself": itself.groups,
+    "itself": self_monitoring.groups,
 }
 """Name of the rule file -> what makes its groups."""
 
 
-def files(slo: SloFile) -> dict[str, tuple[Group, ...]]:
+def files(slo: SloFile) -> dict[str, tuple[RuleGroup, ...]]:
     """The groups of each file; a file without rules is left out."""
     context = Context(slo)
     made = {name: tuple(make(context)) for name, make in FILES.items()}

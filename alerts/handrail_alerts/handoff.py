@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from handrail_alerts.alert import Alert, Group, Severity, minutes
+from handrail_alerts.alert import Alert, RuleGroup, Severity, minutes
 from handrail_alerts.burn import FAILED_FETCHES
 from handrail_alerts.context import LATELY, Context, any_of
 
@@ -24,8 +24,8 @@ SPIKE_FLOOR: Final = 1
 """Failures a second: below it a multiple of little is little (case H14)."""
 
 
-def groups(context: Context) -> Iterator[Group]:
-    yield Group(
+def groups(context: Context) -> Iterator[RuleGroup]:
+    yield RuleGroup(
         name="handrail-handoff",
         rules=(
             _fetch_failed(context),
@@ -45,11 +45,11 @@ def groups(context: Context) -> Iterator[Group]:
 
 
 def _fetch_failed(context: Context) -> Alert:
-    told = context.grew(_FETCHES, FAILED_FETCHES)
-    by_log = f"({context.grew(_FETCHES_BY_LOG)} unless on {context.of_target()} {told})"
+    text = context.grew(_FETCHES, FAILED_FETCHES)
+    by_log = f"({context.grew(_FETCHES_BY_LOG)} unless on {context.of_target()} {text})"
     return Alert(
         name="KvFetchFailed",
-        expr=any_of(told, by_log),
+        expr=any_of(text, by_log),
         severity=Severity.PAGE,
         summary=f"KV fetch failed {_AT}{{{{ with $labels.reason }}}}: {{{{ . }}}}{{{{ end }}}}",
         description=(
@@ -65,10 +65,10 @@ def _failures_counted(context: Context) -> Alert:
     counted = "\n  or ".join(
         f'label_replace({context.grew(name)}, "failure", "{word}", "", "")' for word, name in _COUNTED.items()
     )
-    told = "".join(f"\nunless on {context.of_target()} {context.known(name, LATELY)}" for name in (_FETCHES, _FETCHES_BY_LOG))
+    text = "".join(f"\nunless on {context.of_target()} {context.known(name, LATELY)}" for name in (_FETCHES, _FETCHES_BY_LOG))
     return Alert(
         name="KvTransferFailuresCounted",
-        expr=f"(\n  {counted}\n){told}",
+        expr=f"(\n  {counted}\n){text}",
         severity=Severity.PAGE,
         summary=f"The engine {_AT} counted KV {{{{ $labels.failure }}}} failures",
         description=(

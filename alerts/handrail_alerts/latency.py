@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from handrail_alerts.alert import Alert, Group, Severity, minutes
+from handrail_alerts.alert import Alert, RuleGroup, Severity, minutes
 from handrail_alerts.burn import WORDS, bound_of, ratio, total, where
 from handrail_alerts.context import Context
-from handrail_alerts.objective import Objective, Signal
+from handrail_alerts.objective import ObjectiveSignal, ServiceObjective
 
 LEAST: Final = 100
 """Of one hundred, one is one percent."""
 
-_NAMES: Final = {Signal.TTFT: "TtftP99High", Signal.STREAM_GAP: "ItlP99High", Signal.ITL: "ItlP99High"}
+_NAMES: Final = {ObjectiveSignal.TTFT: "TtftP99High", ObjectiveSignal.STREAM_GAP: "ItlP99High", ObjectiveSignal.ITL: "ItlP99High"}
 _WINDOW: Final = minutes(5)
 
 
-def groups(context: Context) -> Iterator[Group]:
+def groups(context: Context) -> Iterator[RuleGroup]:
     """One alert for each objective that has a ``p99``."""
     alerts = tuple(_alert(context, objective) for objective in context.slo.objectives if objective.p99 is not None)
     if alerts:
-        yield Group(name="handrail-latency", rules=alerts)
+        yield RuleGroup(name="handrail-latency", rules=alerts)
 
 
-def _alert(context: Context, objective: Objective) -> Alert:
+def _alert(context: Context, objective: ServiceObjective) -> Alert:
     words, limit, window = WORDS[objective.signal], objective.p99, context.window(_WINDOW)
     assert limit is not None  # groups() asks
     share, count, bound = ratio(context, objective, window, limit), total(context, objective, window), bound_of(objective, limit)
@@ -41,7 +41,7 @@ def _alert(context: Context, objective: Objective) -> Alert:
         summary=f"p99 of the {words.title} is over {bound.text}, {where(objective)}",
         description=(
             f"{{{{ $value | humanizePercentage }}}} of {words.unit} in the last {window} "
-            f"{words.broken.format(over=bound.said)}; with the 99th percentile under it, at most 1% would."
+            f"{words.broken.format(over=bound.describe)}; with the 99th percentile under it, at most 1% would."
         ),
         command="handrail explain --since -30m",
     )

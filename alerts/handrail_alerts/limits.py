@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from handrail.config import setting
-from handrail.values import Duration
+from handrail.config.schema import setting
+from handrail.config.types import Duration
 
 _MS = 10**6
 _DAY = 86400 * 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AlertLimits:
     """Every limit has a default that a fleet in order keeps."""
 
     queued_requests: float = setting(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from handrail.buckets import LATENCY_SECONDS
-from handrail.config import Problem, setting
+from handrail.config.schema import Problem, setting
+from handrail.config.types import Duration
+from handrail.metrics.histogram import LATENCY_SECONDS
 from handrail.records import Role
-from handrail.values import Duration
 
 POOLS: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a label's value, in templates too
@@ -21,7 +21,7 @@ _LEAST: Final = Duration(round(LATENCY_SECONDS[0] * 1e9))
 _MOST: Final = Duration(round(LATENCY_SECONDS[-1] * 1e9))
 
 
-class Signal(str, Enum):
+class ObjectiveSignal(str, Enum):
     """What is promised."""
 
     TTFT = "ttft"  # first token within the threshold
@@ -32,14 +32,14 @@ class Signal(str, Enum):
 
     @property
     def timed(self) -> bool:
-        return self in (Signal.TTFT, Signal.STREAM_GAP, Signal.ITL)
+        return self in (ObjectiveSignal.TTFT, ObjectiveSignal.STREAM_GAP, ObjectiveSignal.ITL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class ServiceObjective:
     """One promise. ``models`` empty: every model that no other objective of this signal and role names."""
 
-    signal: Signal = setting(help="what is promised", example="ttft")
+    signal: ObjectiveSignal = setting(help="what is promised", example="ttft")
     target_percent: float = setting(
         help="of all requests (gaps, fetches), so many are to keep it", example="99.5", at_least=50.0, at_most=99.999
     )
@@ -64,7 +64,7 @@ class Objective:
         for key in ("threshold", "p99"):
             if not self.signal.timed and getattr(self, key) is not None:
                 yield Problem(path=key, rule=f"means nothing for {self.signal.value}, which has no time", example=f"no {key}")
-        if self.signal is Signal.KV_FETCH:
+        if self.signal is ObjectiveSignal.KV_FETCH:
             for key in ("role", "models"):
                 if getattr(self, key):
                     yield Problem(
@@ -73,7 +73,7 @@ class Objective:
         elif self.role is None:
             yield Problem(path="role", rule="must be given", example="role: edge")
 
-    def resolved(self) -> Objective:
+    def resolved(self) -> ServiceObjective:
         if self.name:
             return self
         role = f"-{self.role.value}" if self.role else ""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import promql_parser as promql
 
-from handrail.values import nearest
+from handrail.config.types import nearest
 from handrail_alerts.trees import INTERVAL, RANGE, RATE_INTERVAL, bare, is_earlier, keeps, matchers, names, parse, selectors
 
 
@@ -28,25 +28,25 @@ class Type(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class PromMetric:
     """One family, as Prometheus types it. ``labels``: those that the process exposes; a scrape's own are known here."""
 
     type: Type
     labels: frozenset[str] = frozenset()
 
 
-Catalogue = Mapping[str, Metric]
+Catalogue = Mapping[str, PromMetric]
 """By name as a query writes it: a counter with ``_total``, a histogram without ``_bucket``, ``_sum`` and ``_count``."""
 
 TARGET_LABELS: Final = frozenset({"instance", "job", "cluster", "namespace", "pod", "container", "node", "service", "endpoint"})
 """What a scrape, its relabelling and external labels may add to any series."""
 
 PROMETHEUS: Final[Catalogue] = {
-    "up": Metric(Type.GAUGE),
-    "scrape_duration_seconds": Metric(Type.GAUGE),
-    "scrape_samples_scraped": Metric(Type.GAUGE),
-    "ALERTS": Metric(Type.GAUGE, frozenset({"alertname", "alertstate", "severity"})),
-    "ALERTS_FOR_STATE": Metric(Type.GAUGE, frozenset({"alertname", "severity"})),
+    "up": PromMetric(Type.GAUGE),
+    "scrape_duration_seconds": PromMetric(Type.GAUGE),
+    "scrape_samples_scraped": PromMetric(Type.GAUGE),
+    "ALERTS": PromMetric(Type.GAUGE, frozenset({"alertname", "alertstate", "severity"})),
+    "ALERTS_FOR_STATE": PromMetric(Type.GAUGE, frozenset({"alertname", "severity"})),
 }
 """Series that Prometheus itself makes."""
 
@@ -206,7 +206,7 @@ class _Lint:
 
     # --- names and labels
 
-    def _known(self, name: str) -> Metric | None:
+    def _known(self, name: str) -> PromMetric | None:
         metric = self.catalogue.get(name)
         if metric is not None:
             return metric
@@ -224,7 +224,7 @@ class _Lint:
             else:
                 yield name
 
-    def _labels_of(self, name: str, metric: Metric) -> frozenset[str]:
+    def _labels_of(self, name: str, metric: PromMetric) -> frozenset[str]:
         return metric.labels | TARGET_LABELS | ({"le"} if name.endswith("_bucket") else set())
 
     def _labels_exist(self, labels: Iterable[str], node: Any, what: str) -> None:
@@ -283,4 +283,4 @@ class _Lint:
         return found
 
 
-__all__ = ["PROMETHEUS", "TARGET_LABELS", "Catalogue", "Metric", "Type", "metrics", "problems"]
+__all__ = ["PROMETHEUS", "TARGET_LABELS", "Catalogue", "PromMetric", "Type", "metrics", "problems"]

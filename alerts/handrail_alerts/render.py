@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from handrail_alerts.alert import Alert, Group, Recording, prometheus
+from handrail_alerts.alert import Alert, Recording, RuleGroup, prometheus
 from handrail_alerts.slo import SloFile
 
 RUNBOOKS: Final = "docs/runbooks"
@@ -22,12 +22,12 @@ class Format(str, Enum):
     PROMETHEUSRULE = "prometheusrule"  # the operator's object
 
 
-def rule_file(groups: Iterable[Group], slo: SloFile, runbooks: str = RUNBOOKS) -> str:
+def rule_file(groups: Iterable[RuleGroup], slo: SloFile, runbooks: str = RUNBOOKS) -> str:
     """One rule file of Prometheus."""
     return HEAD + to_yaml({"groups": [_group(group, slo, runbooks) for group in groups]})
 
 
-def rule_object(files: Mapping[str, Iterable[Group]], slo: SloFile, runbooks: str = RUNBOOKS) -> str:
+def rule_object(files: Mapping[str, Iterable[RuleGroup]], slo: SloFile, runbooks: str = RUNBOOKS) -> str:
     """Every group as one PrometheusRule."""
     groups = [_group(group, slo, runbooks) for each in files.values() for group in each]
     labels = {"app.kubernetes.io/name": "handrail", "app.kubernetes.io/component": "alerts"}
@@ -63,7 +63,7 @@ def to_yaml(value: Any) -> str:
     return str(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000))
 
 
-def _group(group: Group, slo: SloFile, runbooks: str) -> dict[str, Any]:
+def _group(group: RuleGroup, slo: SloFile, runbooks: str) -> dict[str, Any]:
     return {
         "name": group.name,
         "interval": prometheus(slo.prometheus.evaluation_interval),

@@ -12,11 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from handrail.config import ConfigError, Given, Key, Problem, keys, not_yaml, parse, read_text, section, setting, unknown_key
+from handrail.config.schema import (
+    ConfigError,
+    Given,
+    Key,
+    Problem,
+    keys,
+    not_yaml,
+    parse,
+    read_text,
+    section,
+    setting,
+    unknown_key,
+)
+from handrail.config.types import Duration, nearest
 from handrail.records import Role
-from handrail.values import Duration, nearest
-from handrail_alerts.limits import Limits
-from handrail_alerts.objective import Objective, Signal
+from handrail_alerts.limits import AlertLimits
+from handrail_alerts.objective import ObjectiveSignal, ServiceObjective
 from handrail_alerts.selector import LABEL, refused
 
 DEFAULT: Final = Path(__file__).with_name("slo.yaml")
@@ -86,7 +98,7 @@ class _Top:
         30, help="a burn rate over fewer requests (gaps, fetches) in its long window says nothing", example="100", at_least=1
     )
     min_failures: int = setting(3, help="nor does one over fewer failures", example="5", at_least=1)
-    limits: Limits = section(Limits)
+    limits: AlertLimits = section(AlertLimits)
     prometheus: Prometheus = section(Prometheus)
 
     def cross_check(self) -> Iterator[Problem]:
@@ -98,14 +110,14 @@ class _Top:
 class SloFile:
     """A file that is valid."""
 
-    objectives: tuple[Objective, ...]
+    objectives: tuple[ServiceObjective, ...]
     window: Duration
     min_requests: int
     min_failures: int
-    limits: Limits
+    limits: AlertLimits
     prometheus: Prometheus
 
-    def others(self, objective: Objective) -> tuple[str, ...]:
+    def others(self, objective: ServiceObjective) -> tuple[str, ...]:
         """The models that other objectives of its signal and role name: not meant by one without models."""
         same = [each for each in self.objectives if (each.signal, each.role) == (objective.signal, objective.role)]
         return () if objective.models else tuple(dict.fromkeys(model for each in same for model in each.models))
@@ -144,23 +156,23 @@ def read(text: str, name: str) -> SloFile:
     )
 
 
-def _objectives(root: Any, name: str, problems: list[Problem]) -> list[tuple[Objective, str]]:
+def _objectives(root: Any, name: str, problems: list[Problem]) -> list[tuple[ServiceObjective, str]]:
     """Each with where it stands."""
     import yaml
 
-    found: list[tuple[Objective, str]] = []
+    found: list[tuple[ServiceObjective, str]] = []
     node = next((value for key, value in root.value if key.value == _OBJECTIVES), None)
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         where = f"{name}:{node.start_mark.line + 1}" if node is not None else ""
         problems.append(Problem(path=_OBJECTIVES, rule="must be a list of at least one objective", where=where, example=_EXAMPLE))
         return found
-    known = list(keys(Objective))
+    known = list(keys(ServiceObjective))
     for index, item in enumerate(node.value):
         path, where = f"{_OBJECTIVES}[{index}]", f"{name}:{item.start_mark.line + 1}"
         if not isinstance(item, yaml.MappingNode):
             problems.append(Problem(path=path, rule="must be a mapping", where=where, example=_EXAMPLE))
             continue
-        objective = _parsed(Objective, _given(item, f"{path}.", known, name, problems), f"{path}.", where, problems)
+        objective = _parsed(ServiceObjective, _given(item, f"{path}.", known, name, problems), f"{path}.", where, problems)
         if objective is not None:
             found.append((objective, where))
     return found
@@ -221,12 +233,12 @@ def _plain(node: Any) -> str | list[str] | dict[str, str]:
     return {str(key.value): str(value.value) for key, value in node.value}
 
 
-def _together(objectives: Sequence[tuple[Objective, str]], top: _Top) -> Iterator[Problem]:
+def _together(objectives: Sequence[tuple[ServiceObjective, str]], top: _Top) -> Iterator[Problem]:
     """What several objectives, or one with the window, do wrong."""
-    from handrail_alerts.burn import hopeless
+    from handrail_alerts.burn_windows import unreachable_target
 
     names: dict[str, str] = {}
-    owners: dict[tuple[Signal, Role | None, str], str] = {}
+    owners: dict[tuple[ObjectiveSignal, Role | None, str], str] = {}
     for index, (objective, where) in enumerate(objectives):
         path = f"{_OBJECTIVES}[{index}]"
         for model in objective.models or ("",):
@@ -237,7 +249,7 @@ def _together(objectives: Sequence[tuple[Objective, str]], top: _Top) -> Iterato
         if names.setdefault(objective.name, path) != path:
             rule = f"{objective.name!r} is the name of {names[objective.name]} too: give each a name of its own"
             yield Problem(path=f"{path}.name", rule=rule, where=where, example=f"name: {objective.name}-2")
-        least = hopeless(top.window)
+        least = unreachable_target(top.window)
         if objective.target_percent <= least:
             rule = "leaves so much budget that it can hardly be burnt fast enough for a page"
             yield Problem(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from handrail.config import Problem, section, setting
-from handrail.connections import ConnectionsConfig
-from handrail.listeners import AuthConfig, Listener, TlsConfig, exposed
-from handrail.settings import clashes
-from handrail.values import Address, Duration, Size, Url
+from handrail.config.addresses import clashes
+from handrail.config.listeners import AuthConfig, Listener, TlsConfig, exposed
+from handrail.config.schema import Problem, section, setting
+from handrail.config.types import Address, Duration, Size, Url
+from handrail.runtime.connections import ConnectionsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

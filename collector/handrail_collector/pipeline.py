@@ -20,10 +20,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.hardware import DeviceRun
-from handrail.otlp.contract import Rejected, Signal
 from handrail.otlp.decode import PROTOBUF, decode, decode_repaired
 from handrail.otlp.messages import Request
+from handrail.otlp.signals import Rejected, Signal
 from handrail.otlp.values import attributes_of
 from handrail.records import (
     EngineFacts,
@@ -38,21 +37,23 @@ from handrail.records import (
     RequestCounts,
     Role,
 )
-from handrail.segments import FolderGoneError
-from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
-from handrail_collector.explain.request import Fleet, explain, explain_all
-from handrail_collector.explain.stalls import StallDesk, no_stalls
-from handrail_collector.explain.verdict import HUNG_NS
+from handrail.records.devices import DeviceRun
+from handrail.wal.log import FolderGoneError
+from handrail_collector.counters import CounterDelta, CounterKey
+from handrail_collector.explain.request.counter_attribution import CounterAttribution, UnattributedFailures, unexplained_detail
+from handrail_collector.explain.request.kv_evidence import HUNG_NS
+from handrail_collector.explain.request.request_row import Fleet, explain, explain_all
+from handrail_collector.explain.stalls.stall_rows import StallDesk, no_stalls
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.links.facts import link_fact_row
 from handrail_collector.metrics.counting import Counting
-from handrail_collector.metrics.heard import Heard
-from handrail_collector.observed import Seen, Taken
+from handrail_collector.metrics.source_liveness import SourceLiveness
 from handrail_collector.rows import MERGED, WITHDRAWN_FETCHES, FetchRow, RequestRow, StallRow
-from handrail_collector.stitch.activity import Activities
 from handrail_collector.stitch.arrival import AHEAD_NS, REASONS, as_of_arrival, latest_of, reason_of, start_of
+from handrail_collector.stitch.decode import Event, RecordDecoder, SpanBatch, batches, log_batches, metric_batches
 from handrail_collector.stitch.duplicates import Duplicates
-from handrail_collector.stitch.engines import EngineBook
+from handrail_collector.stitch.engine_activity import Activities
+from handrail_collector.stitch.engines import EngineRegistry
 from handrail_collector.stitch.events import (
     HOUR_NS,
     MINUTE_NS,
@@ -63,29 +64,28 @@ from handrail_collector.stitch.events import (
     key_of,
     process_event_row,
 )
-from handrail_collector.stitch.group import Group
-from handrail_collector.stitch.reading import Batch, Event, SpanReader, batches, log_batches, metric_batches
+from handrail_collector.stitch.group import RequestGroup
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
-from handrail_collector.store.flat import FlatRows
-from handrail_collector.store.growing import GROWING
-from handrail_collector.store.publish import Publisher
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.samples import table_of
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanPlace, SpanRow
 from handrail_collector.store.span_columns import spans_table
+from handrail_collector.store.tables.append_only import APPEND_ONLY
+from handrail_collector.store.tables.dataclass_table import FlatRows
 
 log = logging.getLogger(__name__)
 
-FAULTS_TOLD = 20
+MAX_LOGGED_FAULTS = 20
 STEP_NS = 5 * SECOND
 """Entries are stamped before they are on disk, so their order may be off by a little; more than this is a clock set back."""
 
 PRESSED_WINDOW_NS = 10 * SECOND
 """What is left of the deduplication window while the journal is nearly full: accepting new data matters more then."""
 
-BY_ENTRY = (Seen.SPANS, Seen.DUPLICATE_BATCHES, Seen.DUPLICATE_SPANS, Seen.UNREADABLE_SPANS)
+BY_ENTRY = (CounterKey.SPANS, CounterKey.DUPLICATE_BATCHES, CounterKey.DUPLICATE_SPANS, CounterKey.UNREADABLE_SPANS)
 """Counted when an entry is taken; the rest of ``Seen`` when a row is decided, or at the publish."""
 
 MAX_FOUND = 10_000
@@ -151,7 +151,7 @@ class Pipeline:
     def __init__(
         self,
         journal: Journal,
-        publisher: Publisher,
+        publisher: StorePublisher,
         recovered: Recovered,
         settings: PipelineSettings | None = None,
         *,
@@ -163,19 +163,19 @@ class Pipeline:
         self.stats = PipelineStats(published_offset=recovered.end_offset)
         self.stitcher = Stitcher(self.settings.stitch)
         self.duplicates = Duplicates(2 * self.settings.dedup_window_ns)
-        self.reader = SpanReader()
-        self.engines = EngineBook()
-        self.counted = CountedFailures(self.settings.stitch.engine_wait_ns + self.settings.stitch.settle_ns)
+        self.reader = RecordDecoder()
+        self.engines = EngineRegistry()
+        self.counted = CounterAttribution(self.settings.stitch.engine_wait_ns + self.settings.stitch.settle_ns)
         self.stalling = StallDesk()
         stitch = self.settings.stitch
         self.counting = Counting(recovered, stitch.engine_wait_ns + stitch.settle_ns + 2 * SECOND)
         self.observed = self.counting.observed
-        self.heard = Heard()
+        self.source_liveness = SourceLiveness()
         self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
         self._journal = journal
         self._journal_max_bytes = journal_max_bytes
         self._publisher = publisher
-        self._told = recovered.evidence
+        self._published = recovered.evidence
         self._replayed_to = recovered.end_offset
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
@@ -310,7 +310,7 @@ class Pipeline:
         if store:
             self._spans.extend(rows)
 
-    def _take_span(self, span: Span, batch: Batch, place: SpanPlace, now: int) -> SpanRow:
+    def _take_span(self, span: Span, batch: SpanBatch, place: SpanPlace, now: int) -> SpanRow:
         """Feed one span to the stitcher; the row it is stored as."""
         attributes = attributes_of(span.attributes)
         record = self.reader.read(span, batch.scope, batch.process, attributes)
@@ -382,10 +382,10 @@ class Pipeline:
             number = len(sample.at)
         else:
             self.counting.sample(sample, now, again=again)
-        self.heard.sample(sample, now)
+        self.source_liveness.sample(sample, now)
         self.stats.samples += number
         if not again:
-            self.observed.add(Seen.SAMPLES, number, f"{table.value.removesuffix('_samples')}.{sample.source.value}")
+            self.observed.add(CounterKey.SAMPLES, number, f"{table.value.removesuffix('_samples')}.{sample.source.value}")
 
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
         """Feed what a log record says to whoever it is for."""
@@ -424,8 +424,8 @@ class Pipeline:
     def _fault(self, what: str) -> None:
         """One thing that arrived broke us: counted, told while it is new, and the rest goes on."""
         self.stats.faults += 1
-        if self.stats.faults <= FAULTS_TOLD:
-            log.exception("%s (fault %d; the first %d are told)", what, self.stats.faults, FAULTS_TOLD)
+        if self.stats.faults <= MAX_LOGGED_FAULTS:
+            log.exception("%s (fault %d; the first %d are told)", what, self.stats.faults, MAX_LOGGED_FAULTS)
 
     # --- decisions -------------------------------------------------------------------------------------------------------
 
@@ -441,8 +441,8 @@ class Pipeline:
 
     def _give_counted(self, now: int) -> None:
         """Failures that engines counted: to the only request that can be meant, else a finding, once an hour and engine."""
-        for found in self.counted.due(self.stitcher.groups, self.engines.ranks, now):
-            if not isinstance(found, Unexplained):
+        for found in self.counted.settle(self.stitcher.groups, self.engines.ranks, now):
+            if not isinstance(found, UnattributedFailures):
                 self.stitcher.attach(*found, now)
                 continue
             fact, kind = found.fact, "unexplained_failures"
@@ -451,7 +451,7 @@ class Pipeline:
                 self._remember(once)
                 row = finding_row(kind, unexplained_detail(found), fact.process.instance, "", fact.at_unix_ns, found.offset)
                 self._events.add(Table.FINDINGS, replace(row, key=once))
-                self.observed.add(Seen.FINDINGS, word=kind)
+                self.observed.add(CounterKey.FINDINGS, word=kind)
 
     def _remember(self, finding: str) -> None:
         self._found[finding] = None
@@ -483,7 +483,7 @@ class Pipeline:
                 if explained.row is None:  # nobody saw a request: KV that was kept, or a load
                     self._fetches.extend(explained.fetches)
                     continue
-                row, earlier = self._unless_told(group, explained.row)
+                row, earlier = self._unless_published(group, explained.row)
             except Exception:
                 self._fault("a request was left out")
                 continue
@@ -500,22 +500,22 @@ class Pipeline:
             row = self._with_standstills(group, row)
             self._rows.append(row)
             earlier.pop((row.trace_id, row.request_id), None)
-            self.observed.add(Seen.WITHDRAWN_ROWS, len(earlier))
-            self._rows.extend(withdrawn(row, *told, version) for told, version in sorted(earlier.items()))
+            self.observed.add(CounterKey.WITHDRAWN_ROWS, len(earlier))
+            self._rows.extend(withdrawn(row, *lines, version) for lines, version in sorted(earlier.items()))
             self._fetches.extend(numbered(explained.fetches, row))
-            self._fetches.extend(withdrawn_fetches(row, *told, version) for told, version in sorted(earlier.items()))
+            self._fetches.extend(withdrawn_fetches(row, *lines, version) for lines, version in sorted(earlier.items()))
             self._stalls.extend(self._stalls_of(group, row))
-            self._stalls.extend(no_stalls(row, *told, version + 1) for told, version in sorted(earlier.items()))
+            self._stalls.extend(no_stalls(row, *lines, version + 1) for lines, version in sorted(earlier.items()))
             self._compare_engines(row)
 
-    def _with_standstills(self, group: Group, row: RequestRow) -> RequestRow:
+    def _with_standstills(self, group: RequestGroup, row: RequestRow) -> RequestRow:
         try:
             return self.stalling.with_standstills(group, row)
         except Exception:
             self._fault("pauses of a request's engines were left out")
             return row
 
-    def _stalls_of(self, group: Group, row: RequestRow) -> list[StallRow]:
+    def _stalls_of(self, group: RequestGroup, row: RequestRow) -> list[StallRow]:
         """Those of a decided request."""
         try:
             stalls = self.stalling.explain(group, row)
@@ -523,7 +523,7 @@ class Pipeline:
             self._fault("a request's stalls were left out")
             return []
         self.counting.stalls(group, row, stalls)
-        group.stalls_told = bool(stalls)
+        group.stalls_reported = bool(stalls)
         return stalls
 
     def _compare_engines(self, row: RequestRow) -> None:
@@ -538,27 +538,27 @@ class Pipeline:
                 self._remember(found.key)
                 self._events.add(Table.FINDINGS, found)
 
-    def _count(self, group: Group, row: RequestRow, decision: Decision, now: int) -> None:
+    def _count(self, group: RequestGroup, row: RequestRow, decision: Decision, now: int) -> None:
         before = group.counted.edge
         self.counting.row(group, row, decision.closing, now)
         if row.scope == "edge":
             self.stats.edge_rows += before is None
             self.stats.edge_complete += row.complete - bool(before)
 
-    def _unless_told(self, group: Group, row: RequestRow) -> tuple[RequestRow | None, dict[tuple[str, str], int]]:
+    def _unless_published(self, group: RequestGroup, row: RequestRow) -> tuple[RequestRow | None, dict[tuple[str, str], int]]:
         """The row to store, or None for one that is in the store; and other rows in the store that it makes wrong, with versions.
 
         A replay starts in the middle of things: it may open a request by another span than the first run did, and so under
         another id; what was told is known by its evidence. One that adds evidence to a row there becomes its next version: of
         its own id where that is one of them, so that the choice does not depend on chance.
         """
-        told = {self._told.get(span_id) for span_id in row.span_ids} if self._told else {None}
-        known = {(trace_id, request_id): version for trace_id, request_id, version in filter(None, told)}
+        reports = {self._published.get(span_id) for span_id in row.span_ids} if self._published else {None}
+        known = {(trace_id, request_id): version for trace_id, request_id, version in filter(None, reports)}
         if not known:
             return row, {}
-        group.counted.joins |= {span_id for span_id in row.span_ids if span_id in self._told}
-        self.counting.told_before(group, known)
-        if len(told) == 1 and len(known) == 1:
+        group.counted.joins |= {span_id for span_id in row.span_ids if span_id in self._published}
+        self.counting.published_before(group, known)
+        if len(reports) == 1 and len(known) == 1:
             ((group.row_id, group.version),) = known.items()
             return None, {}
         own = (row.trace_id, row.request_id)
@@ -576,12 +576,12 @@ class Pipeline:
 
     def unpublished(self) -> dict[tuple[str, ...], int]:
         """What waits in memory for the next publish, by kind."""
-        told = len(self._rows) + len(self._fetches) + len(self._stalls)
-        return {("row",): told, ("span",): len(self._spans), ("event",): len(self._events)}
+        report = len(self._rows) + len(self._fetches) + len(self._stalls)
+        return {("row",): report, ("span",): len(self._spans), ("event",): len(self._events)}
 
     def reporting(self, now: int) -> set[tuple[Role, str]]:
         """(role, source) pairs that told of requests, or sent samples, lately."""
-        return self.stitcher.reporting(now) | self.heard.since(now - self.settings.stitch.source_memory_ns)
+        return self.stitcher.reporting(now) | self.source_liveness.since(now - self.settings.stitch.source_memory_ns)
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
@@ -608,7 +608,7 @@ class Pipeline:
             events, self._events = self._events, EventRows()
             self._flushing, self._flushing_fetches, self._flushing_stalls, self._stored_offset = rows, fetches, stalls, end
             counted = self.observed.take()
-            before = self.observed[Seen.SPANS_STORED]
+            before = self.observed[CounterKey.SPANS_STORED]
             try:
                 flat = events.together_with(fetches, stalls)
                 counts = self.observed.with_added(counted)
@@ -634,11 +634,11 @@ class Pipeline:
             self._low_water = low
             if low >= self._replayed_to:
                 # nothing is held any more of what a replay could say twice
-                self._told = {}
-                self.counting.forget_told()
+                self._published = {}
+                self.counting.forget_published()
             self.stats.failing = 0
             self.stats.publishes += 1
-            self.stats.spans_stored += totals[Seen.SPANS_STORED.value] - before
+            self.stats.spans_stored += totals[CounterKey.SPANS_STORED.value] - before
             self.observed.done(totals, counted)
             self.stats.published_offset = end
             self._journal.release(low)
@@ -651,11 +651,11 @@ class Pipeline:
         spans: list[SpanRow],
         rows: list[RequestRow],
         counted: dict[str, int],
-        taken: Taken,
+        taken: CounterDelta,
         flat: FlatRows,
     ) -> dict[str, int]:
         """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The totals stored."""
-        stored = Seen.SPANS_STORED.value
+        stored = CounterKey.SPANS_STORED.value
         before = counted.get(stored, 0)
         try:
             counted[stored] = before + len(spans)
@@ -666,7 +666,7 @@ class Pipeline:
             fitting = [span for span in spans if self._storable(lambda span=span: spans_table([span]))]  # type: ignore[misc]
             telling = [row for row in rows if self._storable(lambda row=row: requests_table([row]))]  # type: ignore[misc]
             others = {
-                name: [row for row in of_table if self._storable(lambda row=row, name=name: GROWING[name].encode([row]))]  # type: ignore[misc]
+                name: [row for row in of_table if self._storable(lambda row=row, name=name: APPEND_ONLY[name].encode([row]))]  # type: ignore[misc]
                 for name, of_table in flat.items()
             }
             if (fitting, telling, others) == (spans, rows, flat):

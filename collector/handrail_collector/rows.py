@@ -85,7 +85,7 @@ class RequestRow:
     span_ids: tuple[str, ...]
     first_offset: int  # journal offsets of the evidence
     last_offset: int
-    kv_reason: str | None = None  # a word beside ``kv_outcome``: the engine's failure type, or one of explain/outcome.py
+    kv_reason: str | None = None  # a word beside ``kv_outcome``: the engine's failure type, or one of request/kv_outcome.py
     kv_evidence: tuple[str, ...] = ()  # who said so, strongest first
     kv_bytes: int | None = None  # moved for the answer's hand-off, as the transport counted
     kv_lost_ns: int | None = None  # what a hand-off that did not go well cost
@@ -156,7 +156,7 @@ class StallRow:
     """One stall of a stream, as the outermost witness of the stream saw it. Ids, version and number: as of a ``FetchRow``.
 
     ``at``: ``decode``, where D's own stream stood still too, or nobody watched it there; else ``path``. ``cause``: a value of
-    ``explain.stall_evidence.Cause``. ``lift`` and ``doubt``: see ``explain/stall_cause.py``.
+    ``explain.stall_evidence.Cause``. ``lift`` and ``doubt``: see ``stalls/cause.py``.
     """
 
     started_unix_ns: int  # by the witness's clock

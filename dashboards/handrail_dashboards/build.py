@@ -15,9 +15,9 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
 from grafana_foundation_sdk.models import text as text_model
 
-from handrail_dashboards.layout import Place, places
-from handrail_dashboards.panel import GREEN, GREY, RED, Board, Kind, Panel, Query, Row, Steps
-from handrail_dashboards.surroundings import ANNOTATIONS, REQUESTS, TAG, board_links, changes, source, variables
+from handrail_dashboards.common import ANNOTATIONS, REQUESTS, TAG, board_links, changes, source, variables
+from handrail_dashboards.layout import GridPosition, places
+from handrail_dashboards.panel import GREEN, GREY, RED, Board, Panel, PanelQuery, PanelRow, PanelType, Steps
 
 LIMIT: Final = "limit of the SLO"
 _NARROW: Final = 60
@@ -42,7 +42,7 @@ def board_json(board: Board) -> str:
         .links(list(board_links()))
     )
     for number, (item, place) in enumerate(places(board.rows), 1):
-        if isinstance(item, Row):
+        if isinstance(item, PanelRow):
             builder.with_row(build.Row(item.title).id(number).grid_pos(_grid(place)))
         else:
             builder.with_panel(_panel(item, number, place))
@@ -66,11 +66,11 @@ def _repaired(made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _grid(place: Place) -> model.GridPos:
+def _grid(place: GridPosition) -> model.GridPos:
     return model.GridPos(x=place.x, y=place.y, w=place.w, h=place.h)
 
 
-def _panel(panel: Panel, number: int, place: Place) -> Any:
+def _panel(panel: Panel, number: int, place: GridPosition) -> Any:
     made = _MAKE[panel.kind](panel)
     made.id(number).title(panel.title).description(panel.description).grid_pos(_grid(place))
     if isinstance(made, text_build.Panel):
@@ -83,7 +83,7 @@ def _panel(panel: Panel, number: int, place: Place) -> Any:
     if panel.decimals is not None:
         made.decimals(panel.decimals)
     made.thresholds(_thresholds(panel.steps))
-    if panel.kind is Kind.STAT:
+    if panel.kind is PanelType.STAT:
         made.mappings([_nothing(panel.no_value)])
     for letter, query in zip(_LETTERS, panel.queries, strict=False):
         made.with_target(_target(query, letter, panel.kind))
@@ -100,7 +100,7 @@ def _nothing(words: str) -> model.SpecialValueMap:
     )
 
 
-def _target(query: Query, letter: str, kind: Kind) -> prometheus.Dataquery:
+def _target(query: PanelQuery, letter: str, kind: PanelType) -> prometheus.Dataquery:
     made = (
         prometheus.Dataquery()
         .expr(query.expr)
@@ -108,14 +108,16 @@ def _target(query: Query, letter: str, kind: Kind) -> prometheus.Dataquery:
         .datasource(source())
         .editor_mode(prometheus_model.QueryEditorMode.CODE)
     )
-    made.format(prometheus_model.PromQueryFormat.TABLE if kind is Kind.TABLE else prometheus_model.PromQueryFormat.TIME_SERIES)
-    if query.once or kind is Kind.BARS:
+    made.format(
+        prometheus_model.PromQueryFormat.TABLE if kind is PanelType.TABLE else prometheus_model.PromQueryFormat.TIME_SERIES
+    )
+    if query.once or kind is PanelType.BARS:
         made.instant()
     else:
         made.range()
     if query.exemplars:
         made.exemplar(True)
-    if query.legend and kind is not Kind.TABLE:
+    if query.legend and kind is not PanelType.TABLE:
         made.legend_format(query.legend)
     return made
 
@@ -224,7 +226,7 @@ def _table(panel: Panel) -> table.Panel:
     return made
 
 
-def _column(query: Query) -> list[model.DynamicConfigValue]:
+def _column(query: PanelQuery) -> list[model.DynamicConfigValue]:
     found = [
         model.DynamicConfigValue(id_val="unit", value=query.unit or "none"),
         model.DynamicConfigValue(id_val="noValue", value="–"),
@@ -244,4 +246,10 @@ def _text(panel: Panel) -> text_build.Panel:
     return text_build.Panel().mode(text_model.TextMode.MARKDOWN).content(panel.text)
 
 
-_MAKE: Final = {Kind.SERIES: _series, Kind.STAT: _stat, Kind.BARS: _bars, Kind.TABLE: _table, Kind.TEXT: _text}
+_MAKE: Final = {
+    PanelType.SERIES: _series,
+    PanelType.STAT: _stat,
+    PanelType.BARS: _bars,
+    PanelType.TABLE: _table,
+    PanelType.TEXT: _text,
+}

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from handrail_dashboards.panel import Panel, Row
+from handrail_dashboards.panel import Panel, PanelRow
 
 COLUMNS: Final = 24
 HEADING: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GridPosition:
     """In columns and rows of Grafana's grid."""
 
     x: int
@@ -22,11 +22,11 @@ class Place:
     h: int
 
 
-def places(rows: Sequence[Row]) -> Iterator[tuple[Row | Panel, Place]]:
+def places(rows: Sequence[PanelRow]) -> Iterator[tuple[PanelRow | Panel, GridPosition]]:
     """Each row's heading and then its panels, in order. Raises ``ValueError`` for a panel that is wider than the grid."""
     y = 0
     for row in rows:
-        yield row, Place(0, y, COLUMNS, HEADING)
+        yield row, GridPosition(0, y, COLUMNS, HEADING)
         y += HEADING
         x = line = 0
         for panel in row.panels:
@@ -34,6 +34,6 @@ def places(rows: Sequence[Row]) -> Iterator[tuple[Row | Panel, Place]]:
                 raise ValueError(f"{panel.title}: width {panel.width} is not from 1 to {COLUMNS}")
             if x + panel.width > COLUMNS:
                 x, y, line = 0, y + line, 0
-            yield panel, Place(x, y, panel.width, panel.height)
+            yield panel, GridPosition(x, y, panel.width, panel.height)
             x, line = x + panel.width, max(line, panel.height)
         y += line

@@ -21,7 +21,7 @@ NOT_EXPORTED: Final = "not exported"
 """Where no series is: what it means is not 0. The description says who would export it."""
 
 
-class Kind(str, Enum):
+class PanelType(str, Enum):
     """Grafana's panel types."""
 
     SERIES = "timeseries"
@@ -32,7 +32,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PanelQuery:
     """One query. ``legend``: in Grafana's ``{{label}}`` form; in a table, the column. ``once``: asked for the end only."""
 
     expr: str
@@ -56,11 +56,11 @@ class Panel:
     requests of the time that is looked at.
     """
 
-    kind: Kind
+    kind: PanelType
     title: str
     description: str
     unit: str = "short"
-    queries: tuple[Query, ...] = ()
+    queries: tuple[PanelQuery, ...] = ()
     width: int = 8
     height: int = 8
     steps: Steps = ()
@@ -81,7 +81,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """Panels under a heading. They fill lines from left to right, each as high as its highest."""
 
     title: str
@@ -96,7 +96,7 @@ class Board:
     file: str
     title: str
     description: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
 
 def stat(
@@ -104,11 +104,11 @@ def stat(
 ) -> Panel:
     """One number, with what it was before behind it unless it is of the whole range. ``legend``: shown beside it."""
     return Panel(
-        kind=Kind.STAT,
+        kind=PanelType.STAT,
         title=title,
         description=description,
         unit=unit,
-        queries=(Query(expr, legend, once=once),),
+        queries=(PanelQuery(expr, legend, once=once),),
         names=bool(legend),
         width=width,
         height=4,
@@ -116,22 +116,22 @@ def stat(
     )
 
 
-def series(title: str, description: str, unit: str, *queries: Query, **more: object) -> Panel:
+def series(title: str, description: str, unit: str, *queries: PanelQuery, **more: object) -> Panel:
     """Lines over time."""
-    return Panel(kind=Kind.SERIES, title=title, description=description, unit=unit, queries=queries, **more)  # type: ignore[arg-type]
+    return Panel(kind=PanelType.SERIES, title=title, description=description, unit=unit, queries=queries, **more)  # type: ignore[arg-type]
 
 
-def bars(title: str, description: str, unit: str, *queries: Query, **more: object) -> Panel:
+def bars(title: str, description: str, unit: str, *queries: PanelQuery, **more: object) -> Panel:
     """One bar a series, of the whole range."""
-    return Panel(kind=Kind.BARS, title=title, description=description, unit=unit, queries=queries, **more)  # type: ignore[arg-type]
+    return Panel(kind=PanelType.BARS, title=title, description=description, unit=unit, queries=queries, **more)  # type: ignore[arg-type]
 
 
-def table(title: str, description: str, labels: Mapping[str, str], *columns: Query, **more: object) -> Panel:
+def table(title: str, description: str, labels: Mapping[str, str], *columns: PanelQuery, **more: object) -> Panel:
     """A row for each set of ``labels``."""
-    asked = tuple(Query(c.expr, c.legend, once=True, unit=c.unit, steps=c.steps) for c in columns)
-    return Panel(kind=Kind.TABLE, title=title, description=description, queries=asked, labels=labels, **more)  # type: ignore[arg-type]
+    panel_queries = tuple(PanelQuery(c.expr, c.legend, once=True, unit=c.unit, steps=c.steps) for c in columns)
+    return Panel(kind=PanelType.TABLE, title=title, description=description, queries=panel_queries, labels=labels, **more)  # type: ignore[arg-type]
 
 
 def text(title: str, description: str, body: str, **more: object) -> Panel:
     """Markdown."""
-    return Panel(kind=Kind.TEXT, title=title, description=description, text=body, **more)  # type: ignore[arg-type]
+    return Panel(kind=PanelType.TEXT, title=title, description=description, text=body, **more)  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from handrail import conventions as names
-from handrail.live.objectives import FAILURES as FAILED
-from handrail.outcomes import FAILURES
+from handrail.kv_outcomes import FAILURES
+from handrail_sidecar.live_metrics.slo import FAILURES as FAILED
 
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
@@ -152,9 +152,9 @@ def client_total(counter: str, *more: str) -> str:
     return f"sum ({' or '.join(found)})"
 
 
-def where(values: str, told: str) -> str:
+def where(values: str, report: str) -> str:
     """``values`` where ``told`` is there at all: absent, not 0, where nobody counts."""
-    return f"({values}) and on () count({told})"
+    return f"({values}) and on () count({report})"
 
 
 def client_counted(counter: str, *more: str) -> str:

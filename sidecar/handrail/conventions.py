@@ -64,7 +64,7 @@ REQUEST_KEY: Final = "handrail.request.key"
 JOIN_KEY: Final = "handrail.join_key"  # what an OpenTelemetry Collector tier balances on
 EXEMPLAR: Final = "handrail.exemplar"  # true: a metric points to this trace, so it is kept
 STREAM: Final = "handrail.stream"
-STREAM_ASKED: Final = "handrail.stream_asked"  # what the request body asked for; absent beyond the inspected part
+STREAM_REQUESTED: Final = "handrail.stream_asked"  # what the request body asked for; absent beyond the inspected part
 CHOICES: Final = "handrail.choices"
 TRACE_ORIGIN: Final = "handrail.trace.origin"  # context.Origin
 CLIENT_PARENT: Final = "handrail.trace.client_parent"
@@ -148,7 +148,7 @@ SCHEMA_EMITTERS: Final = "handrail.schema.emitters"
 SCHEMA_NOTES: Final = "handrail.schema."  # then the state: an array of "quantity|seen|expected"
 SCOPE_METRICS: Final = "handrail.metrics"  # the sidecar's own page, sent to a backend
 SCOPE_SAMPLES: Final = "handrail.samples"
-METRIC_ENGINE: Final = "handrail_engine"  # then the quantity of families/schema.py
+METRIC_ENGINE: Final = "handrail_engine"  # then the quantity of records/quantities.py
 ENGINE_LABEL: Final = "engine"  # on a data point: the engine's own label of that name
 MODEL_LABEL: Final = "model_name"
 
@@ -158,8 +158,8 @@ METRIC_FINISHED: Final = "handrail_finished_requests"  # by OUTCOME
 
 # --- samples of devices (scope ``handrail.devices``); a counter's name is in the table of whoever reads it --------------------
 SCOPE_DEVICES: Final = "handrail.devices"
-METRIC_GPU: Final = "handrail_gpu"  # then the counter of gpu/counters.py
-METRIC_LINK: Final = "handrail_link"  # then the counter of links/counters.py
+METRIC_GPU: Final = "handrail_gpu"  # then the counter of device_counters/gpu.py
+METRIC_LINK: Final = "handrail_link"  # then the counter of device_counters/link.py
 METRIC_DEVICE_READ: Final = "handrail_device_read"  # how long one reading took, ns; its attributes describe the device
 HW_ID: Final = "hw.id"
 HW_TYPE: Final = "hw.type"

@@ -12,7 +12,7 @@ from alert_cases.case import CLUSTER, COLLECTOR, D0, LONG, P0, Case, at_collecto
 _H01: Final = Path(__file__).parents[1] / "data/replay/alerts/H01_first_failure_series.json"
 _FAILED: Final = at_decode("handrail_kv_fetches_total", outcome="failed", reason="")
 _OK: Final = at_decode("handrail_kv_fetches_total", outcome="ok", reason="")
-_TOLD: Final = ({**D0, **CLUSTER, "outcome": "failed", "reason": ""},)
+_LABELS: Final = ({**D0, **CLUSTER, "outcome": "failed", "reason": ""},)
 
 
 def _replayed() -> str:
@@ -29,14 +29,14 @@ CASES: Final = (
         name="the very first one fires",
         given={_FAILED: "0x40 1x20", _OK: "0+4x60"},
         at="10m15s",
-        fires=_TOLD,
+        fires=_LABELS,
     ),
     Case(
         alert="KvFetchFailed",
         name="H01 the very first one fires in a series that is born with it",
         given={_FAILED: _replayed()},
         at="1h15s",
-        fires=_TOLD,
+        fires=_LABELS,
     ),
     Case(
         alert="KvFetchFailed",
@@ -57,21 +57,21 @@ CASES: Final = (
             at_decode("handrail_requests_total", model_name="llama", role="decode", outcome="ok"): "0x40",
         },
         at="3m",
-        fires=_TOLD,
+        fires=_LABELS,
     ),
     Case(
         alert="KvFetchFailed",
         name="A05 every fetch fails, and nothing is too little traffic for that",
         given={_FAILED: "0+3x60", _OK: "0x60"},
         at="1m",
-        fires=_TOLD,
+        fires=_LABELS,
     ),
     Case(
         alert="KvFetchFailed",
         name="the first one after a restart, fewer than before it",
         given={_FAILED: "3x80 0x10 1x20"},
         at="23m",
-        fires=_TOLD,
+        fires=_LABELS,
     ),
     Case(
         alert="KvFetchFailed",
@@ -92,7 +92,7 @@ CASES: Final = (
         name="told by plugin and log is told once",
         given={_FAILED: "0x20 1x20", at_decode("handrail_sidecar_log_failed_fetches_total"): "0x20 1x20"},
         at="6m",
-        fires=_TOLD,
+        fires=_LABELS,
     ),
     Case(alert="KvFetchFailed", name="none failed", given={_FAILED: "0x80", _OK: "0+9x80"}, at="15m"),
     Case(alert="KvFetchFailed", name="a restart does not tell of old ones again", given={_FAILED: "3x80 0x40"}, at="25m"),

@@ -64,14 +64,14 @@ def labels_of(case: Case, instance: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value}
 
 
-def test_file(suite: str, cases: Iterable[Case], said: Annotations, rules: Path) -> str:
+def test_file(suite: str, cases: Iterable[Case], statement: Annotations, rules: Path) -> str:
     """One test file; ``rules``: the folder of the rule files, as the test file sees it."""
     cases = list(cases)
     names = sorted({rule_files()[case.alert] for case in cases})
     content = {
         "rule_files": [str(rules / f"{name}.yaml") for name in names],
         "evaluation_interval": EVERY.get(suite, "15s"),
-        "tests": [_test(case, said) for case in cases],
+        "tests": [_test(case, statement) for case in cases],
     }
     return HEAD + to_yaml(content)
 
@@ -79,7 +79,7 @@ def test_file(suite: str, cases: Iterable[Case], said: Annotations, rules: Path)
 test_file.__test__ = False  # type: ignore[attr-defined]
 
 
-def _test(case: Case, said: Annotations) -> dict[str, Any]:
+def _test(case: Case, statement: Annotations) -> dict[str, Any]:
     expected = [labels_of(case, instance) for instance in case.fires]
     return {
         "name": f"{case.alert}: {case.name}",
@@ -90,7 +90,7 @@ def _test(case: Case, said: Annotations) -> dict[str, Any]:
                 "eval_time": case.at,
                 "alertname": case.alert,
                 "exp_alerts": [
-                    {"exp_labels": labels, "exp_annotations": dict(said.get(key(case, labels), {}))} for labels in expected
+                    {"exp_labels": labels, "exp_annotations": dict(statement.get(key(case, labels), {}))} for labels in expected
                 ],
             }
         ],
@@ -104,7 +104,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def said_by(output: str, cases: Iterable[Case]) -> dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, str]]:
+def annotations_of(output: str, cases: Iterable[Case]) -> dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, str]]:
     """The annotations in promtool's complaint that it expected none: what it got, by case and labels."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     by_name = {f"{case.alert}: {case.name}": case for case in cases}

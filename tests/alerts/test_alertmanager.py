@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from alerts_tools import needs_alertmanager, needs_amtool
 from handrail_alerts.alertmanager import example
 from handrail_alerts.groups import alerts
 from handrail_alerts.slo import load
-from ports import held_port
+from harness.alert_tools import needs_alertmanager, needs_amtool
+from harness.ports import held_port
 
 FILE = Path(__file__).parents[2] / "alerts/alertmanager.yaml"
 SEVERITY = {alert.name: alert.severity.value for alert in alerts(load())}
@@ -99,7 +99,7 @@ def fired(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 @needs_alertmanager
 async def test_what_only_repeats_is_held_back_and_what_says_more_is_told(alertmanager: str) -> None:
-    told = [
+    reports = [
         fired("EngineDown", D0),
         fired("TtftBudgetBurning", {**TTFT, "severity": "page", "window": "1h"}),
         fired("KvFetchFailed", {**D0, "outcome": "failed"}),
@@ -124,9 +124,12 @@ async def test_what_only_repeats_is_held_back_and_what_says_more_is_told(alertma
         states.append(now)
         return now == expected
 
-    expected = {**{key(alert): False for alert in told}, **{key(alert): True for alert in held}}
+    expected = {**{key(alert): False for alert in reports}, **{key(alert): True for alert in held}}
     states: list[Mapping[str, bool]] = []
-    async with aiohttp.ClientSession() as session, session.post(f"{alertmanager}/api/v2/alerts", json=[*told, *held]) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{alertmanager}/api/v2/alerts", json=[*reports, *held]) as answer,
+    ):
         assert answer.status == 200, await answer.text()
     try:
         await asyncio.wait_for(_until(settled), 60)

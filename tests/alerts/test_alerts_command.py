@@ -13,10 +13,10 @@ import pytest
 import yaml
 from aiohttp import web
 
-from certs import Authority
-from handrail.cli.main import main
 from handrail_alerts.groups import files
 from handrail_alerts.slo import DEFAULT, load
+from handrail_cli.main import main
+from harness.certs import Authority
 
 GENERATED = Path(__file__).parents[2] / "alerts/generated"
 
@@ -63,7 +63,7 @@ def test_json_lists_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "output"),
     [
         (["--evaluation-interval", "30"], "is not a duration"),
         (["--scrape-interval", "10ms"], "at least 1s"),
@@ -71,9 +71,9 @@ def test_json_lists_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--out", "/proc/rules"], "rules cannot be written"),
     ],
 )
-def test_what_cannot_be_rendered_is_told(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_rendered_is_told(flags: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["alerts", "render", *flags]) in (1, 2)
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 def test_check_says_what_a_valid_file_makes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,19 +90,19 @@ def test_one_objective_is_not_called_objectives(tmp_path: Path, capsys: pytest.C
 
 def test_days_are_told_as_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slo = tmp_path / "slo.yaml"
-    for window, said in (("1h", "must be at least 7d"), ("400d", "must be at most 366d")):
+    for window, output in (("1h", "must be at least 7d"), ("400d", "must be at most 366d")):
         slo.write_text(f"window: {window}\nobjectives: [{{signal: kv_fetch, target_percent: 99.9}}]", "utf-8")
         assert main(["alerts", "check", str(slo)]) == 2
-        assert said in capsys.readouterr().out
+        assert output in capsys.readouterr().out
 
 
 def test_check_lists_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text("objectives: [{signal: ttft}]\nwindw: 30d", "utf-8")
     assert main(["alerts", "check", str(slo), "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert told["valid"] is False
-    assert {problem["path"] for problem in told["problems"]} >= {"windw", "objectives[0].target_percent"}
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["valid"] is False
+    assert {problem["path"] for problem in answer["problems"]} >= {"windw", "objectives[0].target_percent"}
 
 
 def test_the_objectives_that_come_with_it_are_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,19 +115,19 @@ def test_render_tells_each_problem_on_its_line(as_json: bool, tmp_path: Path, ca
     slo = tmp_path / "slo.yaml"
     slo.write_text("objectives: [{signal: ttft, role: edge}]\nwindw: 30d\n", "utf-8")
     assert main(["alerts", "render", "--slo", str(slo), *(["--json"] if as_json else [])]) == 2
-    told = capsys.readouterr().err
+    reported_output = capsys.readouterr().err
     if as_json:
-        error = json.loads(told)["error"]
+        error = json.loads(reported_output)["error"]
         assert {problem["path"] for problem in error["problems"]} == {"windw", "objectives[0].target_percent"}
         assert "handrail alerts slo" in error["valid"]
         return
-    lines = told.splitlines()
+    lines = reported_output.splitlines()
     assert lines[0] == f"handrail alerts: {slo}: 2 problems"
     assert f"  windw: unknown; did you mean window? ({slo}:2)" in lines
     assert f"  objectives[0].target_percent: must be given ({slo}:1)" in lines
     assert "    valid: target_percent: 99.5" in lines
     assert lines[-1].startswith("  valid:   ")
-    assert "\\n" not in told
+    assert "\\n" not in reported_output
 
 
 Handler = Callable[[web.Request], web.Response]
@@ -159,10 +159,10 @@ def all_but_gpus(request: web.Request) -> web.Response:
 
 async def test_check_asks_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
     assert await check(all_but_gpus) == 1
-    told = capsys.readouterr().out
-    assert "selectors match nothing" in told
-    assert "handrail_gpu_lost\n    GpuLost" in told
-    assert "KvFetchFailed" not in told
+    reported_output = capsys.readouterr().out
+    assert "selectors match nothing" in reported_output
+    assert "handrail_gpu_lost\n    GpuLost" in reported_output
+    assert "KvFetchFailed" not in reported_output
 
 
 def failure(status: int, error: str = "", headers: dict[str, str] | None = None) -> Handler:
@@ -188,7 +188,7 @@ async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
 
 
 @pytest.mark.parametrize(
-    ("handler", "said"),
+    ("handler", "output"),
     [
         (failure(401), "--token-file FILE (or HANDRAIL_PROMETHEUS_TOKEN_FILE)"),
         (failure(403), "HTTP 403"),
@@ -202,9 +202,9 @@ async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
     ],
     ids=["401", "403", "plain to TLS", "404", "redirect", "busy", "proxy", "no JSON", "other JSON"],
 )
-async def test_another_answer_is_told_for_what_it_is(handler: Handler, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_another_answer_is_told_for_what_it_is(handler: Handler, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await check(handler) == 1
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 async def test_a_secured_prometheus_is_asked_with_certificates_and_its_own_token(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from handrail_alerts.groups import files
-from handrail_alerts.matched import Read, read_selectors, selectors
 from handrail_alerts.promql import metrics
+from handrail_alerts.selector_check import Read, read_selectors, selectors
 from handrail_alerts.slo import load
 
 SLO = load()
@@ -34,15 +34,15 @@ def test_selectors_are_those_that_the_parser_finds() -> None:
 
 
 def test_H15_a_selector_of_another_job_matches_nothing_and_is_listed_with_its_alerts() -> None:
-    asked: list[str] = []
+    lines: list[str] = []
 
     def has_result(query: str) -> bool:
-        asked.append(query)
+        lines.append(query)
         return 'job="kubernetes-pods"' in query
 
     wrong = replace(SLO, prometheus=replace(SLO.prometheus, selector='job="pd-sidecar"'))
     found = [each for each in read_selectors(wrong) if not has_result(each.query)]
-    assert len(found) == len(asked) == len(set(asked)), "each selector is asked of once"
+    assert len(found) == len(lines) == len(set(lines)), "each selector is asked of once"
     assert {"KvFetchFailed", "HandrailAbsent", "EngineHung"} <= {reader for each in found for reader in each.readers}
     right = replace(SLO, prometheus=replace(SLO.prometheus, selector='job="kubernetes-pods"'))
     assert all(has_result(each.query) for each in read_selectors(right))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from handrail_alerts.promql import Metric, Type, metrics, problems
+from handrail_alerts.promql import PromMetric, Type, metrics, problems
 
 KNOWN = {
-    "handrail_ttft_seconds": Metric(Type.HISTOGRAM, frozenset({"model_name", "role", "scope"})),
-    "handrail_kv_fetches_total": Metric(Type.COUNTER, frozenset({"outcome", "reason"})),
-    "handrail_engine_kv_cache_usage_ratio": Metric(Type.GAUGE, frozenset({"engine"})),
-    "handrail_sidecar_info": Metric(Type.GAUGE, frozenset({"version", "role"})),
+    "handrail_ttft_seconds": PromMetric(Type.HISTOGRAM, frozenset({"model_name", "role", "scope"})),
+    "handrail_kv_fetches_total": PromMetric(Type.COUNTER, frozenset({"outcome", "reason"})),
+    "handrail_engine_kv_cache_usage_ratio": PromMetric(Type.GAUGE, frozenset({"engine"})),
+    "handrail_sidecar_info": PromMetric(Type.GAUGE, frozenset({"version", "role"})),
 }
 
 
@@ -46,7 +46,7 @@ def test_what_is_right_is_let_through(expr: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expr", "said"),
+    ("expr", "output"),
     [
         ("rate(handrail_ttft_seconds_bucket[5m]", "is no PromQL"),
         ("rate(handrail_kv_fetchs_total[5m])", "did you mean handrail_kv_fetches_total"),
@@ -66,9 +66,9 @@ def test_what_is_right_is_let_through(expr: str) -> None:
         ('{role="edge"}', "names no metric"),
     ],
 )
-def test_what_would_be_silently_wrong_is_said(expr: str, said: str) -> None:
+def test_what_would_be_silently_wrong_is_said(expr: str, output: str) -> None:
     found = problems(expr, KNOWN)
-    assert any(said in each for each in found), found
+    assert any(output in each for each in found), found
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_H03_an_average_of_quantiles_is_flagged_even_if_each_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "said"),
+    ("window", "output"),
     [
         ("$__rate_interval", ""),
         ("${__rate_interval}", ""),
@@ -98,9 +98,9 @@ def test_H03_an_average_of_quantiles_is_flagged_even_if_each_is_right() -> None:
         ("5m", "a panel's follows the zoom"),
     ],
 )
-def test_H06_a_panels_window_follows_the_zoom(window: str, said: str) -> None:
+def test_H06_a_panels_window_follows_the_zoom(window: str, output: str) -> None:
     found = problems(f"sum(rate(handrail_kv_fetches_total[{window}]))", KNOWN, grafana=True)
-    assert found == () if not said else said in found[0], found
+    assert found == () if not output else output in found[0], found
 
 
 @pytest.mark.parametrize(("scrape_s", "good"), [(15, True), (30, True), (31, False), (60, False)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alert_cases.promtool_files import promtool
-from alerts_tools import needs_promtool
+from harness.alert_tools import needs_promtool
 
 
 @needs_promtool

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alerts_tools import needs_promtool
 from handrail_alerts.re2 import refusal
 from handrail_alerts.selector import refused
+from harness.alert_tools import needs_promtool
 
 TAKEN = [
     *("", "a|b", "|", "()", "(|a)*", "a*?", "a{2}?", "a{,3}", "a{01}", "x{", "]", "}", "^*", "a(?i)*", "(?i-s:x)", "(?)", "[]a]"),
@@ -106,9 +106,9 @@ def of_promtool(selectors: list[str], folder: Path) -> list[bool]:
     rules = [{"record": f"r{index}", "expr": f"x{{{each}}}"} for index, each in enumerate(selectors)]
     file = folder / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}, allow_unicode=True), "utf-8")
-    said = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False)
-    bad = set(re.findall(r"rule \d+, \"(r\d+)\"", said.stdout + said.stderr))
-    assert (said.returncode == 0) is (not bad), said.stderr
+    completed = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    bad = set(re.findall(r"rule \d+, \"(r\d+)\"", completed.stdout + completed.stderr))
+    assert (completed.returncode == 0) is (not bad), completed.stderr
     return [f"r{index}" not in bad for index in range(len(selectors))]
 
 

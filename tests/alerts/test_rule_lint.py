@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from handrail.catalogue import sidecar_metrics
-from handrail.times import parse_duration_ns
-from handrail.values import Duration
+from handrail.config.types import Duration
+from handrail.durations import parse_duration_ns
 from handrail_alerts.alert import Alert, Recording
 from handrail_alerts.groups import files
-from handrail_alerts.promql import Metric, Type, metrics, problems
+from handrail_alerts.promql import PromMetric, Type, metrics, problems
 from handrail_alerts.slo import load
-from handrail_collector.metrics.page import collector_metrics
+from handrail_collector.metrics.registry import collector_metrics
+from handrail_sidecar.catalogue import sidecar_metrics
 
 SLO = load()
 RULES = [rule for groups in files(SLO).values() for group in groups for rule in group.rules]
-KNOWN = {each.name: Metric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *collector_metrics())}
+KNOWN = {each.name: PromMetric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *collector_metrics())}
 RECORDED = {
-    rule.record: Metric(Type.GAUGE, frozenset({"slo", "model_name", "role"})) for rule in RULES if isinstance(rule, Recording)
+    rule.record: PromMetric(Type.GAUGE, frozenset({"slo", "model_name", "role"})) for rule in RULES if isinstance(rule, Recording)
 }
 
 

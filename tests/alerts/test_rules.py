@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from alert_cases.promtool_files import CASES, kept, promtool, rule_files, said_by, suites, test_file
-from alerts_tools import needs_promtool
+from alert_cases.promtool_files import CASES, annotations_of, kept, promtool, rule_files, suites, test_file
 from handrail_alerts.alert import Alert
 from handrail_alerts.groups import alerts, files
 from handrail_alerts.render import rule_file
 from handrail_alerts.slo import load
+from harness.alert_tools import needs_promtool
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 GENERATED, TESTS = ALERTS / "generated", ALERTS / "tests"
@@ -51,7 +51,7 @@ def test_the_test_files_are_what_the_cases_make(suite: str, request: pytest.Fixt
     if request.config.getoption("--update"):
         mute = tmp_path / "mute.yaml"
         mute.write_text(test_file(suite, cases, {}, GENERATED), encoding="utf-8")
-        compare(file, test_file(suite, cases, said_by(promtool("test", "rules", mute).stdout, cases), FROM_TESTS), request)
+        compare(file, test_file(suite, cases, annotations_of(promtool("test", "rules", mute).stdout, cases), FROM_TESTS), request)
     compare(file, test_file(suite, cases, kept(file.read_text("utf-8"), cases), FROM_TESTS), request)
 
 

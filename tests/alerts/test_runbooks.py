@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from handrail.cli.main import COMMANDS, Parser
-from handrail.cli.rowsource import API_VARIABLE, DEFAULT_API
-from handrail_alerts.companions import COMPANIONS, INHIBITIONS
 from handrail_alerts.groups import alerts
+from handrail_alerts.inhibition import COMPANIONS, INHIBITIONS
 from handrail_alerts.slo import load
+from handrail_cli.client import API_VARIABLE, DEFAULT_API
+from handrail_cli.main import COMMANDS, Parser
 
 RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks"
 ALERTS = alerts(load())
@@ -72,8 +72,8 @@ def test_a_page_says_once_where_the_collector_is(alert: str) -> None:
     """Before its first line, where any of its lines asks the collector; a line that reads a folder needs no collector."""
     look = section(page_of(alert), "What to look at")
     asks = [line for line in _COMMAND.findall(look) if line.split()[1] in ASKING and "--data" not in line]
-    said = [where.start() for where in re.finditer(re.escape(REACH), look)]
-    assert len(said) == bool(asks)
+    statements = [where.start() for where in re.finditer(re.escape(REACH), look)]
+    assert len(statements) == bool(asks)
     assert not asks or look.index(REACH) < look.index("    handrail ")
 
 

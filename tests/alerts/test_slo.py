@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.buckets import LATENCY_SECONDS
-from handrail.config import ConfigError, default_text, keys
-from handrail.values import Duration
-from handrail_alerts.bounds import moved, nearest_bound
-from handrail_alerts.burn import BURNS, groups, hopeless, matchers_of
+from handrail.config.schema import ConfigError, default_text, keys
+from handrail.config.types import Duration
+from handrail.metrics.histogram import LATENCY_SECONDS
+from handrail_alerts.bucket_bounds import moved, nearest_bound
+from handrail_alerts.burn import groups, matchers_of
+from handrail_alerts.burn_windows import BURNS, unreachable_target
 from handrail_alerts.context import Context
 from handrail_alerts.groups import alerts, files
-from handrail_alerts.limits import Limits
-from handrail_alerts.matched import selectors
-from handrail_alerts.objective import Objective
+from handrail_alerts.limits import AlertLimits
+from handrail_alerts.objective import ServiceObjective
+from handrail_alerts.selector_check import selectors
 from handrail_alerts.slo import DEFAULT, Prometheus, SloFile, load, read
 
 ONE = "{signal: ttft, role: edge, threshold: 2s, target_percent: 99}"
@@ -48,7 +49,7 @@ def test_the_file_that_comes_with_handrail_is_valid_and_moves_no_threshold() -> 
 
 
 @pytest.mark.parametrize(
-    ("objective", "said"),
+    ("objective", "output"),
     [
         ("{signal: tftt, role: edge, threshold: 2s, target_percent: 99}", "did you mean ttft?"),
         ("{signal: ttft, role: edges, threshold: 2s, target_percent: 99}", "did you mean edge?"),
@@ -64,11 +65,11 @@ def test_the_file_that_comes_with_handrail_is_valid_and_moves_no_threshold() -> 
         ("17", "objectives[0]: must be a mapping"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_what_is_valid(objective: str, said: str) -> None:
-    told = problems_of(objective)
-    assert said in told
-    assert "slo.yaml:3" in told
-    assert "valid: " in told
+def test_a_mistake_is_told_with_its_line_and_what_is_valid(objective: str, output: str) -> None:
+    reported_output = problems_of(objective)
+    assert output in reported_output
+    assert "slo.yaml:3" in reported_output
+    assert "valid: " in reported_output
 
 
 def test_D01_a_threshold_above_the_last_bucket_is_refused() -> None:
@@ -77,11 +78,11 @@ def test_D01_a_threshold_above_the_last_bucket_is_refused() -> None:
 
 
 def test_every_mistake_is_told_at_once() -> None:
-    told = problems_of(
+    reported_output = problems_of(
         "{signal: tftt, role: edge, threshold: 2s, target_percent: 99}", "17", top="window: 3d\nlimits: {clock_bond: 1s}"
     )
-    assert "4 problems" in told
-    assert "did you mean clock_bound?" in told
+    assert "4 problems" in reported_output
+    assert "did you mean clock_bound?" in reported_output
 
 
 def test_a_list_under_another_name_is_found() -> None:
@@ -100,8 +101,8 @@ def test_what_is_no_such_file_is_refused_and_not_a_fault(text: str) -> None:
 def test_two_promises_of_one_thing_are_refused() -> None:
     assert "ttft of every other model is promised by objectives[0] too" in problems_of(ONE, ONE)
     named = "{signal: ttft, role: edge, threshold: 3s, target_percent: 99, models: [llama], name: NAME}"
-    told = problems_of(ONE, named.replace("NAME", "a"), named.replace("NAME", "b"))
-    assert "ttft of llama is promised by objectives[1] too" in told
+    reported_output = problems_of(ONE, named.replace("NAME", "a"), named.replace("NAME", "b"))
+    assert "ttft of llama is promised by objectives[1] too" in reported_output
 
 
 def test_an_objective_without_models_is_of_those_that_no_other_names() -> None:
@@ -113,7 +114,7 @@ def test_an_objective_without_models_is_of_those_that_no_other_names() -> None:
 
 def test_the_factors_are_those_of_the_workbook_for_thirty_days() -> None:
     assert [burn.factor(load().window) for burn in BURNS] == pytest.approx([14.4, 6, 1])
-    assert hopeless(load().window) == pytest.approx(100 * (1 - 1 / 14.4))
+    assert unreachable_target(load().window) == pytest.approx(100 * (1 - 1 / 14.4))
 
 
 @given(st.integers(min_value=10**6, max_value=100 * 10**9))
@@ -161,17 +162,17 @@ def test_the_default_is_also_below_alerts() -> None:
 
 def test_every_key_and_limit_with_its_default_is_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/alerts.md").read_text("utf-8")
-    for key in keys(Limits):
+    for key in keys(AlertLimits):
         default = default_text(key).removesuffix(".0")
         assert f"| `{key.path}` | {default} |" in page
     for key in keys(Prometheus):
         assert f"| `prometheus.{key.path}` |" in page
-    for key in keys(Objective):
+    for key in keys(ServiceObjective):
         assert f"| `{key.path}` |" in page
 
 
 @pytest.mark.parametrize(
-    ("prometheus", "said"),
+    ("prometheus", "output"),
     [
         ("selector: job=handrail", "prometheus.selector"),
         ("selector: job=handrail", "(slo.yaml:1)"),
@@ -185,8 +186,8 @@ def test_every_key_and_limit_with_its_default_is_on_the_page() -> None:
         ("scrape_interval: 10m", "prometheus.scrape_interval"),
     ],
 )
-def test_what_prometheus_would_refuse_or_not_see_is_a_problem_of_the_file(prometheus: str, said: str) -> None:
-    assert said in problems_of(ONE, top=f"prometheus: {{{prometheus}}}")
+def test_what_prometheus_would_refuse_or_not_see_is_a_problem_of_the_file(prometheus: str, output: str) -> None:
+    assert output in problems_of(ONE, top=f"prometheus: {{{prometheus}}}")
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def _judged(row: dict[str, Any]) -> str:
     return f"{_with_unit(budget(row), row)}, {'met' if row['met'] else '**missed**'} "
 
 
-def _with_unit(told: str, row: dict[str, Any]) -> str:
-    return f"{told} {row['unit']}".rstrip()
+def _with_unit(report: str, row: dict[str, Any]) -> str:
+    return f"{report} {row['unit']}".rstrip()
 
 
 def table(figures: Sequence[dict[str, Any]]) -> Table:

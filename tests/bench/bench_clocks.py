@@ -18,9 +18,9 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the fleet is a module of the tests
 
-from clock_fleet import Width, fly, widths
+from builders.clock_fleet import Width, fly, widths
 from handrail_collector.stitch.clocks import HostClocks
-from handrail_fleet import scenario as scenarios
+from handrail_sim.emulator import scenario as scenarios
 
 SEEDS: Final = range(6)
 REQUESTS: Final = 900

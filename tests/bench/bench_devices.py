@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from device_samples import GPU_TABLE, busy_host, process
-from handrail.export.devices import DeviceMetrics, devices_request, named, read_devices
-from handrail.export.resource import own_resource
-from handrail.hardware import DeviceRun, DeviceSample
-from handrail_collector.store.compact import fold_samples
+from builders.device_samples import GPU_TABLE, busy_host, process
+from handrail.records.devices import DeviceRun, DeviceSample
+from handrail.wire.device_samples import DeviceMetrics, devices_request, named, read_devices
+from handrail_collector.store.compaction import fold_samples
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table, encode
+from handrail_sidecar.export.resource import own_resource
 
 SECONDS = 1200
 RATE_HZ = 10

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from handrail_fleet import experiment
-from handrail_fleet.experiment import H100_ARMS, OBJECTIVE, POINTS, Figure, Kind, Point
+from handrail_sim.emulator import experiment
+from handrail_sim.emulator.experiment import H100_ARMS, OBJECTIVE, POINTS, ExperimentMeasure, MeasureKind, Point
 
 SEEDS = (1, 2, 3, 4, 5)
 REQUESTS = 2000  # a run
@@ -19,7 +19,13 @@ H100_REQUESTS = 1000
 H100_BUDGETS = (512, 2048)  # of a step, beside the default of 8192: the dial that chunked prefill has
 PAYS_SHARE = 0.9  # of requests that meet the objective
 _H100_SPLIT = "h100-70b-split"
-_SHOWN = (Figure.TTFT_P50, Figure.TTFT_P99, Figure.GAP_P50, Figure.GAP_P99, Figure.TPOT_P50)
+_SHOWN = (
+    ExperimentMeasure.TTFT_P50,
+    ExperimentMeasure.TTFT_P99,
+    ExperimentMeasure.GAP_P50,
+    ExperimentMeasure.GAP_P99,
+    ExperimentMeasure.TPOT_P50,
+)
 
 
 def _row(name: str, values: Sequence[float], unit: str, requests: int, **more: Any) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def _h100() -> Iterator[dict[str, Any]]:
         pays = {"budget": PAYS_SHARE, "ratio": median(met) / PAYS_SHARE, "met": median(met) >= PAYS_SHARE}
         yield _row(f"{arm}: objective met", met, "share", H100_REQUESTS, arm=arm, **(pays if scenario == _H100_SPLIT else {}))
         if scenario == _H100_SPLIT:
-            yield _transfer([figures[Figure.TRANSFER_LEAST] for figures in read])
+            yield _transfer([figures[ExperimentMeasure.TRANSFER_LEAST] for figures in read])
 
 
 def _transfer(values: Sequence[float]) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def run() -> list[dict[str, Any]]:
 def published_table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: the published points beside the scenarios' figures."""
     lines = ["| | published | scenario | over the seeds | ratio | within 10 % |", "|---|---|---|---|---|---|"]
-    for kind, title in ((Kind.INPUT, "inputs"), (Kind.PREDICTION, "predictions")):
+    for kind, title in ((MeasureKind.INPUT, "inputs"), (MeasureKind.PREDICTION, "predictions")):
         lines.append(f"| **{title}** | | | | | |")
         for point in (each for each in POINTS if each.kind is kind):
             row = next(each for each in rows if each["name"] == _name(point))

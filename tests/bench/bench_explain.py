@@ -17,16 +17,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made store is a module of the tests
 
-from handrail_collector.store.folders import HOUR_NS
-from handrail_collector.store.publish import Publisher
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from made_store import Made, fill
+from builders.large_store import Made, fill
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.publish import StorePublisher
 
 _REQUESTS = int(os.environ.get("HANDRAIL_BENCH_REQUESTS", 10_000_000))
 _TIMES = 3
 _COMMAND = """
 import re, sys, time
-from handrail.cli.main import main
+from handrail_cli.main import main
 assert main(sys.argv[1:]) == 0
 # the peak since exec: a child's ru_maxrss counts its parent's memory too
 peak = re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())
@@ -95,7 +95,7 @@ def _ran(command: list[str]) -> Ran:
 
 
 def _rolled(folder: Path, made: Made) -> list[dict[str, Any]]:
-    publisher = Publisher(folder)
+    publisher = StorePublisher(folder)
     publisher.open()
     upkeep = Upkeep(publisher, UpkeepSettings(rollups=True), lambda: made.end_unix_ns + 2 * HOUR_NS)
     upkeep.run_pass()

@@ -15,12 +15,12 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from handrail.guest.events import CORE, FIRST_TOKEN
-from handrail.guest.guard import Guard
-from handrail.guest.middleware import _Seen
-from handrail.guest.mixin import Mixer
-from handrail.guest.recorder import Recorder
-from handrail.guest.scheduler import watch_scheduler
+from handrail.plugin.events import CORE, FIRST_TOKEN
+from handrail.plugin.guard import HookGuard
+from handrail.plugin.middleware import _ExchangeState
+from handrail.plugin.mixin import Mixer
+from handrail.plugin.recorder import Recorder
+from handrail.plugin.scheduler import watch_scheduler
 
 _REPEATS = 7
 _STEPS = 2_000
@@ -159,7 +159,7 @@ def _per_token_us(path: str) -> float:
 
     recorder = Quiet(path)
     watched = _Scheduler()
-    watch_scheduler(watched, Guard(recorder))
+    watch_scheduler(watched, HookGuard(recorder))
     return (_cpu_us(steps(watched), _STEPS, recorder) - _cpu_us(steps(_Scheduler()), _STEPS, recorder)) / _BATCH
 
 
@@ -188,7 +188,7 @@ def _idle_step_us(path: str) -> float:
 
     recorder = Quiet(path)
     watched, pair = _Scheduler(), _connectors(recorder)
-    watch_scheduler(watched, Guard(recorder))
+    watch_scheduler(watched, HookGuard(recorder))
     bare = (_Connector(None, None, None), _Connector(None, None, None))
     return _cpu_us(steps(watched, *pair), _STEPS, recorder) - _cpu_us(steps(_Scheduler(), *bare), _STEPS, recorder)
 
@@ -205,7 +205,7 @@ def _request_us(path: str, one: Callable[[str, _Scheduler, Any, Any], None]) -> 
 
     recorder = Quiet(path)
     watched, pair = _Scheduler(), _connectors(recorder)
-    watch_scheduler(watched, Guard(recorder))
+    watch_scheduler(watched, HookGuard(recorder))
     bare = (_Connector(None, None, None), _Connector(None, None, None))
     return _cpu_us(requests(watched, *pair), _REQUESTS, recorder) - _cpu_us(requests(_Scheduler(), *bare), _REQUESTS, recorder)
 
@@ -266,11 +266,11 @@ def _step(name: str, scheduler: _Scheduler, request: Any, *, new: bool) -> None:
 def _chunk_us(path: str) -> float:
     """A chunk of a stream through the middleware's observer."""
     recorder = Quiet(path)
-    seen = _Seen(recorder, {"headers": [], "method": "POST", "path": "/v1/completions"})
+    seen = _ExchangeState(recorder, {"headers": [], "method": "POST", "path": "/v1/completions"})
     start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
     seen.sent(start, 0)
     message = {"type": "http.response.body", "body": b"data: " + b"x" * 260 + b"\n\n", "more_body": True}
-    clock, sent, guard = time.monotonic_ns, seen.sent, Guard(recorder)
+    clock, sent, guard = time.monotonic_ns, seen.sent, HookGuard(recorder)
 
     def loop() -> None:
         for _ in range(_STEPS):
@@ -280,7 +280,7 @@ def _chunk_us(path: str) -> float:
 
 
 def _connectors(recorder: Recorder) -> tuple[Any, Any]:
-    mixed = Mixer(Guard(recorder))(_Connector)
+    mixed = Mixer(HookGuard(recorder))(_Connector)
     return tuple(mixed(_CONFIG, SimpleNamespace(name=role), _CACHE) for role in ("SCHEDULER", "WORKER"))
 
 

@@ -23,12 +23,12 @@ import grpc.aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.otlp.contract import Signal
 from handrail.otlp.decode import MAX_BODY_BYTES
-from handrail.otlp.grpc_receiver import handlers
-from handrail.otlp.intake import Intake
 from handrail.otlp.messages import SHAPES
-from handrail.otlp.server import DEFAULT_IN_FLIGHT_BYTES, OtlpServer
+from handrail.otlp.receiver.grpc_receiver import handlers
+from handrail.otlp.receiver.intake import Intake
+from handrail.otlp.receiver.server import DEFAULT_IN_FLIGHT_BYTES, OtlpServer
+from handrail.otlp.signals import Signal
 from handrail_collector.journal.journal import Journal, JournalSettings
 
 SPANS = 512  # a request

@@ -13,24 +13,24 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from handrail.buckets import LATENCY_SECONDS
+from builders.links import fetch_row
+from builders.request_rows import phase, request_row
+from handrail.metrics.histogram import LATENCY_SECONDS
+from handrail.metrics.registry import Registry
 from handrail.phases import Phase
 from handrail.records import Outcome
-from handrail.selfmetrics import SelfMetrics
-from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.counters import CounterKey, Timed
+from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.metrics.counting import Counting
 from handrail_collector.metrics.durations import Durations
-from handrail_collector.metrics.joined import joined_rows
+from handrail_collector.metrics.request_metrics import joined_rows
 from handrail_collector.metrics.slow_links import MOST_HAND_OFFS, MOST_PAIRS, WINDOW_NS, SlowLinks
-from handrail_collector.observed import Seen, Timed
 from handrail_collector.stitch.clocks import HostClocks
-from handrail_collector.stitch.group import Closing, Group
-from handrail_collector.store.publish import Publisher
+from handrail_collector.stitch.group import Closing, RequestGroup
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.schema import Table
-from link_parts import fetch_row
-from made_rows import phase, request_row
 
 ROWS = 20_000
 PEERS = 100
@@ -56,7 +56,7 @@ def row_us() -> float:
         for n in range(ROWS)
     ]
     counts = counting()
-    groups = [Group() for _ in rows]
+    groups = [RequestGroup() for _ in rows]
     begin = time.process_time_ns()
     for group, row in zip(groups, rows, strict=True):
         counts.row(group, row, Closing.COMPLETE, START)
@@ -84,9 +84,9 @@ def page(models: int) -> tuple[float, int, int]:
             for _ in range(500):
                 counts.observed.time(Timed.PHASES, (each, name), round(rng.lognormvariate(17, 2)))
         for outcome in Outcome:
-            counts.observed.add(Seen.JOINED, rng.randrange(1, 10**6), f"{outcome.value}.{name}")
-        for cause in Cause:
-            counts.observed.add(Seen.STALLS, rng.randrange(1, 10**6), f"{cause.value}.{name}")
+            counts.observed.add(CounterKey.JOINED, rng.randrange(1, 10**6), f"{outcome.value}.{name}")
+        for cause in StallCause:
+            counts.observed.add(CounterKey.STALLS, rng.randrange(1, 10**6), f"{cause.value}.{name}")
     taken = counts.observed.take()
     counts.observed.done(counts.observed.with_added(taken), taken)
     clocks = HostClocks()
@@ -97,7 +97,7 @@ def page(models: int) -> tuple[float, int, int]:
     with tempfile.TemporaryDirectory() as folder:
         links = SlowLinks(StoreReader(Path(folder), threads=1))
         links.found = {(f"10.0.0.{n}:8000", f"10.0.1.{n}:8000", "slow_path"): 1.0 for n in range(MOST_PAIRS)}
-        metrics = SelfMetrics(joined_rows(counts, clocks, links))
+        metrics = Registry(joined_rows(counts, clocks, links))
         took = []
         for _ in range(7):
             begin = time.process_time_ns()
@@ -113,7 +113,7 @@ def stored_bytes(requests: int) -> int:
     counts = counting()
     for _ in range(requests):
         parts = tuple(phase(name, rng.lognormvariate(2, 1), "decode") for name in PHASES)
-        counts.row(Group(), replace(request_row(parts)), Closing.COMPLETE, START)
+        counts.row(RequestGroup(), replace(request_row(parts)), Closing.COMPLETE, START)
     return sum(len(name) + 8 + len(",".join(map(str, flat))) for name, flat in counts.observed.take().added().items())
 
 
@@ -138,7 +138,7 @@ def look_ms() -> float:
         for n in range(MOST_HAND_OFFS)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        publisher = Publisher(Path(folder))
+        publisher = StorePublisher(Path(folder))
         publisher.open()
         publisher.publish(0, 1, 0, [], [], flat={Table.KV_FETCHES: rows})
         publisher.close()

@@ -18,15 +18,15 @@ from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as ClientHistogram
 
-from exchanges import PROCESS, exchange
-from handrail.buckets import LATENCY, LATENCY_SECONDS, Histogram
-from handrail.catalogue import everything
-from handrail.live.exponential import ExponentialHistogram
-from handrail.live.requests import LiveRequests
+from builders.exchanges import PROCESS, exchange
+from handrail.metrics.histogram import LATENCY, LATENCY_SECONDS, Histogram
+from handrail.metrics.otlp_histogram import ExponentialHistogram
+from handrail.metrics.registry import Registry
 from handrail.records import KvFetch, Source
-from handrail.selfmetrics import SelfMetrics
-from handrail.sidecar import make
-from handrail.sidecarmetrics import Made, sidecar_rows
+from handrail_sidecar.app import make
+from handrail_sidecar.catalogue import everything
+from handrail_sidecar.live_metrics.requests import LiveRequests
+from handrail_sidecar.live_metrics.sidecar_metrics import Made, sidecar_rows
 
 _VALUES = 20_000
 _REPEATS = 7
@@ -120,7 +120,7 @@ def _fetch(number: int, draw: random.Random) -> KvFetch:
 
 def scrape(made: Made, accept: str) -> dict[str, float]:
     """``ms`` of CPU a page, its ``bytes``, its ``series``."""
-    metrics = SelfMetrics(sidecar_rows(made))
+    metrics = Registry(sidecar_rows(made))
     page, _ = metrics.expose(accept)
     taken = []
     for _ in range(_REPEATS):

@@ -6,10 +6,10 @@ import time
 from statistics import median
 from typing import Any
 
-from handrail.kv.logfold import Folder
-from handrail.kv.loghead import read_head
-from handrail.kv.loglines import recognise
 from handrail.records import Process, Role, Source
+from handrail_sidecar.engine_logs.aggregate import Folder
+from handrail_sidecar.engine_logs.line_header import read_head
+from handrail_sidecar.engine_logs.lines import recognise
 
 _NOISE = (
     "(APIServer pid=20064) INFO 11-29 17:42:36 [loggers.py:335] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "

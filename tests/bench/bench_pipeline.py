@@ -19,16 +19,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import split_request
+from builders.records import split_request
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
-from handrail.export.spans import resource_of, to_span
-from handrail.export.spool import KIND_OF_SIGNAL
-from handrail.otlp.contract import Signal
+from handrail.metrics.exponential_histogram import GapSketch
+from handrail.otlp.signals import KIND_OF_SIGNAL, Signal
 from handrail.records import EngineRequest, Exchange, Gaps, Process, Record
-from handrail.sketch import GapSketch
+from handrail.wire.exchange import resource_of, to_span
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 
 REQUESTS = 4000
 REPEATS = 3
@@ -127,7 +126,7 @@ def fill(folder: Path) -> int:
 
 async def once(root: Path) -> tuple[float, float, int, int, int]:
     """CPU and wall seconds of one run over the journal, rows, and bytes of the spans and requests files."""
-    publisher = Publisher(root / "store")
+    publisher = StorePublisher(root / "store")
     recovered = publisher.open()
     journal = Journal(JournalSettings(folder=root / "journal").open_log())
     pipeline = Pipeline(journal, publisher, recovered, now_unix_ns=lambda: 1_700_001_000 * SECOND)

@@ -117,10 +117,10 @@ class Target:
 def run() -> list[dict[str, Any]]:
     """Start everything, measure in rounds, stop everything."""
     with ExitStack() as running:
-        engine = running.enter_context(_child(_TESTS / "proxypeers.py", "engine"))
+        engine = running.enter_context(_child(_TESTS / "harness/proxy_peers.py", "engine"))
         direct = Target("direct", engine[0], None)
-        bare = Target("bare relay", *running.enter_context(_child(_TESTS / "proxypeers.py", "relay", str(engine[0]))))
-        ours = Target("proxy", *running.enter_context(_child(_TESTS / "proxychild.py", str(engine[0]), "edge")))
+        bare = Target("bare relay", *running.enter_context(_child(_TESTS / "harness/proxy_peers.py", "relay", str(engine[0]))))
+        ours = Target("proxy", *running.enter_context(_child(_TESTS / "harness/proxy_child.py", str(engine[0]), "edge")))
         targets = [direct, bare, ours]
         binary = router_binary()
         router = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from handrail.families.reading import PageReader
+from handrail_sidecar.engine_metrics.page import PageReader
 
 _PAGE = Path(__file__).parents[1] / "data/recordings/metrics_decode.txt"
 _REPEATS = 30

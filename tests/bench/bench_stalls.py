@@ -16,16 +16,16 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does, so that ``bench`` is one package for both
 
-from bench.stalls.referee import fly, heard
+from bench.stalls.referee import fly, received_records
 from bench.stalls.scenes import SCENES
-from handrail.guest.pauses import PauseWatch
+from handrail.plugin.pauses import PauseWatch
 from handrail.records import Exchange
 from handrail.stalls import BLOCK, StallWatch
-from handrail_collector.offline import rows_of
+from handrail_collector.batch import rows_of
 from handrail_collector.rows import StallRow
 
 _REPEATS: Final = 7
-_GAPS: Final = 512  # a fold of the proxy's (handrail/proxy/cadence.py)
+_GAPS: Final = 512  # a fold of the proxy's (handrail_sidecar/proxy/token_timing.py)
 _ROUNDS: Final = 50
 _WAKE_UPS: Final = 2_000
 _REQUESTS: Final = 150
@@ -83,11 +83,11 @@ def _wake_up_us() -> float:
 def _explained_us() -> float:
     """A run whose stalls are explained, and the same run whose streams tell of none, by the number of its stalls."""
     setting = next(scene.setting for scene in SCENES if scene.name == "kv_landing")
-    records = heard(setting, fly(setting, _REQUESTS, _SEED), _SEED)
+    records = received_records(setting, fly(setting, _REQUESTS, _SEED), _SEED)
     silent = [(at, replace(one, stalls=None) if isinstance(one, Exchange) else one) for at, one in records]
     stalls: list[StallRow] = []
 
-    def told(given: list[tuple[int, Any]]) -> Callable[[], None]:
+    def report(given: list[tuple[int, Any]]) -> Callable[[], None]:
         def loop() -> None:
             stalls.clear()
             for _ in rows_of(given, stalls=stalls):
@@ -95,8 +95,8 @@ def _explained_us() -> float:
 
         return loop
 
-    bare = _cpu_us(told(silent), 3)
-    return (_cpu_us(told(records), 3) - bare) / len(stalls)
+    bare = _cpu_us(report(silent), 3)
+    return (_cpu_us(report(records), 3) - bare) / len(stalls)
 
 
 def _cpu_us(loop: Callable[[], None], repeats: int = _REPEATS) -> float:

@@ -12,15 +12,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made rows are a module of the tests
 
+from builders.store_rows import Fleet, moved, request_rows, spans_of_requests
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.folders import HOUR_NS
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Table, encode
 from handrail_collector.store.span_columns import spans_table
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from store_rows import Fleet, moved, request_rows, spans_of_requests
 
 _REQUESTS = 1_000_000
 _PUBLISH_ROWS = 50_000
@@ -62,7 +62,7 @@ def _span_bytes(spans: list[Any]) -> float:
 
 
 def _speeds(folder: Path) -> list[dict[str, Any]]:
-    publisher = Publisher(folder)
+    publisher = StorePublisher(folder)
     publisher.open()
     spans = spans_of_requests(_MADE)
     rows = request_rows(_MADE)
@@ -87,7 +87,7 @@ def _speeds(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _fill(publisher: Publisher, offset: int, rows: list[Any]) -> None:
+def _fill(publisher: StorePublisher, offset: int, rows: list[Any]) -> None:
     """A million requests, spread over the hours, in publishes of a size that hours of load are compacted to."""
     table = requests_table(rows)
     for at in range(0, _REQUESTS, _PUBLISH_ROWS):
@@ -99,7 +99,7 @@ def _fill(publisher: Publisher, offset: int, rows: list[Any]) -> None:
 
 def _folding(folder: Path) -> list[dict[str, Any]]:
     """An hour of small publishes, as a flush every few seconds leaves it, becomes one file a table."""
-    publisher = Publisher(folder)
+    publisher = StorePublisher(folder)
     publisher.open()
     spans, rows = spans_of_requests(_MADE), request_rows(_MADE)
     step = _MADE // _FOLDED_PUBLISHES
@@ -120,7 +120,7 @@ def _folding(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _bytes(publisher: Publisher) -> int:
+def _bytes(publisher: StorePublisher) -> int:
     return sum(file.bytes for publish in publisher.publishes() for file in publish.files)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from handrail.proxy.body import RequestInspector
-from handrail.proxy.stream import ResponseReader
-from handrail.sketch import GapSketch
+from handrail.metrics.exponential_histogram import GapSketch
+from handrail_sidecar.proxy.request_body import RequestInspector
+from handrail_sidecar.proxy.response_reader import ResponseReader
 
 _CHUNKS = 4000
 _REPEATS = 9

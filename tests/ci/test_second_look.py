@@ -28,7 +28,7 @@ def test_it(name):
 
 
 @pytest.mark.parametrize(
-    ("names", "fails", "expected", "said"),
+    ("names", "fails", "expected", "output"),
     [
         ("a b", "1", 0, "UNSTEADY, to be mended: test_it.py::test_it[b]"),
         ("a", "1 4", 1, "BROKEN: test_it.py::test_it[a]"),
@@ -36,7 +36,7 @@ def test_it(name):
     ],
 )
 def test_what_fails_once_in_a_full_run_must_pass_three_times_alone(
-    tmp_path: Path, names: str, fails: str, expected: int, said: str
+    tmp_path: Path, names: str, fails: str, expected: int, output: str
 ) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
     (tmp_path / "conftest.py").write_bytes(CONFTEST.read_bytes())
@@ -50,8 +50,8 @@ def test_what_fails_once_in_a_full_run_must_pass_three_times_alone(
         [sys.executable, str(SCRIPT), str(result)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
     )
     assert second.returncode == expected
-    assert said in second.stdout
-    assert ("second look" in second.stdout) is bool(said)
+    assert output in second.stdout
+    assert ("second look" in second.stdout) is bool(output)
 
 
 @pytest.mark.parametrize("text", ["", '{"status": 2, "failed": []}', '{"status": 2, "failed": ["test_it.py::test_it"]}', None])

@@ -13,17 +13,17 @@ from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import MS, exchange, split_request
-from handrail.export.spans import to_span
-from handrail.otlp.contract import Signal
+from builders.records import MS, exchange, split_request
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail.otlp.json_ids import tree
+from handrail.otlp.signals import Signal
 from handrail.records import Exchange, Gaps, Outcome, Record, Role
-from handrail.sketch import GapSketch
-from handrail_collector.observed import Seen
+from handrail.wire.exchange import to_span
+from handrail_collector.counters import CounterKey
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
 from handrail_collector.store.read import StoreReader
-from pipelines import START, Clock, batch, proxies, running, send, stored, taken
+from harness.pipelines import START, Clock, batch, proxies, running, send, stored, taken
 
 REPLAY = Path(__file__).parents[1] / "data" / "replay"
 AWAY_MS = (0, 200, -200, 2000, -2000, 5000, -5000, 86_400_000)
@@ -84,15 +84,15 @@ async def test_G03_raw_times_are_kept_and_no_duration_changes(tmp_path: Path) ->
         await taken(pipeline, journal)
         await pipeline.flush()
     reader = StoreReader(tmp_path / "store")
-    asked = replace(row_of_trace("0" * 31 + "b"), span_ids=tuple(sent))
-    kept = {span.span_id: (span.start_unix_ns, span.end_unix_ns, span.parent_span_id) for span in reader.spans(asked)}
+    request_row = replace(row_of_trace("0" * 31 + "b"), span_ids=tuple(sent))
+    kept = {span.span_id: (span.start_unix_ns, span.end_unix_ns, span.parent_span_id) for span in reader.spans(request_row)}
     reader.close()
     assert kept == sent
     assert len(kept) == 6
 
 
 def row_of_trace(trace_id: str) -> RequestRow:
-    from made_rows import ROWS
+    from builders.request_rows import ROWS
 
     return replace(ROWS["ordinary"], trace_id=trace_id, started_unix_ns=1_700_000_100 * SECOND)
 
@@ -111,7 +111,7 @@ def on_hosts(p_away_ms: int, d_away_ms: int) -> list[Record]:
     return [away(record, ways[record.process.role]) for record in records.values()]
 
 
-async def told_of(root: Path, records: Sequence[Record]) -> tuple[RequestRow, Stitcher]:
+async def findings_of(root: Path, records: Sequence[Record]) -> tuple[RequestRow, Stitcher]:
     clock = Clock()
     async with running(root, clock) as (journal, pipeline):
         for record in records:
@@ -128,8 +128,8 @@ async def told_of(root: Path, records: Sequence[Record]) -> tuple[RequestRow, St
 
 @pytest.mark.parametrize("away_ms", AWAY_MS)
 async def test_G03_no_phase_depends_on_what_the_hosts_clocks_show(tmp_path: Path, away_ms: int) -> None:
-    straight, _ = await told_of(tmp_path / "straight", on_hosts(0, 0))
-    skewed, stitcher = await told_of(tmp_path / "skewed", on_hosts(away_ms, -away_ms // 2))
+    straight, _ = await findings_of(tmp_path / "straight", on_hosts(0, 0))
+    skewed, stitcher = await findings_of(tmp_path / "skewed", on_hosts(away_ms, -away_ms // 2))
     assert [replace(phase) for phase in skewed.phases] == list(straight.phases)
     assert all(phase.duration_ns >= 0 for phase in skewed.phases)
     assert (skewed.started_unix_ns, skewed.ttft_token_ns, skewed.duration_ns) == (
@@ -228,15 +228,15 @@ async def test_G12_the_same_bytes_again_change_no_count_and_an_update_replaces(t
                 pipeline._sweep(clock.now + 5 * SECOND * (life + turn))
                 await pipeline.flush()
                 seen = pipeline.observed
-                counts.append((seen[Seen.SPANS], seen[Seen.SPANS_STORED]))
+                counts.append((seen[CounterKey.SPANS], seen[CounterKey.SPANS_STORED]))
             if life or not restarted:
                 await journal.consume(Signal.TRACES, batch([longer], 2, "edge"))
                 await taken(pipeline, journal)
                 clock.now += 60 * SECOND
                 pipeline._sweep(clock.now)
                 await pipeline.flush()
-                spans = pipeline.observed[Seen.SPANS]
-                assert pipeline.observed[Seen.EDGE_REQUESTS] == 1
+                spans = pipeline.observed[CounterKey.SPANS]
+                assert pipeline.observed[CounterKey.EDGE_REQUESTS] == 1
     assert counts == [(3, 3), (3, 3)]
     assert spans == 4
     (row,) = stored(tmp_path)

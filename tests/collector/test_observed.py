@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from builders import exchange
-from handrail.otlp.contract import Signal
+from builders.records import exchange
+from handrail.otlp.signals import Signal
 from handrail.records import Exchange, Hint, Role
-from handrail_collector.observed import Observed, Seen
+from handrail_collector.counters import CounterKey, DurableCounters
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
-from handrail_collector.store.publish import Publisher
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import START, Clock, batch, proxies, running, send, taken
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.publish import StorePublisher
+from harness.pipelines import START, Clock, batch, proxies, running, send, taken
 
 QUICK = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
 
@@ -29,7 +29,11 @@ async def test_a_request_that_is_completed_after_a_restart_was_counted_before(tm
         pipeline._sweep(clock.now)
         await pipeline.flush()
         seen = pipeline.observed
-        assert (seen[Seen.EDGE_REQUESTS], seen[Seen.EDGE_JOINED], seen.by_word(Seen.JOINS)) == (1, 0, {"ancestor": 1})
+        assert (seen[CounterKey.EDGE_REQUESTS], seen[CounterKey.EDGE_JOINED], seen.by_word(CounterKey.JOINS)) == (
+            1,
+            0,
+            {"ancestor": 1},
+        )
     async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
         await taken(pipeline, journal)
         assert pipeline.observed.published == seen.published
@@ -39,8 +43,12 @@ async def test_a_request_that_is_completed_after_a_restart_was_counted_before(tm
         pipeline._sweep(clock.now)
         await pipeline.flush()
         seen = pipeline.observed
-        assert (seen[Seen.EDGE_REQUESTS], seen[Seen.EDGE_JOINED], seen.by_word(Seen.JOINS)) == (1, 1, {"ancestor": 2})
-        assert (seen[Seen.ROWS], seen.by_word(Seen.DECISIONS)) == (2, {"waited": 1, "late": 1})
+        assert (seen[CounterKey.EDGE_REQUESTS], seen[CounterKey.EDGE_JOINED], seen.by_word(CounterKey.JOINS)) == (
+            1,
+            1,
+            {"ancestor": 2},
+        )
+        assert (seen[CounterKey.ROWS], seen.by_word(CounterKey.DECISIONS)) == (2, {"waited": 1, "late": 1})
         assert pipeline.stats.edge_rows == 0, "this process saw no new request"
 
 
@@ -54,7 +62,7 @@ async def test_what_is_delivered_again_is_counted_once_though_it_is_replayed_twi
                     await journal.consume(Signal.TRACES, batch(proxies("req-a", "t1")))
                 await taken(pipeline, journal)
         seen = pipeline.observed
-        assert (seen[Seen.SPANS], seen[Seen.SPANS_STORED], seen[Seen.DUPLICATE_BATCHES]) == (3, 3, 2)
+        assert (seen[CounterKey.SPANS], seen[CounterKey.SPANS_STORED], seen[CounterKey.DUPLICATE_BATCHES]) == (3, 3, 2)
 
 
 async def test_nothing_is_shown_before_it_is_published_and_a_failed_publish_loses_no_count(tmp_path: Path) -> None:
@@ -68,11 +76,11 @@ async def test_nothing_is_shown_before_it_is_published_and_a_failed_publish_lose
         assert (pipeline.stats.failing, pipeline.observed.published) == (1, {})
         pipeline._publisher.open()
         await pipeline.flush()
-        assert pipeline.observed[Seen.SPANS] == 3
+        assert pipeline.observed[CounterKey.SPANS] == 3
 
 
 def test_the_counts_outlive_compaction_and_are_those_of_the_last_publish(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path, now_unix_ns=lambda: START)
+    publisher = StorePublisher(tmp_path, now_unix_ns=lambda: START)
     publisher.open()
     for index in range(3):
         publisher.publish(index, index + 1, 0, [], [], {"rows": 5 + index})
@@ -88,10 +96,10 @@ def test_the_counts_outlive_compaction_and_are_those_of_the_last_publish(tmp_pat
 
 
 def test_a_fact_that_is_taken_back_takes_its_count_back() -> None:
-    seen = Observed({"edge_joined": 4})
-    seen.add(Seen.EDGE_JOINED, -1)
+    seen = DurableCounters({"edge_joined": 4})
+    seen.add(CounterKey.EDGE_JOINED, -1)
     taken = seen.take()
-    seen.add(Seen.JOINS, word="ancestor")
+    seen.add(CounterKey.JOINS, word="ancestor")
     assert seen.with_added(taken) == {"edge_joined": 3}
     seen.put_back(taken)
     assert seen.with_added(seen.take()) == {"edge_joined": 3, "joins.ancestor": 1}
@@ -115,11 +123,11 @@ def of_a_stepped_clock() -> list[Exchange]:
 
 @pytest.mark.parametrize(
     ("seen", "made"),
-    [(Seen.AMBIGUOUS_JOINS, same_id_twice), (Seen.CLOCK_CONTRADICTIONS, of_a_stepped_clock)],
+    [(CounterKey.AMBIGUOUS_JOINS, same_id_twice), (CounterKey.CLOCK_CONTRADICTIONS, of_a_stepped_clock)],
     ids=["ambiguous", "stepped"],
 )
 async def test_what_does_not_fit_is_counted_once_over_restarts(
-    tmp_path: Path, seen: Seen, made: Callable[[], list[Exchange]]
+    tmp_path: Path, seen: CounterKey, made: Callable[[], list[Exchange]]
 ) -> None:
     clock = Clock()
     counts = []

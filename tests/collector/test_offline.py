@@ -10,35 +10,35 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from bench.bench_pipeline import engine_span
-from builders import EPOCH, MS, kv, split_request
-from handrail.cli.simulated import Arrived, arrivals
-from handrail.engines.vllm import VllmAdapter
-from handrail.export.spans import resource_of
-from handrail.otlp.contract import Signal
+from builders.records import EPOCH, MS, kv, split_request
+from handrail.otlp.signals import Signal
 from handrail.records import EngineRequest, Exchange, Role
-from handrail_collector.offline import newest, publish, rows_of
+from handrail.wire.engines.vllm import VllmAdapter
+from handrail.wire.exchange import resource_of
+from handrail_collector.batch import newest, publish, rows_of
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.read import StoreReader
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.faults import parse
-from handrail_fleet.observe import STARTED_UNIX_NS, EngineObservation, observe
-from handrail_fleet.virtual import Settings, fly
-from pipelines import Clock, batch, running, stored, taken
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.observe import STARTED_UNIX_NS, EngineObservation, observe
+from handrail_sim.emulator.virtual_run import VirtualRunSettings, fly
+from handrail_sim.virtual.observers import TimedRecord, arrivals
+from harness.pipelines import Clock, batch, running, stored, taken
 
 SPLIT = scenarios.load("split")
 
 
-def run(requests: int, *faults: str, scenario: str = "split", seed: int = 5) -> list[Arrived]:
+def run(requests: int, *faults: str, scenario: str = "split", seed: int = 5) -> list[TimedRecord]:
     chosen = scenarios.load(scenario)
     parsed = tuple(parse(text, chosen.hosts()) for text in faults)
-    flights = fly(Settings(scenario=chosen, requests=requests, seed=seed, faults=parsed))
+    flights = fly(VirtualRunSettings(scenario=chosen, requests=requests, seed=seed, faults=parsed))
     return arrivals(chosen, flights, parsed, seed=seed, started_unix_ns=EPOCH)
 
 
-def rows(made: list[Arrived]) -> list[RequestRow]:
+def rows(made: list[TimedRecord]) -> list[RequestRow]:
     return list(rows_of((one.received_unix_ns, one.record) for one in made))
 
 
@@ -62,13 +62,13 @@ async def test_the_rows_are_those_of_the_pipeline_that_gets_the_same_by_otlp(tmp
         await taken(pipeline, journal)
         clock.now += 60 * SECOND
         pipeline._sweep(clock.now)
-    told = {row.client_request_id: row for row in stored(tmp_path)}
-    said = {row.client_request_id: row for row in newest(rows(made))}
-    assert said.keys() == told.keys()
-    assert len(said) == 60
-    for request, row in said.items():
+    request_rows = {row.client_request_id: row for row in stored(tmp_path)}
+    reported_request_rows = {row.client_request_id: row for row in newest(rows(made))}
+    assert reported_request_rows.keys() == request_rows.keys()
+    assert len(reported_request_rows) == 60
+    for request, row in reported_request_rows.items():
         same = replace(
-            told[request],
+            request_rows[request],
             first_offset=row.first_offset,
             last_offset=row.last_offset,
             model=row.model,
@@ -78,24 +78,32 @@ async def test_the_rows_are_those_of_the_pipeline_that_gets_the_same_by_otlp(tmp
             version=row.version,
         )
         assert same == row
-        assert {join.evidence: join.how for join in told[request].joins} == {join.evidence: join.how for join in row.joins}
+        assert {join.evidence: join.how for join in request_rows[request].joins} == {
+            join.evidence: join.how for join in row.joins
+        }
 
 
 def test_a_span_of_a_request_that_was_never_scheduled_reads_as_the_reader_of_spans_has_it() -> None:
     chosen = scenarios.load("split")
     faults = (parse("fetch_failed:*:1", chosen.hosts()),)
-    flights = fly(Settings(scenario=chosen, requests=3, faults=faults))
-    (said,) = (one for one in observe(chosen, flights[0], faults) if isinstance(one, EngineObservation) and one.host[0] == "d")
-    span = Span(name="llm_request", start_time_unix_nano=said.arrival_unix_ns, end_time_unix_nano=said.end_unix_ns)
-    span.attributes.add(key="gen_ai.request.id").value.string_value = f"cmpl-{said.request_id}-0"
-    span.attributes.add(key="gen_ai.usage.completion_tokens").value.int_value = said.completion_tokens
-    span.attributes.add(key="gen_ai.usage.prompt_tokens").value.int_value = said.prompt_tokens
+    flights = fly(VirtualRunSettings(scenario=chosen, requests=3, faults=faults))
+    (engine_observation,) = (
+        one for one in observe(chosen, flights[0], faults) if isinstance(one, EngineObservation) and one.host[0] == "d"
+    )
+    span = Span(
+        name="llm_request",
+        start_time_unix_nano=engine_observation.arrival_unix_ns,
+        end_time_unix_nano=engine_observation.end_unix_ns,
+    )
+    span.attributes.add(key="gen_ai.request.id").value.string_value = f"cmpl-{engine_observation.request_id}-0"
+    span.attributes.add(key="gen_ai.usage.completion_tokens").value.int_value = engine_observation.completion_tokens
+    span.attributes.add(key="gen_ai.usage.prompt_tokens").value.int_value = engine_observation.prompt_tokens
     for name, value in (
-        ("time_to_first_token", said.ttft_ns),
-        ("time_in_queue", said.queue_ns),
-        ("time_in_model_prefill", said.prefill_ns),
-        ("time_in_model_decode", said.decode_ns),
-        ("e2e", said.end_unix_ns - said.arrival_unix_ns),
+        ("time_to_first_token", engine_observation.ttft_ns),
+        ("time_in_queue", engine_observation.queue_ns),
+        ("time_in_model_prefill", engine_observation.prefill_ns),
+        ("time_in_model_decode", engine_observation.decode_ns),
+        ("e2e", engine_observation.end_unix_ns - engine_observation.arrival_unix_ns),
     ):
         span.attributes.add(key=f"gen_ai.latency.{name}").value.double_value = value / 1e9
     made = arrivals(chosen, flights[:1], faults, seed=0, started_unix_ns=STARTED_UNIX_NS)
@@ -107,29 +115,31 @@ def test_a_span_of_a_request_that_was_never_scheduled_reads_as_the_reader_of_spa
 
 
 def test_every_request_is_one_row_that_adds_up() -> None:
-    said = rows(run(200))
-    assert Counter(row.version for row in said) == {1: 200}
-    assert all(row.complete and row.scope == "edge" for row in said)
-    assert all(sum(phase.duration_ns for phase in row.phases) == row.ttft_token_ns for row in said)
-    assert all(not row.findings for row in said)
+    reported_request_rows = rows(run(200))
+    assert Counter(row.version for row in reported_request_rows) == {1: 200}
+    assert all(row.complete and row.scope == "edge" for row in reported_request_rows)
+    assert all(sum(phase.duration_ns for phase in row.phases) == row.ttft_token_ns for row in reported_request_rows)
+    assert all(not row.findings for row in reported_request_rows)
 
 
 def test_what_hangs_is_given_up_by_its_client_when_the_run_is_over() -> None:
-    said = newest(rows(run(120, "kv_pressure:d0:0.999")))
-    outcomes = Counter(row.outcome for row in said)
+    reported_request_rows = newest(rows(run(120, "kv_pressure:d0:0.999")))
+    outcomes = Counter(row.outcome for row in reported_request_rows)
     assert outcomes["client_disconnect"] > 20
     assert outcomes["ok"] + outcomes["client_disconnect"] == 120
-    hung = [row for row in said if row.outcome == "client_disconnect"]
+    hung = [row for row in reported_request_rows if row.outcome == "client_disconnect"]
     assert all(row.decode_host == "d0" and row.ttft_token_ns is None for row in hung)
 
 
 def test_a_router_that_traces_is_on_the_path(tmp_path: Path) -> None:
     file = tmp_path / "traced.yaml"
     file.write_text("prefill-hosts: 1\nrouter-traces: true\n", encoding="utf-8")
-    said = rows(run(20, "clock_offset:router:3", scenario=str(file)))
-    assert len(said) == 20
-    assert all(row.router_instance == "router:8000" and row.complete for row in said)
-    assert all(len(row.joins) == 8 for row in said)  # three proxies, two engines, and the router's span with its two calls
+    reported_request_rows = rows(run(20, "clock_offset:router:3", scenario=str(file)))
+    assert len(reported_request_rows) == 20
+    assert all(row.router_instance == "router:8000" and row.complete for row in reported_request_rows)
+    assert all(
+        len(row.joins) == 8 for row in reported_request_rows
+    )  # three proxies, two engines, and the router's span with its two calls
 
 
 def test_a_clock_that_is_wrong_moves_no_join() -> None:
@@ -142,8 +152,8 @@ def test_a_clock_that_is_wrong_moves_no_join() -> None:
 
 
 def test_a_prefill_whose_decode_never_comes_is_told_in_the_end() -> None:
-    said = rows_of([(EPOCH + 100 * MS, split_request()["p"])])
-    assert [(row.scope, row.decode_host) for row in said] == [("engine", None)]
+    reported_request_rows = rows_of([(EPOCH + 100 * MS, split_request()["p"])])
+    assert [(row.scope, row.decode_host) for row in reported_request_rows] == [("engine", None)]
 
 
 def test_late_evidence_makes_a_version_and_withdraws_what_it_takes_in() -> None:
@@ -156,9 +166,9 @@ def test_late_evidence_makes_a_version_and_withdraws_what_it_takes_in() -> None:
     )
     engine = replace(made["engine_d"], ids=replace(made["engine_d"].ids, trace_id="f" * 32))
     late += [(EPOCH + 40_000 * MS, decode), (EPOCH + 40_000 * MS, engine)]
-    said = list(rows_of(late))
-    assert [row.version for row in said if row.scope != MERGED] == [1, 2]
-    (row,) = newest(said)
+    reported_request_rows = list(rows_of(late))
+    assert [row.version for row in reported_request_rows if row.scope != MERGED] == [1, 2]
+    (row,) = newest(reported_request_rows)
     assert row.complete
     assert row.decode_host == "h1"
 

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import MS, engine, exchange, split_request
-from failing_files import KINDS, NAMES, FailingFiles
+from builders.records import MS, engine, exchange, split_request
+from doubles.failing_files import KINDS, NAMES, FailingFiles
 from handrail.conventions import SCOPE_PROXY
-from handrail.export.spans import resource_of, to_span
-from handrail.files import OsFiles
-from handrail.otlp.contract import Signal
-from handrail.otlp.refusals import Unavailable
+from handrail.otlp.errors import ReceiverUnavailable
+from handrail.otlp.signals import Signal
 from handrail.records import Exchange, Gaps, Record, Role
-from handrail.segments import FolderGoneError
+from handrail.wal.filesystem import OsFiles
+from handrail.wal.log import FolderGoneError
+from handrail.wire.exchange import resource_of, to_span
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from pipelines import START, Clock, batch, proxies, running, send, stored, taken, until
+from harness.pipelines import START, Clock, batch, proxies, running, send, stored, taken, until
 
 
 async def test_a_request_comes_out_once_with_its_spans(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_ro
         clock.now += 5 * SECOND
         await send(journal, [exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 90)
         await taken(pipeline, journal)
-    (told,) = [r for r in stored(tmp_path) if r.client_request_id == "req-a"]
-    assert told.scope == "decode"
+    (request_row,) = [r for r in stored(tmp_path) if r.client_request_id == "req-a"]
+    assert request_row.scope == "decode"
     clock.now += 2 * SECOND
     async with running(tmp_path, clock, stitch=settings) as (journal, pipeline):
         await send(journal, [edge], 40)
@@ -116,7 +116,7 @@ async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_ro
         await send(journal, [exchange(Role.EDGE, 0, 1, rid="later2", trace="t8")], 91)
         await taken(pipeline, journal)
     (row,) = [r for r in stored(tmp_path) if r.client_request_id == "req-a"]
-    assert (row.scope, row.request_id, row.version) == ("edge", told.request_id, told.version + 1)
+    assert (row.scope, row.request_id, row.version) == ("edge", request_row.request_id, request_row.version + 1)
 
 
 async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp
     """The entry's spans go to the store together, whatever the pipeline does between its slices; a replay adds none."""
     clock = Clock()
     records = [exchange(Role.EDGE, n, 10, rid=f"req-{n}", trace=f"t{n}") for n in range(2000)]
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     recovered = publisher.open()
     journal = Journal(JournalSettings(folder=tmp_path / "journal").open_log(), now_unix_ns=clock)
     pipeline = Pipeline(journal, publisher, recovered, now_unix_ns=clock)
@@ -250,7 +250,7 @@ async def test_a_store_that_is_gone_ends_the_pipeline_and_nothing_more_is_acknow
             await pipeline.flush()
         assert journal.lost == f"the store is gone: [Errno 2] deleted or replaced while in use: {str(gone)!r}"
         await asyncio.wait_for(journal.gone(), 60)
-        with pytest.raises(Unavailable, match="the store is gone"):
+        with pytest.raises(ReceiverUnavailable, match="the store is gone"):
             await send(journal, proxies("req-b", "t2"))
         assert list((tmp_path / "store").rglob("*.parquet")) == []
 
@@ -322,13 +322,13 @@ async def test_G09_a_session_long_trace_is_not_one_request(tmp_path: Path) -> No
 
 async def test_an_engines_own_export_without_any_sidecar_is_welcome(tmp_path: Path) -> None:
     clock = Clock()
-    said = engine(Role.UNKNOWN, 0, 80)
+    engine_request = engine(Role.UNKNOWN, 0, 80)
     request = ExportTraceServiceRequest()
     scoped = request.resource_spans.add().scope_spans.add()
     scoped.scope.name = "vllm.tracing.otel"
     span = Span(
-        trace_id=bytes.fromhex(said.ids.trace_id),
-        span_id=bytes.fromhex(said.ids.span_id),
+        trace_id=bytes.fromhex(engine_request.ids.trace_id),
+        span_id=bytes.fromhex(engine_request.ids.span_id),
         name="llm_request",
         kind=Span.SPAN_KIND_SERVER,
         start_time_unix_nano=START,

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, process
-from handrail.families.failures import counted_failures
-from handrail.otlp.contract import Signal
+from builders.plugin import altered, fact, facts_of, fetch, happened, publish
+from builders.records import EPOCH, MS, process
+from handrail.otlp.signals import Signal
 from handrail.records import Iteration, LogKind, Outcome, ProcessEventKind, Role, Source
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.folders import HOUR_NS
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, a_request, log_batch, plugin_batch, proxies, running, send, stored, taken
-from plugin_parts import altered, fact, facts_of, fetch, happened, publish
+from handrail_sidecar.engine_metrics.failures import counted_failures
+from harness.pipelines import Clock, a_request, log_batch, plugin_batch, proxies, running, send, stored, taken
 
 
 def fetches(root: Path, **wanted: Any) -> list[FetchRow]:
@@ -82,7 +82,7 @@ async def test_an_open_hand_off_is_a_provisional_row_with_its_age_until_its_end_
 
 async def test_events_of_processes_iterations_and_findings_are_tables_and_each_is_there_once(tmp_path: Path) -> None:
     clock = Clock()
-    told = [
+    reports = [
         happened(ProcessEventKind.HUNG, Role.DECODE, 100),
         Iteration(process=happened(ProcessEventKind.DEAD, Role.DECODE, 0).process, source=Source.PLUGIN, started_unix_ns=EPOCH,
                   duration_ns=SECOND, steps=40, decode_tokens=400),
@@ -92,10 +92,10 @@ async def test_events_of_processes_iterations_and_findings_are_tables_and_each_i
     for life in range(2):
         async with running(tmp_path, clock) as (journal, pipeline):
             if life == 0:
-                await journal.consume(Signal.LOGS, log_batch(told, 1))
+                await journal.consume(Signal.LOGS, log_batch(reports, 1))
                 await journal.consume(Signal.LOGS, log_batch([facts_of(Role.DECODE, 5000)], 2))
                 await send(journal, a_request()[0])
-            await journal.consume(Signal.LOGS, log_batch(told, 1))  # delivered twice
+            await journal.consume(Signal.LOGS, log_batch(reports, 1))  # delivered twice
             await taken(pipeline, journal)
             pipeline._sweep(clock.now + 20 * SECOND)
     assert [(e.kind, e.detail) for e in kept(tmp_path, Table.PROCESS_EVENTS)] == [
@@ -137,7 +137,7 @@ async def test_a_replay_says_nothing_twice_and_a_late_expiry_makes_a_new_version
 
 async def test_hand_offs_are_folded_to_their_last_version_and_leave_with_their_day(tmp_path: Path) -> None:
     await test_a_replay_says_nothing_twice_and_a_late_expiry_makes_a_new_version(tmp_path)
-    publisher, later = Publisher(tmp_path / "store"), Clock.at(EPOCH + 50 * HOUR_NS)
+    publisher, later = StorePublisher(tmp_path / "store"), Clock.at(EPOCH + 50 * HOUR_NS)
     publisher.open()
     upkeep = Upkeep(publisher, UpkeepSettings(closed_after_ns=0), later)
     upkeep.run_pass()
@@ -181,8 +181,8 @@ async def test_a_filter_means_the_same_in_python_and_in_sql(tmp_path: Path, want
         await taken(pipeline, journal)
         pipeline._sweep(clock.now + 20 * SECOND)
         rows = list(pipeline.fetches())
-    asked = FetchFilter(sort="duration", **wanted)
-    expected = sorted((r for r in rows if asked.matches(r)), key=asked.order)
+    fetch_filter = FetchFilter(sort="duration", **wanted)
+    expected = sorted((r for r in rows if fetch_filter.matches(r)), key=fetch_filter.order)
     assert 0 < len(expected) <= 3
     assert fetches(tmp_path, sort="duration", **wanted) == expected
 

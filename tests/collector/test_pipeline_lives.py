@@ -15,21 +15,21 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import split_request
-from handrail.live.models import UNKNOWN
-from handrail.otlp.contract import Retryable, Signal
+from builders.records import split_request
+from handrail.metrics.model_labels import UNKNOWN
+from handrail.otlp.signals import Retryable, Signal
 from handrail.phases import Phase
 from handrail.records import Exchange, Role, SpanIds
+from handrail_collector.counters import CounterKey, Timed
 from handrail_collector.journal.journal import Journal, JournalSettings
-from handrail_collector.observed import Seen, Timed
 from handrail_collector.pipeline import Pipeline, PipelineSettings, SteadyClock
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.manifest import ManifestReader, files_of
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
-from pipelines import START, Clock, batch, send, stored, taken
+from harness.pipelines import START, Clock, batch, send, stored, taken
 
 REQUESTS = 20
 STITCH = StitchSettings(
@@ -47,12 +47,12 @@ class Life:
 
     journal: Journal
     pipeline: Pipeline
-    publisher: Publisher
+    publisher: StorePublisher
     running: asyncio.Task[None]
 
     @classmethod
     async def begin(cls, root: Path, clock: Clock) -> Life:
-        publisher = Publisher(root / "store")
+        publisher = StorePublisher(root / "store")
         recovered = publisher.open()
         journal = Journal(JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset), now_unix_ns=clock)
         settings = PipelineSettings(flush_interval_ns=3600 * SECOND, stitch=STITCH)
@@ -149,18 +149,18 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
 def _check_counts(root: Path, pipeline: Pipeline, spans: int, records: int) -> None:
     """The counters over all lives are what one life would have counted: each thing once."""
     seen = pipeline.observed
-    assert seen[Seen.SPANS] == seen[Seen.SPANS_STORED] == spans
-    assert seen[Seen.DUPLICATE_BATCHES] == seen[Seen.DUPLICATE_SPANS] == 0
-    assert (seen[Seen.EDGE_REQUESTS], seen[Seen.EDGE_JOINED]) == (REQUESTS, REQUESTS)
+    assert seen[CounterKey.SPANS] == seen[CounterKey.SPANS_STORED] == spans
+    assert seen[CounterKey.DUPLICATE_BATCHES] == seen[CounterKey.DUPLICATE_SPANS] == 0
+    assert (seen[CounterKey.EDGE_REQUESTS], seen[CounterKey.EDGE_JOINED]) == (REQUESTS, REQUESTS)
     written = [row for row in every_version(root) if row.scope != MERGED]
-    assert seen[Seen.ROWS] == sum(seen.by_word(Seen.DECISIONS).values()) == len(written)
-    assert sum(seen.by_word(Seen.JOINS).values()) <= records
+    assert seen[CounterKey.ROWS] == sum(seen.by_word(CounterKey.DECISIONS).values()) == len(written)
+    assert sum(seen.by_word(CounterKey.JOINS).values()) <= records
     # phases and outcomes: each request once, but one that was told in parts before they were joined, once a part
-    assert sum(seen.by_words(Seen.JOINED, 2).values()) == REQUESTS
+    assert sum(seen.by_words(CounterKey.JOINED, 2).values()) == REQUESTS
     unattributed = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
-    told_apart = sum(row.scope == MERGED for row in every_version(root))
-    assert REQUESTS <= unattributed <= REQUESTS + told_apart
-    assert seen[Seen.WITHDRAWN_ROWS] == told_apart
+    reported_apart = sum(row.scope == MERGED for row in every_version(root))
+    assert REQUESTS <= unattributed <= REQUESTS + reported_apart
+    assert seen[CounterKey.WITHDRAWN_ROWS] == reported_apart
     assert sum(row.version == 1 for row in written) >= REQUESTS
 
 
@@ -187,10 +187,10 @@ async def test_a_stop_in_the_middle_of_a_publish_loses_nothing(tmp_path: Path, m
     for n in range(5):
         await send(life.journal, [r for r in split_request(f"r{n}", f"t{n}").values() if isinstance(r, Exchange)], 1 + 3 * n)
         await taken(life.pipeline, life.journal)
-        asked = asyncio.create_task(life.pipeline.flush())
+        task = asyncio.create_task(life.pipeline.flush())
         await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     await life.stop()
     assert life.pipeline.stats.spans_stored == 15
     assert life.pipeline.stats.failing == 0
@@ -198,7 +198,7 @@ async def test_a_stop_in_the_middle_of_a_publish_loses_nothing(tmp_path: Path, m
 
 async def test_a_full_journal_empties_by_itself(tmp_path: Path) -> None:
     clock = Clock()
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     recovered = publisher.open()
     bound = 16 << 20
     journal = Journal(JournalSettings(folder=tmp_path / "journal", max_bytes=bound).open_log(), now_unix_ns=clock)

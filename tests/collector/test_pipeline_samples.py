@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from device_samples import START_UNIX_NS, S, busy_host, counter, flattened, gpu, port, sample
-from engine_samples import engine_sample
+from builders.device_samples import START_UNIX_NS, S, busy_host, counter, flattened, gpu, port, sample
+from builders.engine_samples import engine_sample
 from handrail import conventions as names
-from handrail.export.resource import own_resource
-from handrail.export.samples import metrics_request
-from handrail.hardware import DeviceSample, runs
-from handrail.otlp.contract import Signal
 from handrail.otlp.payload import with_batch_seq
+from handrail.otlp.signals import Signal
+from handrail.records.devices import DeviceSample, runs
+from handrail.wire.engine_samples import metrics_request
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
-from pipelines import Clock, device_batch, proxies, running, send, stored, taken
+from handrail_sidecar.export.resource import own_resource
+from harness.pipelines import Clock, device_batch, proxies, running, send, stored, taken
 
 EVERYTHING = SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)
 
@@ -46,18 +46,18 @@ def links(seconds: int) -> list[list[DeviceSample]]:
 
 async def test_samples_are_stored_once_whatever_is_delivered_again_and_replayed(tmp_path: Path) -> None:
     clock = Clock()
-    told = links(3)
+    reports = links(3)
     for life in range(2):
         async with running(tmp_path, clock) as (journal, pipeline):
-            for seq, batch in enumerate(told, 1):
+            for seq, batch in enumerate(reports, 1):
                 await journal.consume(Signal.METRICS, device_batch(batch, seq))
             await taken(pipeline, journal)
             assert pipeline.duplicates.batches == (0 if life == 0 else 4)  # one came again before, three now
             if life == 0:
                 await pipeline.flush()
-                await journal.consume(Signal.METRICS, device_batch(told[0], 1))
+                await journal.consume(Signal.METRICS, device_batch(reports[0], 1))
     found = kept(tmp_path, Table.LINK_SAMPLES)
-    assert sorted(found, key=lambda one: (one.at_unix_ns, one.device.key)) == [one for batch in told for one in batch]
+    assert sorted(found, key=lambda one: (one.at_unix_ns, one.device.key)) == [one for batch in reports for one in batch]
     assert kept(tmp_path, Table.GPU_SAMPLES) == []
 
 
@@ -72,15 +72,15 @@ async def test_one_request_may_bring_gpus_and_links_and_each_goes_to_its_table(t
 
 
 async def test_a_scrape_of_an_engines_page_is_stored(tmp_path: Path) -> None:
-    told = [engine_sample(at) for at in range(2)]
+    engine_samples = [engine_sample(at) for at in range(2)]
     async with running(tmp_path, Clock()) as (journal, pipeline):
-        for seq, one in enumerate(told, 1):
+        for seq, one in enumerate(engine_samples, 1):
             payload = metrics_request(own_resource(one.process), [one])
             await journal.consume(Signal.METRICS, with_batch_seq(payload, seq))
         await taken(pipeline, journal)
     found = kept(tmp_path, Table.ENGINE_SAMPLES)
     assert [(one.at_unix_ns, one.values, one.histograms) for one in found] == [
-        (o.at_unix_ns, o.values, o.histograms) for o in told
+        (o.at_unix_ns, o.values, o.histograms) for o in engine_samples
     ]
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from builders import kv
-from handrail.otlp.contract import Signal
+from builders.records import kv
+from builders.stalls import pause, seconds, step, stream
+from handrail.otlp.signals import Signal
 from handrail.records import Exchange, Role
-from handrail_collector.observed import Seen
+from handrail_collector.counters import CounterKey
 from handrail_collector.rows import StallRow
 from handrail_collector.stitch.group import Closing
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from pipelines import Clock, log_batch, proxies, running, send, stored, taken
-from stall_parts import pause, seconds, step, stream
+from harness.pipelines import Clock, log_batch, proxies, running, send, stored, taken
 
 GAPS = [10.0] * 2000 + [130.0] + [10.0] * 2000
 AT_MS = 160 + 20_000
@@ -54,7 +54,7 @@ async def test_a_stall_is_a_row_with_its_cause_and_counted_once_over_restarts(tm
             if life == 0:
                 assert [stall.cause for stall in pipeline.stalls()] == ["prefill_coscheduled"]
             await pipeline.flush()
-            assert pipeline.observed.by_words(Seen.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
+            assert pipeline.observed.by_words(CounterKey.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
     (row,) = stored(tmp_path)
     (stall,) = stalls(tmp_path)
     assert (stall.trace_id, stall.request_id, stall.version, stall.number) == (row.trace_id, row.request_id, row.version, 0)
@@ -77,7 +77,7 @@ async def test_a_late_span_makes_a_new_version_and_no_second_stall(tmp_path: Pat
         await taken(pipeline, journal)
         pipeline._sweep(clock.now + 40 * SECOND)
         await pipeline.flush()
-        assert pipeline.observed.by_words(Seen.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
+        assert pipeline.observed.by_words(CounterKey.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
     (row,) = stored(tmp_path)
     (stall,) = stalls(tmp_path)
     assert row.version == stall.version == 2
@@ -100,7 +100,9 @@ async def test_a_request_with_a_stall_waits_for_what_the_engine_tells_a_little_l
         assert len(stored_and_waiting(pipeline)) == 2
         assert [stall.cause for stall in pipeline.stalls()] == ["unknown", "prefill_coscheduled"]
         await pipeline.flush()
-        assert pipeline.observed.by_word(Seen.DECISIONS) == {Closing.COMPLETE.value: 2}  # it waited for no evidence of its own
+        assert pipeline.observed.by_word(CounterKey.DECISIONS) == {
+            Closing.COMPLETE.value: 2
+        }  # it waited for no evidence of its own
 
 
 def stored_and_waiting(pipeline: Any) -> list[Any]:

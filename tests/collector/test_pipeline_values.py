@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from builders import EPOCH, exchange
-from device_samples import busy_host, flattened
-from engine_samples import engine_sample
-from extremes import make_extreme
-from handrail.export.resource import own_resource
-from handrail.export.samples import metrics_request
-from handrail.otlp.contract import Signal
+from builders.device_samples import busy_host, flattened
+from builders.engine_samples import engine_sample
+from builders.extremes import make_extreme
+from builders.records import EPOCH, exchange
+from doubles.otlp import RAW
 from handrail.otlp.decode import PROTOBUF, decode, receive
 from handrail.otlp.payload import with_batch_seq
+from handrail.otlp.signals import Signal
 from handrail.records import Role
-from handrail_collector.explain.answer import answered as explained
-from handrail_collector.explain.question import Question
+from handrail.wire.engine_samples import metrics_request
+from handrail_collector.explain.period.answer import answered as explained
+from handrail_collector.explain.period.question import Question
 from handrail_collector.links.answer import answered as linked
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.stitch.stitcher import SECOND
@@ -26,8 +26,8 @@ from handrail_collector.store.filter import SORTS, RequestFilter
 from handrail_collector.store.manifest import ManifestReader, files_of
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from otlp_parts import RAW
-from pipelines import Clock, a_request, batch, device_batch, plugin_batch, running, stored, taken
+from handrail_sidecar.export.resource import own_resource
+from harness.pipelines import Clock, a_request, batch, device_batch, plugin_batch, running, stored, taken
 
 SEEDS = range(16)
 
@@ -36,7 +36,7 @@ def everything() -> list[tuple[Signal, bytes]]:
     """What sidecars and an engine send of one request, samples included."""
     edge_p_d, (at_p, at_d) = a_request()
     sent = [(Signal.TRACES, batch([one], number, one.process.role.value)) for number, one in enumerate(edge_p_d, 1)]
-    sent += [(Signal.TRACES, plugin_batch(told, 10 + at)) for at, told in enumerate((at_p, at_d))]
+    sent += [(Signal.TRACES, plugin_batch(answer, 10 + at)) for at, answer in enumerate((at_p, at_d))]
     sent += [(Signal.TRACES, path.read_bytes()) for path in RAW[:4]]
     sent.append((Signal.METRICS, device_batch(flattened(list(busy_host(1, gpus=1))), 20)))
     sample = engine_sample(3)

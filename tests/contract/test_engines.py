@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.engines import REGISTRY, load, load_all
-from handrail.export.spans import process_of
-from handrail.otlp.contract import Signal
 from handrail.otlp.decode import decode
+from handrail.otlp.signals import Signal
 from handrail.records import EngineRequest, Outcome, Process, Record, Role, RouterCall
+from handrail.wire.engines import REGISTRY, load, load_all
+from handrail.wire.exchange import process_of
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = DATA / "recordings" / "otlp_raw"
@@ -37,7 +37,7 @@ def recorded() -> Iterator[tuple[Span, str, Process]]:
                     yield span, scoped.scope.name, process
 
 
-def said(record: Record) -> str:
+def adapter_output(record: Record) -> str:
     """One line a record: ids left out, since they are random."""
     parts = [type(record).__name__, record.process.service]
     if isinstance(record, EngineRequest):
@@ -62,7 +62,7 @@ def said(record: Record) -> str:
 def test_what_is_read_from_the_recordings(name: str, golden: Callable[[Path | str, str], None]) -> None:
     adapter = load(name)
     records = [adapter.read(span, process) for span, scope, process in recorded() if adapter.claims(span, scope)]
-    lines = [said(r) for r in records if r is not None]
+    lines = [adapter_output(r) for r in records if r is not None]
     assert lines, f"no recording for {name}: add one under {RECORDINGS.relative_to(DATA.parent)}"
     golden(f"engines/{name}.txt", "\n".join(lines) + "\n")
 

@@ -28,14 +28,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from handrail.otlp.answers import grpc_refusal
-from handrail.otlp.contract import Consumer, Retryable, Signal
+from doubles.otlp import Faulty, Full, Gated, Keeping, Refusing, span, span_bytes, spans_of, traces, until
 from handrail.otlp.decode import JSON, PROTOBUF
 from handrail.otlp.messages import SHAPES, Request
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.responses import grpc_refusal
+from handrail.otlp.signals import Consumer, Retryable, Signal
 from handrail.otlp.status import DETAILS_KEY, retry_delay_s, status_message
-from handrail.sources.otlp import OtlpTap, TapSettings
-from otlp_parts import Faulty, Full, Gated, Keeping, Refusing, span, span_bytes, spans_of, traces, until
+from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
 
 LOOPBACK = ("127.0.0.1", 0)
 BATCH = traces(*(span(number) for number in range(1, 11)))

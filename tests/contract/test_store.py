@@ -16,26 +16,26 @@ from typing import Any
 
 import pytest
 
-from device_samples import S, busy_host, counter, flattened, gauge, port, process, sample
-from engine_samples import engine_sample
-from flat_rows import flat_row
-from handrail.hardware import DeviceSample, runs
+from builders.dataclass_rows import flat_row
+from builders.device_samples import S, busy_host, counter, flattened, gauge, port, process, sample
+from builders.engine_samples import engine_sample
+from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
+from doubles.memory_store import Kept as MemoryKept
+from doubles.memory_store import MemoryReader, MemoryWriter
+from handrail.records.devices import DeviceSample, runs
 from handrail_collector.rows import MERGED, NO_STALLS, JoinRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
 from handrail_collector.store.filter import SORTS, RequestFilter
-from handrail_collector.store.flat import FlatRows
-from handrail_collector.store.folders import HOUR_NS
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.recovered import Recovered, ToldRow
+from handrail_collector.store.recovery import PublishedRow, Recovered
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from memory_store import Kept as MemoryKept
-from memory_store import MemoryReader, MemoryWriter
-from store_rows import START_UNIX_NS, request_rows, spans_of_requests
+from handrail_collector.store.tables.dataclass_table import FlatRows
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Store:
 def parquet(folder: Path, folded: bool = False) -> Iterator[Store]:
     """``folded``: compacted after every publish, as if each were the last of its hour."""
     root = folder / "store"
-    publisher = Publisher(root)
+    publisher = StorePublisher(root)
     upkeep = Upkeep(publisher, UpkeepSettings(grace_ns=0), lambda: START_UNIX_NS + 1000 * HOUR_NS)
     publisher.open()
     readers = [StoreReader(root)]
@@ -460,25 +460,25 @@ def test_of_a_long_time_there_is_one_sample_for_each_part_the_mean_of_gauges_and
 
 
 def test_a_counter_that_began_anew_is_not_mixed_with_what_it_was(store: Store) -> None:
-    told = [
+    device_samples = [
         sample(port(), START_UNIX_NS + at, counter("bytes", 900 if at < 2 else at, since=7 if at < 2 else START_UNIX_NS))
         for at in range(4)
     ]
-    store.publish([], [], {Table.LINK_SAMPLES: runs(told)})
+    store.publish([], [], {Table.LINK_SAMPLES: runs(device_samples)})
     wanted = SampleFilter(since_unix_ns=START_UNIX_NS, until_unix_ns=START_UNIX_NS + S, every_ns=S)
     found = store.reader.samples(Table.LINK_SAMPLES, wanted)
     assert [(v.value, v.start_unix_ns) for one in found for v in one.values] == [(900, 7), (3, START_UNIX_NS)]
 
 
 def test_samples_of_engines_come_back_with_their_histograms(store: Store) -> None:
-    told = [engine_sample(at) for at in range(4)]
-    store.publish([], [], {Table.ENGINE_SAMPLES: told[:3]})
-    store.publish([], [], {Table.ENGINE_SAMPLES: told[2:]})
+    engine_samples = [engine_sample(at) for at in range(4)]
+    store.publish([], [], {Table.ENGINE_SAMPLES: engine_samples[:3]})
+    store.publish([], [], {Table.ENGINE_SAMPLES: engine_samples[2:]})
     everything = SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)
-    assert store.reader.samples(Table.ENGINE_SAMPLES, everything) == told
+    assert store.reader.samples(Table.ENGINE_SAMPLES, everything) == engine_samples
     some = replace(everything, names=frozenset({"requests_running", "ttft_seconds"}))
     found = store.reader.samples(Table.ENGINE_SAMPLES, some)
-    assert found == list(map(some.reduced, told))
+    assert found == list(map(some.reduced, engine_samples))
     assert {each.name for one in found for each in (*one.values, *one.histograms)} == {"requests_running", "ttft_seconds"}
 
 
@@ -503,12 +503,14 @@ def test_a_restart_gets_back_what_was_published_and_no_more(store: Store) -> Non
     again = [replace(rows[0], version=2, complete=True)]
     store.writer.publish(100, 130, 40, [], again, {"rows": 3}, added={"taken": (3, 1, 0, 7), "held": (1, 4)})
     store.after_publish()
-    told = [*again, rows[1]]
+    reported_request_rows = [*again, rows[1]]
     assert store.reopened() == Recovered(
         end_offset=130,
         low_water_offset=40,
-        evidence={span_id: (row.trace_id, row.request_id, row.version) for row in told for span_id in row.span_ids},
-        rows={(row.trace_id, row.request_id): ToldRow.of(row) for row in told},
+        evidence={
+            span_id: (row.trace_id, row.request_id, row.version) for row in reported_request_rows for span_id in row.span_ids
+        },
+        rows={(row.trace_id, row.request_id): PublishedRow.of(row) for row in reported_request_rows},
         observed={"rows": 3},
         added={"taken": (0, 12, 3, 2), "held": (1, 4)},
     )

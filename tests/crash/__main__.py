@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         crashes.run()
         tallies = crashes.tallies | faults.run(recorded, crashes, Path(folder), every=1 if given.all else 12)
     ordered = {name: tallies[name] for name in (*JOURNAL, *STORE, START, faults.FULL, faults.FAILED_SYNC)}
-    wrong = [said for tally in ordered.values() for said in tally.said] + recorded.torn_reads()
+    wrong = [output for tally in ordered.values() for output in tally.messages] + recorded.torn_reads()
     if given.json:
         for name, tally in ordered.items():
             print(json.dumps(line(name, tally)))
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"({recorded.rolled} states with rollups, their first answers held against the rows); "
         f"{crashes.starts} starts, each on another disk or after another acknowledgement; {time.monotonic() - began:.0f} s"
     )
-    for said in wrong[:20]:
-        say.print(said, style="red")
+    for output in wrong[:20]:
+        say.print(output, style="red")
     return 1 if wrong else 0
 
 

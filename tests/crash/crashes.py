@@ -11,12 +11,12 @@ from pathlib import Path
 from crash.life import Collector, Sent, requests_of
 from crash.recorded import Point, Recorded
 from crash.view import View, first_answer_of, listed_files, view_of
-from handrail_collector.observed import Seen
+from doubles.power_disk import Disk, Operation, RecordingFiles
+from handrail_collector.counters import CounterKey
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.manifest import MANIFEST
-from pipelines import Clock
-from power_disk import Disk, Operation, RecordingFiles
+from harness.pipelines import Clock
 
 EXPIRING = {"expires": "retention", "over-quota": "quota"}
 """Requests that leave the store, and by which action."""
@@ -35,7 +35,7 @@ class Outcome:
     twice: int = 0
     torn: int = 0
     wrong: int = 0  # rows that are not what was sent, and counts that are not what was stored
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Tally:
     twice: int = 0
     torn: int = 0
     wrong: int = 0
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def add(self, way: str, outcome: Outcome, where: str) -> None:
         """One crash."""
@@ -57,8 +57,8 @@ class Tally:
         self.twice += outcome.twice
         self.torn += outcome.torn
         self.wrong += outcome.wrong
-        if outcome.said:
-            self.said.append(f"{where}, {way}: {outcome.said}")
+        if outcome.message:
+            self.messages.append(f"{where}, {way}: {outcome.message}")
 
     @property
     def crashes(self) -> int:
@@ -138,7 +138,7 @@ class Crashes:
 
     def _judged(self, left: Disk, point: Point) -> Outcome:
         torn = self._torn(left, point)
-        return Outcome(torn=1, said=torn) if torn else self.after_start(left, point)
+        return Outcome(torn=1, message=torn) if torn else self.after_start(left, point)
 
     def after_start(self, left: Disk, point: Point) -> Outcome:
         """What a start on it comes to."""
@@ -171,7 +171,7 @@ class Crashes:
         acknowledged = [sent for step in steps[: point.step] for sent in step.sent]
         lost = self._expected_spans(acknowledged, point) - set(stored(root).spans)
         if lost:
-            return Outcome(lost=len(lost), said=f"{len(lost)} acknowledged spans are not in the store after the start")
+            return Outcome(lost=len(lost), message=f"{len(lost)} acknowledged spans are not in the store after the start")
         if point.step < len(steps):
             await collector.send(steps[point.step].sent)
             acknowledged += steps[point.step].sent
@@ -184,8 +184,8 @@ class Crashes:
             await collector.act("compaction")
             await collector.act("rollup")
             outcome = self._compared(stored(root), acknowledged, point, collector)
-            if said := first_answer_of(root / "store"):
-                outcome = replace(outcome, torn=outcome.torn + 1, said=said)
+            if output := first_answer_of(root / "store"):
+                outcome = replace(outcome, torn=outcome.torn + 1, message=output)
         await collector.kill()
         return outcome
 
@@ -194,21 +194,21 @@ class Crashes:
         allowed = {span_id for each in sent for span_id in each.spans if not self._is_gone(each.request, point)}
         requests = {evidence for evidence in requests_of(sent) if evidence & allowed}
         due = {evidence for evidence in requests if evidence <= expected}
-        told = {frozenset(row.span_ids) for row in view.rows}
+        names = {frozenset(row.span_ids) for row in view.rows}
         counts = collector.pipeline.observed
         counted = {
-            "spans": counts[Seen.SPANS] == counts[Seen.SPANS_STORED] == sum(len(each.spans) for each in sent),
-            "requests of an edge": counts[Seen.EDGE_REQUESTS] == sum(each.edge for each in sent),
+            "spans": counts[CounterKey.SPANS] == counts[CounterKey.SPANS_STORED] == sum(len(each.spans) for each in sent),
+            "requests of an edge": counts[CounterKey.EDGE_REQUESTS] == sum(each.edge for each in sent),
         }
         wrong = [f"{name} counted" for name, right in counted.items() if not right]
-        if not due <= told <= requests:
-            wrong.append(f"rows of {len(told)} requests, {len(due)} expected")
+        if not due <= names <= requests:
+            wrong.append(f"rows of {len(names)} requests, {len(due)} expected")
         if not set(view.spans) <= allowed:
             wrong.append("spans that had left the store")
-        told_events = {event for each in sent for event in each.events}
-        lost = len(expected - set(view.spans)) + len(told_events - set(view.events)) + view.loads_lost
-        said = "; ".join([*([f"{lost} spans lost"] if lost else []), *([f"{view.twice} twice"] if view.twice else []), *wrong])
-        return Outcome(lost=lost, twice=view.twice, wrong=len(wrong), said=said)
+        reported_events = {event for each in sent for event in each.events}
+        lost = len(expected - set(view.spans)) + len(reported_events - set(view.events)) + view.loads_lost
+        output = "; ".join([*([f"{lost} spans lost"] if lost else []), *([f"{view.twice} twice"] if view.twice else []), *wrong])
+        return Outcome(lost=lost, twice=view.twice, wrong=len(wrong), message=output)
 
     def _expected_spans(self, sent: list[Sent], point: Point) -> set[str]:
         return {span_id for each in sent for span_id in each.spans if not self._may_be_gone(each.request, point)}

@@ -17,9 +17,9 @@ from typing import TypeVar
 from crash.crashes import Crashes, Outcome, Tally, stored
 from crash.life import Collector, Step, UpkeepFailedError
 from crash.recorded import Point, Recorded
-from handrail.otlp.contract import Retryable
-from pipelines import Clock, taken
-from power_disk import Disk, Operation, RecordingFiles
+from doubles.power_disk import Disk, Operation, RecordingFiles
+from handrail.otlp.signals import Retryable
+from harness.pipelines import Clock, taken
 
 T = TypeVar("T")
 
@@ -81,10 +81,10 @@ class FaultyLife:
                 await self._tried(partial(self._act, collector, step.action))
         await collector.kill()
         view, wanted = stored(self.root), self._recorded.views[-1]
-        said = [{frozenset(row.span_ids) for row in each.rows} for each in (view, wanted)]
+        names = [{frozenset(row.span_ids) for row in each.rows} for each in (view, wanted)]
         if view.twice:
             return f"{view.twice} twice"
-        return "" if said[0] == said[1] and set(view.spans) == set(wanted.spans) else "another store than without the fault"
+        return "" if names[0] == names[1] and set(view.spans) == set(wanted.spans) else "another store than without the fault"
 
     async def _started(self) -> Collector:
         async def start() -> Collector:
@@ -138,11 +138,11 @@ def run(
         while struck:
             fault = Fault(kind, at)
             life = FaultyLife(folder / "faulty", recorded, fault)
-            said = asyncio.run(life.run())
+            output = asyncio.run(life.run())
             struck = fault.struck
             if struck:
                 tally.points += 1
-                tally.add(kind, Outcome(wrong=bool(said), said=said), f"operation {at}")
+                tally.add(kind, Outcome(wrong=bool(output), message=output), f"operation {at}")
                 tally.add(f"{kind}, power lost in the end", _without_power(life, crashes, end), f"operation {at}")
             shutil.rmtree(life.root)
             at += every

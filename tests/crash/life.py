@@ -14,29 +14,29 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import EPOCH, split_request
-from device_samples import gauge, gpu, sample
-from handrail.files import Files
-from handrail.otlp.contract import Signal
+from builders.device_samples import gauge, gpu, sample
+from builders.plugin import fetch, happened
+from builders.records import EPOCH, split_request
+from handrail.otlp.signals import Signal
 from handrail.records import Exchange, ProcessEventKind, Role, SpanIds
-from handrail.segments import Limits, SegmentLog
+from handrail.wal.filesystem import Filesystem
+from handrail.wal.log import LogLimits, SegmentLog
 from handrail_collector.journal.journal import Journal
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
-from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.layout import DAY_NS, HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import files_of
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.schema import Table
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, batch, device_batch, log_batch, plugin_batch, taken, until
-from plugin_parts import fetch, happened
+from harness.pipelines import Clock, batch, device_batch, log_batch, plugin_batch, taken, until
 
 DAY0 = (EPOCH // DAY_NS + 1) * DAY_NS + HOUR_NS
 TODAY = DAY0 + 40 * DAY_NS
 GRACE_NS = 60 * SECOND
 LOAD = 9
 """Last digits of the span ids of loads."""
-LIMITS = Limits(max_bytes=256 << 10, segment_bytes=2 << 10, max_record_bytes=64 << 10)
+LIMITS = LogLimits(max_bytes=256 << 10, segment_bytes=2 << 10, max_record_bytes=64 << 10)
 STITCH = StitchSettings(
     engine_wait_ns=3 * SECOND,
     settle_ns=SECOND,
@@ -195,16 +195,16 @@ RETENTION_NS = TODAY - DAY0 - DAY_NS
 class Collector:
     """One process of it, without sockets."""
 
-    publisher: Publisher
+    publisher: StorePublisher
     journal: Journal
     pipeline: Pipeline
     clock: Clock
     running: asyncio.Task[None] | None = None
 
     @classmethod
-    def open(cls, root: Path, files: Files, clock: Clock) -> Collector:
+    def open(cls, root: Path, files: Filesystem, clock: Clock) -> Collector:
         """What a start does before anything runs; it is here that what a crash left is mended."""
-        publisher = Publisher(root / "store", files=files, now_unix_ns=clock)
+        publisher = StorePublisher(root / "store", files=files, now_unix_ns=clock)
         recovered = publisher.open()
         try:
             log = SegmentLog(root / "journal", LIMITS, files=files, floor=recovered.end_offset)

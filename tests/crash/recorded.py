@@ -8,10 +8,10 @@ from pathlib import Path
 
 from crash.life import Collector, Step, script
 from crash.view import View, first_answer_of, listed_files, view_of
+from doubles.power_disk import Operation, RecordingFiles
 from handrail_collector.store.manifest import MANIFEST
 from handrail_collector.store.schema import Table
-from pipelines import Clock
-from power_disk import Operation, RecordingFiles
+from harness.pipelines import Clock
 
 JOURNAL = ("journal start", "journal append", "journal roll", "journal seal", "journal release")
 STORE = ("store start", "publish", "compaction", "rollup", "removal", "retention", "quota")
@@ -42,7 +42,7 @@ class Recorded:
 
     def allows(self, step: int, view: View) -> bool:
         """Whether it is the state before ``step`` or the one after it."""
-        return view.said in [known.said for known in self.views[step : step + 2]]
+        return view.described in [known.described for known in self.views[step : step + 2]]
 
     def torn_reads(self) -> list[str]:
         """What readers met that was neither."""
@@ -68,7 +68,7 @@ class Recorder:
         self._view = View((), ())
         self._open: set[str] = set()  # files that some reader may be at
         self._newest_segment = ""
-        self._asked: set[frozenset[str]] = set()
+        self._synced: set[frozenset[str]] = set()
 
     def run(self) -> Recorded:
         """The life, to its end."""
@@ -130,9 +130,9 @@ class Recorder:
     def _ask_first(self, store: Path) -> None:
         """The first answer, from rollups, against what the rows of the same moment say."""
         files = frozenset(listed_files(self._manifest))
-        if files in self._asked or not any(path.startswith(f"{Table.ROLLUPS.value}/") for path in files):
+        if files in self._synced or not any(path.startswith(f"{Table.ROLLUPS.value}/") for path in files):
             return  # of the same files the same answer; without rollups both are one
-        self._asked.add(files)
+        self._synced.add(files)
         self.recorded.rolled += 1
-        if said := first_answer_of(store):
-            self.recorded.disagreeing.append(f"step {self._step}: {said}")
+        if output := first_answer_of(store):
+            self.recorded.disagreeing.append(f"step {self._step}: {output}")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from first_answer import disagreement
 from handrail_collector.rows import MERGED, RequestRow
-from handrail_collector.store.cells import Scoped
-from handrail_collector.store.flat import FLAT
 from handrail_collector.store.manifest import MANIFEST, files_of, parse
+from handrail_collector.store.queries.aggregates import PeriodQuery
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
+from handrail_collector.store.tables.dataclass_table import FLAT
+from harness.rollup_check import disagreement
 
 LOAD_DIGITS = "00000009"
 
@@ -33,16 +33,16 @@ class View:
     events: tuple[str, ...] = ()  # by their detail, samples by their device
 
     @property
-    def said(self) -> tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str]]:
+    def described(self) -> tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str]]:
         """What differs between two states of a store, and not between two ways of writing the same one."""
         return frozenset((row.request_id, row.version) for row in self.rows), frozenset(self.spans), frozenset(self.events)
 
     @property
     def loads_lost(self) -> int:
         """Rows that rest on a load and have no hand-off of their version."""
-        told = {(trace_id, request_id, version) for trace_id, request_id, version, _ in self.fetches}
+        reports = {(trace_id, request_id, version) for trace_id, request_id, version, _ in self.fetches}
         resting = [row for row in self.rows if any(span_id.endswith(LOAD_DIGITS) for span_id in row.span_ids)]
-        return sum((row.trace_id, row.request_id, row.version) not in told for row in resting)
+        return sum((row.trace_id, row.request_id, row.version) not in reports for row in resting)
 
     @property
     def twice(self) -> int:
@@ -60,10 +60,10 @@ def first_answer_of(store: Path) -> str:
     """What the first answer says, over all time, that the rows do not; '' when nothing."""
     reader = StoreReader(store, threads=1)
     try:
-        said = disagreement(reader, Scoped(since_unix_ns=0, until_unix_ns=2**62))
+        output = disagreement(reader, PeriodQuery(since_unix_ns=0, until_unix_ns=2**62))
     finally:
         reader.close()
-    return said and f"first answer: {said}"
+    return output and f"first answer: {output}"
 
 
 def listed_files(manifest: bytes) -> list[str]:

@@ -116,9 +116,9 @@ def test_H04_no_uid_is_written_out_and_a_variable_chooses_the_data_source(name: 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_choice_of_all_finds_series_without_the_label_too(name: str) -> None:
-    asked = [variable for variable in load(name)["templating"]["list"] if variable["type"] == "query"]
-    assert [variable["name"] for variable in asked] == ["cluster", "model", "role", "instance"]
-    for variable in asked:
+    queries = [variable for variable in load(name)["templating"]["list"] if variable["type"] == "query"]
+    assert [variable["name"] for variable in queries] == ["cluster", "model", "role", "instance"]
+    for variable in queries:
         assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".*")
         assert variable["current"]["value"] == "$__all"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from handrail.cli.main import main
+from handrail_cli.main import main
 from handrail_dashboards.boards import BOARDS
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,9 @@ def test_it_writes_the_five_and_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     folder = tmp_path / "made" / "here"
     assert main(["dashboards", "export", str(folder)]) == 0
     assert {file.name for file in folder.iterdir()} == FILES
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 5
-    assert f"{folder / 'fleet.json'}  Handrail / Fleet, " in "\n".join(said)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert f"{folder / 'fleet.json'}  Handrail / Fleet, " in "\n".join(lines)
 
 
 def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,9 +40,9 @@ def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.C
         "https://h:4380",
     )
     assert main(["dashboards", "export", str(tmp_path), *chosen, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {Path(each["file"]).name for each in told["dashboards"]} == FILES
-    assert all(each["panels"] > 10 for each in told["dashboards"])
+    answer = json.loads(capsys.readouterr().out)
+    assert {Path(each["file"]).name for each in answer["dashboards"]} == FILES
+    assert all(each["panels"] > 10 for each in answer["dashboards"])
     for name in FILES:
         variables = {each["name"]: each for each in json.loads((tmp_path / name).read_text("utf-8"))["templating"]["list"]}
         assert variables["datasource"]["current"]["value"] == "Prom (eu)"
@@ -53,7 +53,7 @@ def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "output"),
     [
         ("--handrail-url", "handrail:4380", "nearest: http://handrail:4380"),
         ("--handrail-url", "ftp://handrail", "must begin with http:// or https://"),
@@ -69,12 +69,12 @@ def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_what_no_dashboard_could_use_is_refused_and_nothing_is_written(
-    flag: str, value: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flag: str, value: str, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dashboards", "export", str(tmp_path / "made"), flag, value]) == 2
-    told = capsys.readouterr().err
-    assert f"handrail dashboards: {flag} is {value!r}: " in told
-    assert said in told
+    reported_output = capsys.readouterr().err
+    assert f"handrail dashboards: {flag} is {value!r}: " in reported_output
+    assert output in reported_output
     assert not (tmp_path / "made").exists()
 
 
@@ -110,9 +110,9 @@ def test_it_needs_the_standard_library_alone(tmp_path: Path) -> None:
     """A base install, without any extra: nothing outside of the standard library and Handrail is imported."""
     code = (
         "import sys\n"
-        "from handrail.cli.main import main\n"
+        "from handrail_cli.main import main\n"
         f"assert main(['dashboards', 'export', {str(tmp_path)!r}]) == 0\n"
-        "ours = {'handrail', 'handrail_dashboards'}\n"
+        "ours = {'handrail', 'handrail_cli', 'handrail_dashboards'}\n"
         "foreign = {name.partition('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None)}\n"
         "foreign -= set(sys.stdlib_module_names) | ours | {'__main__', '__mp_main__', 'sitecustomize', 'usercustomize'}\n"
         "foreign = {name for name in foreign if not name.startswith(('_', 'distutils'))}\n"

@@ -11,9 +11,9 @@ from statistics import mean
 
 import pytest
 
-from handrail.buckets import LATENCY, SIZE, Histogram, Layout
+from handrail.metrics.histogram import LATENCY, SIZE, Histogram, Layout
 from handrail_dashboards.export import Choices, dashboards
-from written_prometheus import ONE_AT_THE_END, WINDOW_S, Series, written
+from harness.prometheus import ONE_AT_THE_END, WINDOW_S, Series, written
 
 SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 WITHIN = 0.1
@@ -97,11 +97,11 @@ def test_without_an_edge_the_headline_is_of_decode_and_never_of_both(tmp_path: P
         buckets("handrail_ttft_seconds", [0.9] * 100, {"instance": "e", "model_name": "m", "role": "edge", "scope": "edge"})
     )
     (query,) = queries("fleet", "TTFT p99")
-    for number, (series, said, value) in enumerate(((at_decode, "decode", 0.2), (at_decode + at_edge, "edge", 0.9))):
+    for number, (series, output, value) in enumerate(((at_decode, "decode", 0.2), (at_decode + at_edge, "edge", 0.9))):
         (folder := tmp_path / str(number)).mkdir()
         with written(folder, series) as prometheus:
             found = prometheus.ask(query)
-        assert {dict(labels)["scope"]: pytest.approx(shown, rel=WITHIN) for labels, shown in found.items()} == {said: value}
+        assert {dict(labels)["scope"]: pytest.approx(shown, rel=WITHIN) for labels, shown in found.items()} == {output: value}
 
 
 def test_goodput_counts_each_request_once_and_each_model_where_it_is_seen(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from handrail_alerts.promql import problems
 from handrail_dashboards.export import Choices, dashboards
-from known_metrics import known
+from harness.known_metrics import known
 
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards(Choices()).items()}
-ASKED = [
+QUERIES = [
     (f"{name}: {panel['title']} {target['refId']}", target["expr"], bool(target.get("instant")))
     for name, board in BOARDS.items()
     for panel in board["panels"]
@@ -21,7 +21,7 @@ ASKED = [
 ANNOTATED = sorted({annotation["expr"] for board in BOARDS.values() for annotation in board["annotations"]["list"]})
 
 
-@pytest.mark.parametrize(("where", "expr", "once"), ASKED, ids=[where for where, _, _ in ASKED])
+@pytest.mark.parametrize(("where", "expr", "once"), QUERIES, ids=[where for where, _, _ in QUERIES])
 def test_a_query_is_sound_and_asks_for_what_there_is(where: str, expr: str, once: bool) -> None:
     assert problems(expr, known(), grafana=True) == (), expr
     assert once or "$__range" not in expr, "a total of the whole range at every step of it: ask once, or use $__rate_interval"
@@ -43,18 +43,18 @@ def test_variables_ask_for_labels_that_there_are() -> None:
 
 
 def test_H03_every_quantile_is_of_buckets_summed_by_le() -> None:
-    quantiles = [expr for _, expr, _ in ASKED if "histogram_quantile" in expr]
+    quantiles = [expr for _, expr, _ in QUERIES if "histogram_quantile" in expr]
     assert len(quantiles) > 20
     assert all("sum by (le" in expr for expr in quantiles)
     assert not any("avg" in expr for expr in quantiles), "a mean of quantiles is no quantile"
 
 
 def test_H06_every_rate_follows_the_zoom() -> None:
-    assert all("$__interval" not in expr for _, expr, _ in ASKED)
-    assert sum("[$__rate_interval]" in expr for _, expr, _ in ASKED) > 50
+    assert all("$__interval" not in expr for _, expr, _ in QUERIES)
+    assert sum("[$__rate_interval]" in expr for _, expr, _ in QUERIES) > 50
 
 
 def test_D19_shares_of_engines_are_not_added() -> None:
-    shares = [expr for _, expr, _ in ASKED if "kv_cache_usage_ratio" in expr]
+    shares = [expr for _, expr, _ in QUERIES if "kv_cache_usage_ratio" in expr]
     assert shares
     assert all("sum" not in expr for expr in shares)

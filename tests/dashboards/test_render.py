@@ -24,7 +24,7 @@ import pytest
 
 from handrail_dashboards.boards import BOARDS
 from handrail_dashboards.export import Choices, dashboards
-from staged_fleet import SCRAPE_S, Stage, staged
+from harness.staged_fleet import SCRAPE_S, Stage, staged
 
 RENDER: Final = Path(__file__).parent / "render"
 NAMES: Final = [board.file for board in BOARDS]

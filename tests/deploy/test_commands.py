@@ -9,14 +9,25 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from handrail.config import load
+from handrail.config.schema import load
+from handrail.config.types import Url
 from handrail.records import Role
-from handrail.settings import SidecarConfig
-from handrail.values import Url
 from handrail_collector.config import CollectorConfig
-from handrail_fleet.__main__ import parser as fleet_parser
-from manifests import COMPOSE, DEPLOY, Container, chart, collector_settings, compose, containers, of_kind, one, sidecar_settings
-from manifests import kustomization as built
+from handrail_sidecar.settings import SidecarConfig
+from handrail_sim.emulator.__main__ import parser as fleet_parser
+from harness.manifests import (
+    COMPOSE,
+    DEPLOY,
+    Container,
+    chart,
+    collector_settings,
+    compose,
+    containers,
+    of_kind,
+    one,
+    sidecar_settings,
+)
+from harness.manifests import kustomization as built
 
 TLS = {"tls": {"mode": "secret", "clientCertificates": True}, "auth": {"secret": "handrail-token"}}
 EXAMPLES = {
@@ -90,7 +101,7 @@ def test_ports_paths_and_probes_agree_within_each_pod(example: str) -> None:
             env = {entry["name"]: entry.get("value") for entry in process.spec["env"]}
             assert env["HANDRAIL_SOCKET"] == str(settings.plugin_socket)
             assert any(settings.plugin_socket.is_relative_to(mount) for mount in mounts)
-            assert "--middleware=handrail.guest.middleware.Handrail" in process.spec["args"]
+            assert "--middleware=handrail.plugin.middleware.Handrail" in process.spec["args"]
         if settings.metrics.url is not None:
             assert settings.metrics.url.port == listens
 
@@ -283,7 +294,7 @@ def test_compose_runs_the_fleet_with_flags_that_it_has(tmp_path: Path) -> None:
     services = compose("emulated")["services"]
     engines = []
     for name, service in services.items():
-        if service.get("entrypoint") == ["python", "-m", "handrail_fleet"]:
+        if service.get("entrypoint") == ["python", "-m", "handrail_sim.emulator"]:
             parsed = fleet_parser().parse_args(service["command"])
             if parsed.command == "engine":
                 engines.append((name, parsed))
@@ -295,7 +306,7 @@ def test_compose_runs_the_fleet_with_flags_that_it_has(tmp_path: Path) -> None:
     assert len(engines) == 4
     (line,) = services["load"]["command"]
     words = line.replace("$(date +%s)", "1").split()
-    assert words[:4] == ["exec", "python", "-m", "handrail_fleet"]
+    assert words[:4] == ["exec", "python", "-m", "handrail_sim.emulator"]
     assert fleet_parser().parse_args(words[4 : words.index(">")]).url == "http://edge:8000"
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from manifests import COMPOSE, ROOT, compose, run_compose
+from harness.manifests import COMPOSE, ROOT, compose, run_compose
 
 PROFILES = ("emulated", "vllm")
 
@@ -97,8 +97,8 @@ def test_grafana_and_alertmanager_are_told_what_runs() -> None:
     assert grafana["environment"]["TEMPO_URL"] == f"http://tempo:{tempo['server']['http_listen_port']}"
     provider = yaml.safe_load((provisioning / "dashboards.yaml").read_text(encoding="utf-8"))["providers"][0]
     assert dict(mounts(grafana))["../../dashboards/handrail_dashboards/generated"] == provider["options"]["path"]
-    told = yaml.safe_load((ROOT / "alerts/alertmanager.yaml").read_text(encoding="utf-8"))
-    urls = {urlsplit(hook["url"]).netloc for receiver in told["receivers"] for hook in receiver["webhook_configs"]}
+    answer = yaml.safe_load((ROOT / "alerts/alertmanager.yaml").read_text(encoding="utf-8"))
+    urls = {urlsplit(hook["url"]).netloc for receiver in answer["receivers"] for hook in receiver["webhook_configs"]}
     assert urls == {"127.0.0.1:9095"}, "where the service pager listens, in Alertmanager's network"
     assert '("127.0.0.1", 9095)' in (COMPOSE / "pager.py").read_text(encoding="utf-8")
 

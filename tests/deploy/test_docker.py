@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import DEPLOY, ROOT
+from harness.manifests import DEPLOY, ROOT
 
 DOCKERFILE = DEPLOY / "docker/Dockerfile"
 FINAL = ("sidecar", "collector", "vllm-router")
@@ -114,7 +114,7 @@ def test_the_wheel_can_be_built_from_what_the_context_holds(tmp_path: Path) -> N
         entry_points = archive.read(next(name for name in names if name.endswith("/entry_points.txt"))).decode()
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
         unpacked = sum(info.file_size for info in archive.infolist())
-    assert "handrail/guest/plugin.py" in names
+    assert "handrail/plugin/plugin.py" in names
     assert "[vllm.general_plugins]" in entry_points
     assert all("extra ==" in line for line in metadata.splitlines() if line.startswith("Requires-Dist"))
     assert unpacked < 32 << 20, "the volume that it is copied to holds 64 MiB"

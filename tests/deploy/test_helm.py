@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from manifests import CHART, ROOT, chart, containers, of_kind, one, rendered_chart, sidecar_settings
-from operator_schemas import KINDS
+from harness.manifests import CHART, ROOT, chart, containers, of_kind, one, rendered_chart, sidecar_settings
+from harness.operator_schemas import KINDS
 
 KUBERNETES = ("1.29", "1.37")  # the first with native sidecars, as Chart.yaml wants it, and the newest schemas that are packaged
 EVERYTHING: dict[str, Any] = {
@@ -70,13 +70,13 @@ def test_objects_are_what_kubernetes_takes(values: str) -> None:
 
 def test_helm_lints_it() -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no build for this machine: the chart is not linted")
-    told = helm.lint(str(CHART), {"tls": {"mode": "plaintext"}}, strict=True)
-    assert told["errors"] == []
-    assert [each["error"] for each in told["messages"]] == ["icon is recommended"]
+    answer = helm.lint(str(CHART), {"tls": {"mode": "plaintext"}}, strict=True)
+    assert answer["errors"] == []
+    assert [each["error"] for each in answer["messages"]] == ["icon is recommended"]
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "output"),
     [
         ({"exampel": {}}, "exampel"),
         ({"sidecar": {"gpu": "cuda"}}, "/sidecar/gpu"),
@@ -95,8 +95,8 @@ def test_helm_lints_it() -> None:
         ({"collector": {"storage": {"size": "1Ti"}, "config": {"store": {"max_bytes": "1TiB"}}}}, "do not fit"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(Exception, match=said):
+def test_values_that_mean_nothing_are_refused(values: dict[str, Any], output: str) -> None:
+    with pytest.raises(Exception, match=output):
         rendered_chart(values)
 
 
@@ -298,10 +298,10 @@ def test_rules_and_dashboards_are_all_there() -> None:
     files = sorted((ROOT / "alerts/generated").glob("*.yaml"))
     assert set(rules) == {f"handrail-{file.stem}" for file in files}
     for file in files:
-        told = yaml.safe_dump(rules[f"handrail-{file.stem}"]["spec"])
+        reported_output = yaml.safe_dump(rules[f"handrail-{file.stem}"]["spec"])
         meant = yaml.safe_dump(yaml.safe_load(file.read_text(encoding="utf-8")))
-        assert told == meant.replace("docs/runbooks/", "https://runbooks.example.com/")
-    assert "runbook_url: https://runbooks.example.com/" in told
+        assert reported_output == meant.replace("docs/runbooks/", "https://runbooks.example.com/")
+    assert "runbook_url: https://runbooks.example.com/" in reported_output
     boards = [each["metadata"]["name"] for each in of_kind(documents, "ConfigMap") if "-dashboard-" in each["metadata"]["name"]]
     assert len(boards) == len([*(ROOT / "dashboards/handrail_dashboards/generated").glob("*.json")]) > 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import DEPLOY
+from harness.manifests import DEPLOY
 
 KEPT = DEPLOY / "docker/handrail-kept"
 WITHIN_S = 30.0
@@ -40,9 +40,9 @@ def starts(folder: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-def wait_until(told: Callable[[], bool]) -> None:
+def wait_until(report: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WITHIN_S
-    while not told():
+    while not report():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
 

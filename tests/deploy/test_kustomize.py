@@ -13,9 +13,20 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from handrail.settings import SidecarListener
-from manifests import KUSTOMIZE, NAMESPACE, ROOT, Document, chart, containers, kustomization, of_kind, one, sidecar_settings
-from operator_schemas import KINDS
+from handrail_sidecar.settings import SidecarListener
+from harness.manifests import (
+    KUSTOMIZE,
+    NAMESPACE,
+    ROOT,
+    Document,
+    chart,
+    containers,
+    kustomization,
+    of_kind,
+    one,
+    sidecar_settings,
+)
+from harness.operator_schemas import KINDS
 
 # What of the chart goes where.
 _COLLECTOR = ("ServiceAccount", "ConfigMap", "Service", "StatefulSet", "NetworkPolicy")
@@ -136,7 +147,7 @@ def attached(documents: Sequence[Document]) -> dict[str, Any]:
         else:
             added["mounts"] = plain([*each.mounts.values()])
             added["env"] = {name: value for name, value in each.env.items() if name in ("HANDRAIL_SOCKET", "PYTHONPATH")}
-            added["flags"] = [word for word in each.spec["args"] if "handrail.guest" in word]
+            added["flags"] = [word for word in each.spec["args"] if "handrail.plugin" in word]
     return found
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from manifests import chart, kustomization, one
-from operator_schemas import KINDS, operator_problems
+from harness.manifests import chart, kustomization, one
+from harness.operator_schemas import KINDS, operator_problems
 
 pytestmark = pytest.mark.timeout(600)  # npm's first installation included
 
@@ -34,9 +34,9 @@ def test_the_operators_take_our_objects_and_would_not_take_wrong_ones() -> None:
     ours += [
         document for overlay in ("vllm-pd", "vllm-pd-proxy", "vllm-pd-tls") for document in kustomization(f"overlays/{overlay}")
     ]
-    told = operator_problems([*ours, monitor, rule])
-    assert [line for line in told if "/wrong:" not in line] == []
-    wrong = "\n".join(told)
+    lines = operator_problems([*ours, monitor, rule])
+    assert [line for line in lines if "/wrong:" not in line] == []
+    wrong = "\n".join(lines)
     assert "interval must match" in wrong
     assert "pathh" in wrong
     assert "PrometheusRule/wrong" in wrong

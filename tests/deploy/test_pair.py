@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from handrail.cli.main import main
-from manifests import chart, compose, kustomization
+from handrail_cli.main import main
+from harness.manifests import chart, compose, kustomization
 
 
 def looked_at(documents: Sequence[Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
@@ -19,8 +19,8 @@ def looked_at(documents: Sequence[Any], folder: Path, capsys: pytest.CaptureFixt
     file = folder / "pair.yaml"
     file.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
     main(["doctor", "--config", str(file), "--on", "neither", "--placement", "across-hosts", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    return {check["check"]: check for check in told["checks"]}
+    answer = json.loads(capsys.readouterr().out)
+    return {check["check"]: check for check in answer["checks"]}
 
 
 @pytest.mark.parametrize("source", ["helm", "kustomize", "compose"])

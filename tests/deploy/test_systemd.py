@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import DEPLOY
+from harness.manifests import DEPLOY
 
 UNITS = DEPLOY / "systemd"
 _ANALYZE = shutil.which("systemd-analyze")

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from acknowledged import until, until_stored
 from faults.evidence import loaded
 from faults.processes import collector, pause, sidecar, url
 from faults.traffic import CHUNKS, GAP_S, Traffic, completions, flowing, missing
 from faults.trial import Context, Got, NotRunError, Trial
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.read import StoreReader
+from harness.acknowledged import until, until_stored
 
 STEPS: Final = {"hour_on": ("+1 h", 3600), "hour_back": ("-1 h", -3600), "ten_years_on": ("+10 years", 315_360_000)}
 _LIBRARIES: Final = "/usr/lib/*/faketime/libfaketimeMT.so.1"

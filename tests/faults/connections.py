@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from handrail.descriptors import raise_limit
+from handrail.runtime.descriptors import raise_limit
 
 SILENT: Final = "127.0.0.66"
 """Where they come from, unless said otherwise: not where good senders do."""

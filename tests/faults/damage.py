@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Final
 
 from faults.trial import Context, Got, Trial
-from handrail.export.spool import Spool
-from handrail.files import MemoryFiles
-from handrail.otlp.contract import Signal
-from handrail.segment_file import HEADER_BYTES
-from handrail.segments import Damage, Limits, SegmentLog
+from handrail.otlp.signals import Signal
+from handrail.wal.filesystem import MemoryFiles
+from handrail.wal.log import Damage, LogLimits, SegmentLog
+from handrail.wal.segment_file import HEADER_BYTES
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, StoreDamagedError, StoredFile, files_of
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from kept_store import EVERYTHING, LATER, ROWS, SPANS
+from handrail_sidecar.export.spool import Spool
+from harness.store import EVERYTHING, LATER, ROWS, SPANS
 
 Spoil = Callable[[bytes, random.Random], bytes]
 
@@ -155,7 +155,7 @@ class _Segments:
     """A log of 60 records in several segments, in memory; a damage is done to a copy."""
 
     def __init__(self) -> None:
-        self._limits = Limits(max_bytes=1 << 20, segment_bytes=4096, max_record_bytes=2048)
+        self._limits = LogLimits(max_bytes=1 << 20, segment_bytes=4096, max_record_bytes=2048)
         files = MemoryFiles()
         log = SegmentLog("log", self._limits, files=files)
         rng = random.Random(5)
@@ -185,11 +185,11 @@ class _Segments:
         lost = set(self.written) - set(found)
         size = len(before)
         held(all(first <= offset < first + size for offset in lost), "records of another segment are lost")
-        said = log.damaged_bytes + log.recovery.torn_bytes
+        statement = log.damaged_bytes + log.recovery.torn_bytes
         # A last segment cut between two records is what a crash before the next one leaves: nothing can tell them apart.
         untold = name == max(self.files) and before.startswith(spoilt) and len(spoilt) in _records(before)
-        held(not lost or said or untold, "records are lost and nothing says so")
-        held(spoilt == before or lost or said or len(spoilt) > size or untold, "a damage was not noticed")
+        held(not lost or statement or untold, "records are lost and nothing says so")
+        held(spoilt == before or lost or statement or len(spoilt) > size or untold, "a damage was not noticed")
         more = log.append(1, b"new", 1)
         log.sync()
         held([r.payload for r in log.read(more)] == [b"new"], "what is appended afterwards is not read")
@@ -262,7 +262,7 @@ class _Store:
     def __init__(self, folder: Path) -> None:
         self.whole = folder / "whole"
         self._copy = folder / "copy"
-        publisher = Publisher(self.whole)
+        publisher = StorePublisher(self.whole)
         publisher.open()
         for index, (first, end) in enumerate(pairwise((0, 100, 200, 300, 400))):
             spans = [replace(span, offset=first + 1) for span in SPANS[index * 3 : index * 3 + 3]]
@@ -285,7 +285,7 @@ class _Store:
         """One data file damaged: a start, a pass of upkeep, questions."""
         root = self.spoilt(file.path, how, rng)
         readable = (root / file.path).read_bytes() == (self.whole / file.path).read_bytes()
-        publisher = Publisher(root, now_unix_ns=lambda: LATER)
+        publisher = StorePublisher(root, now_unix_ns=lambda: LATER)
         publisher.open()
         held(_below(root) == self.names, "a start removes or renames a file")
         upkeep = Upkeep(publisher, UpkeepSettings(closed_after_ns=0, grace_ns=HOUR_NS), lambda: LATER)
@@ -302,14 +302,14 @@ class _Store:
         )
         held(readable or any(each.path == file.path for each in listed), "an unreadable file was folded away")
         publisher.close()
-        return _asked(root, readable)
+        return _requested(root, readable)
 
     def try_manifest(self, how: Spoil, rng: random.Random) -> str:
         """The manifest damaged: a start goes on with every row or is refused; readers too."""
         root = self.spoilt(MANIFEST, how, rng)
         before = (root / MANIFEST).read_bytes()
         _questioned(root)
-        publisher = Publisher(root, now_unix_ns=lambda: LATER)
+        publisher = StorePublisher(root, now_unix_ns=lambda: LATER)
         try:
             publisher.open()
         except StoreDamagedError as error:
@@ -356,7 +356,7 @@ def _questioned(root: Path) -> str:
     return "all rows" if len(rows) == len(ROWS) else f"{len(rows)} of {len(ROWS)} rows"
 
 
-def _asked(root: Path, readable: bool) -> str:
+def _requested(root: Path, readable: bool) -> str:
     """DuckDB looks at no checksums (decision 0007): of an unreadable file it may answer, with what was not damaged the same."""
     reader = StoreReader(root, threads=1)
     try:
@@ -445,10 +445,10 @@ def _many(ctx: Context, what: str, cases: Callable[[random.Random], tuple[str, C
                 outcomes[run()] += 1
             except Exception as error:
                 failures[f"{how} (seed {seed}): {type(error).__name__}: {str(error)[:200]}"] += 1
-    said = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common(6))
+    output = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common(6))
     if failures:
-        return f"{done} damaged {what}: {said}; {sum(failures.values())} failures, first: {next(iter(failures))}", False
-    return f"{done} damaged {what}: {said}; 0 failures", done >= most // LEAST_PART
+        return f"{done} damaged {what}: {output}; {sum(failures.values())} failures, first: {next(iter(failures))}", False
+    return f"{done} damaged {what}: {output}; 0 failures", done >= most // LEAST_PART
 
 
 class _quiet:  # noqa: N801 - a context, as a word

@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from acknowledged import stored, until, until_stored
 from faults.disk import READ_ONLY, FaultyDisk, fill, remount, small_disk
 from faults.evidence import bear, loaded
 from faults.processes import collector, get, metrics, pause, sidecar, url
 from faults.traffic import Traffic, completions, flowing, missing
 from faults.trial import Context, Got, Trial
+from harness.acknowledged import stored, until, until_stored
 
 _EIO = {"write": errno.EIO, "sync": errno.EIO}
 
@@ -53,8 +53,8 @@ async def _data_faulty(context: Context, faults: dict[str, int], wait_ms: int = 
 
             borne = await bear(going, data, lambda: disk.fail(faults, wait_ms), disk.mend, seconds, restart=unhealthy)
         worst = max(going.load.latencies_s)
-    said = "started again because /readyz asked for it" if running.starts > 1 and borne.ended is None else "not started again"
-    got = f"{said}; slowest acknowledgement {worst:.1f} s; {borne.text()}; {running.tracebacks()} tracebacks"
+    output = "started again because /readyz asked for it" if running.starts > 1 and borne.ended is None else "not started again"
+    got = f"{output}; slowest acknowledgement {worst:.1f} s; {borne.text()}; {running.tracebacks()} tracebacks"
     # a journal that cannot be read ends the process, with the traceback of the pipeline's end
     ok = borne.kept.whole and running.tracebacks() <= (borne.ended is not None)
     return got, ok and (borne.during > 0 and running.starts == 1 if slow else borne.ended != 0)
@@ -152,13 +152,15 @@ async def _spool(
     errors = sum(value for name, value in {**page, **after}.items() if "spool_error" in name and "{" not in name)
     dropped = after.get("handrail_sidecar_spans_dropped_total", 0.0)
     streams = f"{whole} of {len(traffic.answers)} streams whole ({during} during it)"
-    told = f"spool errors {errors:.0f}, dropped {dropped:.0f}, /readyz {_said(ready)} during, {_said(healed)} after"
-    got = f"{streams}; {len(lost)} without a row, {twice} twice; {told}; status {status}, {running.tracebacks()} tracebacks"
+    reported_output = (
+        f"spool errors {errors:.0f}, dropped {dropped:.0f}, /readyz {_reported(ready)} during, {_reported(healed)} after"
+    )
+    got = f"{streams}; {len(lost)} without a row, {twice} twice; {reported_output}; status {status}, {running.tracebacks()} tracebacks"
     ok = whole == len(traffic.answers) and not lost and not twice and running.tracebacks() == 0 and status == 0
-    return got, ok and (slow or (errors > 0 and (recovers or _said(ready) == "degraded") and _said(healed) == "ok"))
+    return got, ok and (slow or (errors > 0 and (recovers or _reported(ready) == "degraded") and _reported(healed) == "ok"))
 
 
-def _said(readiness: str) -> str:
+def _reported(readiness: str) -> str:
     return "degraded" if "degraded" in readiness else "ok" if readiness.startswith("ok") else "not ready"
 
 

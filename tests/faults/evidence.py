@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from acknowledged import Load, Stored, loading, stored, until, until_stored
 from faults.processes import Running, pause
 from faults.trial import Context
+from harness.acknowledged import Load, Stored, loading, stored, until, until_stored
 
 _BATCH: Final = 80
 _PAUSE_S: Final = 0.02

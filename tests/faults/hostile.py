@@ -148,7 +148,7 @@ def _case(reader: Reader, data: bytes, case_seed: int, report: Report) -> str | 
     try:
         outcome = reader.read(data, random.Random(case_seed))
     except Exception as error:
-        report.fail(_said(error), f" ({len(data)} bytes, {_name(data)}, {case_seed})")
+        report.fail(_reported(error), f" ({len(data)} bytes, {_name(data)}, {case_seed})")
         return None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
@@ -168,13 +168,13 @@ def _compare(reader: Reader, expected: object, report: Report) -> None:
     try:
         found = reader.good()
     except Exception as error:
-        report.fail(f"good input fails after {report.cases} cases: {_said(error)}")
+        report.fail(f"good input fails after {report.cases} cases: {_reported(error)}")
         return
     if found != expected:
         report.fail(f"good input reads otherwise after {report.cases} cases: {str(found)[:300]} not {str(expected)[:300]}")
 
 
-def _said(error: BaseException) -> str:
+def _reported(error: BaseException) -> str:
     """What failed and where, in one line."""
     root = error.__cause__ or error
     at = next((f for f in reversed(traceback.extract_tb(root.__traceback__)) if "handrail" in f.filename), None)
@@ -217,21 +217,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder that failing inputs are written to")
     parser.add_argument("--reproduce", type=Path, help="read this one file and let what it raises through")
     parser.add_argument("--case-seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
+    namespace = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGVTALRM, _hangs)
-    if asked.reproduce is not None:
-        with READERS[asked.reader]() as reader:
-            print(reader.read(asked.reproduce.read_bytes(), random.Random(asked.case_seed)))
+    if namespace.reproduce is not None:
+        with READERS[namespace.reader]() as reader:
+            print(reader.read(namespace.reproduce.read_bytes(), random.Random(namespace.case_seed)))
         return 0
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     current = None
-    if asked.current is not None:
-        with asked.current.open("w+b") as file:
+    if namespace.current is not None:
+        with namespace.current.open("w+b") as file:
             file.truncate(8 + MOST_BYTES)
             current = mmap.mmap(file.fileno(), 8 + MOST_BYTES)
-    report = run(READERS[asked.reader](), asked.seed, asked.cpu, most_s=asked.most, keep=asked.keep, current=current)
+    report = run(
+        READERS[namespace.reader](), namespace.seed, namespace.cpu, most_s=namespace.most, keep=namespace.keep, current=current
+    )
     print(json.dumps(asdict(report)), flush=True)
     return 1 if report.failures else 0
 

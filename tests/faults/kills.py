@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from acknowledged import row_keys, until
 from faults.evidence import loaded
 from faults.processes import QUICK, collector, pause, standing_still
 from faults.restartable import Restartable
 from faults.traffic import Traffic, flowing
 from faults.trial import Context, Got, Trial
 from handrail_collector.store.read import StoreReader
-from real_fleet import Shape, finish
+from harness.acknowledged import row_keys, until
+from harness.real_fleet import Shape, finish
 
 
 async def _collector_killed(context: Context) -> Got:

@@ -7,12 +7,12 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from acknowledged import until, until_stored
 from faults.evidence import loaded
 from faults.namespace import THERE, TwoHosts
 from faults.processes import collector, get, metrics, pause, sidecar, url
 from faults.traffic import Traffic, completions, flowing, missing
 from faults.trial import Context, Got, Trial
+from harness.acknowledged import until, until_stored
 
 _OPEN = ("--plaintext", "otlp_http", "--plaintext", "api")
 _SILENT = 200

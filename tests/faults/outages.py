@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import errno
 
-from acknowledged import until, until_stored
 from faults.disk import FaultyDisk
 from faults.evidence import loaded
 from faults.processes import collector, get, metrics, pause, sidecar, url
 from faults.traffic import Traffic, completions, flowing, missing
 from faults.trial import Context, Got, Trial
+from harness.acknowledged import until, until_stored
 
 
 async def _store_down(context: Context) -> Got:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import time
 
-from acknowledged import Load, loading, stored, until_stored
 from faults.processes import collector, metrics, pause
 from faults.trial import Context, Got, Trial
+from harness.acknowledged import Load, loading, stored, until_stored
 
 _SENDERS = 12
 

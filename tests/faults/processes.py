@@ -15,11 +15,11 @@ from typing import Final
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from acknowledged import until
-from handrail.cli.children import Child
-from ports import held_port
+from handrail_cli.subprocesses import Child
+from harness.acknowledged import until
+from harness.ports import held_port
 
-HANDRAIL: Final = (sys.executable, "-m", "handrail.cli.main")
+HANDRAIL: Final = (sys.executable, "-m", "handrail_cli.main")
 STARTS_S: Final = 60.0
 QUICK: Final = (
     *("--flush-interval", "200ms", "--decision-engine-wait", "1s", "--decision-settle", "100ms"),

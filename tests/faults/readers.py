@@ -26,45 +26,45 @@ import uvloop
 from google.protobuf import json_format
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from builders import split_request
+from builders.plugin import fetch, publish, times
+from builders.records import split_request
 from faults import mutate
 from faults.mutate import COMMON, Mutation, pieces
-from handrail.export.evidence import EvidenceExport
-from handrail.export.exporter import Exporter, ExportSettings
-from handrail.export.facts import fact_log, logs_request
-from handrail.export.resource import own_resource
-from handrail.export.samples import metrics_request
-from handrail.families.exposition import families_of
-from handrail.families.reading import PageReader
-from handrail.families.report import schema_notes
-from handrail.files import MemoryFiles
-from handrail.otlp.contract import Accepted, Rejected, Signal
 from handrail.otlp.decode import JSON, PROTOBUF
-from handrail.otlp.intake import Intake
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.payload import count_items, halves
-from handrail.proxy.chunked import BadChunkError, ChunkedBody, encode
-from handrail.proxy.exchange import Ending
-from handrail.proxy.head import END, BadRequestError, HeadProbe, RequestHead, parse_head
-from handrail.proxy.relay import Relay
-from handrail.proxy.response import ResponseWatch
-from handrail.proxy.settings import ProxySettings
-from handrail.proxy.stats import ProxyStats
-from handrail.proxy.stream import End, ResponseReader
+from handrail.otlp.receiver.intake import Intake
+from handrail.otlp.signals import Accepted, Rejected, Signal
 from handrail.records import EngineSample, Exchange, LogFact, Observation, Process, Role
-from handrail.segments import Limits, SegmentLog
-from handrail.sources.log import LogSettings, LogSource
-from handrail.sources.logtail import LineSplitter, TailStats
-from handrail.sources.metrics import MetricsSettings, MetricsSource, sample_of
-from handrail.sources.otlp import OtlpTap, TapSettings
-from handrail.sources.plugin import PluginSource
+from handrail.wal.filesystem import MemoryFiles
+from handrail.wal.log import LogLimits, SegmentLog
+from handrail.wire.engine_samples import metrics_request
+from handrail.wire.log_events import fact_log, logs_request
 from handrail_collector.journal.journal import Journal
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_collector.store.publish import Publisher
-from pipelines import Clock, batch, log_batch, plugin_batch, stored
-from plugin_parts import fetch, publish, times
-from proxied import Peer, Proxied, Upstream, proxied
+from handrail_collector.store.publish import StorePublisher
+from handrail_sidecar.engine_metrics.exposition import families_of
+from handrail_sidecar.engine_metrics.page import PageReader
+from handrail_sidecar.engine_metrics.report import schema_notes
+from handrail_sidecar.export.evidence import EvidenceExport
+from handrail_sidecar.export.exporter import Exporter, ExportSettings
+from handrail_sidecar.export.resource import own_resource
+from handrail_sidecar.proxy.chunked import BadChunkError, ChunkedBody, encode
+from handrail_sidecar.proxy.exchange_observer import EndReason
+from handrail_sidecar.proxy.head import END, HeadProbe, MalformedHeadError, RequestHead, parse_head
+from handrail_sidecar.proxy.relay import Relay
+from handrail_sidecar.proxy.response import ResponseWatch
+from handrail_sidecar.proxy.response_reader import End, ResponseReader
+from handrail_sidecar.proxy.settings import ProxySettings
+from handrail_sidecar.proxy.stats import ProxyStats
+from handrail_sidecar.sources.engine_log import LogSettings, LogSource
+from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSource, sample_of
+from handrail_sidecar.sources.log_tail import LineSplitter, TailStats
+from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
+from handrail_sidecar.sources.plugin_socket import PluginSource
+from harness.pipelines import Clock, batch, log_batch, plugin_batch, stored
+from harness.proxy import Peer, Proxied, Upstream, proxied
 
 DATA: Final = Path(__file__).parents[1] / "data"
 NOW_UNIX_NS: Final = 1_796_000_000 * SECOND
@@ -297,9 +297,9 @@ class TapReader:
         signal, body, content_type, encoding = _opened(data)
         before = self._intake.stats.items[signal]
         self._collector.payloads.clear()
-        said = await _given(self._intake, signal, body, content_type, encoding)
-        if not said.startswith("accepted"):
-            return said
+        output = await _given(self._intake, signal, body, content_type, encoding)
+        if not output.startswith("accepted"):
+            return output
         items = self._intake.stats.items[signal] - before
         if items:
             while not self._collector.payloads or self._exporter.waiting_bytes:  # noqa: ASYNC110 - the sender is at its turn
@@ -311,7 +311,7 @@ class TapReader:
             SHAPES[signal].request().ParseFromString(payload)
             parts = halves(payload)
             held(parts is None or sum(map(count_items, parts)) == items, "halves of a batch hold other items")
-        return said
+        return output
 
     def good(self) -> object:
         return [self.read(seed, random.Random(0)) for seed in _exports()[:6]]
@@ -349,7 +349,7 @@ class CollectorReader:
 
     def __enter__(self) -> CollectorReader:
         self._loop = _Loop()
-        self._heard = _Heard("handrail_collector")
+        self._received = Received("handrail_collector")
         self._numbers = count()
         self._given = 0
         self._open()
@@ -357,16 +357,16 @@ class CollectorReader:
 
     def __exit__(self, *_: object) -> None:
         self._close()
-        self._heard.close()
+        self._received.close()
         self._loop.close()
 
     def _open(self) -> None:
         shared = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(prefix="handrail-fuzz-", dir=shared if shared.is_dir() else None))
         self.clock = Clock()
-        self._publisher = Publisher(self._folder / "store")
+        self._publisher = StorePublisher(self._folder / "store")
         recovered = self._publisher.open()
-        log = SegmentLog("journal", Limits.within(64 << 20), files=MemoryFiles(), floor=recovered.end_offset)
+        log = SegmentLog("journal", LogLimits.within(64 << 20), files=MemoryFiles(), floor=recovered.end_offset)
 
         async def start() -> None:
             self._journal = Journal(log, now_unix_ns=self.clock)
@@ -390,7 +390,7 @@ class CollectorReader:
 
     def _check(self) -> None:
         stats = self.pipeline.stats
-        self._heard.check()
+        self._received.check()
         held(not stats.faults, f"{stats.faults} faults were contained")
         held(not stats.undecodable, "what was acknowledged could not be decoded")
         held(not stats.publish_failures, "a publish failed")
@@ -408,9 +408,9 @@ class CollectorReader:
     async def _take(self, data: bytes) -> str:
         signal, body, content_type, encoding = _opened(data)
         before = self.pipeline.stats.spans, self.pipeline.stats.log_records, self.pipeline.stats.samples, self.pipeline.stats.rows
-        said = await _given(self._intake, signal, body, content_type, encoding)
-        if not said.startswith("accepted"):
-            return said
+        output = await _given(self._intake, signal, body, content_type, encoding)
+        if not output.startswith("accepted"):
+            return output
         while self.pipeline._position < self._journal.end:
             held(not self._task.done(), "the pipeline has ended")
             await asyncio.sleep(0)
@@ -418,7 +418,7 @@ class CollectorReader:
         self.clock.now += SECOND // 4
         stats = self.pipeline.stats
         grown = (stats.spans, stats.log_records, stats.samples, stats.rows)
-        return f"{said} {[min(3, a - b) for a, b in zip(grown, before, strict=True)]}"
+        return f"{output} {[min(3, a - b) for a, b in zip(grown, before, strict=True)]}"
 
     def good(self) -> object:
         """A request of P and D is decided and in the store; nothing else of it is."""
@@ -446,7 +446,7 @@ class CollectorReader:
         return (rows[0].scope, rows[0].outcome, [(p.phase, p.duration_ns) for p in rows[0].phases], rows[0].complete)
 
 
-class _Heard(logging.Handler):
+class Received(logging.Handler):
     """Takes the log of a part of the product; an exception in it is a contained fault, which here is one all the same."""
 
     def __init__(self, name: str) -> None:
@@ -663,11 +663,11 @@ class HttpReader:
             return self._probe(request, rng)
         try:
             head = parse_head(request[: end + len(END)])
-        except BadRequestError as error:
+        except MalformedHeadError as error:
             return f"refused {str(error)[:40]}"
         flight = self._relay.begin(head, self._now, NOW_UNIX_NS)
         _same_request(head, flight.head_out)
-        said = self._body(head, flight, request[end + len(END) :], rng)
+        output = self._body(head, flight, request[end + len(END) :], rng)
         flight.request_done_ns = self._now
         watch = ResponseWatch(head.method == b"HEAD", flight.response_head)
         flight.first_delivered_ns = self._now
@@ -675,7 +675,7 @@ class HttpReader:
             self._now += 1000
             if watch.feed(piece, self._now):
                 break
-        self._relay.finish(flight, rng.choice(list(Ending)), self._now)
+        self._relay.finish(flight, rng.choice(list(EndReason)), self._now)
         self._relay.flush()
         held(not self._stats.observer_errors, "an observer failed and was contained")
         (record,) = self._records
@@ -683,14 +683,14 @@ class HttpReader:
         self._exporter.sink(record)
         held(not any(self._exporter.stats.dropped.values()), "a record makes no span")
         self._exporter._exchanges.pending.clear()
-        return f"{said} {watch.complete} {watch.unreadable} {watch.status and watch.status // 100}"
+        return f"{output} {watch.complete} {watch.unreadable} {watch.status and watch.status // 100}"
 
     def _probe(self, request: bytes, rng: random.Random) -> str:
         probe = HeadProbe()
         try:
             for piece in pieces(request[:65536], rng):
                 probe.feed(piece)
-        except BadRequestError as error:
+        except MalformedHeadError as error:
             return f"refused early {str(error)[:40]}"
         return "no whole head"
 
@@ -860,8 +860,8 @@ class SseReader:
             content_encoding=_CODINGS[second[0] >> 3 & 3],
             continuous_usage=(None, True, False)[second[0] >> 5 & 3] if second[0] >> 5 & 3 < 3 else None,
         )
-        told: list[Any] = []
-        reader.follow(told.extend, told.extend)
+        reports: list[Any] = []
+        reader.follow(reports.extend, reports.extend)
         at = 0
         for piece in pieces(body, rng):
             at += 10**6
@@ -893,7 +893,7 @@ class DatagramReader:
     every = 400
 
     def __enter__(self) -> DatagramReader:
-        self._heard = _Heard("handrail")
+        self._received = Received("handrail")
         self._lines = _datagrams()
         self._kinds: set[str] = set()
         self._numbers = count()
@@ -906,7 +906,7 @@ class DatagramReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._heard.close()
+        self._received.close()
 
     def seeds(self) -> Sequence[bytes]:
         return _datagrams()
@@ -974,11 +974,11 @@ class LogReader:
             LogSettings(paths=()), _process(), _refuse, now_unix_ns=lambda: self._now, monotonic_s=lambda: 0.0
         )
         self._stats = TailStats()
-        self._heard = _Heard("handrail.sources.log")
+        self._received = Received("handrail_sidecar.sources.engine_log")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._heard.close()
+        self._received.close()
 
     def seeds(self) -> Sequence[bytes]:
         return _logs()
@@ -992,7 +992,7 @@ class LogReader:
         lines += splitter.end()
         for line in lines:
             self._source._line(line, self._now, self._now, live=rng.random() < 0.5)
-        self._heard.check()
+        self._received.check()
         held(not self._source.stats.faults, "a line was a contained fault")
         found = self.facts = list(self._source.folder.take(self._now, all_of_them=True))
         if found:
@@ -1025,7 +1025,7 @@ class PageReaderReader:
 
     def __enter__(self) -> PageReaderReader:
         self._loop = _Loop()
-        self._heard = _Heard("handrail.sources.metrics")
+        self._received = Received("handrail_sidecar.sources.engine_metrics")
         self._taking = _Taking()
         self._taken: list[Signal] = []
 
@@ -1044,7 +1044,7 @@ class PageReaderReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._heard.close()
+        self._received.close()
         self._loop.close()
 
     def seeds(self) -> Sequence[bytes]:
@@ -1053,7 +1053,7 @@ class PageReaderReader:
     def read(self, data: bytes, rng: random.Random) -> str:
         self._taken.clear()
         self._loop.run(self._source._look(data, NOW_UNIX_NS))
-        self._heard.check()
+        self._received.check()
         schema_notes(families_of(data))
         reading = self._source.reading
         held(len(self._source.reader.scanner._known) <= 50_000, "the scanner's memory is over its bound")

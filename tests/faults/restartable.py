@@ -1,4 +1,4 @@
-"""A fleet of processes (tests/real_fleet.py) whose members can be started again at the addresses that they had."""
+"""A fleet of processes (tests/harness/real_fleet.py) whose members can be started again at the addresses that they had."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from handrail.cli.children import Child
-from real_fleet import ANY, Fleet, Shape
+from handrail_cli.subprocesses import Child
+from harness.real_fleet import ANY, Fleet, Shape
 
 _NAMES: Final = {"--otlp-grpc": "otlp_grpc", "--otlp-http": "otlp_http", "--api": "api", "--admin": "admin"}
 _SIDECARS: Final = ("edge", "sidecar-")

@@ -24,20 +24,20 @@ import pyarrow.parquet as pq
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders import split_request
-from certs import Authority
-from certs import replace as put
+from builders.records import split_request
 from faults.connections import flooding, result_of
-from handrail.auth import bearer
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
-from handrail.export.spans import resource_of, to_span
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Retryable, Signal
+from handrail.otlp.signals import Retryable, Signal
 from handrail.records import Exchange
-from handrail.tls import client_identity
-from handrail_collector.store.folders import HOUR_NS
+from handrail.security.tls import client_identity
+from handrail.security.tokens import bearer
+from handrail.wire.exchange import resource_of, to_span
+from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
+from harness.certs import Authority
+from harness.certs import replace as put
 
 STARTS_S: Final = 180.0
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
@@ -179,7 +179,7 @@ async def collector(folder: Path, *flags: str, descriptors: int | None = None) -
     ca.files("mine")
     put(folder / "tokens", TOKEN.encode())
     limit = f"ulimit -Sn {descriptors} && ulimit -Hn {descriptors} && " if descriptors is not None else ""
-    command = [sys.executable, "-m", "handrail.cli.main", "collector", "--data", str(folder / "data"), *QUICK, *flags]
+    command = [sys.executable, "-m", "handrail_cli.main", "collector", "--data", str(folder / "data"), *QUICK, *flags]
     command += ["--otlp-grpc", "127.0.0.1:0", "--otlp-http", "127.0.0.1:0", "--api", "127.0.0.1:0", "--ready-file", str(ready)]
     command += ["--tls-cert-file", str(files.cert), "--tls-key-file", str(files.key), "--tls-client-ca-file", str(ca.file)]
     command += ["--auth-token-file", str(folder / "tokens")]

@@ -15,24 +15,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from builders import split_request
+from builders.records import split_request
+from doubles.otlp import Keeping
 from faults.mutate import COMMON, mutated, nested_json
 from faults.processes import Running, collector, get, metrics, port, sidecar
 from faults.trial import Context, Got, Trial
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Signal
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Signal
 from handrail.records import Exchange
-from otlp_parts import Keeping
-from pipelines import batch
-from proxied import Peer, Upstream
+from harness.pipelines import batch
+from harness.proxy import Peer, Upstream
 
 MARK: Final = b"zqxJkW"
 """Stands in everything that is sent; in a log it is the sender's own bytes."""
 
 _PLUGIN: Final = Path(__file__).parents[1] / "data" / "recordings" / "plugin" / "decode.jsonl"
 _OK: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-_ASKED: Final = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+_REQUESTED: Final = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 def random_bytes(rng: random.Random) -> bytes:
@@ -209,7 +209,7 @@ async def of_collector(ctx: Context) -> Got:
             freed = await _until(lambda: running.descriptors() <= before + 12, 60)
             wrong += [] if freed else [f"{running.descriptors()} descriptors are open, {before} before"]
         wrong += _logged(running)
-        return _told(sent, wrong)
+        return _reported(sent, wrong)
 
 
 async def _delivered(protocol: str, address: str) -> list[str]:
@@ -258,7 +258,7 @@ async def of_sidecar(ctx: Context) -> Got:
             if running.alive:
                 status, text = await get(addresses["admin"], "/healthz", 20)
                 wrong += [] if status == 200 else [f"/healthz: {status} {text[:80]}"]
-                wrong += await _asked(_address(addresses["proxy"]))
+                wrong += await _requested(_address(addresses["proxy"]))
                 wrong += await _spoken(plugin, addresses["admin"])
                 for protocol, name in (("grpc", "otlp_grpc"), ("http/protobuf", "otlp_http")):
                     wrong += await _delivered(protocol, addresses[name])
@@ -267,7 +267,7 @@ async def of_sidecar(ctx: Context) -> Got:
                 freed = await _until(lambda: running.descriptors() <= before + 12, 60)
                 wrong += [] if freed else [f"{running.descriptors()} descriptors are open, {before} before"]
             wrong += _logged(running)
-            return _told(sent, wrong)
+            return _reported(sent, wrong)
 
 
 @contextlib.asynccontextmanager
@@ -283,10 +283,10 @@ async def _taken(folder: Path) -> AsyncIterator[tuple[str, Callable[[], bytes]]]
         await server.shutdown(1)
 
 
-async def _asked(address: tuple[str, int]) -> list[str]:
+async def _requested(address: tuple[str, int]) -> list[str]:
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(*address), 20)
-        writer.write(_ASKED)
+        writer.write(_REQUESTED)
         found = await asyncio.wait_for(reader.readexactly(len(_OK)), 20)
         writer.transport.abort()
     except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
@@ -330,7 +330,7 @@ async def _spoken(path: Path, admin: str) -> list[str]:
     return [] if await _until(come, 60) else ["good datagrams are not taken"]
 
 
-def _told(sent: Counter[str], wrong: Sequence[str]) -> Got:
+def _reported(sent: Counter[str], wrong: Sequence[str]) -> Got:
     total = f"{sum(sent.values()):,} hostile sendings ({', '.join(f'{n} {kind}' for kind, n in sorted(sent.items()))})"
     if wrong:
         return f"{total}; {'; '.join(wrong)}", False

@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from acknowledged import Stored, stored, until, until_stored
-from damages import DAMAGES, damage
+from doubles.damaged_parquet import DAMAGES, damage
 from faults.disk import FaultyDisk
 from faults.evidence import Loaded, loaded
 from faults.processes import Running, collector, get, metrics, pause, sidecar, url
 from faults.traffic import Traffic, completions, flowing, missing
 from faults.trial import Context, Got, Trial
-from handrail.segment_file import HEADER_BYTES
-from ports import refusing_port
+from handrail.wal.segment_file import HEADER_BYTES
+from harness.acknowledged import Stored, stored, until, until_stored
+from harness.ports import refusing_port
 
 Spoil = Callable[[bytes], bytes]
 
@@ -99,7 +99,7 @@ async def _again(running: Running, going: Loaded, data: Path, name: str, worst: 
     page = await metrics(running.addresses["api"])
     status = await running.finish()
     kept: Stored = await asyncio.to_thread(stored, data / "store", going.load)
-    said = (
+    reported = (
         page.get("handrail_collector_journal_damaged_bytes_total", 0.0) > 0
         or "damaged" in running.log()
         or "torn" in running.log()
@@ -109,7 +109,7 @@ async def _again(running: Running, going: Loaded, data: Path, name: str, worst: 
         worst.append(f"{name}: status {status}, {running.tracebacks()} tracebacks")
     if kept.doubled or kept.rows_twice or len(kept.lost) > records:
         worst.append(f"{name}: {kept.text()}")
-    if kept.lost and not said:
+    if kept.lost and not reported:
         worst.append(f"{name}: {len(kept.lost)} lost and nobody says so")
     return len(kept.lost)
 
@@ -198,11 +198,11 @@ async def _spool(context: Context) -> Got:
                     page = await metrics(running.addresses["admin"])
                     status = await running.finish()
                 await store.finish()
-            said = page.get("handrail_sidecar_spool_lost_bytes_total", 0.0) > 0 or "spool damaged" in running.log()
+            reported = page.get("handrail_sidecar_spool_lost_bytes_total", 0.0) > 0 or "spool damaged" in running.log()
             lost_most = max(lost_most, lost)
             if status != 0 or running.tracebacks():
                 wrong.append(f"{name}: status {status}, {running.tracebacks()} tracebacks")
-            if lost and not said:
+            if lost and not reported:
                 wrong.append(f"{name}: {lost} lost and nobody says so")
             if lost > len(traffic.answers) * 0.8:
                 wrong.append(f"{name}: {lost} of {len(traffic.answers)} lost")

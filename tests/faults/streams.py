@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from handrail.cli.children import Child
-from handrail.descriptors import raise_limit
+from handrail.runtime.descriptors import raise_limit
+from handrail_cli.subprocesses import Child
 
 WITHIN_S: Final = 300.0
 BODY: Final = b'{"model":"m","stream":true,"prompt":"x"}'
@@ -186,7 +186,7 @@ def _own_limit(least: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _sidecar(folder: Path, upstream_port: int, soft: int, hard: int) -> Iterator[Child]:
     ready = folder / "sidecar.ready.json"
-    command = [sys.executable, "-m", "handrail.cli.main", "sidecar", "--role", "edge", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "handrail_cli.main", "sidecar", "--role", "edge", "--listen", "127.0.0.1:0"]
     command += ["--upstream", f"http://127.0.0.1:{upstream_port}", "--admin", "127.0.0.1:0", "--collector", "http://127.0.0.1:9"]
     command += ["--drain", "2s", "--ready-file", str(ready)]
     child = Child("sidecar", ["sh", "-c", _CAPPED, "sh", str(soft), str(hard), *command], folder=folder)

@@ -66,8 +66,8 @@ def markdown(verdicts: Sequence[Verdict], seconds: float, seed: int, long: bool,
     form = "long" if long else "short"
     machine = f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores"
     where = f"{machine}, load average {os.getloadavg()[1]:.1f}"
-    said = f"Last run: {form} form, {len(verdicts)} trials in {seconds / 60:.1f} minutes, seed {seed}; {where}."
-    return "\n".join([said, "", "| trial | expected | got | took | |", "|---|---|---|---|---|", *lines, ""])
+    output = f"Last run: {form} form, {len(verdicts)} trials in {seconds / 60:.1f} minutes, seed {seed}; {where}."
+    return "\n".join([output, "", "| trial | expected | got | took | |", "|---|---|---|---|---|", *lines, ""])
 
 
 def _name(line: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from acknowledged import row_keys
 from handrail_collector.store.read import StoreReader
+from harness.acknowledged import row_keys
 
 CHUNKS = 5
 GAP_S = 0.02

@@ -13,14 +13,14 @@ from typing import Any
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from handrail_fleet import router, witness
-from handrail_fleet.engine import Engine, Settings
-from handrail_fleet.faults import parse
-from handrail_fleet.http_api import HttpApi
-from handrail_fleet.load import Sent
-from handrail_fleet.profile import Profile
-from handrail_fleet.scenario import Scenario
-from handrail_fleet.truth import RequestTruth
+from handrail_sim.emulator import router, truth_log
+from handrail_sim.emulator.engine import EmulatedEngine, EngineSettings
+from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.http_api import HttpApi
+from handrail_sim.emulator.load import SentRequest
+from handrail_sim.emulator.profile import Profile
+from handrail_sim.emulator.scenario import Scenario
+from handrail_sim.emulator.truth import RequestTruth
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
@@ -54,9 +54,11 @@ SMALL = Scenario(
 DEADLINE_S = 60.0
 
 
-def settings(role: str, **changes: Any) -> Settings:
+def settings(role: str, **changes: Any) -> EngineSettings:
     host = "d0" if role == "decode" else "p0"
-    base = Settings(role=role, listen=(HOST, 0), scenario=SMALL, host=host, profile=FAST, model=MODEL, handshake_timeout_s=60.0)
+    base = EngineSettings(
+        role=role, listen=(HOST, 0), scenario=SMALL, host=host, profile=FAST, model=MODEL, handshake_timeout_s=60.0
+    )
     return replace(base, **changes)
 
 
@@ -73,9 +75,9 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def engine(role: str, **changes: Any) -> AsyncIterator[tuple[Engine, str]]:
+async def engine(role: str, **changes: Any) -> AsyncIterator[tuple[EmulatedEngine, str]]:
     """A started engine and its base URL."""
-    running = Engine(settings(role, **changes))
+    running = EmulatedEngine(settings(role, **changes))
     await running.start()
     try:
         async with serving(HttpApi(running).app()) as url:
@@ -87,7 +89,7 @@ async def engine(role: str, **changes: Any) -> AsyncIterator[tuple[Engine, str]]
 @asynccontextmanager
 async def routed(prefill: str, decode: str, **changes: Any) -> AsyncIterator[str]:
     """A router in front of one P and one D; its base URL."""
-    chosen = router.Settings(listen=(HOST, 0), prefill=(prefill,), decode=(decode,), **changes)
+    chosen = router.RouterSettings(listen=(HOST, 0), prefill=(prefill,), decode=(decode,), **changes)
     async with serving(router.Router(chosen).app()) as url:
         yield url
 
@@ -97,14 +99,14 @@ class Fleet:
     """Two P and one D of ``SMALL`` behind a router, all by the scenario's own model."""
 
     url: str
-    engines: dict[str, Engine]
+    engines: dict[str, EmulatedEngine]
     began_unix_ns: int
     folder: Path
 
-    def truths(self, sent: Sequence[Sent]) -> list[RequestTruth]:
+    def truths(self, sent: Sequence[SentRequest]) -> list[RequestTruth]:
         """After the fleet has ended."""
-        lines = [line for path in sorted(self.folder.glob("*.truth")) for line in witness.read(path)]
-        return witness.truths(lines, sent, self.began_unix_ns)
+        lines = [line for path in sorted(self.folder.glob("*.truth")) for line in truth_log.read(path)]
+        return truth_log.truths(lines, sent, self.began_unix_ns)
 
 
 @asynccontextmanager
@@ -120,7 +122,7 @@ async def fleet(folder: Path, *faults: str, scenario: Scenario = SMALL, **routin
         engine("prefill", **own("p1")) as (p1, second),
         engine("decode", **own("d0")) as (d0, decode),
     ):
-        chosen = router.Settings(
+        chosen = router.RouterSettings(
             listen=(HOST, 0), prefill=(first, second), decode=(decode,), truth=folder / "router.truth", **shared, **routing
         )
         async with serving(router.Router(chosen).app()) as url:

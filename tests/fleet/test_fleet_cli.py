@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from handrail_fleet.__main__ import main
-from handrail_fleet.scenario import load
-from handrail_fleet.workload import generate
+from handrail_sim.emulator.__main__ import main
+from handrail_sim.emulator.scenario import load
+from handrail_sim.emulator.workload import generate
 
-FLEET = (sys.executable, "-m", "handrail_fleet")
+FLEET = (sys.executable, "-m", "handrail_sim.emulator")
 DEADLINE_S = 180.0
 
 
@@ -73,13 +73,13 @@ def test_processes_share_a_scenario_its_faults_and_a_beginning_and_tell_the_trut
         process(tmp_path / "d0.json", *engine("d0", "decode")) as decode,
         process(tmp_path / "r.json", "router", "--prefill", first, second, "--decode", decode, *own("r")) as router,
     ):
-        asked = ("--requests", "6", "--seed", "3", "--scenario", "split", "--streaming-share", "1")
-        sent = subprocess.run([*FLEET, "load", "--url", router, *asked], check=True, capture_output=True, timeout=DEADLINE_S)
+        lines = ("--requests", "6", "--seed", "3", "--scenario", "split", "--streaming-share", "1")
+        sent = subprocess.run([*FLEET, "load", "--url", router, *lines], check=True, capture_output=True, timeout=DEADLINE_S)
     (tmp_path / "load.jsonl").write_bytes(sent.stdout)
     files = [str(path) for path in tmp_path.glob("*.truth")]
     command = [*FLEET, "truth", *files, "--load", str(tmp_path / "load.jsonl"), "--began-unix-ns", began]
-    told = subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S).stdout.splitlines()
-    truths = [json.loads(line) for line in told]
+    datas = subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S).stdout.splitlines()
+    truths = [json.loads(line) for line in datas]
     virtual = generate(load("split"), 6, 3)
     assert [(truth["prompt_tokens"]) for truth in truths] == [arrival.prompt_tokens for arrival in virtual]
     assert [truth["prefill_host"] for truth in truths] == ["p0", "p1"] * 3
@@ -95,7 +95,7 @@ def test_who_is_told_that_it_is_ready_may_end_it_at_once(tmp_path: Path) -> None
     code = (
         "import asyncio, os, pathlib, signal\n"
         "from aiohttp import web\n"
-        "from handrail_fleet import ready\n"
+        "from handrail_sim.emulator import ready\n"
         "ready.write = lambda path, addresses: os.kill(os.getpid(), signal.SIGTERM)\n"
         "asyncio.run(ready.serve(web.Application(), ('127.0.0.1', 0), pathlib.Path('ready')))\n"
         "print('ended well')"
@@ -114,7 +114,7 @@ def test_what_is_no_truth_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_nothing_of_handrail_is_imported() -> None:
     """The fleet is the referee: it must not share code with what it judges."""
     code = (
-        "import sys, handrail_fleet.__main__, handrail_fleet.http_api\n"
+        "import sys, handrail_sim.emulator.__main__, handrail_sim.emulator.http_api\n"
         "print([m for m in sys.modules if m == 'handrail' or m.startswith(('handrail.', 'handrail_collector'))])"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
@@ -124,7 +124,7 @@ def test_nothing_of_handrail_is_imported() -> None:
     ("arguments", "message"),
     [
         (["engine", "--profile", "nothing"], "8b-h100-balanced-per-token"),
-        (["engine", "--listen", "203.0.113.1:0"], "handrail_fleet engine:"),
+        (["engine", "--listen", "203.0.113.1:0"], "handrail_sim.emulator engine:"),
         (["engine", "--role", "prefill", "--host", "d0"], "valid: p0, p1"),
         (["engine", "--scenario", "nowhere"], "neither a file nor one of"),
         (["engine", "--fault", "slow_link:p0>d9:4"], "valid: *, p0>d0"),

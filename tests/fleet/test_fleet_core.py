@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.running import FAST
-from handrail_fleet.core import (
+from handrail_sim.emulator.core import (
     Effect,
     Ended,
     EngineCore,
-    Job,
+    EngineJob,
+    FinishReason,
     LeaseExpired,
     LoadStarts,
     Preempted,
-    Reason,
     Scheduling,
     StepEnded,
     TokenMade,
 )
-from handrail_fleet.model import LatencyModel
+from handrail_sim.emulator.model import LatencyModel
 
 MS = 1_000_000
 LEASE_NS = 30_000 * MS
@@ -40,7 +40,7 @@ class Simulation:
         self.fail: set[str] = set()
 
     def submit(self, name: str, *, prompt: int = 16, answer: int = 3, load: bool = False, publish: bool = False) -> None:
-        self.core.submit(Job(name, prompt, answer, Reason.LENGTH, load, publish), self.now_ns)
+        self.core.submit(EngineJob(name, prompt, answer, FinishReason.LENGTH, load, publish), self.now_ns)
 
     def run(self, until_ns: int = 10**12) -> None:
         """Until nothing is left to do, or ``until_ns``."""
@@ -139,7 +139,7 @@ def test_a_failed_load_ends_the_request_unscheduled() -> None:
     simulation.submit("d", load=True)
     simulation.run()
     ended = simulation.end("d")
-    assert (ended.reason, ended.generated, ended.times.scheduled_ns) == (Reason.ERROR, 0, None)
+    assert (ended.reason, ended.generated, ended.times.scheduled_ns) == (FinishReason.ERROR, 0, None)
     assert simulation.core.kv_usage == 0
 
 
@@ -172,13 +172,13 @@ def test_unread_blocks_expire_and_heartbeats_put_that_off() -> None:
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (Job("a", 0, 1, Reason.LENGTH), "at least one prompt token"),
-        (Job("a", 10_000, 1, Reason.LENGTH), "more than all 100 KV blocks"),
-        (Job("used", 1, 1, Reason.LENGTH), "is in use"),
+        (EngineJob("a", 0, 1, FinishReason.LENGTH), "at least one prompt token"),
+        (EngineJob("a", 10_000, 1, FinishReason.LENGTH), "more than all 100 KV blocks"),
+        (EngineJob("used", 1, 1, FinishReason.LENGTH), "is in use"),
     ],
     ids=["empty", "too large", "twice"],
 )
-def test_what_can_never_run_is_refused(job: Job, message: str) -> None:
+def test_what_can_never_run_is_refused(job: EngineJob, message: str) -> None:
     simulation = Simulation()
     simulation.submit("used")
     with pytest.raises(ValueError, match=message):
@@ -275,7 +275,7 @@ def test_a_failed_load_with_recompute_computes_the_prompt_here() -> None:
     simulation.core.advance(0)
     assert simulation.core.load_done("d", False, recompute=True) == []
     simulation.run()
-    assert simulation.end("d").reason is Reason.LENGTH
+    assert simulation.end("d").reason is FinishReason.LENGTH
     assert simulation.tokens("d")[0] >= 5 * MS  # a prefill, not a decode step
 
 
@@ -292,7 +292,7 @@ def test_withheld_blocks_make_a_request_wait_until_they_are_given_back() -> None
 
 def test_cached_tokens_are_not_computed() -> None:
     simulation = Simulation(blocks=200)
-    simulation.core.submit(Job("a", 2000, 1, Reason.LENGTH, cached_tokens=1999), 0)
+    simulation.core.submit(EngineJob("a", 2000, 1, FinishReason.LENGTH, cached_tokens=1999), 0)
     simulation.run()
     assert simulation.tokens("a")[0] < 5 * MS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail_fleet.faults import FAULTS
-from handrail_fleet.scenario import bundled
+from handrail_sim.emulator.faults import FAULTS
+from handrail_sim.emulator.scenario import bundled
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 MARK = "<!-- faults -->"

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.running import FAST, MODEL, SMALL, Received, attributes, engine, serving, until
-from handrail_fleet.faults import parse
-from handrail_fleet.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 RECORDINGS = Path(__file__).parents[1] / "data/recordings"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -409,10 +409,10 @@ async def test_decode_queue_time_holds_the_whole_kv_wait() -> None:
 FAILED = [json.loads(line) for line in (RECORDINGS / "otlp_failed_loads.jsonl").read_text().splitlines()]
 
 
-def never_scheduled(said: dict[str, Any]) -> bool:
+def never_scheduled(fields: dict[str, Any]) -> bool:
     """What vLLM 0.32 says of a request whose load failed: its stamp of being scheduled is 0, so that its queue lasted from the
     machine's start back to when it was queued, and its prefill from then to its end."""
-    named = {key.rpartition(".")[2]: value for key, value in said.items()}
+    named = {key.rpartition(".")[2]: value for key, value in fields.items()}
     both = named["time_in_queue"] + named["time_in_model_prefill"]  # from queued to the end
     return (
         named["time_in_queue"] < -1

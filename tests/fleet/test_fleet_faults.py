@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handrail_fleet.faults import FAULTS, Active, Fault, FaultError, Hosts, parse
+from handrail_sim.emulator.faults import FAULTS, Active, Fault, FaultError, Hosts, parse
 
 SPLIT = Hosts(("p0", "p1"), ("d0", "d1"))
 COLLOCATED = Hosts(("e0",), ("e0",))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivered
-from handrail_fleet.faults import Active, parse
-from handrail_fleet.hindrance import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
-from handrail_fleet.observe import Clock
-from handrail_fleet.observe_engines import SAMPLE_NS, gpu_clocks, pauses, steps
-from handrail_fleet.virtual import Settings, ran
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivered
+from handrail_sim.emulator.faults import Active, parse
+from handrail_sim.emulator.observe import HostClock
+from handrail_sim.emulator.observe_engines import SAMPLE_NS, gpu_clocks, pauses, steps
+from handrail_sim.emulator.slowdown import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
+from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
 
 MS = 1_000_000
 S = 1000 * MS
@@ -73,7 +73,7 @@ def test_nothing_hinders_where_there_is_nothing() -> None:
 
 @pytest.mark.parametrize(("fault", "longer_ns"), [("host_pause:d0:0.2", 150 * MS), ("gpu_throttled:d0:4", 20 * MS)])
 def test_streams_of_that_host_stand_still_and_those_of_others_do_not(fault: str, longer_ns: int) -> None:
-    settings = Settings(scenario=SPLIT, requests=80, seed=3)
+    settings = VirtualRunSettings(scenario=SPLIT, requests=80, seed=3)
     healthy = ran(settings)
     struck = ran(replace(settings, faults=(parse(fault, SPLIT.hosts()),)))
     at: dict[str, list[int]] = {"d0": [], "d1": []}
@@ -85,8 +85,8 @@ def test_streams_of_that_host_stand_still_and_those_of_others_do_not(fault: str,
 
 def test_what_is_seen_of_it() -> None:
     faults = (parse("host_pause:d0:0.2", SPLIT.hosts()), parse("gpu_throttled:d1:4", SPLIT.hosts()))
-    run = ran(Settings(scenario=SPLIT, requests=80, seed=3, faults=faults))
-    clocks = {host: Clock() for host in run.steps}
+    run = ran(VirtualRunSettings(scenario=SPLIT, requests=80, seed=3, faults=faults))
+    clocks = {host: HostClock() for host in run.steps}
     over = 60 * S
     seen = list(pauses(run.hindered, clocks, over))
     assert len(seen) == pytest.approx(over / PAUSED_EVERY_NS, abs=2)
@@ -98,25 +98,25 @@ def test_what_is_seen_of_it() -> None:
     slow = [reading for reading in readings if reading.throttled]
     assert len(slow) == pytest.approx(10 * THROTTLED_NS / SAMPLE_NS, abs=4)
     assert {reading.hertz for reading in slow} == {max(reading.hertz for reading in readings) / 4}
-    told = list(steps(run.steps, clocks))
+    step_observations = list(steps(run.steps, clocks))
     for host in run.steps:
-        of_host = [step for step in told if step.host == host]
+        of_host = [step for step in step_observations if step.host == host]
         assert all(one.end_ns <= two.begin_ns for one, two in pairwise(of_host))
     answered = sum(len(flight.gaps_ns) + 1 for flight in run.flights)
-    first = sum(step.prefill_requests for step in told if step.host.startswith("d"))
-    assert sum(step.decode_tokens for step in told if step.host.startswith("d")) + first == answered
-    assert sum(step.prefill_tokens for step in told if step.host.startswith("p")) == sum(
+    first = sum(step.prefill_requests for step in step_observations if step.host.startswith("d"))
+    assert sum(step.decode_tokens for step in step_observations if step.host.startswith("d")) + first == answered
+    assert sum(step.prefill_tokens for step in step_observations if step.host.startswith("p")) == sum(
         flight.plan.arrival.prompt_tokens for flight in run.flights
     )
 
 
 def test_tokens_that_are_computed_again_are_told_apart() -> None:
     fault = parse("preemption_storm:d0:2", SPLIT.hosts())
-    run = ran(Settings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
-    told = list(steps(run.steps, {host: Clock() for host in run.steps}))
-    assert sum(step.preemptions for step in told) == sum(flight.preemptions for flight in run.flights) > 10
-    assert all(step.host == "d0" for step in told if step.resumed_tokens)
-    assert max(step.resumed_tokens for step in told) > 500
+    run = ran(VirtualRunSettings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
+    step_observations = list(steps(run.steps, {host: HostClock() for host in run.steps}))
+    assert sum(step.preemptions for step in step_observations) == sum(flight.preemptions for flight in run.flights) > 10
+    assert all(step.host == "d0" for step in step_observations if step.resumed_tokens)
+    assert max(step.resumed_tokens for step in step_observations) > 500
     for flight in run.flights:
         assert len(flight.preempted) == flight.preemptions
         assert all(last is not None and first <= last for first, last in flight.preempted)
@@ -136,7 +136,7 @@ def test_what_fits_into_the_buffer_is_read_in_time() -> None:
     seen = delivered(0, gaps, 2 * S)  # 200 tokens come meanwhile
     assert seen.gaps_ns == tuple(gaps)
     assert seen.held_ns is None
-    assert seen.stood_ns == (S, 3 * S)
+    assert seen.paused_ns == (S, 3 * S)
 
 
 def test_then_nothing_is_read_until_the_client_reads_again() -> None:

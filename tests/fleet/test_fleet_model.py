@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail_fleet.model import Batch, LatencyModel
-from handrail_fleet.profile import load
-from handrail_fleet.text import TokenStream, plan, prefix_blocks, seed_of, tokenize
+from handrail_sim.emulator.model import ForwardPass, LatencyModel
+from handrail_sim.emulator.profile import load
+from handrail_sim.emulator.text import TokenStream, plan, prefix_blocks, seed_of, tokenize
 
 PER_TOKEN = load("8b-h100-balanced-per-token")
 CONSTANT = load("8b-h100-balanced-constant")
@@ -18,7 +18,7 @@ CONSTANT = load("8b-h100-balanced-constant")
 
 def test_a_lone_decode_step_takes_the_inter_token_latency() -> None:
     model = LatencyModel(PER_TOKEN, seed=1)
-    steps = [model.step_ns(Batch(decoding=1, prefill_tokens=0, running=1)) for _ in range(2000)]
+    steps = [model.step_ns(ForwardPass(decoding=1, prefill_tokens=0, running=1)) for _ in range(2000)]
     assert statistics.mean(steps) == pytest.approx(12e6, rel=0.02)
     assert statistics.stdev(steps) == pytest.approx(2e6, rel=0.15)
 
@@ -30,19 +30,19 @@ def test_a_lone_decode_step_takes_the_inter_token_latency() -> None:
 )
 def test_prefill_by_calculator(profile: object, tokens: int, expected_ns: float) -> None:
     model = LatencyModel(profile, seed=1)  # type: ignore[arg-type]
-    steps = [model.step_ns(Batch(decoding=0, prefill_tokens=tokens, running=1)) for _ in range(500)]
+    steps = [model.step_ns(ForwardPass(decoding=0, prefill_tokens=tokens, running=1)) for _ in range(500)]
     assert statistics.mean(steps) == pytest.approx(expected_ns, rel=0.05)
 
 
 def test_a_prefill_in_the_batch_stalls_the_decodes() -> None:
     model = LatencyModel(PER_TOKEN, seed=1)
-    assert min(model.step_ns(Batch(decoding=4, prefill_tokens=2000, running=5)) for _ in range(100)) > 400e6
+    assert min(model.step_ns(ForwardPass(decoding=4, prefill_tokens=2000, running=5)) for _ in range(100)) > 400e6
 
 
 def test_a_full_batch_takes_the_load_factor_longer() -> None:
     alone, full = LatencyModel(PER_TOKEN, seed=3), LatencyModel(PER_TOKEN, seed=3)
-    one = alone.step_ns(Batch(decoding=1, prefill_tokens=0, running=1))
-    many = full.step_ns(Batch(decoding=16, prefill_tokens=0, running=16))
+    one = alone.step_ns(ForwardPass(decoding=1, prefill_tokens=0, running=1))
+    many = full.step_ns(ForwardPass(decoding=16, prefill_tokens=0, running=16))
     assert many == pytest.approx(2.0 * one, rel=1e-6)
 
 
@@ -55,7 +55,8 @@ def test_transfers_by_calculator() -> None:
 @given(seed=st.integers(0, 1000), speed=st.floats(0.1, 100), running=st.integers(1, 40), tokens=st.integers(0, 8192))
 def test_draws_are_positive_bounded_and_repeatable(seed: int, speed: float, running: int, tokens: int) -> None:
     draws = [
-        LatencyModel(PER_TOKEN, seed, speed).step_ns(Batch(decoding=1, prefill_tokens=tokens, running=running)) for _ in range(2)
+        LatencyModel(PER_TOKEN, seed, speed).step_ns(ForwardPass(decoding=1, prefill_tokens=tokens, running=running))
+        for _ in range(2)
     ]
     assert draws[0] == draws[1]
     longest = 1.7 * max(12e6, 30e6 + tokens * 250e3) * 2.0 / speed

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.costs import Costs
-from handrail_fleet.links import Link
-from handrail_fleet.model import Batch
-from handrail_fleet.noise import normal, uniform
-from handrail_fleet.prefix import PrefixCache
-from handrail_fleet.scenario import Scenario, ScenarioError
-from handrail_fleet.workload import Arrival, TraceError, generate, plans, read_azure, read_mooncake, repeat
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.costs import Costs
+from handrail_sim.emulator.links import EmulatedLink
+from handrail_sim.emulator.model import ForwardPass
+from handrail_sim.emulator.noise import normal, uniform
+from handrail_sim.emulator.prefix import PrefixCache
+from handrail_sim.emulator.scenario import Scenario, ScenarioError
+from handrail_sim.emulator.workload import Arrival, TraceError, generate, plans, read_azure, read_mooncake, repeat
 
 S = 1_000_000_000
 TRACES = Path(__file__).parents[1] / "data" / "request_traces"
 
 
-def drain(link: Link) -> list[tuple[str, int]]:
+def drain(link: EmulatedLink) -> list[tuple[str, int]]:
     arrived = []
     while (at_ns := link.next_ns()) is not None:
         arrived += [(name, at_ns) for name in link.finished(at_ns)]
@@ -33,20 +33,20 @@ def drain(link: Link) -> list[tuple[str, int]]:
 
 
 def test_one_transfer_has_the_link_to_itself() -> None:
-    link = Link(470e6 / 1.3)
+    link = EmulatedLink(470e6 / 1.3)
     link.start("a", 470_000_000, 0)
     assert drain(link) == [("a", 1_300_000_000)]
 
 
 def test_transfers_at_once_share_the_link() -> None:
-    link = Link(100.0)
+    link = EmulatedLink(100.0)
     link.start("a", 100, 0)
     link.start("b", 300, S // 2)  # a has 50 left; both get 50 a second until a is done at 1.5 s, b has 250 left
     assert drain(link) == [("a", 3 * S // 2), ("b", 4 * S)]
 
 
 def test_transfers_in_turn_have_the_link_to_themselves() -> None:
-    link = Link(100.0, in_turn=True)
+    link = EmulatedLink(100.0, in_turn=True)
     link.start("a", 100, 0)
     link.start("b", 300, S // 2)
     link.start("c", 0, S // 2)
@@ -54,7 +54,7 @@ def test_transfers_in_turn_have_the_link_to_themselves() -> None:
 
 
 def test_a_rate_holds_from_when_it_is_set() -> None:
-    link = Link(100.0)
+    link = EmulatedLink(100.0)
     link.start("a", 100, 0)
     link.set_rate(10.0, S // 2)
     assert drain(link) == [("a", 11 * S // 2)]
@@ -68,7 +68,7 @@ def test_a_rate_holds_from_when_it_is_set() -> None:
 def test_all_that_is_sent_arrives_once_and_no_faster_than_the_link_can(
     sends: list[tuple[int, int]], rate: float, in_turn: bool
 ) -> None:
-    link = Link(rate, in_turn=in_turn)
+    link = EmulatedLink(rate, in_turn=in_turn)
     arrived: list[tuple[str, int]] = []
     for index, (size, at_ns) in enumerate(sorted(sends, key=lambda send: send[1])):
         while (next_ns := link.next_ns()) is not None and next_ns <= at_ns:
@@ -102,12 +102,12 @@ def test_noise_belongs_to_its_key() -> None:
 
 def test_a_step_costs_what_it_does() -> None:
     costs = Costs(Scenario(noise_share=0.0, prefill_hosts=1), seed=0, clock=lambda: 0)
-    alone = costs.step_ns(Batch(decoding=1, prefill_tokens=0, running=1, context_tokens=1000))
-    both = costs.step_ns(Batch(decoding=1, prefill_tokens=1000, running=2, context_tokens=1000, prefill_pairs=500_000))
+    alone = costs.step_ns(ForwardPass(decoding=1, prefill_tokens=0, running=1, context_tokens=1000))
+    both = costs.step_ns(ForwardPass(decoding=1, prefill_tokens=1000, running=2, context_tokens=1000, prefill_pairs=500_000))
     assert alone == 10_000_000 + 60_000 + 400
     assert both - alone == 1000 * 50_000 + 500_000
     costs.prefill_factor, costs.step_factor = 2.0, 3.0
-    again = costs.step_ns(Batch(decoding=1, prefill_tokens=1000, running=2, context_tokens=1000, prefill_pairs=500_000))
+    again = costs.step_ns(ForwardPass(decoding=1, prefill_tokens=1000, running=2, context_tokens=1000, prefill_pairs=500_000))
     assert again == 3 * (alone + 2 * (both - alone))
 
 
@@ -115,7 +115,7 @@ def test_a_step_waits_for_what_is_still_being_posted() -> None:
     now_ns = 0
     scenario = Scenario(noise_share=0.0, prefill_hosts=1, load_post_token_ns=1000, decode_request_ns=0)
     costs = Costs(scenario, seed=0, clock=lambda: now_ns)
-    step = Batch(decoding=1, prefill_tokens=0, running=1)
+    step = ForwardPass(decoding=1, prefill_tokens=0, running=1)
     costs.post(8000)  # 8 ms, behind the step that has begun
     costs.post(4000)  # 4 ms more, when the first is posted
     now_ns = 9_000_000
@@ -186,18 +186,20 @@ def test_requests_spread_over_all_pairs_of_hosts() -> None:
 def test_round_robin_gives_every_pair_of_hosts_the_same(layout: str) -> None:
     hosts = {"prefill_hosts": 2, "decode_hosts": 3} if layout == "split" else {"decode_hosts": 3}
     scenario = Scenario(layout=layout, routing="round-robin", **hosts)  # type: ignore[arg-type]
-    asked = plans(scenario, generate(scenario, 600, 0), 0)
-    counts = Counter((plan.prefill_host, plan.decode_host) for plan in asked)
+    workload_requests = plans(scenario, generate(scenario, 600, 0), 0)
+    counts = Counter((plan.prefill_host, plan.decode_host) for plan in workload_requests)
     assert set(counts.values()) == ({100} if layout == "split" else {200})
     assert len(counts) == (6 if layout == "split" else 3)
-    assert len({plan.prefill_host for plan in asked[: len(scenario.hosts().prefill)]}) == len(scenario.hosts().prefill)
+    assert len({plan.prefill_host for plan in workload_requests[: len(scenario.hosts().prefill)]}) == len(
+        scenario.hosts().prefill
+    )
 
 
 def test_turns_of_a_conversation_grow_and_stay_on_their_hosts() -> None:
     scenario = scenarios.load("turns")
-    asked = plans(scenario, generate(scenario, 400, 0), 0)
-    assert [plan.arrival.at_ns for plan in asked] == sorted(plan.arrival.at_ns for plan in asked)
-    turns = [plan for plan in asked if plan.arrival.conversation == 3]
+    workload_requests = plans(scenario, generate(scenario, 400, 0), 0)
+    assert [plan.arrival.at_ns for plan in workload_requests] == sorted(plan.arrival.at_ns for plan in workload_requests)
+    turns = [plan for plan in workload_requests if plan.arrival.conversation == 3]
     assert len(turns) == 4
     assert len({(plan.prefill_host, plan.decode_host) for plan in turns}) == 1
     for before, after in pairwise(plan.arrival for plan in turns):

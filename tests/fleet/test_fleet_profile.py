@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handrail_fleet.profile import ProfileError, bundled, duration_ns, load, parse
+from handrail_sim.emulator.profile import ProfileError, bundled, duration_ns, load, parse
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fleet.running import MODEL, SMALL, Received, attributes, engine, routed, serving, until
-from handrail_fleet import load, router
-from handrail_fleet.faults import parse
+from handrail_sim.emulator import load, router
+from handrail_sim.emulator.faults import parse
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -91,7 +91,7 @@ async def test_workers_take_turns() -> None:
     workers = [Worker({}), Worker({})]
     d = Worker(None)
     async with serving(workers[0].app()) as one, serving(workers[1].app()) as two, serving(d.app()) as decode:
-        chosen = router.Settings(listen=("127.0.0.1", 0), prefill=(one, two), decode=(decode,))
+        chosen = router.RouterSettings(listen=("127.0.0.1", 0), prefill=(one, two), decode=(decode,))
         async with serving(router.Router(chosen).app()) as url:
             for _ in range(4):
                 await post(url)
@@ -120,13 +120,13 @@ async def test_a_refusal_of_the_prefill_reaches_the_client() -> None:
 
 @pytest.mark.parametrize("replace_ids", [False, True], ids=["ids kept", "ids replaced"])
 async def test_a_load_through_engines_is_answered_and_timed(replace_ids: bool) -> None:
-    sent: list[load.Sent] = []
+    sent: list[load.SentRequest] = []
     async with (
         engine("prefill") as (p, prefill),
         engine("decode") as (d, decode),
         routed(prefill, decode, replace_ids=replace_ids, think_s=0.01) as url,
     ):
-        await load.run(load.Settings(url=url, requests=24, concurrency=6, model=MODEL, seed=3), sent.append)
+        await load.run(load.LoadSettings(url=url, requests=24, concurrency=6, model=MODEL, seed=3), sent.append)
         await until(lambda: (p._core.kv_usage, d._core.kv_usage) == (0, 0))
     assert [each.error for each in sent] == [None] * 24
     assert {each.stream for each in sent} == {True, False}
@@ -145,15 +145,15 @@ async def test_a_load_through_engines_is_answered_and_timed(replace_ids: bool) -
 
 
 async def test_an_open_loop_sends_everything() -> None:
-    sent: list[load.Sent] = []
+    sent: list[load.SentRequest] = []
     async with engine("both") as (_, url):
-        await load.run(load.Settings(url=url, requests=20, rate=500.0, traceparent=False), sent.append)
+        await load.run(load.LoadSettings(url=url, requests=20, rate=500.0, traceparent=False), sent.append)
     assert sorted(each.index for each in sent) == list(range(20))
     assert {each.traceparent for each in sent} == {None}
 
 
 def test_plans_repeat_and_differ_by_seed() -> None:
-    one, same, other = (load.plans(load.Settings(url="", requests=9, seed=seed)) for seed in (1, 1, 2))
+    one, same, other = (load.plans(load.LoadSettings(url="", requests=9, seed=seed)) for seed in (1, 1, 2))
     assert one == same != other
 
 
@@ -175,7 +175,9 @@ class Refusing(Worker):
 async def test_a_failed_prefill_is_tried_elsewhere(status: int, retries: int, seen: int, answered: int) -> None:
     bad, good, d = Refusing(status), Worker({"remote_request_id": "r"}), Worker(None)
     async with serving(bad.app()) as one, serving(good.app()) as two, serving(d.app()) as decode:
-        chosen = router.Settings(listen=("127.0.0.1", 0), prefill=(one, two), decode=(decode,), retries=retries, replace_ids=True)
+        chosen = router.RouterSettings(
+            listen=("127.0.0.1", 0), prefill=(one, two), decode=(decode,), retries=retries, replace_ids=True
+        )
         async with serving(router.Router(chosen).app()) as url:
             got, _, _ = await post(url)
     assert (got, len(bad.seen), len(good.seen), len(d.seen)) == (answered, 1, seen, seen)

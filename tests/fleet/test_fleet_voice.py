@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchanges import PROCESS
+from builders.exchanges import PROCESS
 from fleet.running import MODEL, SMALL, engine, routed, until
-from handrail.guest import events as words
-from handrail.guest import pauses as guest_pauses
+from handrail.plugin import events as words
+from handrail.plugin import pauses as guest_pauses
 from handrail.records import (
     EngineFacts,
     EngineTimes,
@@ -31,22 +31,22 @@ from handrail.records import (
     ProcessEvent,
     ProcessEventKind,
 )
-from handrail.sources.datagram import read_packet
-from handrail.sources.plugin import PluginSource
-from handrail_fleet import load
-from handrail_fleet.core import Ended, EngineCore, Job, LoadStarts, Reason, StepEnded, Times
-from handrail_fleet.faults import parse
-from handrail_fleet.hindrance import LATE_NS, WATCH_NS, Hindrance
-from handrail_fleet.kv import Publication
-from handrail_fleet.model import Batch
-from handrail_fleet.spoken import Spoken
-from handrail_fleet.voice import SaidLines, Voice
+from handrail_sidecar.sources.datagram import read_packet
+from handrail_sidecar.sources.plugin_socket import PluginSource
+from handrail_sim.emulator import load
+from handrail_sim.emulator.core import Ended, EngineCore, EngineJob, FinishReason, JobTimes, LoadStarts, StepEnded
+from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.kv import Publication
+from handrail_sim.emulator.model import ForwardPass
+from handrail_sim.emulator.plugin_events import Spoken
+from handrail_sim.emulator.plugin_socket import SaidLines, Voice
+from handrail_sim.emulator.slowdown import LATE_NS, WATCH_NS, Hindrance
 
-LOAD = load.Settings(url="", requests=4, concurrency=2, model=MODEL, streaming_share=1.0, answer_tokens=(6, 12))
+LOAD = load.LoadSettings(url="", requests=4, concurrency=2, model=MODEL, streaming_share=1.0, answer_tokens=(6, 12))
 
 
 @dataclass
-class Heard:
+class ReceivedEvent:
     """A P and a D with a sidecar's socket beside each."""
 
     url: str
@@ -60,7 +60,7 @@ class Heard:
 
 
 @asynccontextmanager
-async def heard(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Heard]:
+async def received_events(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[ReceivedEvent]:
     p: list[Observation] = []
     d: list[Observation] = []
     lines: list[str] = []
@@ -76,7 +76,7 @@ async def heard(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Hea
         engine("decode", plugin_socket=folder / "d.sock", **shared) as (_, decode),
         routed(prefill, decode) as url,
     ):
-        yield Heard(url, p, d, sources, lines)
+        yield ReceivedEvent(url, p, d, sources, lines)
     for source in sources:
         await source.shutdown(1.0)
         assert source.merge.stats.unread_events == 0
@@ -84,7 +84,7 @@ async def heard(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Hea
 
 
 async def test_requests_fetches_and_kept_blocks_of_a_healthy_pair(tmp_path: Path) -> None:
-    async with heard(tmp_path) as pair:
+    async with received_events(tmp_path) as pair:
         await load.run(replace(LOAD, url=pair.url), lambda _: None)
         await until(lambda: len(pair.of(pair.d, KvFetch)) == len(pair.of(pair.p, KvPublish)) == 4)
         fetches, kept = pair.of(pair.d, KvFetch), pair.of(pair.p, KvPublish)
@@ -109,7 +109,7 @@ async def test_requests_fetches_and_kept_blocks_of_a_healthy_pair(tmp_path: Path
 async def test_a_fetch_that_fails_is_told_with_the_engines_word_and_its_line(
     tmp_path: Path, fault: str, effect: FetchEffect
 ) -> None:
-    async with heard(tmp_path, fault, recompute=effect is FetchEffect.RECOMPUTED) as pair:
+    async with received_events(tmp_path, fault, recompute=effect is FetchEffect.RECOMPUTED) as pair:
         await load.run(replace(LOAD, url=pair.url), lambda _: None)
         await until(lambda: len(pair.of(pair.d, KvFetch)) == 4)
         assert {(each.failure, each.effect) for each in pair.of(pair.d, KvFetch)} == {("transfer_failed", effect)}
@@ -117,7 +117,7 @@ async def test_a_fetch_that_fails_is_told_with_the_engines_word_and_its_line(
 
 
 async def test_a_lease_that_ends_and_a_read_that_comes_after_it(tmp_path: Path) -> None:
-    async with heard(tmp_path, "stale_read:p0:0.001", "handshake_cold:p0>d0:0.3") as pair:
+    async with received_events(tmp_path, "stale_read:p0:0.001", "handshake_cold:p0>d0:0.3") as pair:
         await load.run(replace(LOAD, url=pair.url, requests=1), lambda _: None)
         await until(lambda: any(each.late_read_ns is not None for each in pair.of(pair.p, KvPublish)))
         assert pair.of(pair.p, KvPublish)[0].expired_ns is not None
@@ -127,11 +127,15 @@ async def test_a_process_that_stands_still_is_told_as_the_plugin_tells_it(tmp_pa
     def paused(of: list[Observation]) -> list[ProcessEvent]:
         return [each for each in of if isinstance(each, ProcessEvent) and each.kind is ProcessEventKind.PAUSED]
 
-    async with heard(tmp_path, "host_pause:d0:0.5") as pair:
+    async with received_events(tmp_path, "host_pause:d0:0.5") as pair:
         await until(lambda: bool(paused(pair.d)))
-        told = paused(pair.d)[0]
-        assert 500_000_000 - WATCH_NS <= told.duration_ns <= 500_000_000
-        assert (told.detail, told.at_bound_ns, told.process_kind) == (guest_pauses.HELD, WATCH_NS, "core")
+        process_event = paused(pair.d)[0]
+        assert 500_000_000 - WATCH_NS <= process_event.duration_ns <= 500_000_000
+        assert (process_event.detail, process_event.at_bound_ns, process_event.process_kind) == (
+            guest_pauses.HELD,
+            WATCH_NS,
+            "core",
+        )
         assert not paused(pair.p)
 
 
@@ -142,13 +146,13 @@ def test_the_emulated_watch_is_that_of_the_plugin() -> None:
 @given(st.lists(st.integers(1, 3_000_000_000), min_size=1, max_size=40))
 def test_every_pause_is_told_once_however_often_it_is_looked(passed: list[int]) -> None:
     by = Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None)
-    spoken, said = _speaking(by)
+    spoken, statements = _speaking(by)
     began = now = spoken._watched_ns
     for each in passed:
         now += each
         spoken.paused(now)
     long_enough = [last for first, last in by.times(began, now) if last - -(-first // WATCH_NS) * WATCH_NS >= LATE_NS]
-    assert [at_ns for name, _, at_ns in said if name == "paused"] == [last for last in long_enough if began < last <= now]
+    assert [at_ns for name, _, at_ns in statements if name == "paused"] == [last for last in long_enough if began < last <= now]
 
 
 async def test_an_engine_without_the_variable_says_nothing(tmp_path: Path) -> None:
@@ -187,10 +191,10 @@ def test_a_sidecar_that_is_not_there_costs_events_and_they_are_counted(tmp_path:
 
 def test_its_words_are_the_plugins() -> None:
     """One event of every kind that the emulator says, with as many fields as the plugin's."""
-    spoken, told = _speaking(Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None))
+    spoken, reports = _speaking(Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None))
     voice = spoken._voice
     assert voice is not None
-    job = Job("r", 10, 1, Reason.STOP, load=True)
+    job = EngineJob("r", 10, 1, FinishReason.STOP, load=True)
     spoken._core.submit(job, 0)
     spoken.paused(spoken._watched_ns + 8_000_000_000)
     spoken.queued(job, 0, 0, {}, None)
@@ -204,31 +208,31 @@ def test_its_words_are_the_plugins() -> None:
     spoken.preempted("r")
     spoken.resumed("r")
     spoken.first_token("r", 1)
-    spoken.ended(Ended("r", Reason.STOP, 1, Times(0, 1, 2, 3), Publication("r", (1,), 10)))
-    spoken.step(StepEnded(1, 0, 1, 0, 0, 0, 0, False, Batch(decoding=1, prefill_tokens=0, running=1)))
+    spoken.ended(Ended("r", FinishReason.STOP, 1, JobTimes(0, 1, 2, 3), Publication("r", (1,), 10)))
+    spoken.step(StepEnded(1, 0, 1, 0, 0, 0, 0, False, ForwardPass(decoding=1, prefill_tokens=0, running=1)))
     spoken.renewed("r")
     spoken.read("r", late=False)
     spoken.expired("r")
     SaidLines(voice).emit(logging.makeLogRecord({"msg": "line", "levelname": "WARNING"}))
-    said = {name: fields for name, fields, _ in told}
-    assert said == {name: len(words.FIELDS[name]) for name in said}
-    assert len(said) >= 19
+    statement = {name: fields for name, fields, _ in reports}
+    assert statement == {name: len(words.FIELDS[name]) for name in statement}
+    assert len(statement) >= 19
 
 
 def _speaking(*pauses: Hindrance) -> tuple[Spoken, list[tuple[str, int, int | None]]]:
     """Without a socket; and what it says: name, number of fields, time."""
-    said: list[tuple[str, int, int | None]] = []
+    statements: list[tuple[str, int, int | None]] = []
 
     class Kept(Voice):
         def say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
-            said.append((name, len(fields), at_ns))
+            statements.append((name, len(fields), at_ns))
 
     core = EngineCore(_Steps(), max_running=1, blocks=100, lease_ns=1)
     spoken = Spoken(None, engine_id="e", model="m", scenario=SMALL, lease_ns=1, policy="fail", core=core, pauses=pauses)
     spoken._voice = Kept(Path("unused"), {}, lambda: 0)
-    return spoken, said
+    return spoken, statements
 
 
 class _Steps:
-    def step_ns(self, batch: Batch) -> int:
+    def step_ns(self, batch: ForwardPass) -> int:
         return 1

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import conventions as names
-from handrail.cli.simulated import arrivals, over_ns
-from handrail.cli.simulated_devices import gpu_evidence
-from handrail_collector.explain.answer import answered
-from handrail_collector.explain.question import Question
-from handrail_collector.explain.tracked import tracked
-from handrail_collector.offline import STORE, publish, publish_samples, rows_of
+from handrail_collector.batch import STORE, publish, publish_samples, rows_of
+from handrail_collector.explain.devices.timeline_samples import tracked
+from handrail_collector.explain.period.answer import answered
+from handrail_collector.explain.period.question import Question
 from handrail_collector.rows import ClockPairRow
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.read import StoreReader
-from handrail_fleet import scenario as scenarios
-from handrail_fleet import virtual
-from handrail_fleet.faults import parse
-from handrail_fleet.model import Batch
-from handrail_fleet.observe import Clock, clocks
-from handrail_fleet.observe_devices import EVERY_NS, SHARES, Worked, activity, observe_devices
-from handrail_fleet.virtual import Settings
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator import virtual_run
+from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.model import ForwardPass
+from handrail_sim.emulator.observe import HostClock, clocks
+from handrail_sim.emulator.observe_devices import EVERY_NS, SHARES, Worked, activity, observe_devices
+from handrail_sim.emulator.virtual_run import VirtualRunSettings
+from handrail_sim.virtual.devices import gpu_evidence
+from handrail_sim.virtual.observers import arrivals, over_ns
 
 H100 = scenarios.load("h100-70b-split")
 MS = 1_000_000
@@ -33,20 +33,20 @@ STARTED = 1_796_000_000 * 10**9
 
 
 def test_a_prompt_keeps_the_tensor_pipes_busy_and_decoding_the_memory() -> None:
-    tensor, dram = activity(H100, Batch(decoding=0, prefill_tokens=10_000, running=1, prefill_pairs=50_000_000))
+    tensor, dram = activity(H100, ForwardPass(decoding=0, prefill_tokens=10_000, running=1, prefill_pairs=50_000_000))
     assert tensor > 2 * dram
-    tensor, dram = activity(H100, Batch(decoding=64, prefill_tokens=0, running=64, context_tokens=64 * 10_000))
+    tensor, dram = activity(H100, ForwardPass(decoding=64, prefill_tokens=0, running=64, context_tokens=64 * 10_000))
     assert dram > 5 * tensor
     assert all(0 <= share <= 1 for shares in SHARES.values() for share in shares)
 
 
 def test_each_sample_tells_of_the_time_since_the_one_before() -> None:
-    step = Batch(decoding=1, prefill_tokens=0, running=1, context_tokens=1000)
+    step = ForwardPass(decoding=1, prefill_tokens=0, running=1, context_tokens=1000)
     worked = [Worked(50 * MS, 120 * MS, step), Worked(150 * MS, 180 * MS, step)]
-    said = list(observe_devices(H100, {"d0": worked}, {"d0": Clock(offset_ns=7)}, 290 * MS))
-    assert [round(one.busy, 6) for one in said] == [0.5, 0.5, 0.0]
-    assert [one.said_ns for one in said] == [100 * MS, 200 * MS, 300 * MS]
-    assert said[0].at_unix_ns - said[0].said_ns == Clock().started_unix_ns + 7
+    gpu_observations = list(observe_devices(H100, {"d0": worked}, {"d0": HostClock(offset_ns=7)}, 290 * MS))
+    assert [round(one.busy, 6) for one in gpu_observations] == [0.5, 0.5, 0.0]
+    assert [one.reported_ns for one in gpu_observations] == [100 * MS, 200 * MS, 300 * MS]
+    assert gpu_observations[0].at_unix_ns - gpu_observations[0].reported_ns == HostClock().started_unix_ns + 7
 
 
 @given(st.lists(st.tuples(st.integers(0, 300 * MS), st.integers(1, 400 * MS)), max_size=20))
@@ -54,17 +54,17 @@ def test_busy_time_adds_up_to_the_steps(lengths: list[tuple[int, int]]) -> None:
     worked, at = [], 0
     for idle, length in lengths:
         at += idle
-        worked.append(Worked(at, at + length, Batch(decoding=1, prefill_tokens=0, running=1)))
+        worked.append(Worked(at, at + length, ForwardPass(decoding=1, prefill_tokens=0, running=1)))
         at += length
-    said = list(observe_devices(H100, {"d0": worked}, {"d0": Clock()}, at))
-    assert sum(one.busy for one in said) * EVERY_NS == pytest.approx(sum(length for _, length in lengths), abs=10)
+    gpu_observations = list(observe_devices(H100, {"d0": worked}, {"d0": HostClock()}, at))
+    assert sum(one.busy for one in gpu_observations) * EVERY_NS == pytest.approx(sum(length for _, length in lengths), abs=10)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pair of H100 nodes, 60 requests, with what its GPUs did."""
     folder = tmp_path_factory.mktemp("pair")
-    ran = virtual.ran(Settings(scenario=H100, requests=60, seed=1))
+    ran = virtual_run.ran(VirtualRunSettings(scenario=H100, requests=60, seed=1))
     came = arrivals(H100, ran.flights, (), seed=1, started_unix_ns=STARTED)
     related: list[ClockPairRow] = []
     publish(folder, rows_of(((o.received_unix_ns, o.record) for o in came), clocks=related), clocks=related)
@@ -107,7 +107,7 @@ def test_a_trace_of_the_emulated_pair_shows_what_its_gpus_did(pair: Path) -> Non
 
 def test_a_gpu_that_is_throttled_says_so_beside_what_it_did() -> None:
     faults = (parse("gpu_throttled:d0:3@2-6", H100.hosts()),)
-    ran = virtual.ran(Settings(scenario=H100, requests=30, seed=1, faults=faults))
+    ran = virtual_run.ran(VirtualRunSettings(scenario=H100, requests=30, seed=1, faults=faults))
     runs = {run.process.host: run for run in gpu_evidence(H100, ran, faults, STARTED, 10 * 10**9)}
     series = {(one.name, one.label): one.values for one in runs["d0"].series}
     throttled = [value for value in series[names.GPU_THROTTLED, "hw_thermal"] if value is not None]
@@ -118,6 +118,6 @@ def test_a_gpu_that_is_throttled_says_so_beside_what_it_did() -> None:
 
 def test_a_host_that_ran_nothing_is_idle() -> None:
     still = replace(H100, step_ns=0)
-    said = list(observe_devices(still, {"p0": []}, {"p0": Clock()}, 250 * MS))
-    assert [(one.busy, one.tensor, one.dram) for one in said] == [(0.0, 0.0, 0.0)] * 3
-    assert activity(still, Batch(decoding=0, prefill_tokens=0, running=0)) == (0.0, 0.0)
+    gpu_observations = list(observe_devices(still, {"p0": []}, {"p0": HostClock()}, 250 * MS))
+    assert [(one.busy, one.tensor, one.dram) for one in gpu_observations] == [(0.0, 0.0, 0.0)] * 3
+    assert activity(still, ForwardPass(decoding=0, prefill_tokens=0, running=0)) == (0.0, 0.0)

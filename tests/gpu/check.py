@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from handrail.cli.gpus import sample_json
-from handrail.gpu.counters import WINDOW
-from handrail.gpu.devices import Unavailable, open_nvml
-from handrail.gpu.sampler import Sampler
-from handrail.gpu.state import SamplerSettings
-from handrail.gpu.view import absences, all_steps, supported
-from handrail.hardware import DeviceSample
+from handrail.device_counters.gpu import WINDOW
 from handrail.records import Process, Role
+from handrail.records.devices import DeviceSample
+from handrail_cli.commands.gpus import sample_json
+from handrail_sidecar.gpu.devices import NvmlUnavailable, open_nvml
+from handrail_sidecar.gpu.sampler import Sampler
+from handrail_sidecar.gpu.state import SamplerSettings
+from handrail_sidecar.gpu.view import absences, all_steps, supported
 
 NO_GPU: Final = 3
 _COPY_BYTES: Final = 1 << 30
@@ -136,7 +136,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         open_nvml().nvmlShutdown()
-    except Unavailable as problem:
+    except NvmlUnavailable as problem:
         print(f"no GPU to check: {problem.words}. {problem.remedy}", file=sys.stderr)
         return NO_GPU
     given.out.mkdir(parents=True, exist_ok=True)
@@ -290,8 +290,8 @@ def _tensor(recorder: Recorder, uuid: str, torch: Any) -> list[Check]:
 
 def _uuid(sampler: Sampler, torch: Any) -> str:
     """NVML's UUID of PyTorch's first GPU."""
-    told = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
-    return next((key for key in sampler.readers if told and told in key), next(iter(sampler.readers)))
+    output = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return next((key for key in sampler.readers if output and output in key), next(iter(sampler.readers)))
 
 
 def _compared(name: str, seen: float, expected: float, unit: str) -> Check:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from certs import Authority
-from handrail.cli.children import Children, free_ports
-from manifests import Document, chart, containers, of_kind, one
+from handrail_cli.subprocesses import Children, free_ports
+from harness.certs import Authority
+from harness.manifests import Document, chart, containers, of_kind, one
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,7 +27,7 @@ VALUES = {
 }
 TOKEN = "4d2c3b1a" * 8
 DEADLINE_S = 180.0
-_HANDRAIL = (sys.executable, "-m", "handrail.cli.main")
+_HANDRAIL = (sys.executable, "-m", "handrail_cli.main")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from acknowledged import Load, loading, stored
-from handrail.live.models import UNKNOWN
+from handrail.metrics.model_labels import UNKNOWN
 from handrail.phases import Phase
-from handrail_collector.observed import Observed, Seen, Timed
+from handrail_collector.counters import CounterKey, DurableCounters, Timed
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import added_by, observed_by
 from handrail_collector.store.read import StoreReader
-from ports import held_port
+from harness.acknowledged import Load, loading, stored
+from harness.ports import held_port
 
 KILLS = 20
 HANGS_S = 180.0  # who waits so long for a step waits for nothing
@@ -37,7 +37,7 @@ async def collector(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.P
     ready.unlink(missing_ok=True)
     command = (
         "-m",
-        "handrail.cli.main",
+        "handrail_cli.main",
         "collector",
         "--data",
         str(data),
@@ -117,7 +117,7 @@ def _compacted(reader: StoreReader) -> bool:
 def _check_counts(reader: StoreReader, requests: int) -> None:
     """What metrics show in the end: each request counted once over all lives, its phases too; one told in two parts twice."""
     publishes = reader.publishes()
-    seen = Observed(observed_by(publishes, 0), added_by(publishes, 0))
+    seen = DurableCounters(observed_by(publishes, 0), added_by(publishes, 0))
     whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
-    assert sum(seen.by_words(Seen.JOINED, 2).values()) == requests
-    assert requests <= whole <= requests + seen[Seen.WITHDRAWN_ROWS]
+    assert sum(seen.by_words(CounterKey.JOINED, 2).values()) == requests
+    assert requests <= whole <= requests + seen[CounterKey.WITHDRAWN_ROWS]

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Retryable, Signal
-from pipelines import batch, proxies
-from ports import held_port
+from handrail.otlp.signals import Retryable, Signal
+from harness.pipelines import batch, proxies
+from harness.ports import held_port
 
 HANGS_S = 120.0
 
@@ -73,7 +73,7 @@ async def test_a_collector_whose_data_is_gone_ends_and_acknowledges_nothing_more
     data, ready, log = tmp_path / "data", tmp_path / "ready.json", tmp_path / "log"
     with held_port() as port, log.open("ab") as output:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "handrail.cli.main", "collector", "--data", str(data), "--ready-file", str(ready)),
+            *(sys.executable, "-m", "handrail_cli.main", "collector", "--data", str(data), "--ready-file", str(ready)),
             *("--otlp-http", f"127.0.0.1:{port}", "--otlp-grpc", "off", "--api", "off", "--flush-interval", "200ms"),
             stdout=output,
             stderr=output,
@@ -102,9 +102,9 @@ async def test_a_collector_whose_data_is_gone_ends_and_acknowledges_nothing_more
             if child.returncode is None:
                 os.kill(child.pid, signal.SIGKILL)
             await child.wait()
-    said = log.read_text()
-    assert f"{gone}" in said
-    assert "deleted or replaced while in use" in said
-    assert "Traceback" not in said
+    reported_output = log.read_text()
+    assert f"{gone}" in reported_output
+    assert "deleted or replaced while in use" in reported_output
+    assert "Traceback" not in reported_output
     if lose in JOURNAL:
         assert acknowledged == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail.cli.main import main
+from handrail_cli.main import main
 
 pytestmark = pytest.mark.timeout(1200)  # whole runs in virtual time, five of them for the first of these tests
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
-from handrail.cli.children import Children
-from manifests import COMPOSE, compose
-from web import get, succeeds
+from handrail_cli.subprocesses import Children
+from harness.manifests import COMPOSE, compose
+from harness.web import get, succeeds
 
 pytestmark = pytest.mark.timeout(600)
 
 REQUESTS = 12
 DEADLINE_S = 180.0
 _PROGRAMS = {
-    (): (sys.executable, "-m", "handrail.cli.main"),  # the images' own entry point
-    ("python", "-m", "handrail_fleet"): (sys.executable, "-m", "handrail_fleet"),
+    (): (sys.executable, "-m", "handrail_cli.main"),  # the images' own entry point
+    ("python", "-m", "handrail_sim.emulator"): (sys.executable, "-m", "handrail_sim.emulator"),
 }
 
 
@@ -99,7 +99,7 @@ def test_the_services_find_each_other(stack: tuple[Stack, Callable[[str, Callabl
     (line,) = made.services["load"]["command"]
     load = made.moved("load", line).replace("$(date +%s)", "7").split("> /dev/null")[0].split()[4:]
     load[load.index("--requests") + 1], load[load.index("--rate") + 1] = str(REQUESTS), "4"
-    made.services["load"] |= {"entrypoint": ["python", "-m", "handrail_fleet"], "command": load}
+    made.services["load"] |= {"entrypoint": ["python", "-m", "handrail_sim.emulator"], "command": load}
     made.start("load", may_end=True)
 
     def joined() -> bool:
@@ -114,6 +114,6 @@ def test_the_services_find_each_other(stack: tuple[Stack, Callable[[str, Callabl
 
 def complete(row: Mapping[str, Any]) -> bool:
     """Decided, with both engines on its path, and the engines' own spans beside what the proxies saw."""
-    told = {phase["source"] for phase in row["phases"]}
+    reports = {phase["source"] for phase in row["phases"]}
     both = bool(row["prefill_instance"] and row["decode_instance"])
-    return both and "otlp" in told and "proxy+otlp" in told and not row.get("provisional")
+    return both and "otlp" in reports and "proxy+otlp" in reports and not row.get("provisional")

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(1200)
 
-DEMO = (sys.executable, "-m", "handrail.cli.main", "demo")
+DEMO = (sys.executable, "-m", "handrail_cli.main", "demo")
 DEADLINE_S = 380.0
 
 
@@ -40,14 +40,14 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_once_as_json(tmp_path: Path) -> None:
     result = demo("--once", "--json", "--requests", "24", "--concurrency", "6", "--keep", str(tmp_path / "work"))
     assert result.returncode == 0, result.stderr
-    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    assert (told["requests"], told["answered"], told["joined"], told["wrong"], told["coverage"]) == (24, 24, 24, 0, 1.0)
-    assert told["ttft_p50_ms"] > 20  # a step of P and one of D take 10 ms each, and the prompt comes to it
-    assert told["ttft_p99_ms"] >= told["ttft_p50_ms"]
-    assert 0 <= told["ttft_difference_p50_ms"] < told["ttft_p50_ms"]  # the client's own time lies around the edge's
-    assert told["phases_p50_ms"]["prefill_compute"] > 10
-    assert "faults" not in told
-    assert 0 <= told["unattributed_share"] < 1
+    fields: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    assert (fields["requests"], fields["answered"], fields["joined"], fields["wrong"], fields["coverage"]) == (24, 24, 24, 0, 1.0)
+    assert fields["ttft_p50_ms"] > 20  # a step of P and one of D take 10 ms each, and the prompt comes to it
+    assert fields["ttft_p99_ms"] >= fields["ttft_p50_ms"]
+    assert 0 <= fields["ttft_difference_p50_ms"] < fields["ttft_p50_ms"]  # the client's own time lies around the edge's
+    assert fields["phases_p50_ms"]["prefill_compute"] > 10
+    assert "faults" not in fields
+    assert 0 <= fields["unattributed_share"] < 1
     started = pids(tmp_path / "work")
     assert len(started) == 11  # collector, edge, router, and twice two engines with their sidecars
     assert not [name for name, pid in started.items() if alive(pid)]
@@ -57,12 +57,12 @@ def test_a_fault_is_shown_as_handrail_tells_it_and_as_it_was() -> None:
     faults = ("--fault", "slow_link:p0>d0:40", "--fault", "fetch_failed:p1>d1:1")
     result = demo("--once", "--json", "--requests", "16", "--concurrency", "4", *faults)
     assert result.returncode == 0, result.stderr
-    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    assert (told["joined"], told["wrong"]) == (16, 0)
-    slow, failed = told["faults"]
+    fields: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    assert (fields["joined"], fields["wrong"]) == (16, 0)
+    slow, failed = fields["faults"]
     assert (slow["fault"], failed["fault"]) == (faults[1], faults[3])
     assert slow["requests"] == slow["true_fetches"]["ok"] > 0
-    assert failed["requests"] == failed["true_fetches"]["failed"] == 16 - told["answered"] > 0
+    assert failed["requests"] == failed["true_fetches"]["failed"] == 16 - fields["answered"] > 0
     moved_ms = 50 * 131_072 / (12.5e9 / 40) * 1e3  # fifty words at the least
     assert slow["true_p50_ms"]["kv_transfer"] >= moved_ms
     hidden = sum(slow["true_p50_ms"][name] for name in ("kv_wait", "kv_transfer", "kv_notice"))
@@ -86,7 +86,7 @@ def test_the_waterfall_and_what_to_try_next(tmp_path: Path) -> None:
         assert "prefill_compute" in text
         assert "6 of 6" in text
         api = next(word for word in text.split() if word.startswith("http://"))
-        listed = [sys.executable, "-m", "handrail.cli.main", "requests", "--api", api, "--json"]
+        listed = [sys.executable, "-m", "handrail_cli.main", "requests", "--api", api, "--json"]
         rows = subprocess.run(listed, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout.splitlines()
         assert len(rows) == 6
         started = pids(work)

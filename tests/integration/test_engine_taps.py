@@ -17,12 +17,12 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from handrail.conventions import BATCH_SEQ
-from handrail.export.facts import read_fact, read_report
-from handrail.export.samples import read_samples
-from handrail.export.spans import process_of
-from handrail.otlp.contract import Signal
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Signal
 from handrail.records import EngineSample, LogFact, LogKind, SchemaReport
+from handrail.wire.engine_samples import read_samples
+from handrail.wire.exchange import process_of
+from handrail.wire.log_events import read_fact, read_report
 
 _PAGE = Path(__file__).parents[1] / "data/recordings/metrics_decode_after_one_failure.txt"
 _FAILED = (
@@ -127,7 +127,7 @@ async def sidecar(tmp_path: Path, collector: str, page: str) -> AsyncIterator[di
     ready = tmp_path / "ready.json"
     ready.unlink(missing_ok=True)
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "handrail.cli.main", "sidecar", "--role", "decode", "--collector", collector),
+        *(sys.executable, "-m", "handrail_cli.main", "sidecar", "--role", "decode", "--collector", collector),
         *("--log-file", str(tmp_path / "engine.log"), "--metrics-url", page, "--metrics-interval", "200ms"),
         *("--spool-dir", str(tmp_path / "spool"), "--ready-file", str(ready)),
     )

@@ -19,7 +19,7 @@ from nvml.build import CannotBuild, build
 from nvml.child import Double
 from nvml.scenario import h100
 
-MAIN = "import sys; from handrail.cli.main import main; sys.exit(main())"
+MAIN = "import sys; from handrail_cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from handrail.admin import AdminServer
-from handrail.catalogue import everything, sidecar_metrics
-from handrail.selfmetrics import SelfMetrics
-from handrail.sidecar import make
-from handrail.sidecarmetrics import sidecar_rows
-from plugin_parts import fetch
-from ports import held_port
-from proxied import DEADLINE_S
+from builders.plugin import fetch
+from handrail.metrics.registry import Registry
+from handrail.runtime.admin_http import AdminServer
+from handrail_sidecar.app import make
+from handrail_sidecar.catalogue import everything, sidecar_metrics
+from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from harness.ports import held_port
+from harness.proxy import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on this machine")
 
@@ -93,7 +93,7 @@ async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
     made.live.gaps_of("m").extend(gaps)
     assert made.plugin is not None
     made.plugin.hand_offs.take(fetch(0, failure="handshake_failed", done_ms=None, ranks_done=0, trace="t7"))
-    admin = AdminServer("127.0.0.1", 0, SelfMetrics(sidecar_rows(made)), lambda: "")
+    admin = AdminServer("127.0.0.1", 0, Registry(sidecar_rows(made)), lambda: "")
     await admin.start()
     held = ExitStack()
     try:
@@ -109,8 +109,8 @@ async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
             )
             assert above == pytest.approx(sum(ns > S // 2 for ns in raw) / len(raw))
             known = set(await ask(address, "label/__name__/values"))
-            told = {name for metric in sidecar_metrics() if metric.born for name in metric.series}
-            assert told <= known | _DCGM
+            names = {name for metric in sidecar_metrics() if metric.born for name in metric.series}
+            assert names <= known | _DCGM
             now = (await ask(address, "query", query="time()"))["result"][0]
             window = {"start": str(float(now) - 10**9), "end": str(float(now) + 60)}
             shown = await ask(address, "query_exemplars", query="handrail_kv_fetches_total", **window)

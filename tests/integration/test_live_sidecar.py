@@ -15,11 +15,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from doubles.otlp import Keeping, until
 from handrail.conventions import SCOPE_METRICS
-from handrail.otlp.contract import Signal
-from handrail.otlp.server import OtlpServer
-from otlp_parts import Keeping, until
-from proxied import SSE_HEAD, Peer, Upstream, chunk, client, event, post
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Signal
+from harness.proxy import SSE_HEAD, Peer, Upstream, chunk, client, event, post
 
 MODEL, EDGE = ("model_name", "m"), ("role", "edge")
 
@@ -29,7 +29,7 @@ async def sidecar(tmp_path: Path, upstream: int, backend: str) -> AsyncIterator[
     """One that is ready, with objectives of its own; the addresses that it listens at."""
     ready = tmp_path / "ready.json"
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "handrail.cli.main", "sidecar", "--role", "edge", "--listen", "127.0.0.1:0"),
+        *(sys.executable, "-m", "handrail_cli.main", "sidecar", "--role", "edge", "--listen", "127.0.0.1:0"),
         *("--upstream", f"http://127.0.0.1:{upstream}", "--collector", backend, "--ready-file", str(ready)),
         *("--otlp-metrics-endpoint", backend, "--otlp-metrics-interval", "1s", "--slo-ttft", "1ms", "--drain", "30s"),
     )

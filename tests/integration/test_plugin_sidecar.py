@@ -14,12 +14,12 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-import replayed
-from handrail.export.plugin import read_plugin_log, read_plugin_span
-from handrail.export.spans import process_of
-from handrail.otlp.contract import Signal
-from handrail.otlp.server import OtlpServer
+import builders.replayed
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Signal
 from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, ProcessEvent, Role
+from handrail.wire.exchange import process_of
+from handrail.wire.plugin import read_plugin_log, read_plugin_span
 
 DATAGRAMS = "handrail_sidecar_plugin_datagrams_total"
 
@@ -60,7 +60,7 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path, moved: boo
     assert server.http_address is not None
     path, ready = tmp_path / "engine.sock", tmp_path / "ready.json"
     options = ("--role", "decode", "--instance", "10.0.0.7:8100", "--plugin-socket", str(path), "--ready-file", str(ready))
-    command = (sys.executable, "-m", "handrail.cli.main", "sidecar", *options)
+    command = (sys.executable, "-m", "handrail_cli.main", "sidecar", *options)
     collector = "http://{}:{}".format(*server.http_address)
     child = await asyncio.create_subprocess_exec(*command, "--collector", collector, stderr=asyncio.subprocess.PIPE)
     try:
@@ -100,8 +100,8 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path, moved: boo
 
 def _recorded(moved: bool) -> list[bytes]:
     if moved:
-        return replayed.plugin("decode")
-    return (replayed.RECORDINGS / "plugin/decode.jsonl").read_bytes().splitlines()
+        return builders.replayed.plugin("decode")
+    return (builders.replayed.RECORDINGS / "plugin/decode.jsonl").read_bytes().splitlines()
 
 
 def _samples(page: str) -> dict[str, float]:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from handrail.cli.children import Children, free_ports
-from manifests import DEPLOY
-from web import get, succeeds
+from handrail_cli.subprocesses import Children, free_ports
+from harness.manifests import DEPLOY
+from harness.web import get, succeeds
 
 _TOOLS = ("unshare", "setpriv", "findmnt", "mount")
 
@@ -69,7 +69,7 @@ def fenced(folder: Path, name: str, words: Sequence[str]) -> list[str]:
     data.mkdir()
     program = Path(sys.executable)
     script = _READ_ONLY.format(data=data, outside=folder / "outside", user=USER, reading=reading(program))
-    return ["unshare", "--mount", "sh", "-c", script, "sh", str(program), "-m", "handrail.cli.main", *words]
+    return ["unshare", "--mount", "sh", "-c", script, "sh", str(program), "-m", "handrail_cli.main", *words]
 
 
 def test_the_dockerfile_makes_no_more_than_these_folders() -> None:

@@ -15,16 +15,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-import replayed
+import builders.replayed
+from doubles.otlp import RAW, Full, Keeping, span, span_bytes, spans_of, traces, until
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Accepted, Signal
-from handrail.otlp.delivery import Backoff, DeliveryStats, deliver
+from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.payload import count_items
-from handrail.otlp.refusals import Unavailable
-from handrail.otlp.server import OtlpServer
-from handrail_collector.sinks.otlp import Drop, ForwardSettings, OtlpForward
-from otlp_parts import RAW, Full, Keeping, span, span_bytes, spans_of, traces, until
-from rotel_process import Rotel, missing, rotel
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.retry import Backoff, DeliveryStats, deliver
+from handrail.otlp.signals import Accepted, Signal
+from handrail_collector.sinks.otlp import ForwardDropReason, ForwardSettings, OtlpForward
+from harness.rotel import Rotel, missing, rotel
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -40,7 +40,7 @@ class Down(Keeping):
     async def consume(self, signal: Signal, payload: bytes) -> None:
         if self.times > 0:
             self.times -= 1
-            raise Unavailable("restarting", 0.5)
+            raise ReceiverUnavailable("restarting", 0.5)
         await Keeping.consume(self, signal, payload)
 
 
@@ -118,7 +118,7 @@ async def test_sdk_to_rotel_to_us(tmp_path: Path, exporter: Callable[[Rotel], Sp
 async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
     """The recorded vLLM spans through our forward sink, rotel and our receiver: all of them, once, unchanged."""
     kept = Keeping()
-    payloads = [replayed.otlp(path.read_bytes(), ExportTraceServiceRequest) for path in RAW]
+    payloads = [builders.replayed.otlp(path.read_bytes(), ExportTraceServiceRequest) for path in RAW]
     expected = sorted(span_bytes(payloads))
     async with serving(kept) as server, rotel(tmp_path, address(server, protocol), protocol) as ports:
         endpoint = f"grpc://127.0.0.1:{ports.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{ports.http_port}"
@@ -129,7 +129,7 @@ async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
         await forward.start()
         assert all(forward.offer(Signal.TRACES, payload) for payload in payloads)
         await forward.shutdown(20.0)
-        assert forward.stats.dropped == dict.fromkeys(Drop, 0)
+        assert forward.stats.dropped == dict.fromkeys(ForwardDropReason, 0)
         await until(lambda: len(spans_of(kept.payloads)) >= len(expected))
     assert sorted(span_bytes(kept.payloads)) == expected
 

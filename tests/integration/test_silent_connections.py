@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from doubles.otlp import span, traces, until
 from faults.connections import flooding, result_of
 from faults.silence import beside_silence
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Accepted, Signal
-from otlp_parts import span, traces, until
-from web import get
+from handrail.otlp.signals import Accepted, Signal
+from harness.web import get
 
 COUNT = 5000
 OWN = 200  # descriptors that the flood's process needs beside
@@ -40,7 +40,7 @@ async def test_good_senders_lose_nothing(descriptors: int | None, tmp_path: Path
 async def test_sidecar_answers_beside_silence(tmp_path: Path) -> None:
     """Its health, its metrics and its tap, at 1,024 descriptors, while 2,000 connections of another address say nothing."""
     ready = tmp_path / "ready.json"
-    command = [sys.executable, "-m", "handrail.cli.main", "sidecar", "--role", "decode", "--instance", "10.0.0.7:8100"]
+    command = [sys.executable, "-m", "handrail_cli.main", "sidecar", "--role", "decode", "--instance", "10.0.0.7:8100"]
     command += ["--collector", "http://127.0.0.1:9", "--admin", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0"]
     command += ["--otlp-http", "127.0.0.1:0", "--gpu-sample", "off", "--links-sample", "off", "--ready-file", str(ready)]
     with (tmp_path / "sidecar.log").open("wb") as log:
@@ -63,9 +63,9 @@ async def test_sidecar_answers_beside_silence(tmp_path: Path) -> None:
             await result_of(flood)
         assert "handrail_descriptors_limit 1024.0" in page
         assert child.returncode is None
-        said = (tmp_path / "sidecar.log").read_text()
-        assert "descriptors 1024 (raised from 512)" in said
-        assert said.count("refuses connections") <= 6
+        output = (tmp_path / "sidecar.log").read_text()
+        assert "descriptors 1024 (raised from 512)" in output
+        assert output.count("refuses connections") <= 6
     finally:
         if child.returncode is None:
             child.terminate()

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import aiohttp
 
-from certs import Authority, Files, replace
-from handrail.cli.children import Child, Children
-from handrail.tls import client_identity
-from proxied import DONE, END, SSE_HEAD, Peer, Upstream, chunk, event
+from handrail.security.tls import client_identity
+from handrail_cli.subprocesses import Child, Children
+from harness.certs import Authority, Files, replace
+from harness.proxy import DONE, END, SSE_HEAD, Peer, Upstream, chunk, event
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 WITHIN_S = 180.0
@@ -53,7 +53,7 @@ def children(folder: Path) -> Iterator[Children]:
 def start(started: Children, name: str, config: str) -> Child:
     file = started.folder / f"{name}.yaml"
     file.write_text(f"{config}ready_file: {started.ready_file(name)}\n")
-    command = [sys.executable, "-m", "handrail.cli.main", name, "--config", str(file)]
+    command = [sys.executable, "-m", "handrail_cli.main", name, "--config", str(file)]
     child = started.start(name, command, {"PYTHONUNBUFFERED": "1", "HOME": os.environ.get("HOME", "/")})
     started.wait_ready([child], WITHIN_S)
     return child

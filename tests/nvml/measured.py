@@ -8,14 +8,14 @@ import time
 from collections import defaultdict
 from typing import Any, Final
 
-from handrail.gpu.counters import Pace
-from handrail.gpu.devices import list_gpus, open_nvml
-from handrail.gpu.reader import DeviceReader
-from handrail.gpu.sampler import Sampler
-from handrail.gpu.state import SamplerSettings, SystemClock
-from handrail.gpu.view import all_steps
-from handrail.gpu.wave import read_round
-from handrail.hardware import DeviceSample
+from handrail.device_counters.gpu import Pace
+from handrail.records.devices import DeviceSample
+from handrail_sidecar.gpu.call_batch import read_round
+from handrail_sidecar.gpu.devices import list_gpus, open_nvml
+from handrail_sidecar.gpu.reader import DeviceReader
+from handrail_sidecar.gpu.sampler import Sampler
+from handrail_sidecar.gpu.state import SamplerSettings, SystemClock
+from handrail_sidecar.gpu.view import all_steps
 from nvml.scenario import UNSIGNED_INT, Scenario, h100
 from nvml.virtual import PROCESS
 

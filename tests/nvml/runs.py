@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handrail.gpu import lane as lane_module
-from handrail.gpu import view as view_module
-from handrail.gpu.counters import Pace
-from handrail.gpu.devices import Unavailable, open_nvml
-from handrail.gpu.reader import Laid
-from handrail.gpu.sampler import Sampler
-from handrail.gpu.state import SamplerSettings
-from handrail.gpu.steps import CallStep
-from handrail.gpu.view import absences, fresh_values
-from handrail.hardware import DeviceSample
+from handrail.device_counters.gpu import Pace
 from handrail.records import ProcessEvent
+from handrail.records.devices import DeviceSample
+from handrail_sidecar.gpu import view as view_module
+from handrail_sidecar.gpu import worker as lane_module
+from handrail_sidecar.gpu.devices import NvmlUnavailable, open_nvml
+from handrail_sidecar.gpu.reader import Laid
+from handrail_sidecar.gpu.sampler import Sampler
+from handrail_sidecar.gpu.state import SamplerSettings
+from handrail_sidecar.gpu.steps import CallStep
+from handrail_sidecar.gpu.view import absences, fresh_values
 from nvml.child import control
 from nvml.virtual import PROCESS
 
@@ -43,7 +43,7 @@ class Running:
     def _open(self) -> Any:
         try:
             return open_nvml()
-        except Unavailable as problem:
+        except NvmlUnavailable as problem:
             self.problems.append(problem.code)
             raise
 
@@ -199,7 +199,7 @@ def lost_and_back() -> dict[str, Any]:
     }
 
 
-def told_to_the_last(lost: bool) -> dict[str, Any]:
+def samples_to_the_end(lost: bool) -> dict[str, Any]:
     """How often the clock of GPU 1 was asked for and how often it was told, once the GPU is lost or the sampler has stopped."""
     running = Running(period_ns=20_000_000)
     running.until(lambda: "GPU-fake-1" in running.sampler.readers)
@@ -207,13 +207,13 @@ def told_to_the_last(lost: bool) -> dict[str, Any]:
     running.more("clock_hertz", 1, by=12)
     (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name == "nvmlDeviceGetClockInfo 1"]
     assert isinstance(step, CallStep)
-    asked = step.calls  # that were told
+    query = step.calls  # that were told
     call = step._ask
 
     def counted() -> Any:
-        nonlocal asked
+        nonlocal query
         answer = call()
-        asked += 1
+        query += 1
         return answer
 
     step._ask = counted
@@ -222,9 +222,9 @@ def told_to_the_last(lost: bool) -> dict[str, Any]:
         control().set(3 * _S)
         running.until(lambda: "gpu_lost" in running.kinds())
     else:
-        running.until(lambda: asked > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
+        running.until(lambda: query > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
         running.sampler.stop(30.0)
-    found = {"asked": asked, "told": running.count("clock_hertz", 1, "sm")}
+    found = {"asked": query, "told": running.count("clock_hertz", 1, "sm")}
     running.sampler.stop()
     return found
 
@@ -318,14 +318,14 @@ def snapshots() -> dict[str, Any]:
     return {"values": values, "lanes": apart, "in_loop": in_loop, "absent": absent}
 
 
-def said(samples: int) -> dict[str, Any]:
+def reported(samples: int) -> dict[str, Any]:
     """What the source logs of absent counters while it runs, and what its page holds."""
     import logging
 
-    from handrail.gpumetrics import gpu_rows
-    from handrail.selfmetrics import SelfMetrics
-    from handrail.sources import nvml as source_module
-    from handrail.sources.nvml import NvmlSource
+    from handrail.metrics.registry import Registry
+    from handrail_sidecar.live_metrics.gpu_metrics import gpu_rows
+    from handrail_sidecar.sources import gpu as source_module
+    from handrail_sidecar.sources.gpu import NvmlSource
 
     lines: list[str] = []
 
@@ -333,17 +333,17 @@ def said(samples: int) -> dict[str, Any]:
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
-    logging.getLogger("handrail").addHandler(Kept())
-    logging.getLogger("handrail").setLevel(logging.INFO)
+    logging.getLogger("handrail_sidecar").addHandler(Kept())
+    logging.getLogger("handrail_sidecar").setLevel(logging.INFO)
     source_module.LOOK_S = 0.05  # type: ignore[misc]
 
     async def main() -> str:
-        told: list[str] = []
-        source = NvmlSource(SamplerSettings(period_ns=20_000_000), PROCESS, lambda event: told.append(event.kind.value))
+        reported_lines: list[str] = []
+        source = NvmlSource(SamplerSettings(period_ns=20_000_000), PROCESS, lambda event: reported_lines.append(event.kind.value))
         await source.start()
         while source.sampler.stats.samples < samples:  # noqa: ASYNC110
             await asyncio.sleep(0.02)  # samples are taken in other threads
-        page, _ = SelfMetrics(gpu_rows(source.sampler)).expose("text/plain")
+        page, _ = Registry(gpu_rows(source.sampler)).expose("text/plain")
         await source.shutdown(1.0)
         await source.shutdown(1.0)
         return page.decode()
@@ -353,7 +353,7 @@ def said(samples: int) -> dict[str, Any]:
 
 def open_and_close(times: int) -> dict[str, int]:
     """Threads after so many samplers."""
-    from handrail.gpu import xids as xids_module
+    from handrail_sidecar.gpu import xids as xids_module
 
     xids_module.WAIT_MS = 10  # type: ignore[misc]
     for _ in range(times):

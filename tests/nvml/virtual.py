@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from handrail.gpu.counters import Pace
-from handrail.gpu.devices import list_gpus, open_nvml, versions
-from handrail.gpu.processes import processes_of
-from handrail.gpu.reader import DeviceReader, Job
-from handrail.gpu.view import absences
-from handrail.gpu.visible import Visible
-from handrail.gpu.wave import read_round
-from handrail.gpu.window import GpmStep
-from handrail.hardware import DeviceSample
+from handrail.device_counters.gpu import Pace
 from handrail.records import Process, Role
+from handrail.records.devices import DeviceSample
+from handrail_sidecar.gpu.call_batch import read_round
+from handrail_sidecar.gpu.devices import list_gpus, open_nvml, versions
+from handrail_sidecar.gpu.processes import processes_of
+from handrail_sidecar.gpu.reader import DeviceReader, ReadingJob
+from handrail_sidecar.gpu.view import absences
+from handrail_sidecar.gpu.visible import Visible
+from handrail_sidecar.gpu.window import GpmStep
 from nvml.child import control
 
 PROCESS = Process(role=Role.DECODE, instance="10.0.0.7:8200", host="h")
@@ -44,7 +44,7 @@ def readers(clock: VirtualClock, period_ns: int = 100_000_000) -> list[DeviceRea
     return [DeviceReader(nvml, gpu, clock, PROCESS, period_ns, together=len(gpus)) for gpu in gpus]
 
 
-def jobs_of(all_readers: list[DeviceReader]) -> list[Job]:
+def jobs_of(all_readers: list[DeviceReader]) -> list[ReadingJob]:
     return [job for reader in all_readers for job in reader.lane_jobs()]
 
 
@@ -96,10 +96,10 @@ def byte_counters(seconds: float, period_ns: int, jitter_ns: int) -> dict[str, A
 
 def reads(seconds: float, name: str) -> dict[int, int]:
     """How often a counter was told at 10 Hz, by GPU."""
-    told = Counter(
+    counter = Counter(
         sample.device.index for sample in virtual(seconds, 100_000_000) for value in sample.values if value.name == name
     )
-    return {index: count for index, count in told.items() if index is not None}
+    return {index: count for index, count in counter.items() if index is not None}
 
 
 def paces(seconds: float) -> dict[str, Any]:
@@ -107,11 +107,11 @@ def paces(seconds: float) -> dict[str, Any]:
     (reader,) = every = readers(VirtualClock())
     for _ in virtual(seconds, 100_000_000, of=every):
         pass
-    told = {f"{slot.name} {slot.label}".strip(): slot for slot in reader.slots if slot.how is not None}
+    slots = {f"{slot.name} {slot.label}".strip(): slot for slot in reader.slots if slot.how is not None}
     return {
-        "paces": {name: slot.pace.value for name, slot in told.items()},
+        "paces": {name: slot.pace.value for name, slot in slots.items()},
         "absent": sorted({name for name, _ in reader.absent}),
-        "anew": sum(growth.lost for slot in told.values() for growth in slot.growths.values()),
+        "anew": sum(growth.lost for slot in slots.values() for growth in slot.growths.values()),
     }
 
 
@@ -119,8 +119,8 @@ def windows_apart(seconds: float) -> dict[str, Any]:
     """Performance monitoring hangs at its second look and goes on alone: how old the last reading of bytes is then, in ms."""
     clock = VirtualClock()
     (reader,) = readers(clock)
-    alone: list[Job] = []
-    lane: list[Job] = []
+    alone: list[ReadingJob] = []
+    lane: list[ReadingJob] = []
     for tick in range(1, int(seconds * 10)):
         clock.control.set(tick * 100_000_000)
         lane = lane or reader.lane_jobs()
@@ -178,17 +178,17 @@ def page(columns: int) -> str:
     import io
     import os
 
-    from handrail.cli.gpu_table import show_gpus
-    from handrail.cli.gpus import Found, Seen
-    from handrail.cli.terminal import answer_console
+    from handrail_cli.console import answer_console
+    from handrail_cli.gpus_view import GpuListing, GpuWindow
+    from handrail_cli.render.gpus import show_gpus
 
-    nvml, clock, seen = open_nvml(), VirtualClock(), Seen()
+    nvml, clock, seen = open_nvml(), VirtualClock(), GpuWindow()
     gpus, lost = list_gpus(nvml)
     all_readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000) for gpu in gpus]
     for sample in virtual(1.2, 100_000_000, of=all_readers):
         seen.take(sample)
     driver, version = versions(nvml)
-    found = Found(
+    found = GpuListing(
         driver=driver,
         nvml=version,
         devices=tuple(gpu.device for gpu in gpus),
@@ -241,7 +241,7 @@ def processes(proc: str) -> list[dict[str, Any]]:
     return [asdict(each) for gpu in gpus for each in processes_of(nvml, gpu, Path(proc))]
 
 
-def asked_twice() -> dict[str, Any]:
+def called_twice() -> dict[str, Any]:
     """Two answers of one batch, of which some fields are refused, that are told after both were asked for."""
     clock = VirtualClock()
     (reader,) = readers(clock)
@@ -250,5 +250,5 @@ def asked_twice() -> dict[str, Any]:
     for now in (1, 100_000_001):
         clock.control.set(now)
         answers.append((step.asking()(), now, now, now))
-    told = [[value.name for value in step.told(*answer)] for answer in answers]
-    return {"told": told, "gone": [slot.name for slot, _ in step.gone], "left": [slot.name for slot in step.slots]}
+    reports = [[value.name for value in step.values(*answer)] for answer in answers]
+    return {"told": reports, "gone": [slot.name for slot, _ in step.gone], "left": [slot.name for slot in step.slots]}

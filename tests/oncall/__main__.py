@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does, so that ``
 from rich.console import Console
 from rich.markup import escape
 
-from handrail.cli.children import ChildError
+from handrail_cli.subprocesses import ChildError
+from harness.real_fleet import can_build_gpus
 from oncall.alarm import alarm
 from oncall.cases import CASES, HEALTHY, HERE
 from oncall.quantiles import measure, wrong
 from oncall.report import quantile_table, table, write_page
 from oncall.run import Bench
-from real_fleet import can_build_gpus
 
 WIDTH = 150
 QUANTILES = "quantiles"

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from handrail.cli.children import HOST, Children, free_ports
+from handrail_cli.subprocesses import HOST, Children, free_ports
 
 SHIPPED: Final = Path(__file__).parents[2] / "alerts" / "alertmanager.yaml"
 _PAGER: Final = "http://127.0.0.1:9095"  # where the shipped example has it
@@ -30,7 +30,7 @@ _START_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Notification:
     """One alert as the pager got it. ``received_unix_s``: when."""
 
     received_unix_s: float
@@ -52,13 +52,13 @@ class Told:
         return self.labels.get("severity") == "page"
 
 
-def read_notification(body: bytes, receiver: str, received_unix_s: float) -> list[Told]:
+def read_notification(body: bytes, receiver: str, received_unix_s: float) -> list[Notification]:
     """Of a webhook's body (Alertmanager's version 4): its alerts. Raises ``ValueError`` for anything else."""
     found = json.loads(body)
     if not isinstance(found, dict) or not isinstance(found.get("alerts"), list):
         raise ValueError("no notification of Alertmanager: no list of alerts in it")
     return [
-        Told(
+        Notification(
             received_unix_s,
             receiver,
             alert.get("status") == "resolved",
@@ -73,14 +73,14 @@ class Pager:
     """Takes notifications on a free port while it is open. ``told``: all of them, in the order in which they came."""
 
     def __init__(self, file: Path) -> None:
-        self.told: list[Told] = []
+        self.notifications: list[Notification] = []
         pager = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 received = read_notification(body, self.path.strip("/"), time.time())
-                pager.told += received
+                pager.notifications += received
                 with file.open("a", encoding="utf-8") as out:
                     for each in received:
                         line = {"received_unix_s": each.received_unix_s, "receiver": each.receiver, "resolved": each.resolved}
@@ -141,14 +141,14 @@ class Alarm:
 
     def ask(self, query: str, at_unix_s: float | None = None) -> list[dict[str, Any]]:
         """What an instant query answers."""
-        asked = {"query": query, **({} if at_unix_s is None else {"time": f"{at_unix_s:.3f}"})}
-        found: list[dict[str, Any]] = self._get("query", asked)["result"]
+        requested_query = {"query": query, **({} if at_unix_s is None else {"time": f"{at_unix_s:.3f}"})}
+        found: list[dict[str, Any]] = self._get("query", requested_query)["result"]
         return found
 
     def ask_range(self, query: str, since_unix_s: float, until_unix_s: float, step_s: float) -> list[dict[str, Any]]:
         """What a range query answers; at most 11,000 steps."""
-        asked = {"query": query, "start": f"{since_unix_s:.3f}", "end": f"{until_unix_s:.3f}", "step": f"{step_s:g}"}
-        found: list[dict[str, Any]] = self._get("query_range", asked)["result"]
+        requested_query = {"query": query, "start": f"{since_unix_s:.3f}", "end": f"{until_unix_s:.3f}", "step": f"{step_s:g}"}
+        found: list[dict[str, Any]] = self._get("query_range", requested_query)["result"]
         return found
 
     def rules(self) -> tuple[Rule, ...]:
@@ -157,8 +157,8 @@ class Alarm:
         every = (rule for group in groups for rule in group["rules"])
         return tuple(Rule(rule["name"], rule["query"], float(rule["duration"]), rule["labels"]) for rule in every)
 
-    def _get(self, path: str, asked: Mapping[str, str]) -> Any:
-        url = f"{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(asked)}"
+    def _get(self, path: str, query: Mapping[str, str]) -> Any:
+        url = f"{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=60) as response:
             return json.load(response)["data"]
 
@@ -171,7 +171,7 @@ def alarm(folder: Path, slo: Path, interval_s: int) -> Iterator[Alarm]:
     try:
         rules = folder / "rules"
         every = ("--evaluation-interval", f"{interval_s}s", "--scrape-interval", f"{interval_s}s")
-        render = [sys.executable, "-m", "handrail.cli.main", "alerts", "render", "--slo", str(slo), "--out", str(rules), *every]
+        render = [sys.executable, "-m", "handrail_cli.main", "alerts", "render", "--slo", str(slo), "--out", str(rules), *every]
         subprocess.run(render, check=True, stdout=subprocess.DEVNULL)
         paging, scraping = (f"{HOST}:{port}" for port in free_ports(2))
         _alertmanager(children, folder, programs["prometheus-alertmanager"], paging, pager)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from harness.real_fleet import Fleet, Load, Shape
 from nvml.scenario import GPU_IS_LOST, Scenario, h100
 from oncall.mixing_router import FAULT_AT_S
 from oncall.relay import Relay
-from real_fleet import Fleet, Load, Shape
 
 HERE: Final = Path(__file__).parent
 SMALL, SMALL_TWO = str(HERE / "small.yaml"), str(HERE / "small-two.yaml")
@@ -42,7 +42,7 @@ class Case:
     """``alert`` with these ``labels`` is to reach the pager; ``told``: the fault in words, for the page."""
 
     name: str
-    told: str
+    expected_text: str
     alert: str | None
     labels: Mapping[str, str] = field(default_factory=dict)
     shape: Shape = field(default_factory=lambda: Shape(scenario=SMALL, load=Load(rate=0.6)))
@@ -148,7 +148,7 @@ def _cut_off() -> Case:
 
     return Case(
         name="sidecar-cut-off",
-        told="D's sidecar cannot reach the collector: its part of every request is missing",
+        expected_text="D's sidecar cannot reach the collector: its part of every request is missing",
         alert="TraceCoverageLost",
         shape=_shape(behind={"d0": behind}),
         run=lambda: _CutOff(ways),
@@ -168,14 +168,14 @@ CASES: Final = (
     _cut_off(),
     Case(
         name="clock-bound",
-        told="the router takes half a second before it forwards, so no message bounds the hosts' clocks better",
+        expected_text="the router takes half a second before it forwards, so no message bounds the hosts' clocks better",
         alert="ClockBoundTooWide",
         shape=_shape("router_slow:router:0.5", apart=True),
         at_s=0.0,
     ),
     Case(
         name="imbalance",
-        told="decode runs one request at a time and the others queue, while prefill is idle",
+        expected_text="decode runs one request at a time and the others queue, while prefill is idle",
         alert="PrefillDecodeImbalance",
         labels={"role": "decode"},
         shape=_shape("decode_queue:d0:1", load=Load(rate=None, concurrency=9, answer_tokens=(30, 40))),
@@ -183,7 +183,7 @@ CASES: Final = (
     ),
     Case(
         name="stalls",
-        told="D's host (engine and sidecar) stands still for 0.4 s every 4 s: both processes are stopped",
+        expected_text="D's host (engine and sidecar) stands still for 0.4 s every 4 s: both processes are stopped",
         alert="StreamsStalling",
         labels={"cause": "host_pause"},
         shape=_shape(load=Load(rate=0.6, answer_tokens=(40, 60))),
@@ -191,49 +191,49 @@ CASES: Final = (
     ),
     Case(
         name="host-pause",
-        told="D's engine stands still for 0.4 s every 4 s, and its plugin says so",
+        expected_text="D's engine stands still for 0.4 s every 4 s, and its plugin says so",
         alert="StreamsStalling",
         labels={"cause": "host_pause"},
         shape=_shape(f"host_pause:d0:0.4{_AT}-", load=Load(rate=0.6, answer_tokens=(40, 60))),
     ),
     Case(
         name="ttft-p99",
-        told="one request in 25 waits 5 s longer at the router",
+        expected_text="one request in 25 waits 5 s longer at the router",
         alert="TtftP99High",
         labels={"role": "edge"},
         shape=_shape(*_every("router_slow:router:5", 50, 2), load=Load(rate=1.2, answer_tokens=(4, 8))),
     ),
     Case(
         name="itl-p99",
-        told="D's engine stands still for 1.3 s every 4 s: one gap in a hundred and more",
+        expected_text="D's engine stands still for 1.3 s every 4 s: one gap in a hundred and more",
         alert="ItlP99High",
         shape=_shape(f"host_pause:d0:1.3{_AT}-", load=Load(rate=0.6, answer_tokens=(20, 30))),
     ),
     Case(
         name="slow-link",
-        told="the link from P to D has a two-hundredth of its bandwidth",
+        expected_text="the link from P to D has a two-hundredth of its bandwidth",
         alert="KvLinkSlow",
         shape=_shape(f"slow_link:p0>d0:200{_AT}-"),
     ),
     Case(
         name="sidecar-down",
-        told="the sidecar beside D, off the requests' path, is killed",
+        expected_text="the sidecar beside D, off the requests' path, is killed",
         alert="SidecarDown",
         labels={"role": "decode"},
         shape=_shape(proxied=False),
         run=lambda: _Kill("sidecar-d0"),
     ),
-    Case(name="collector-down", told="the collector is killed", alert="CollectorDown", run=lambda: _Kill("collector")),
+    Case(name="collector-down", expected_text="the collector is killed", alert="CollectorDown", run=lambda: _Kill("collector")),
     Case(
         name="engine-silent",
-        told="D's and P's engines export no spans",
+        expected_text="D's and P's engines export no spans",
         alert="EngineSendsNoSpans",
         shape=_shape(spans=False),
         at_s=0.0,
     ),
     Case(
         name="long-stream",
-        told="a fetch fails and is computed again, in a stream that goes on for ten minutes",
+        expected_text="a fetch fails and is computed again, in a stream that goes on for ten minutes",
         alert="KvFetchFailed",
         shape=_shape("fetch_recomputed:p0>d0:1", load=None),
         run=_LongStream,
@@ -241,47 +241,57 @@ CASES: Final = (
     ),
     Case(
         name="fetch-failed",
-        told="KV fetches fail for 8 s, the first ones ever",
+        expected_text="KV fetches fail for 8 s, the first ones ever",
         alert="KvFetchFailed",
         labels={"outcome": "failed"},
         shape=_shape(f"fetch_failed:p0>d0:1{_AT}-{FAULT_AT_S + 8:g}", load=Load(rate=1.5)),
     ),
     Case(
         name="fetch-hung",
-        told="one of two links moves nothing more: its fetches neither end nor fail",
+        expected_text="one of two links moves nothing more: its fetches neither end nor fail",
         alert="KvFetchHung",
         shape=_shape(f"slow_link:p0>d0:1e9{_AT}-", scenario=SMALL_TWO, prefill=2, load=Load(rate=0.4)),
     ),
     Case(
         name="stale-read",
-        told="P frees KV at once and D reads it all the same; clients get HTTP 200",
+        expected_text="P frees KV at once and D reads it all the same; clients get HTTP 200",
         alert="KvStaleRead",
         shape=_shape(f"stale_read:p0:0{_AT}-{FAULT_AT_S + 10:g}"),
     ),
     Case(
         name="wrong-request",
-        told="the router gives two requests each other's KV; clients get HTTP 200",
+        expected_text="the router gives two requests each other's KV; clients get HTTP 200",
         alert="KvWrongRequest",
         shape=_shape(router="tests.oncall.mixing_router", load=Load(rate=1.0)),
     ),
     Case(
         name="lease-expiry",
-        told="P's leases end before D comes to read; D computes the prompts again",
+        expected_text="P's leases end before D comes to read; D computes the prompts again",
         alert="KvExpiring",
         shape=_shape(f"lease_expired:p0:0{_AT}-"),
     ),
     Case(
         name="engine-hung",
-        told="D's engine steps no more, and its /health answers 200",
+        expected_text="D's engine steps no more, and its /health answers 200",
         alert="EngineHung",
         shape=_shape(f"engine_hung:d0:1000{_AT}-", load=Load(rate=0.4)),
     ),
-    Case(name="engine-restarted", told="D's engine is killed and started again", alert="EngineRestarted", run=_RestartEngine),
-    Case(name="engine-down", told="D's engine is killed", alert="EngineDown", run=lambda: _Kill("engine-d0")),
-    Case(name="edge-down", told="the sidecar before the router is killed", alert="EdgeSidecarDown", run=lambda: _Kill("edge")),
+    Case(
+        name="engine-restarted",
+        expected_text="D's engine is killed and started again",
+        alert="EngineRestarted",
+        run=_RestartEngine,
+    ),
+    Case(name="engine-down", expected_text="D's engine is killed", alert="EngineDown", run=lambda: _Kill("engine-d0")),
+    Case(
+        name="edge-down",
+        expected_text="the sidecar before the router is killed",
+        alert="EdgeSidecarDown",
+        run=lambda: _Kill("edge"),
+    ),
     Case(
         name="dropping",
-        told=f"D's sidecar, off the requests' path, gets no processor for {_STOPPED_S:g} s",
+        expected_text=f"D's sidecar, off the requests' path, gets no processor for {_STOPPED_S:g} s",
         alert="HandrailDropping",
         labels={"lost": "handrail_sidecar_plugin_lost_events_total"},
         shape=_shape(proxied=False, load=Load(rate=1.2, answer_tokens=(30, 40))),
@@ -289,17 +299,17 @@ CASES: Final = (
     ),
     Case(
         name="gpu-lost",
-        told="D's GPU is lost (NVML double)",
+        expected_text="D's GPU is lost (NVML double)",
         alert="GpuLost",
         shape=_shape(gpus={"d0": _gpus(f"at 120 gpu 0 error * {GPU_IS_LOST}")}),
         at_s=120.0,
     ),
     Case(
         name="gpu-throttled",
-        told="heat holds the clock of D's GPU down (NVML double)",
+        expected_text="heat holds the clock of D's GPU down (NVML double)",
         alert="GpuThrottled",
         shape=_shape(gpus={"d0": _gpus("at 120 gpu 0 set reasons 64")}),
         at_s=120.0,
     ),
 )
-HEALTHY: Final = Case(name="healthy", told="nothing: as many requests as above", alert=None)
+HEALTHY: Final = Case(name="healthy", expected_text="nothing: as many requests as above", alert=None)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail_alerts.companions import COMPANIONS
-from oncall.alarm import Told
+from handrail_alerts.inhibition import COMPANIONS
+from oncall.alarm import Notification
 
 INTERVALS: Final = 2
 """So many evaluations after its ``for`` an alert may take to the pager."""
@@ -22,7 +22,7 @@ class Verdict:
     """
 
     name: str
-    told: str
+    notified: str
     alert: str
     wait_s: float = 0.0
     late_s: float | None = None
@@ -32,19 +32,19 @@ class Verdict:
     wrong: tuple[str, ...] = ()
 
 
-def matches(told: Told, alert: str, labels: Mapping[str, str]) -> bool:
-    return told.name == alert and all(told.labels.get(name) == value for name, value in labels.items())
+def matches(notification: Notification, alert: str, labels: Mapping[str, str]) -> bool:
+    return notification.name == alert and all(notification.labels.get(name) == value for name, value in labels.items())
 
 
-def first(told: Iterable[Told], alert: str, labels: Mapping[str, str]) -> Told | None:
+def first(notifications: Iterable[Notification], alert: str, labels: Mapping[str, str]) -> Notification | None:
     """The earliest of this alert that says that it fires."""
-    found = [each for each in told if not each.resolved and matches(each, alert, labels)]
+    found = [each for each in notifications if not each.resolved and matches(each, alert, labels)]
     return min(found, key=lambda each: each.received_unix_s) if found else None
 
 
-def others(told: Iterable[Told], alert: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def others(notifications: Iterable[Notification], alert: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the pages and of the tickets beside ``alert``, each once, in the order in which they came."""
-    firing = [each for each in told if not each.resolved and each.name != alert]
+    firing = [each for each in notifications if not each.resolved and each.name != alert]
     return tuple(tuple(dict.fromkeys(each.name for each in firing if each.pages is pages)) for pages in (True, False))  # type: ignore[return-value]
 
 
@@ -68,10 +68,10 @@ def first_true(
 
 def judge(
     name: str,
-    told_words: str,
+    reported_words: str,
     alert: str | None,
     labels: Mapping[str, str],
-    told: Sequence[Told],
+    notifications: Sequence[Notification],
     *,
     fault_unix_s: float,
     true_unix_s: float | None,
@@ -80,14 +80,14 @@ def judge(
 ) -> Verdict:
     """``told``: all that the pager got of this cluster. ``true_unix_s``: when the alert's expression first held."""
     if alert is None:
-        pages, tickets = others(told, "")
+        pages, tickets = others(notifications, "")
         wrong = tuple(f"{each} came though nothing was wrong" for each in (*pages, *tickets))
-        return Verdict(name=name, told=told_words, alert="none", pages=pages, tickets=tickets, wrong=wrong)
-    pages, tickets = others(told, alert)
+        return Verdict(name=name, notified=reported_words, alert="none", pages=pages, tickets=tickets, wrong=wrong)
+    pages, tickets = others(notifications, alert)
     wrongs = [f"{each} paged and is no companion of {alert}" for each in pages if each not in COMPANIONS[alert]]
-    early = [each for each in told if not each.resolved and each.received_unix_s < fault_unix_s]
+    early = [each for each in notifications if not each.resolved and each.received_unix_s < fault_unix_s]
     wrongs += [f"{each.name} came before the fault" for each in early]
-    came = first(told, alert, labels)
+    came = first(notifications, alert, labels)
     late_s = after_s = None
     if came is None:
         wrongs.insert(0, f"{alert} never came" + (", though its condition held" if true_unix_s is not None else ""))
@@ -101,7 +101,7 @@ def judge(
                 wrongs.append(f"{late_s:.0f} s late")
     return Verdict(
         name=name,
-        told=told_words,
+        notified=reported_words,
         alert=alert,
         wait_s=wait_s,
         late_s=late_s,

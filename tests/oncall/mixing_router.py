@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from handrail_fleet import router
-from handrail_fleet.__main__ import main
+from handrail_sim.emulator import router
+from handrail_sim.emulator.__main__ import main
 
 FAULT_AT_S: Final = 90.0
 """Seconds of the run: when the faults of these fleets begin."""
@@ -24,7 +24,7 @@ _WAITS_S: Final = 0.5  # no more: whoever waits is late to its first token
 class MixingRouter(router.Router):
     """Waits for a second request to mix the first one up with; alone, a request keeps its own keys."""
 
-    def __init__(self, settings: router.Settings) -> None:
+    def __init__(self, settings: router.RouterSettings) -> None:
         super().__init__(settings)
         self._from_unix_s = (settings.began_unix_ns or time.time_ns()) / 1e9 + FAULT_AT_S
         self._first: tuple[dict[str, Any] | None, asyncio.Future[dict[str, Any] | None]] | None = None

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from handrail.admin import AdminServer
-from handrail.catalogue import everything
-from handrail.cli.children import HOST
-from handrail.selfmetrics import SelfMetrics
-from handrail.sidecar import make
-from handrail.sidecarmetrics import sidecar_rows
+from handrail.metrics.registry import Registry
+from handrail.runtime.admin_http import AdminServer
+from handrail_cli.subprocesses import HOST
 from handrail_dashboards.export import Choices, dashboards
+from handrail_sidecar.app import make
+from handrail_sidecar.catalogue import everything
+from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from harness.real_fleet import Fleet, Load, Shape, finish
 from oncall.alarm import Alarm
-from real_fleet import Fleet, Load, Shape, finish
 
 WITHIN: Final = 0.1
 SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
@@ -102,7 +102,7 @@ def _extremes(alarm: Alarm, interval_s: float) -> list[Reading]:
     for model, values in raw.items():  # one each before the window: a series has to be there to grow
         made.live.first_token(model, values[0], "")
         made.live.gaps_of(model).extend(values[:1])
-    with _page(SelfMetrics(sidecar_rows(made))) as address:
+    with _page(Registry(sidecar_rows(made))) as address:
         alarm.watch("synthetic", [address], address)
         _wait(lambda: len(_scrapes(alarm, "synthetic", role)) >= 2, interval_s)
         since = _scrapes(alarm, "synthetic", role)[-1]
@@ -190,7 +190,7 @@ def _wait(holds: Callable[[], bool], interval_s: float) -> None:
 
 
 @contextmanager
-def _page(metrics: SelfMetrics) -> Iterator[str]:
+def _page(metrics: Registry) -> Iterator[str]:
     """A sidecar's admin server in a thread of its own; its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="page")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 
-from handrail.cli.children import HOST
+from handrail_cli.subprocesses import HOST
 
 
 class Relay:

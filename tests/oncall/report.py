@@ -39,7 +39,7 @@ def markdown(verdicts: Iterable[Verdict], before: str = "") -> str:
     rows = {}
     for each in verdicts:
         cells = (
-            *(each.name, each.told, each.alert, f"{each.wait_s:.0f} s", _seconds(each.late_s), _seconds(each.after_s)),
+            *(each.name, each.notified, each.alert, f"{each.wait_s:.0f} s", _seconds(each.late_s), _seconds(each.after_s)),
             *(", ".join(each.pages) or "–", ", ".join(each.tickets) or "–", "; ".join(each.wrong) or "ok"),
         )
         rows[each.name] = f"| {' | '.join(cells)} |"

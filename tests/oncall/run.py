@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from handrail.cli.children import ChildError
-from oncall.alarm import Alarm, Rule, Told
+from handrail_cli.subprocesses import ChildError
+from harness.real_fleet import Fleet
+from oncall.alarm import Alarm, Notification, Rule
 from oncall.cases import Case, Run
 from oncall.judge import Verdict, first, first_true, judge
-from real_fleet import Fleet
 
 STARTS_AT_ONCE = 2
 LINGER_S = 75.0
@@ -37,7 +37,7 @@ class _Going:
     fault_s: float | None = None
     began_s: float | None = None
     true_s: float | None = None
-    came: Told | None = None
+    came: Notification | None = None
     unfinished: bool = True
     failed: str = ""
 
@@ -66,8 +66,8 @@ class Bench:
                 while waiting and len(going) < at_once and starting < STARTS_AT_ONCE:
                     going.append(self._open(waiting.pop(0), rules, healthy_s))
                     starting += 1
-                told, seen = self.alarm.pager.told[seen:], len(self.alarm.pager.told)
-                for notification in told:
+                reported_notifications, seen = self.alarm.pager.notifications[seen:], len(self.alarm.pager.notifications)
+                for notification in reported_notifications:
                     self._hear(notification, going)
                 for each in list(going):
                     if self._step(each, healthy_s):
@@ -88,13 +88,13 @@ class Bench:
         wait_s = _rule(case, rules, case.labels).wait_s if case.alert else 0.0
         return _Going(case, fleet, case.run(), fleet.starting(), time.time() + 300.0, wait_s)
 
-    def _hear(self, told: Told, going: Sequence[_Going]) -> None:
-        kind = "page" if told.pages else "ticket"
-        if not told.resolved:
-            self.say(f"{told.cluster}: {kind} {told.name} {told.summary!r}")
+    def _hear(self, notification: Notification, going: Sequence[_Going]) -> None:
+        kind = "page" if notification.pages else "ticket"
+        if not notification.resolved:
+            self.say(f"{notification.cluster}: {kind} {notification.name} {notification.summary!r}")
         for each in going:
-            if each.case.name == told.cluster and each.case.alert and each.came is None:
-                each.came = first([told], each.case.alert, each.case.labels)
+            if each.case.name == notification.cluster and each.case.alert and each.came is None:
+                each.came = first([notification], each.case.alert, each.case.labels)
                 if each.came and each.case.unfinished:
                     each.unfinished = each.fleet[each.case.unfinished].poll() is None
 
@@ -151,9 +151,11 @@ class Bench:
 
     def _judged(self, each: _Going) -> Verdict:
         case = each.case
-        told = [notification for notification in self.alarm.pager.told if notification.cluster == case.name]
+        reported_notifications = [
+            notification for notification in self.alarm.pager.notifications if notification.cluster == case.name
+        ]
         verdict = judge(
-            *(case.name, case.told, case.alert, case.labels, told),
+            *(case.name, case.expected_text, case.alert, case.labels, reported_notifications),
             fault_unix_s=each.fault_s or time.time(),
             true_unix_s=each.true_s,
             wait_s=each.wait_s,

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from handrail_alerts.companions import COMPANIONS
 from handrail_alerts.groups import files
+from handrail_alerts.inhibition import COMPANIONS
 from handrail_alerts.slo import load
-from oncall.alarm import SHIPPED, Told, read_notification
+from oncall.alarm import SHIPPED, Notification, read_notification
 from oncall.cases import CASES, HEALTHY, HERE
 from oncall.judge import Verdict, first, first_true, judge
 from oncall.quantiles import Reading, exact, query, wrong
 from oncall.report import markdown
 
 
-def told(name: str, at: float, severity: str = "page", *, resolved: bool = False, **labels: str) -> Told:
-    return Told(at, "pager", resolved, {"alertname": name, "cluster": "c", "severity": severity, **labels}, "")
+def notification(name: str, at: float, severity: str = "page", *, resolved: bool = False, **labels: str) -> Notification:
+    return Notification(at, "pager", resolved, {"alertname": name, "cluster": "c", "severity": severity, **labels}, "")
 
 
 def judged(
-    *notifications: Told,
+    *notifications: Notification,
     alert: str | None = "KvFetchFailed",
     true: float | None = 100.0,
     labels: Mapping[str, str] | None = None,
@@ -34,7 +34,7 @@ def judged(
 
 
 def test_an_alert_in_time_is_right() -> None:
-    verdict = judged(told("KvFetchFailed", 189.0), told("KvExpiring", 191.0, "ticket"))
+    verdict = judged(notification("KvFetchFailed", 189.0), notification("KvExpiring", 191.0, "ticket"))
     assert (verdict.late_s, verdict.after_s, verdict.tickets, verdict.wrong) == (29.0, 99.0, ("KvExpiring",), ())
 
 
@@ -42,35 +42,41 @@ def test_an_alert_in_time_is_right() -> None:
     ("notifications", "labels", "why"),
     [
         ((), {}, "KvFetchFailed never came, though its condition held"),
-        ((told("KvFetchFailed", 150.0, resolved=True),), {}, "KvFetchFailed never came, though its condition held"),
+        ((notification("KvFetchFailed", 150.0, resolved=True),), {}, "KvFetchFailed never came, though its condition held"),
         (
-            (told("KvFetchFailed", 150.0, outcome="hung"),),
+            (notification("KvFetchFailed", 150.0, outcome="hung"),),
             {"outcome": "failed"},
             "KvFetchFailed never came, though its condition held",
         ),
-        ((told("KvFetchFailed", 191.0),), {}, "31 s late"),
-        ((told("KvFetchFailed", 89.0),), {}, "KvFetchFailed came before the fault"),
-        ((told("KvFetchFailed", 150.0), told("GpuLost", 150.0)), {}, "GpuLost paged and is no companion of KvFetchFailed"),
+        ((notification("KvFetchFailed", 191.0),), {}, "31 s late"),
+        ((notification("KvFetchFailed", 89.0),), {}, "KvFetchFailed came before the fault"),
+        (
+            (notification("KvFetchFailed", 150.0), notification("GpuLost", 150.0)),
+            {},
+            "GpuLost paged and is no companion of KvFetchFailed",
+        ),
     ],
     ids=["nothing", "resolved only", "other labels", "late", "early", "another page"],
 )
-def test_anything_else_is_wrong(notifications: tuple[Told, ...], labels: dict[str, str], why: str) -> None:
+def test_anything_else_is_wrong(notifications: tuple[Notification, ...], labels: dict[str, str], why: str) -> None:
     assert why in judged(*notifications, labels=labels).wrong
 
 
 def test_a_companion_may_page_and_an_unknown_condition_is_no_success() -> None:
     companion = COMPANIONS["KvFetchFailed"][0]
-    assert judged(told("KvFetchFailed", 150.0), told(companion, 150.0)).wrong == ()
-    assert judged(told("KvFetchFailed", 150.0), true=None).wrong == ("when its condition was first true is not known",)
+    assert judged(notification("KvFetchFailed", 150.0), notification(companion, 150.0)).wrong == ()
+    assert judged(notification("KvFetchFailed", 150.0), true=None).wrong == ("when its condition was first true is not known",)
 
 
 def test_a_healthy_fleet_may_not_even_have_a_ticket() -> None:
     assert judged(alert=None).wrong == ()
-    assert judged(told("KvExpiring", 150.0, "ticket"), alert=None).wrong == ("KvExpiring came though nothing was wrong",)
+    assert judged(notification("KvExpiring", 150.0, "ticket"), alert=None).wrong == ("KvExpiring came though nothing was wrong",)
 
 
 def test_the_first_is_the_earliest_that_fires() -> None:
-    found = first([told("A", 3.0), told("A", 2.0), told("A", 1.0, resolved=True), told("B", 0.0)], "A", {})
+    found = first(
+        [notification("A", 3.0), notification("A", 2.0), notification("A", 1.0, resolved=True), notification("B", 0.0)], "A", {}
+    )
     assert found is not None
     assert found.received_unix_s == 2.0
 
@@ -118,8 +124,10 @@ def test_every_case_names_an_alert_that_ships_and_its_fleet_is_its_own() -> None
 
 
 def test_the_page_keeps_the_rows_of_faults_that_were_not_injected_now() -> None:
-    first = markdown([Verdict(name="a", told="x", alert="A"), Verdict(name="b", told="x", alert="B", wrong=("31 s late",))])
-    again = markdown([Verdict(name="b", told="y", alert="B"), Verdict(name="c", told="x", alert="C")], first)
+    first = markdown(
+        [Verdict(name="a", notified="x", alert="A"), Verdict(name="b", notified="x", alert="B", wrong=("31 s late",))]
+    )
+    again = markdown([Verdict(name="b", notified="y", alert="B"), Verdict(name="c", notified="x", alert="C")], first)
     assert [line.split(" | ")[:2] for line in again.splitlines()[2:]] == [["| a", "x"], ["| b", "y"], ["| c", "x"]]
     assert "late" not in again.splitlines()[3]
 

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from handrail.accepting import Acceptor, listening, peer_of
-from handrail.connections import Bounds, Gate, Refusal
-from handrail.descriptors import DescriptorBudget
-from otlp_parts import until
-from ports import held_port
+from doubles.otlp import until
+from handrail.runtime.accepting import Acceptor, listening, peer_of
+from handrail.runtime.connections import Bounds, Gate, Refusal
+from handrail.runtime.descriptors import DescriptorBudget
+from harness.ports import held_port
 
 A, B = "127.0.0.2", "127.0.0.3"
 
@@ -98,9 +98,9 @@ def test_accept_that_finds_no_descriptor_tries_again() -> None:
     """In a process of its own that has none left although the budget says so: no error, no busy loop, and then it is taken."""
     code = """
 import asyncio, os, resource, socket
-from handrail.accepting import Acceptor
-from handrail.connections import Bounds, Gate
-from handrail.descriptors import DescriptorBudget
+from handrail.runtime.accepting import Acceptor
+from handrail.runtime.connections import Bounds, Gate
+from handrail.runtime.descriptors import DescriptorBudget
 
 async def main():
     taken = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from handrail.admin import AdminServer
-from handrail.selfmetrics import SelfMetrics
+from handrail.metrics.registry import Registry
+from handrail.runtime.admin_http import AdminServer
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from handrail.selfmetrics import SelfMetrics
     ],
 )
 async def test_readyz_says_what_works_worse_and_stays_ready(not_ready: str, degraded: str, answer: tuple[int, str]) -> None:
-    server = AdminServer("127.0.0.1", 0, SelfMetrics([]), lambda: not_ready, degraded=lambda: degraded)
+    server = AdminServer("127.0.0.1", 0, Registry([]), lambda: not_ready, degraded=lambda: degraded)
     await server.start()
     try:
         url = f"http://127.0.0.1:{server.address[1]}/readyz"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.proxy.body import TAIL_BYTES, RequestFacts, RequestInspector, kv_params, operation_of
-from handrail.proxy.cutjson import head_members, tail_members
 from handrail.records import KvParams
+from handrail_sidecar.proxy.request_body import TAIL_BYTES, RequestFacts, RequestInspector, kv_params, operation_of
+from handrail_sidecar.proxy.truncated_json import head_members, tail_members
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -71,7 +71,7 @@ def test_whole_chat_body() -> None:
     assert inspect(found) == RequestFacts(
         operation="chat",
         model="tiny",
-        stream_asked=True,
+        stream_requested=True,
         choices=3,
         include_usage=True,
         continuous_usage=True,
@@ -82,7 +82,7 @@ def test_whole_chat_body() -> None:
 
 def test_defaults_of_the_api_hold_where_the_whole_body_was_read() -> None:
     expected = RequestFacts(
-        operation="chat", stream_asked=False, choices=1, include_usage=False, continuous_usage=False, inspected="whole"
+        operation="chat", stream_requested=False, choices=1, include_usage=False, continuous_usage=False, inspected="whole"
     )
     assert inspect({}) == expected
     assert inspect({"n": None, "stream": None, "stream_options": None, "max_tokens": None, "model": None}) == expected
@@ -121,9 +121,9 @@ def test_responses_and_messages_have_one_choice(path: str) -> None:
 def test_a_value_of_the_wrong_type_costs_that_value_only(odd: Any) -> None:
     names = ("stream_options", "max_tokens", "kv_transfer_params", "model", "bootstrap_room", "bootstrap_port")
     facts = inspect({**dict.fromkeys(names, odd), "stream": True})
-    assert (facts.stream_asked, facts.choices, facts.inspected) == (True, 1, "whole")
+    assert (facts.stream_requested, facts.choices, facts.inspected) == (True, 1, "whole")
     assert facts.model in (None, "x")
-    assert inspect({"stream": odd}).stream_asked is (True if odd is True else None)
+    assert inspect({"stream": odd}).stream_requested is (True if odd is True else None)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_not_kept(path: str, media: str, encoding: str | 
 
 @pytest.mark.parametrize("media", [None, "application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"])
 def test_json_by_any_name_is_read(media: str | None) -> None:
-    assert inspect({"stream": True}, media=media, encoding="identity").stream_asked is True
+    assert inspect({"stream": True}, media=media, encoding="identity").stream_requested is True
 
 
 # --- kv_transfer_params -----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_E21_stream_at_the_end_of_64_mib() -> None:
     facts = inspector.facts()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert facts == RequestFacts(operation="text_completion", model="m", stream_asked=True, kv=NIXL_KV, inspected="partial")
+    assert facts == RequestFacts(operation="text_completion", model="m", stream_requested=True, kv=NIXL_KV, inspected="partial")
     assert peak < 5 << 20
 
 
@@ -265,7 +265,7 @@ def test_both_ends_of_a_large_body(size: int, sized: bool) -> None:
     found = {"model": "m", "n": 2, "prompt": "p" * 300_000, "stream": True, "max_tokens": 5, "kv_transfer_params": NIXL}
     facts = inspect(found, COMPLETIONS, cap=1000, size=size, sized=sized)
     assert facts == RequestFacts(
-        operation="text_completion", model="m", choices=2, stream_asked=True, max_tokens=5, kv=NIXL_KV, inspected="partial"
+        operation="text_completion", model="m", choices=2, stream_requested=True, max_tokens=5, kv=NIXL_KV, inspected="partial"
     )
 
 
@@ -274,7 +274,7 @@ def test_the_end_is_only_read_when_it_came() -> None:
     length = len(json.dumps(found))
     for options in ({"upto": 1500}, {"upto": 1500, "sized": False, "ended": False}, {"upto": length - 1}, {"ended": False}):
         facts = inspect(found, COMPLETIONS, cap=1000, **options)
-        assert (facts.model, facts.stream_asked, facts.inspected) == ("m", None, "partial")
+        assert (facts.model, facts.stream_requested, facts.inspected) == ("m", None, "partial")
     assert inspect(found, COMPLETIONS, upto=20).model == "m"
 
 
@@ -307,7 +307,7 @@ def test_a_part_never_says_what_the_whole_does_not(
     data = json.dumps(found, indent=indent, ensure_ascii=plain).encode()
     whole = inspect(data, COMPLETIONS)
     part = inspect(data, COMPLETIONS, cap=cap, size=size)
-    for name in ("model", "stream_asked", "choices", "max_tokens", "kv"):
+    for name in ("model", "stream_requested", "choices", "max_tokens", "kv"):
         assert getattr(part, name) in (None, getattr(whole, name)), name
 
 

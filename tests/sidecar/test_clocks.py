@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.clocks import DRIFT_PPM, OffsetInterval, contains
+from handrail.clock_offset import DRIFT_PPM, OffsetInterval, contains
 
 
 @given(

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.config import (
+from handrail.config.addresses import write_ready
+from handrail.config.schema import (
     ConfigError,
     Given,
     Problem,
@@ -30,10 +31,10 @@ from handrail.config import (
     setting,
     to_yaml,
 )
+from handrail.config.types import Address, Duration, Size, Url, nearest
 from handrail.records import Role
-from handrail.settings import RequestIdMode, SidecarConfig, TraceContextMode, write_ready
-from handrail.values import Address, Duration, Size, Url, nearest
 from handrail_collector.config import CollectorConfig
+from handrail_sidecar.settings import RequestIdMode, SidecarConfig, TraceContextMode
 
 GOOD = "role: edge\nlisten: 127.0.0.1:8000\nupstream: http://127.0.0.1:8100\n"
 

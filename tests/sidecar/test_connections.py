@@ -6,18 +6,9 @@ import logging
 
 import pytest
 
-from handrail.connectionmetrics import connection_rows
-from handrail.connections import (
-    MOST_CONNECTIONS,
-    QUIET_S,
-    Bounds,
-    ConnectionsConfig,
-    Expiry,
-    Gate,
-    Gates,
-    Refusal,
-)
-from handrail.descriptors import DescriptorBudget
+from handrail.runtime.connection_metrics import connection_rows
+from handrail.runtime.connections import MOST_CONNECTIONS, QUIET_S, Bounds, ConnectionsConfig, Expiry, Gate, Gates, Refusal
+from handrail.runtime.descriptors import DescriptorBudget
 
 A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.context import Inbound, Origin, TraceContext, continue_from, extract, format_traceparent, parse_traceparent
 from handrail.identity import derive_trace_id
 from handrail.records import Hint, SpanIds
+from handrail.trace_context import Inbound, Origin, TraceContext, continue_from, extract, format_traceparent, parse_traceparent
 
 DATA = Path(__file__).parents[1] / "data" / "replay" / "http"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from handrail.descriptors import (
+from handrail.runtime.descriptors import (
     MOST_DESCRIPTORS,
     DescriptorBudget,
     DescriptorLimit,
@@ -55,14 +55,14 @@ def in_process(code: str) -> str:
 
 
 def test_process_has_the_raised_limit() -> None:
-    said = in_process(
+    output = in_process(
         "import json, resource\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))\n"
-        "from handrail.descriptors import raise_limit\n"
+        "from handrail.runtime.descriptors import raise_limit\n"
         "limit = raise_limit()\n"
         "print(json.dumps([limit.before, limit.soft, limit.hard, *resource.getrlimit(resource.RLIMIT_NOFILE), str(limit)]))"
     )
-    assert json.loads(said) == [64, 200, 200, 200, 200, "descriptors 200 (raised from 64)"]
+    assert json.loads(output) == [64, 200, 200, 200, 200, "descriptors 200 (raised from 64)"]
 
 
 def test_refused_raise_leaves_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +91,9 @@ def test_open_descriptors_are_counted() -> None:
 
 def test_counting_works_without_one_descriptor_left() -> None:
     """Newer kernels say the count all the same; on older ones nothing can be read, and the budget calls it full."""
-    said = in_process(
+    output = in_process(
         "import os, resource\n"
-        "from handrail.descriptors import DescriptorBudget\n"
+        "from handrail.runtime.descriptors import DescriptorBudget\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
         "held = []\n"
         "try:\n"
@@ -102,7 +102,7 @@ def test_counting_works_without_one_descriptor_left() -> None:
         "budget = DescriptorBudget(40, 10)\n"
         "print(budget.in_use(), budget.free(), budget.crowded)"
     )
-    assert said.split() == ["40", "0", "True"]
+    assert output.split() == ["40", "0", "True"]
 
 
 def test_free_is_what_limit_reserve_and_use_leave() -> None:

@@ -7,13 +7,13 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders import EPOCH, process
-from handrail.enginemetrics import EventCounts, engine_rows, log_rows
-from handrail.families.schema import QUANTITIES, Kind
+from builders.records import EPOCH, process
+from handrail.metrics.registry import Registry
 from handrail.records import EngineSample, LogFact, ProcessEvent, ProcessEventKind, Role, SchemaReport, Source
-from handrail.selfmetrics import SelfMetrics
-from handrail.sources.log import LogSettings, LogSource
-from handrail.sources.metrics import MetricsSettings, MetricsSource
+from handrail.records.quantities import QUANTITIES, QuantityKind
+from handrail_sidecar.live_metrics.engine_metrics import EventCounts, engine_rows, log_rows
+from handrail_sidecar.sources.engine_log import LogSettings, LogSource
+from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSource
 
 
 def exposed(page: bytes | None) -> str:
@@ -25,14 +25,14 @@ def exposed(page: bytes | None) -> str:
     events = EventCounts(lambda _: None)
     source = MetricsSource(MetricsSettings(url="http://127.0.0.1:1"), process(Role.DECODE), take, events)
     source.reading = None if page is None else source.reader.read(page)
-    text, _ = SelfMetrics(engine_rows(source, events)).expose("text/plain")
+    text, _ = Registry(engine_rows(source, events)).expose("text/plain")
     return text.decode()
 
 
 def test_every_quantity_has_a_row_and_the_page_is_valid() -> None:
     families = {family.name for family in text_string_to_metric_families(exposed(b"vllm:num_requests_running 3\n"))}
     for quantity in QUANTITIES:
-        if quantity.kind is not Kind.HISTOGRAM:
+        if quantity.kind is not QuantityKind.HISTOGRAM:
             assert f"handrail_engine_{quantity.name}" in families
 
 
@@ -81,18 +81,18 @@ def test_failure_series_begin_at_zero() -> None:
         return True
 
     source = LogSource(LogSettings(paths=()), process(Role.DECODE), take)
-    text = SelfMetrics(log_rows(source)).expose("text/plain")[0].decode()
+    text = Registry(log_rows(source)).expose("text/plain")[0].decode()
     for kind in ("fetch_failed", "stale_read", "expired", "engine_dead"):
         assert f'handrail_sidecar_log_facts_total{{kind="{kind}"}} 0.0' in text
     assert 'handrail_engine_process_events_total{kind="hung"} 0.0' in exposed(None)
 
 
 def test_events_are_counted_on_their_way() -> None:
-    told: list[ProcessEvent] = []
-    events = EventCounts(told.append)
+    process_events: list[ProcessEvent] = []
+    events = EventCounts(process_events.append)
     event = ProcessEvent(process=process(Role.DECODE), source=Source.METRICS, at_unix_ns=EPOCH, kind=ProcessEventKind.HUNG)
     events(event)
-    assert (told, events.counts[ProcessEventKind.HUNG]) == ([event], 1)
+    assert (process_events, events.counts[ProcessEventKind.HUNG]) == ([event], 1)
 
 
 async def test_lines_of_the_plugin_and_of_the_file_are_one_fact() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from handrail.families.exposition import Scanner, families_of, split_sample
+from handrail_sidecar.engine_metrics.exposition import Scanner, families_of, split_sample
 
 _DATA = Path(__file__).parents[1] / "data"
 _PAGES = sorted(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from handrail.export.spool import Spool
-from handrail.files import OsFiles, create, make_folder, replace_file
-from handrail.settings import write_ready
-from handrail.sources.logtail import Position
-from handrail.sources.plugin import bind
+from builders.store_rows import request_rows
+from handrail.config.addresses import write_ready
+from handrail.wal.filesystem import OsFiles, create, make_folder, replace_file
 from handrail_collector.journal.journal import JournalSettings
-from handrail_collector.store.publish import Publisher
-from store_rows import request_rows
+from handrail_collector.store.publish import StorePublisher
+from handrail_sidecar.export.spool import Spool
+from handrail_sidecar.sources.log_tail import Position
+from handrail_sidecar.sources.plugin_socket import bind
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o777], ids=oct)
@@ -40,7 +40,7 @@ def assert_ours(root: Path, at_least: int) -> None:
 
 
 def test_the_store(tmp_path: Path, umask: int) -> None:
-    publisher = Publisher(tmp_path / "data" / "store")
+    publisher = StorePublisher(tmp_path / "data" / "store")
     publisher.open()
     publisher.publish(0, 10, 0, [], request_rows(3))
     publisher.retire({publisher.publishes()[0].files[0].path})  # a new manifest in the old one's place
@@ -56,7 +56,7 @@ def test_the_journal(tmp_path: Path, umask: int) -> None:
 
 
 def test_the_spool(tmp_path: Path, umask: int) -> None:
-    from handrail.otlp.contract import Signal
+    from handrail.otlp.signals import Signal
 
     spool = Spool(tmp_path / "spool" / "p", 1 << 20)
     spool.put(Signal.TRACES, b"batch", 1)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from certs import Authority
-from handrail.admin import add_routes
-from handrail.connections import Bounds, Expiry, Gate
-from handrail.descriptors import DescriptorBudget
-from handrail.httpserver import HttpServer
-from handrail.selfmetrics import SelfMetrics
-from handrail.tls import ServerTls, client_identity
-from otlp_parts import until
+from doubles.otlp import until
+from handrail.metrics.registry import Registry
+from handrail.runtime.admin_http import add_routes
+from handrail.runtime.connections import Bounds, Expiry, Gate
+from handrail.runtime.descriptors import DescriptorBudget
+from handrail.runtime.http_server import HttpServer
+from handrail.security.tls import ServerTls, client_identity
+from harness.certs import Authority
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 SECRET = b"do-not-log-this"
@@ -55,7 +55,7 @@ async def serving(
         return web.Response(text="slow\n")
 
     app = web.Application()
-    add_routes(app, SelfMetrics([]), lambda: "")
+    add_routes(app, Registry([]), lambda: "")
     app.router.add_get("/slow", slow)
     server = HttpServer(app, "127.0.0.1", 0, gate, tls=tls)
     await server.start()
@@ -98,10 +98,10 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
     return head + await asyncio.wait_for(reader.readexactly(length), 60)
 
 
-@pytest.mark.parametrize("said", [b"", GET[:20]], ids=["nothing", "half a head"])
-async def test_connection_without_a_whole_head_is_ended(said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", GET[:20]], ids=["nothing", "half a head"])
+async def test_connection_without_a_whole_head_is_ended(data: bytes) -> None:
     async with serving(head_s=SHORT_S) as served, connected(served) as (reader, writer):
-        writer.write(said)
+        writer.write(data)
         assert await ended(reader) == b""
         await until(lambda: served.gate.open == 0)
         assert served.gate.expired == {Expiry.HANDSHAKE: 0, Expiry.HEAD: 1, Expiry.IDLE: 0}

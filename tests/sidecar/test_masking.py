@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from handrail.cli.main import main
-from handrail.config import ConfigError, Given, load, parse
-from handrail.masking import may_be_secret, shown_key
-from handrail.settings import SidecarConfig
+from handrail.config.masking import may_be_secret, shown_key
+from handrail.config.schema import ConfigError, Given, load, parse
+from handrail_cli.main import main
 from handrail_collector.config import CollectorConfig
+from handrail_sidecar.settings import SidecarConfig
 
 SECRET = "hunter2Zq8vLk3TnWx5RbYd7Mc9"
 SPELLED = ("hunter2", SECRET, "Zq8vLk3TnWx5")
@@ -55,13 +55,13 @@ def test_a_wrong_file_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixt
     file.write_text(text)
     with pytest.raises(ConfigError) as error:
         load(kind, file)
-    said = str(error.value) + json.dumps([str(problem) for problem in error.value.problems])
+    output = str(error.value) + json.dumps([str(problem) for problem in error.value.problems])
     name = "sidecar" if kind is SidecarConfig else "collector"
     for arguments in ([], ["--json"]):
         assert main(["config", "check", str(file), "--kind", name, *arguments]) == 2
-        said += "".join(capsys.readouterr())
-    assert [each for each in SPELLED if each in said] == []
-    assert str(file) in said
+        output += "".join(capsys.readouterr())
+    assert [each for each in SPELLED if each in output] == []
+    assert str(file) in output
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_wrong_file_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_wrong_flag_is_not_repeated(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     for more in ([], ["--json"]):
         assert main(["sidecar", *arguments, *more]) == 2
-        said = "".join(capsys.readouterr())
-        assert [each for each in SPELLED if each in said] == []
-        assert said
+        output = "".join(capsys.readouterr())
+        assert [each for each in SPELLED if each in output] == []
+        assert output
 
 
 def test_a_secret_that_comes_from_a_flag_is_masked_in_the_problem() -> None:

@@ -12,21 +12,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from crash_files import CrashFiles, PowerLost
-from handrail.files import Files, MemoryFiles, OsFiles
-from handrail.segment_file import HEADER_BYTES
-from handrail.segments import Damage, Full, Limits, SegmentLog, Stored
+from doubles.crash_files import CrashFiles, PowerLost
+from handrail.wal.filesystem import Filesystem, MemoryFiles, OsFiles
+from handrail.wal.log import Damage, Full, LogLimits, SegmentLog, Stored
+from handrail.wal.segment_file import HEADER_BYTES
 
-SMALL = Limits(max_bytes=2000, segment_bytes=200, max_record_bytes=120)
+SMALL = LogLimits(max_bytes=2000, segment_bytes=200, max_record_bytes=120)
 
 
 @pytest.fixture(params=["os", "memory"])
-def files(request: pytest.FixtureRequest) -> Files:
+def files(request: pytest.FixtureRequest) -> Filesystem:
     return OsFiles() if request.param == "os" else MemoryFiles()
 
 
 @pytest.fixture
-def log(tmp_path: Path, files: Files) -> Iterator[SegmentLog]:
+def log(tmp_path: Path, files: Filesystem) -> Iterator[SegmentLog]:
     log = SegmentLog(tmp_path / "log", SMALL, files=files)
     yield log
     log.close()
@@ -54,7 +54,7 @@ def test_segments_are_named_by_their_first_offset(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [f"{first:020d}.seg" for first in (0, 200)]
 
 
-def test_reopening_goes_on_where_it_ended(tmp_path: Path, files: Files) -> None:
+def test_reopening_goes_on_where_it_ended(tmp_path: Path, files: Filesystem) -> None:
     log = SegmentLog(tmp_path, SMALL, files=files)
     first = [log.append(1, b"a" * 60, 1) for _ in range(5)]
     log.close()
@@ -102,7 +102,7 @@ def test_a_lowered_limit_keeps_what_is_stored(tmp_path: Path) -> None:
     log = SegmentLog(tmp_path, SMALL)
     log.append(1, b"x" * 120, 0)
     log.close()
-    log = SegmentLog(tmp_path, Limits(max_bytes=2000, segment_bytes=200, max_record_bytes=50))
+    log = SegmentLog(tmp_path, LogLimits(max_bytes=2000, segment_bytes=200, max_record_bytes=50))
     assert [r.payload for r in log.read(0)] == [b"x" * 120]
     log.close()
 
@@ -125,7 +125,7 @@ def test_descriptors_do_not_leak(tmp_path: Path) -> None:
 
 
 def test_a_segment_takes_one_record_larger_than_itself(tmp_path: Path) -> None:
-    log = SegmentLog(tmp_path, Limits(max_bytes=5000, segment_bytes=100, max_record_bytes=1000))
+    log = SegmentLog(tmp_path, LogLimits(max_bytes=5000, segment_bytes=100, max_record_bytes=1000))
     offsets = [log.append(1, b"x" * size, 0) for size in (10, 900, 10)]
     assert [r.offset for r in log.read(0)] == offsets
     log.close()
@@ -134,11 +134,11 @@ def test_a_segment_takes_one_record_larger_than_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "problem"),
     [
-        (Limits(max_bytes=300, segment_bytes=200, max_record_bytes=100), "max_bytes: must hold"),
-        (Limits(max_bytes=300, segment_bytes=0, max_record_bytes=100), "segment_bytes: must be above 0"),
+        (LogLimits(max_bytes=300, segment_bytes=200, max_record_bytes=100), "max_bytes: must hold"),
+        (LogLimits(max_bytes=300, segment_bytes=0, max_record_bytes=100), "segment_bytes: must be above 0"),
     ],
 )
-def test_limits_that_cannot_work_are_refused(tmp_path: Path, limits: Limits, problem: str) -> None:
+def test_limits_that_cannot_work_are_refused(tmp_path: Path, limits: LogLimits, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         SegmentLog(tmp_path, limits)
 
@@ -151,7 +151,7 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
     SegmentLog(tmp_path, SMALL).close()
 
 
-def test_floor_keeps_offsets_from_being_used_twice(tmp_path: Path, files: Files) -> None:
+def test_floor_keeps_offsets_from_being_used_twice(tmp_path: Path, files: Filesystem) -> None:
     log = SegmentLog(tmp_path, SMALL, files=files)
     log.append(1, b"old", 0)
     log.close()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from failing_files import FailingFiles
-from handrail.files import OUT_OF_DESCRIPTORS
-from handrail.segments import Damage, FolderGoneError, Limits, NoDescriptors, SegmentLog
+from doubles.failing_files import FailingFiles
+from handrail.wal.filesystem import OUT_OF_DESCRIPTORS
+from handrail.wal.log import Damage, FolderGoneError, LogLimits, NoDescriptors, SegmentLog
 
-SMALL = Limits(max_bytes=2000, segment_bytes=200, max_record_bytes=120)
+SMALL = LogLimits(max_bytes=2000, segment_bytes=200, max_record_bytes=120)
 
 
 def _remove(folder: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from handrail.config import ConfigError, parse
-from handrail.settings import LogStart, SidecarConfig
+from handrail.config.schema import ConfigError, parse
+from handrail_sidecar.settings import LogStart, SidecarConfig
 
 
 def config(text: str) -> SidecarConfig:
@@ -47,7 +47,7 @@ def test_mistakes_are_told() -> None:
 
 
 def test_a_token_is_not_shown() -> None:
-    from handrail.config import plain
+    from handrail.config.schema import plain
 
     shown = plain(config('metrics: {url: http://a:1, headers: {authorization: "Bearer secret"}}\n'))
     assert "secret" not in repr(shown)

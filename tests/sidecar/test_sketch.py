@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.sketch import MAX_BUCKETS, GapSketch
+from handrail.metrics.exponential_histogram import MAX_BUCKETS, GapSketch
 
 HOUR_NS = 3_600_000_000_000
 values_ns = st.one_of(

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.proxy.stream import End, ResponseReader, StreamFacts
-from handrail.sketch import GapSketch
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail.stalls import (
     APART_NS,
     BLOCK,
@@ -29,6 +28,7 @@ from handrail.stalls import (
     pack_times,
     unpack_times,
 )
+from handrail_sidecar.proxy.response_reader import End, ResponseReader, StreamFacts
 
 MS = 1_000_000
 TRACE = Path(__file__).parents[1] / "data" / "request_traces" / "aiperf_two_requests_gaps.json"
@@ -103,9 +103,9 @@ def test_times_come_back_to_the_microsecond(drawn: list[tuple[int, int]]) -> Non
     times.sort(key=lambda each: each[1])
     back = unpack_times(pack_times(times))
     assert len(back) == min(len(times), TIMES_KEPT)
-    for (begin, end), (told_begin, told_end) in zip(times, back, strict=False):
-        assert 0 <= end - told_end < 1000
-        assert abs(begin - told_begin) < 2000
+    for (begin, end), (reported_begin, reported_end) in zip(times, back, strict=False):
+        assert 0 <= end - reported_end < 1000
+        assert abs(begin - reported_begin) < 2000
 
 
 @given(st.binary(max_size=40))
@@ -149,9 +149,9 @@ def test_what_the_client_did_not_take_is_told_of_the_stalls_that_it_lies_in() ->
     gaps = [20 * MS] * 10 + [500 * MS] + [20 * MS] * 10
     found = stalls_of(gaps)
     assert found is not None
-    told = marked(found, [(150 * MS, 160 * MS), (300 * MS, 650 * MS)], [(700 * MS, "reasoning>text")])
-    assert told.held_ns == 360 * MS
-    assert [(stall.held_ns, stall.turn) for stall in told.longest] == [(350 * MS, "reasoning>text")]
+    stalls = marked(found, [(150 * MS, 160 * MS), (300 * MS, 650 * MS)], [(700 * MS, "reasoning>text")])
+    assert stalls.held_ns == 360 * MS
+    assert [(stall.held_ns, stall.turn) for stall in stalls.longest] == [(350 * MS, "reasoning>text")]
 
 
 # --- recorded and made-up streams ----------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def delta(**content: str) -> bytes:
 
 
 def test_B24_gaps_beside_others_prefill_and_one_where_reasoning_ends() -> None:
-    told: list[Any] = []
+    reports: list[Any] = []
     for request in json.loads(TRACE.read_text())["requests"]:
         gaps = [round(gap * MS) for gap in request["gaps_ms"]]
         at = round(request["ttft_ms"] * MS)
@@ -191,7 +191,7 @@ def test_B24_gaps_beside_others_prefill_and_one_where_reasoning_ends() -> None:
         assert facts.gaps is not None
         assert facts.stalls is not None
         sketch = GapSketch.decode(facts.gaps.sketch)
-        told.append(
+        reports.append(
             (
                 [pytest.approx((sketch.quantile(q) or 0) / MS, rel=0.01) for q in (0.5, 0.99)],
                 facts.gaps.max_ns / MS,
@@ -199,7 +199,7 @@ def test_B24_gaps_beside_others_prefill_and_one_where_reasoning_ends() -> None:
                 [(stall.index, stall.turn) for stall in facts.stalls.longest if stall.turn],
             )
         )
-    assert told == [
+    assert reports == [
         ([22.7, 142.45], 159.07, list(range(15)), [(131, "reasoning>text")]),
         ([22.7, 139.01], 160.85, [0, 1, 2], [(130, "reasoning>text")]),
     ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from handrail.proxy.stream import BODY_LIMIT_BYTES, End, ResponseReader, StreamFacts
 from handrail.records import Hint, KvParams, Outcome
+from handrail_sidecar.proxy.response_reader import BODY_LIMIT_BYTES, End, ResponseReader, StreamFacts
 
 MS = 1_000_000
 Event = dict[str, Any]
@@ -21,7 +21,7 @@ def streamed(
     choices: int | None = 1,
     end: End = End.CLEAN,
     status: int = 200,
-    asked: bool | None = None,
+    requested: bool | None = None,
 ) -> StreamFacts:
     """Event i comes at (i + 1) x 10 ms; a ``str`` is raw data. Named events as the Responses and Messages APIs send them."""
     reader = ResponseReader(
@@ -30,7 +30,7 @@ def streamed(
         status=status,
         content_type="text/event-stream",
         content_encoding=None,
-        continuous_usage=asked,
+        continuous_usage=requested,
     )
     for number, event in enumerate(events, 1):
         data = event if isinstance(event, str) else json.dumps(event)
@@ -160,7 +160,7 @@ def test_a_token_without_text_makes_no_stream_gap_but_an_itl_sample() -> None:
 
 def test_per_token_times_need_every_chunk_counted() -> None:
     facts = streamed(
-        [delta(usage=1, content="a"), delta(content="b"), delta(usage=3, content="c"), delta(finish="stop"), DONE], asked=True
+        [delta(usage=1, content="a"), delta(content="b"), delta(usage=3, content="c"), delta(finish="stop"), DONE], requested=True
     )
     assert facts.itl is None
     assert facts.output_tokens == 3
@@ -181,7 +181,7 @@ def test_running_totals_are_per_choice_and_must_agree_with_the_sum(total: int | 
         *([summed(total)] if total is not None else []),
         DONE,
     ]
-    facts = streamed(events, choices=2, asked=True)
+    facts = streamed(events, choices=2, requested=True)
     assert facts.output_tokens == (total or 4)
     assert (facts.itl is not None) is known
     assert facts.gaps is not None

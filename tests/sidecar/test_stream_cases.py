@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from handrail.proxy.body import operation_of
-from handrail.proxy.stream import End, ResponseReader, StreamFacts
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail.records import Gaps, Hint, Outcome
-from handrail.sketch import GapSketch
+from handrail_sidecar.proxy.request_body import operation_of
+from handrail_sidecar.proxy.response_reader import End, ResponseReader, StreamFacts
 
 FOLDER = Path(__file__).parents[1] / "data" / "replay" / "sse"
 ENDS = {"clean": End.CLEAN, "left_open": End.IDLE_AFTER_FINISH, "fin_inside_chunk": End.UPSTREAM_CUT}
@@ -33,7 +33,7 @@ def reads_of(case: dict[str, Any]) -> Reads:
     return [(round(read["t"] * 1e9), base64.b64decode(read["b64"])) for read in case["reads"]]
 
 
-def reader_of(case: dict[str, Any], choices: int | None, asked: bool | None = None) -> ResponseReader:
+def reader_of(case: dict[str, Any], choices: int | None, requested: bool | None = None) -> ResponseReader:
     headers = case["response"]["headers"]
     return ResponseReader(
         operation_of(case["endpoint"]),
@@ -41,18 +41,18 @@ def reader_of(case: dict[str, Any], choices: int | None, asked: bool | None = No
         status=case["response"]["status"],
         content_type=headers["content-type"],
         content_encoding=headers.get("content-encoding"),
-        continuous_usage=asked,
+        continuous_usage=requested,
     )
 
 
-def replay(name: str, choices: int | None = 1, asked: bool | None = None) -> StreamFacts:
+def replay(name: str, choices: int | None = 1, requested: bool | None = None) -> StreamFacts:
     """The facts of a case; the same however its reads are cut, as long as each byte keeps its time."""
     case = load(name)
     reads = reads_of(case)
     end_ns = reads[-1][0]
 
     def fed(pieces: Reads) -> StreamFacts:
-        reader = reader_of(case, choices, asked)
+        reader = reader_of(case, choices, requested)
         for at_ns, data in pieces:
             reader.feed(data, at_ns)
         reader.finish(end_ns, ENDS[case["end"]])
@@ -81,13 +81,13 @@ def test_E01_a_role_is_no_token(variant: str) -> None:
     assert (facts.outcome, facts.finish_reasons, facts.itl, facts.hints) == (Outcome.OK, ("stop",), None, ())
 
 
-@pytest.mark.parametrize("asked", [True, False, None])
-def test_E03_chunks_are_not_tokens(asked: bool | None) -> None:
-    facts = replay("E03_multi_token_chunks", asked=asked)
+@pytest.mark.parametrize("requested", [True, False, None])
+def test_E03_chunks_are_not_tokens(requested: bool | None) -> None:
+    facts = replay("E03_multi_token_chunks", requested=requested)
     assert (facts.ttft_token_ns, facts.output_tokens, facts.tpot_mean_ns) == (300 * MS, 12, 13_636_364)
     assert facts.gaps is not None
     assert (facts.gaps.count, facts.gaps.sum_ns, facts.gaps.max_ns) == (4, 150 * MS, 60 * MS)
-    if not asked:  # running totals that nobody asked for and no sum confirmed
+    if not requested:  # running totals that nobody asked for and no sum confirmed
         assert facts.itl is None
         return
     expected = GapSketch()

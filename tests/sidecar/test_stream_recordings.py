@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from handrail.proxy.stream import End, ResponseReader
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail.records import Outcome
-from handrail.sketch import GapSketch
+from handrail_sidecar.proxy.response_reader import End, ResponseReader
 
 FOLDER = Path(__file__).parents[1] / "data" / "recordings" / "sse"
 STREAMS: list[dict[str, Any]] = [

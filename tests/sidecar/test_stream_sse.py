@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.proxy.inflate import OUTPUT_LIMIT_BYTES, Inflate, UndecodableError, decoder
-from handrail.proxy.sse import Event, SseParser
-from handrail.proxy.stream import End, ResponseReader, StreamFacts
 from handrail.records import Hint, Outcome
+from handrail_sidecar.proxy.inflate import OUTPUT_LIMIT_BYTES, Inflate, UndecodableError, decoder
+from handrail_sidecar.proxy.response_reader import End, ResponseReader, StreamFacts
+from handrail_sidecar.proxy.sse import Event, SseParser
 
 BOM = b"\xef\xbb\xbf"
 

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.times import TimeError, format_duration, format_rfc3339, format_time, parse_duration_ns, parse_period, parse_time
+from handrail.durations import (
+    TimeError,
+    format_duration,
+    format_rfc3339,
+    format_time,
+    parse_duration_ns,
+    parse_period,
+    parse_time,
+)
 
 S = 10**9
 MINUTE = 60 * S
@@ -173,7 +181,7 @@ def test_a_period_of_times_of_day_may_begin_yesterday() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         pytest.param("14:00", "is not a period: write FROM..TO", id="one-time"),
         pytest.param("-1h..-2h", "ends before it begins", id="reversed"),
@@ -182,6 +190,6 @@ def test_a_period_of_times_of_day_may_begin_yesterday() -> None:
         pytest.param("..now", "is not a time", id="no-beginning"),
     ],
 )
-def test_what_is_no_period_is_told(text: str, said: str) -> None:
-    with pytest.raises(TimeError, match=said):
+def test_what_is_no_period_is_told(text: str, output: str) -> None:
+    with pytest.raises(TimeError, match=output):
         parse_period(text, parse_time("2026-11-29T09:00:00Z", 0), timezone.utc)

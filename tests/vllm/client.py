@@ -64,8 +64,8 @@ class Request:
     @property
     def body(self) -> dict[str, Any]:
         text = {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
-        asked = {"model": self.model, "max_tokens": self.max_tokens, "ignore_eos": True, "temperature": 0, **text}
-        return {**asked, "stream": True, "stream_options": {"include_usage": True}} if self.stream else asked
+        fields = {"model": self.model, "max_tokens": self.max_tokens, "ignore_eos": True, "temperature": 0, **text}
+        return {**fields, "stream": True, "stream_options": {"include_usage": True}} if self.stream else fields
 
 
 @dataclass(frozen=True, slots=True)

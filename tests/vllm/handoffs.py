@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from handrail_collector.api.json import fetch_from_json
+from handrail_collector.api.schema import fetch_from_json
 from handrail_collector.rows import FetchRow, FindingRow, ProcessEventRow, RequestRow
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
@@ -22,7 +22,7 @@ from vllm.observed import make_plugin_site
 from vllm.pair import ENGINE_ENV, START_S, Engine, EngineSettings, Installation, start_engine
 from vllm.stack import Api, Starter
 
-MIDDLEWARE = "handrail.guest.middleware.Handrail"
+MIDDLEWARE = "handrail.plugin.middleware.Handrail"
 _POLL_S = 0.1
 
 

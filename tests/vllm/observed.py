@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from handrail.records import KvFetch, KvPublish, Observation, Process, ProcessEvent, ProcessEventKind, Role
-from handrail.sources.plugin import PluginSource
+from handrail_sidecar.sources.plugin_socket import PluginSource
 from vllm.pair import ENGINE_ENV, MODEL_NAME, EngineSettings, Installation, Pair, running_pair
 
 _ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def _entry_points(pyproject: str) -> str:
 
 
 @dataclass(slots=True)
-class Heard:
+class ReceivedRecords:
     """What one source said. Written by the loop's thread, read by the test's."""
 
     source: PluginSource
@@ -120,8 +120,8 @@ class ObservedPair:
     """A pair that answers, and what its plugins said."""
 
     pair: Pair
-    prefill: Heard
-    decode: Heard
+    prefill: ReceivedRecords
+    decode: ReceivedRecords
     listeners: Listeners
 
     def prefill_step(self, prompt: str, request_id: str) -> dict[str, Any]:
@@ -181,9 +181,9 @@ class Listeners:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._all: list[Heard] = []
+        self._all: list[ReceivedRecords] = []
 
-    def listen(self, role: str, path: Path) -> Heard:
+    def listen(self, role: str, path: Path) -> ReceivedRecords:
         records: list[Observation] = []
         lines: list[tuple[str, str]] = []
 
@@ -191,17 +191,17 @@ class Listeners:
             lines.append((level, text))
 
         source = PluginSource(path, Process(role=Role(role), instance=f"{role}:1", host="h"), records.append, line=line)
-        heard = Heard(source, records, lines)
+        received_records = ReceivedRecords(source, records, lines)
         self._run(source.start())
-        self._all.append(heard)
-        return heard
+        self._all.append(received_records)
+        return received_records
 
-    def stop(self, heard: Heard) -> None:
-        self._run(heard.source.shutdown(1.0))
+    def stop(self, received_records: ReceivedRecords) -> None:
+        self._run(received_records.source.shutdown(1.0))
 
     def close(self) -> None:
-        for heard in self._all:
-            self.stop(heard)
+        for received_records in self._all:
+            self.stop(received_records)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -230,7 +230,7 @@ def observed_pair(
     with contextlib.ExitStack() as stack:
         listeners = Listeners()
         stack.callback(listeners.close)
-        heard = {role: listeners.listen(role, path) for role, path in sockets.items()}
+        received_records = {role: listeners.listen(role, path) for role, path in sockets.items()}
         prefill, decode = settings("prefill", prefill_connector), settings("decode", decode_connector)
         pair = stack.enter_context(running_pair(installation, logs=folder, prefill=prefill, decode=decode))
-        yield ObservedPair(pair, heard["prefill"], heard["decode"], listeners)
+        yield ObservedPair(pair, received_records["prefill"], received_records["decode"], listeners)

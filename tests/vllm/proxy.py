@@ -81,11 +81,11 @@ class Settings:
 
 def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
     """The request as P gets it: one token, not streamed, its KV kept for a remote decode."""
-    asked = {name: value for name, value in body.items() if name not in ("stream_options", "min_tokens")}
-    asked |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(REMOTE_DECODE)}
-    if "max_completion_tokens" in asked:
-        asked["max_completion_tokens"] = 1
-    return asked
+    fields = {name: value for name, value in body.items() if name not in ("stream_options", "min_tokens")}
+    fields |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(REMOTE_DECODE)}
+    if "max_completion_tokens" in fields:
+        fields["max_completion_tokens"] = 1
+    return fields
 
 
 @dataclass(slots=True)
@@ -158,8 +158,8 @@ class TwoStepProxy:
         handoff.remote_request_id = transfer.get("remote_request_id")
         handoff.remote_engine_id = transfer.get("remote_engine_id")
         headers = self.headers(request, handoff.request_id, context=settings.context.decode)
-        asked = {**body, "kv_transfer_params": transfer}
-        async with self.session.post(settings.decode + request.path, json=asked, headers=headers) as response:
+        fields = {**body, "kv_transfer_params": transfer}
+        async with self.session.post(settings.decode + request.path, json=fields, headers=headers) as response:
             handoff.decode_status = response.status
             kind = response.headers.get("Content-Type", "application/json")
             out = web.StreamResponse(status=response.status, headers={"Content-Type": kind, "X-Request-Id": handoff.request_id})

@@ -35,7 +35,7 @@ class Relay:
         try:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(_READ_BYTES):
-                    exchanges.asked(time.monotonic_ns(), data)
+                    exchanges.add(time.monotonic_ns(), data)
                     upstream_writer.write(data)
                     await upstream_writer.drain()
         finally:
@@ -62,7 +62,7 @@ class _Exchanges:
         self._request_id = ""
         self._chunks: list[Chunk] = []
 
-    def asked(self, at_ns: int, data: bytes) -> None:
+    def add(self, at_ns: int, data: bytes) -> None:
         if data.startswith((b"POST ", b"GET ")):
             self.close()
             found = _REQUEST_ID.search(data)

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from handrail_collector.api.json import row_from_json
+from handrail_collector.api.schema import row_from_json
 from handrail_collector.rows import RequestRow
 from vllm.child import HOST, Child, free_port
 from vllm.pair import EngineSettings, Installation, Pair, running_router
@@ -207,7 +207,7 @@ class Starter:
         self._folder = folder
 
     def handrail(self, command: str, name: str, *options: str) -> tuple[Child, dict[str, str]]:
-        return self._start(name, (sys.executable, "-m", "handrail.cli.main", command, *options))
+        return self._start(name, (sys.executable, "-m", "handrail_cli.main", command, *options))
 
     def module(self, module: str, name: str, *options: str) -> dict[str, str]:
         return self._start(name, (sys.executable, "-m", module, *options))[1]

@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from handrail.families.checks import Expected, page_notes
-from handrail.families.progress import ProgressSettings
 from handrail.records import (
     EngineSample,
     LineClock,
@@ -32,8 +30,10 @@ from handrail.records import (
     Role,
     SchemaReport,
 )
-from handrail.sources.log import LogSettings, LogSource
-from handrail.sources.metrics import MetricsSettings, MetricsSource
+from handrail_sidecar.engine_metrics.checks import Expected, page_notes
+from handrail_sidecar.engine_metrics.liveness import ProgressSettings
+from handrail_sidecar.sources.engine_log import LogSettings, LogSource
+from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSource
 from vllm.child import free_port
 from vllm.pair import MODEL_NAME, Engine, EngineSettings, Pair, find_installation, running_pair
 
@@ -109,8 +109,8 @@ class Bed:
 
     async def p(self, rid: str) -> dict[str, Any]:
         """The first step; the parameters for D."""
-        asked = {"do_remote_decode": True, "do_remote_prefill": False}
-        answer = await ask(self.prefill.engine, rid, {"max_tokens": 1, "kv_transfer_params": asked})
+        query = {"do_remote_decode": True, "do_remote_prefill": False}
+        answer = await ask(self.prefill.engine, rid, {"max_tokens": 1, "kv_transfer_params": query})
         params: dict[str, Any] = answer["kv_transfer_params"]
         return params
 
@@ -218,15 +218,15 @@ async def test_block_ids_out_of_range_are_one_failed_fetch(bed: Bed) -> None:
     await bed.decode.counted("kv_transfer_failures", 1, "nixl")
     await bed.decode.counted("requests_finished", 1, "error")
     await bed.decode.until(lambda: bool(bed.decode.counted_facts))
-    (told,) = bed.decode.counted_facts
-    assert (told.kind, told.recogniser, told.lines, told.request_id) == (
+    (log_fact,) = bed.decode.counted_facts
+    assert (log_fact.kind, log_fact.recogniser, log_fact.lines, log_fact.request_id) == (
         LogKind.FETCH_FAILED,
         "metrics.kv_transfer_failures",
         1,
         None,
     )
-    assert told.last_unix_ns - told.at_unix_ns < 10 * 10**9
-    assert dict(told.numbers)["computed_tokens"] < 32  # policy "fail": the prompt was not computed
+    assert log_fact.last_unix_ns - log_fact.at_unix_ns < 10 * 10**9
+    assert dict(log_fact.numbers)["computed_tokens"] < 32  # policy "fail": the prompt was not computed
     reading = bed.decode.metrics.reading
     assert reading is not None
     assert "poisoned_sum" in {note.kind for note in page_notes(bed.decode.samples[-1], reading, Expected(role=Role.DECODE))}
@@ -261,7 +261,7 @@ async def test_a_stopped_core_is_a_hang_while_its_page_answers(bed: Bed) -> None
     engine = bed.decode.engine
     params = await bed.p("hang")
     (core,) = [pid for pid in children(engine.child.pid) if b"EngineCore" in command(pid)]
-    asked = asyncio.create_task(ask(engine, "hang", {"max_tokens": 1500, "kv_transfer_params": params}))
+    task = asyncio.create_task(ask(engine, "hang", {"max_tokens": 1500, "kv_transfer_params": params}))
     await bed.decode.counted("requests_running", 1)
     os.kill(core, signal.SIGSTOP)
     try:
@@ -270,7 +270,7 @@ async def test_a_stopped_core_is_a_hang_while_its_page_answers(bed: Bed) -> None
         os.kill(core, signal.SIGCONT)
     await bed.decode.until(lambda: bed.decode.events[-1].kind is ProcessEventKind.RECOVERED)
     assert bed.decode.metrics.stats.up
-    await asked
+    await task
 
 
 async def test_a_killed_core_is_a_dead_engine(bed: Bed) -> None:

@@ -67,14 +67,14 @@ def request(
 class Asking(threading.Thread):
     """Requests beside the test."""
 
-    def __init__(self, bed: Bed, *asked: Request) -> None:
+    def __init__(self, bed: Bed, *requests: Request) -> None:
         super().__init__()
-        self._bed, self._asked = bed, asked
+        self._bed, self._requests = bed, requests
         self.results: list[Result] = []
         self.start()
 
     def run(self) -> None:
-        self.results = load(self._bed.edge_url, self._asked, len(self._asked))
+        self.results = load(self._bed.edge_url, self._requests, len(self._requests))
 
     def end(self) -> list[Result]:
         self.join(90)
@@ -96,7 +96,7 @@ def answers(bed: Bed) -> bool:
     return any(line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in lines)
 
 
-def told_by_edge(row: RequestRow) -> bool:
+def edge_rows(row: RequestRow) -> bool:
     """Decided, with what the client saw."""
     return row.version > 0 and row.scope == "edge"
 
@@ -111,9 +111,7 @@ def decided(bed: Bed, wanted: dict[str, tuple[str, ...]], figures: Figures, what
     """The rows of these requests, once their hand-offs have one of the outcomes; asserts that."""
 
     def settled(rows: dict[str, list[RequestRow]]) -> bool:
-        return all(
-            len(rows.get(n, ())) == 1 and told_by_edge(rows[n][0]) and rows[n][0].kv_outcome in k for n, k in wanted.items()
-        )
+        return all(len(rows.get(n, ())) == 1 and edge_rows(rows[n][0]) and rows[n][0].kv_outcome in k for n, k in wanted.items())
 
     rows = bed.wait_rows(settled, ROWS_S)
     for name, known in wanted.items():

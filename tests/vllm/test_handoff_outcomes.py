@@ -209,7 +209,7 @@ def wait_released(log: Path, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OutcomeRow:
     """What was sent, and the rows that were made of it in the end."""
 
     sent: list[Sent]
@@ -222,7 +222,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def outcome_row(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutcomeRow]:
     with running_bed(find_installation(), tmp_path_factory.mktemp("handoffs")) as bed:
         sent: list[Sent] = []
         for policy in FAILURES:
@@ -230,34 +230,38 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             bed.stop("decode")
 
         def settled(rows: dict[str, list[RequestRow]]) -> bool:
-            told = Told(sent, rows, bed)
-            return all(told.outcome(each) == each.expected for each in sent)
+            reported_outcome_row = OutcomeRow(sent, rows, bed)
+            return all(reported_outcome_row.outcome(each) == each.expected for each in sent)
 
-        yield Told(sent, bed.wait_rows(settled, ROWS_S), bed)
+        yield OutcomeRow(sent, bed.wait_rows(settled, ROWS_S), bed)
 
 
-def test_every_outcome_is_what_was_done(told: Told, figures: Figures) -> None:
-    table = Counter((each.policy, each.done, each.expected, told.outcome(each)) for each in told.sent)
+def test_every_outcome_is_what_was_done(outcome_row: OutcomeRow, figures: Figures) -> None:
+    table = Counter((each.policy, each.done, each.expected, outcome_row.outcome(each)) for each in outcome_row.sent)
     for (policy, done, expected, outcome), count in sorted(table.items(), key=str):
         mark = "" if expected == outcome else f"   ✗ expected {expected}"
         figures.add(TITLE, f"{policy:10} {done.value:36} {count:4} {outcome}{mark}")
     right = sum(count for (_, _, expected, outcome), count in table.items() if expected == outcome)
-    figures.add(TITLE, f"right: {right} of {len(told.sent)}")
-    assert len(told.sent) == 200
-    wrong = [(each.request_id, each.expected, told.outcome(each)) for each in told.sent if told.outcome(each) != each.expected]
+    figures.add(TITLE, f"right: {right} of {len(outcome_row.sent)}")
+    assert len(outcome_row.sent) == 200
+    wrong = [
+        (each.request_id, each.expected, outcome_row.outcome(each))
+        for each in outcome_row.sent
+        if outcome_row.outcome(each) != each.expected
+    ]
     for name, *_ in wrong[:8]:
-        for row in told.rows.get(name, []):
+        for row in outcome_row.rows.get(name, []):
             print(
                 name, row.outcome, row.kv_outcome, row.kv_reason, row.kv_evidence, [j.evidence for j in row.joins], row.findings
             )
     assert not wrong, f"{len(wrong)}: {wrong[:8]}"
 
 
-def test_what_the_client_got_is_another_matter(told: Told) -> None:
+def test_what_the_client_got_is_another_matter(outcome_row: OutcomeRow) -> None:
     """An answer from blocks that were given up ended well for the client, and counts as good nowhere; a bad one under policy
     ``fail`` never does; a recomputed one is good."""
-    for each in told.sent:
-        (row,) = told.rows[each.request_id]
+    for each in outcome_row.sent:
+        (row,) = outcome_row.rows[each.request_id]
         if each.done is Done.LATE:
             assert (row.outcome, each.result.status) == ("tainted", 200), row
         elif each.expected == "failed":
@@ -267,19 +271,19 @@ def test_what_the_client_got_is_another_matter(told: Told) -> None:
             assert (row.outcome, each.result.answer.error) == ("ok", None), row
 
 
-def test_every_verdict_says_who_said_so(told: Told) -> None:
-    bare = [(each.request_id, each.expected) for each in told.sent if not told.rows[each.request_id][0].kv_evidence]
+def test_every_verdict_says_who_said_so(outcome_row: OutcomeRow) -> None:
+    bare = [(each.request_id, each.expected) for each in outcome_row.sent if not outcome_row.rows[each.request_id][0].kv_evidence]
     assert not bare, bare[:5]
 
 
-def test_every_failure_that_the_engines_counted_is_explained(told: Told, figures: Figures) -> None:
+def test_every_failure_that_the_engines_counted_is_explained(outcome_row: OutcomeRow, figures: Figures) -> None:
     """Their metrics pages count what the plugin says of each request: nothing is counted that no request explains."""
-    found = [row.detail for row in told.bed.findings() if row.kind == "unexplained_failures"]
+    found = [row.detail for row in outcome_row.bed.findings() if row.kind == "unexplained_failures"]
     figures.add(TITLE, f"failures that the engines counted and no request explains: {len(found)} {found}")
     assert not found
 
 
-def test_both_engines_were_killed_and_came_back(told: Told) -> None:
-    kinds = Counter((event.role, event.kind) for event in told.bed.process_events())
+def test_both_engines_were_killed_and_came_back(outcome_row: OutcomeRow) -> None:
+    kinds = Counter((event.role, event.kind) for event in outcome_row.bed.process_events())
     assert kinds["prefill", "dead"] >= 2, kinds
     assert kinds["prefill", "restarted"] + kinds["prefill", "started"] >= 2, kinds

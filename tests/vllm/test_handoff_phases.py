@@ -85,7 +85,7 @@ def gather(bed: Bed, results: Sequence[Result], counted: Sequence[float]) -> See
     names = [str(result.request.request_id) for result in results]
 
     def whole(rows: dict[str, list[RequestRow]]) -> bool:
-        return all(len(rows.get(name, ())) == 1 and told_of(rows[name][0]) for name in names)
+        return all(len(rows.get(name, ())) == 1 and phases_of(rows[name][0]) for name in names)
 
     rows = bed.wait_rows(whole, 40.0)
     done = read_done(bed.control)
@@ -101,13 +101,13 @@ def gather(bed: Bed, results: Sequence[Result], counted: Sequence[float]) -> See
     )
 
 
-def told_of(row: RequestRow) -> bool:
+def phases_of(row: RequestRow) -> bool:
     """Decided, with the times of both engines, what P kept and what D loaded."""
     spans = [join.evidence for join in row.joins]
     return row.version > 0 and spans.count("prefill:plugin") == spans.count("decode:plugin") == 2
 
 
-def said(row: RequestRow) -> dict[str, int]:
+def phase_rows(row: RequestRow) -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     for phase in row.phases:
         found[phase.phase] += phase.duration_ns
@@ -118,9 +118,9 @@ def test_every_phase_is_what_the_other_observer_saw(seen: Seen, figures: Figures
     errors: dict[str, list[int]] = defaultdict(list)
     lengths: dict[str, list[int]] = defaultdict(list)
     for name, row in seen.rows.items():
-        told = said(row)
+        report = phase_rows(row)
         for phase, length_ns in {**seen.prefill.prefill(name), **seen.decode.decode(name)}.items():
-            errors[phase].append(abs(told.get(phase, 0) - length_ns))
+            errors[phase].append(abs(report.get(phase, 0) - length_ns))
             lengths[phase].append(length_ns)
     step_ns = median(lengths["first_step"])
     figures.add(
@@ -145,8 +145,8 @@ def test_the_bounds_that_are_stated_hold(seen: Seen, figures: Figures) -> None:
         parts = {phase.phase: phase for phase in row.phases if phase.process == "decode"}
         for phase, length_ns in seen.decode.decode(name).items():
             if phase in KV_PHASES:
-                told = parts[phase]
-                beyond[phase].append(max(0, abs(told.duration_ns - length_ns) - told.bound_ns))
+                phase_row = parts[phase]
+                beyond[phase].append(max(0, abs(phase_row.duration_ns - length_ns) - phase_row.bound_ns))
     for phase, found in beyond.items():
         held = sum(over_ns <= ALLOWED_NS for over_ns in found)
         p90, worst = nearest_rank(found, 0.9) / 1e6, max(found) / 1e6
@@ -159,7 +159,7 @@ def test_the_bounds_that_are_stated_hold(seen: Seen, figures: Figures) -> None:
 
 
 def test_next_to_nothing_is_unattributed(seen: Seen, figures: Figures) -> None:
-    shares = [said(row)[Phase.UNATTRIBUTED.value] / (row.ttft_token_ns or 1) for row in seen.rows.values()]
+    shares = [phase_rows(row)[Phase.UNATTRIBUTED.value] / (row.ttft_token_ns or 1) for row in seen.rows.values()]
     p90, worst = nearest_rank(shares, 0.9), max(shares)
     figures.add(TITLE, f"unattributed: {median(shares):.2%} of TTFT at the median, p90 {p90:.2%}, most {worst:.2%}")
     assert median(shares) < 0.02

@@ -22,7 +22,7 @@ import pytest
 import handrail
 from handrail.records import EngineFacts, EngineTimes
 from vllm.observed import _ASK_P as ASK_P
-from vllm.observed import Heard, Listeners, post
+from vllm.observed import Listeners, ReceivedRecords, post
 from vllm.pair import ENGINE_ENV, MODEL_NAME, START_S, EngineSettings, Installation, find_installation, start_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -73,7 +73,7 @@ class Pod:
     """What stands in the pod: the engine and who listens beside it."""
 
     url: str
-    heard: Heard
+    records: ReceivedRecords
     site: Path
     before: frozenset[Path]
 
@@ -86,21 +86,21 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     run = folder / "run"
     run.mkdir()
     env = {"PYTHONPATH": f"{site}:{ENGINE_ENV['PYTHONPATH']}", "HANDRAIL_SOCKET": str(run / "engine.sock")}
-    flags = ("--middleware", "handrail.guest.middleware.Handrail")
+    flags = ("--middleware", "handrail.plugin.middleware.Handrail")
     listeners = Listeners()
     try:
-        heard = listeners.listen("prefill", run / "engine.sock")
+        received_records = listeners.listen("prefill", run / "engine.sock")
         installation = mounted(find_installation(), site, folder)
         engine = start_engine(installation, "prefill", EngineSettings(env=env, flags=flags), logs=folder)
         with engine.child:
             engine.wait_healthy(time.monotonic() + START_S)
-            yield Pod(engine.url, heard, site, before)
+            yield Pod(engine.url, received_records, site, before)
     finally:
         listeners.close()
 
 
 def test_a_stock_vllm_finds_the_plugin_in_the_unpacked_wheel(pod: Pod) -> None:
-    facts = pod.heard.wait_records(EngineFacts, 1)
+    facts = pod.records.wait_records(EngineFacts, 1)
     assert facts, "the plugin said nothing: it was not found, or not by its entry point"
     assert facts[-1].plugin_version == handrail.__version__
     assert facts[-1].missing == ()
@@ -109,9 +109,9 @@ def test_a_stock_vllm_finds_the_plugin_in_the_unpacked_wheel(pod: Pod) -> None:
 def test_events_arrive(pod: Pod) -> None:
     body = {"model": MODEL_NAME, "prompt": "a prompt " * 40, "max_tokens": 1, "temperature": 0, "kv_transfer_params": dict(ASK_P)}
     assert post(pod.url, body, "pod-0").status == 200
-    (times,) = pod.heard.wait(EngineTimes, lambda found: len(found) >= 1)
+    (times,) = pod.records.wait(EngineTimes, lambda found: len(found) >= 1)
     assert times.request_id.startswith("cmpl-pod-0-")
-    pod.heard.wait_published("pod-0")  # and kept, since no decode engine comes for it
+    pod.records.wait_published("pod-0")  # and kept, since no decode engine comes for it
 
 
 def test_nothing_was_written_beside_the_plugin(pod: Pod) -> None:

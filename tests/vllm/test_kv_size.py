@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from handrail.kvsize.read import read_model
-from handrail.kvsize.shape import LayerKind
-from handrail.kvsize.size import Serving, sizes
+from handrail_doctor.kv_size.read import read_model
+from handrail_doctor.kv_size.shape import LayerKind
+from handrail_doctor.kv_size.size import Serving, sizes
 from vllm.pair import find_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -86,8 +86,8 @@ def test_sizes_are_those_of_the_engine(names: tuple[str, ...], tp: int, kv_dtype
     assert set(answers) == set(names)
     refused = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
     assert set(refused) == set(NOT_ON_CPU) & set(names), refused
-    for name, said in refused.items():
-        assert NOT_ON_CPU[name] in said
+    for name, output in refused.items():
+        assert NOT_ON_CPU[name] in output
     wrong = {
         name: (of_ours(name, tp, kv_dtype), of_engine(answer))
         for name, answer in answers.items()

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 BLOCK_TOKENS = 32
 
 
-def complete(url: str, text: str, **asked: Any) -> dict[str, Any]:
-    body = {"model": MODEL_NAME, "prompt": text, "temperature": 0, "ignore_eos": True, "max_tokens": 12, **asked}
+def complete(url: str, text: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL_NAME, "prompt": text, "temperature": 0, "ignore_eos": True, "max_tokens": 12, **fields}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         answer: dict[str, Any] = json.load(response)
@@ -35,7 +35,7 @@ def hand_off(bed: Bed, text: str) -> dict[str, Any]:
     return params
 
 
-def said(answer: dict[str, Any]) -> str:
+def pair_rows(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["text"])
 
 
@@ -43,15 +43,17 @@ def said(answer: dict[str, Any]) -> str:
 def test_decode_answers_from_the_blocks_that_it_read(seed: int, bed: Bed) -> None:
     source = random.Random(f"pair:{seed}")
     mine, other = (prompt(source, words=(100, 100)) for _ in range(2))
-    alone = said(complete(bed.pair.prefill.url, mine))
-    assert said(complete(bed.pair.decode.url, mine, kv_transfer_params=hand_off(bed, mine))) == alone
+    alone = pair_rows(complete(bed.pair.prefill.url, mine))
+    assert pair_rows(complete(bed.pair.decode.url, mine, kv_transfer_params=hand_off(bed, mine))) == alone
     # the same prompt with the blocks of another: were they not used, the answer would be the same
-    asked = f"{mine} {seed}"
+    query = f"{mine} {seed}"
     wrong = hand_off(bed, other)
-    needed = -(-complete(bed.pair.prefill.url, asked, max_tokens=1)["usage"]["prompt_tokens"] // BLOCK_TOKENS)
+    needed = -(-complete(bed.pair.prefill.url, query, max_tokens=1)["usage"]["prompt_tokens"] // BLOCK_TOKENS)
     blocks = wrong["remote_block_ids"][0]
     wrong["remote_block_ids"] = [(blocks * needed)[: max(needed, len(blocks))]]  # too few would end the engine
-    assert said(complete(bed.pair.decode.url, asked, kv_transfer_params=wrong)) != said(complete(bed.pair.prefill.url, asked))
+    assert pair_rows(complete(bed.pair.decode.url, query, kv_transfer_params=wrong)) != pair_rows(
+        complete(bed.pair.prefill.url, query)
+    )
 
 
 def test_everything_listens_on_loopback_only(bed: Bed) -> None:

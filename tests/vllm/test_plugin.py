@@ -48,8 +48,8 @@ def good(answers: list[Answer]) -> list[str]:
 
 
 def test_every_request_is_one_record_on_each_side(observed: ObservedPair, good: list[str]) -> None:
-    for heard in (observed.prefill, observed.decode):
-        times = heard.wait(EngineTimes, lambda found: len(found) >= len(good))
+    for received_records in (observed.prefill, observed.decode):
+        times = received_records.wait(EngineTimes, lambda found: len(found) >= len(good))
         assert sorted(t.request_id[:11] for t in times) == [f"cmpl-good-{n}" for n in range(len(good))]
         for t in times:
             offsets = [t.scheduled_ns, t.first_token_ns, t.finished_ns]
@@ -112,7 +112,7 @@ def test_a_local_hit_moves_only_the_rest(observed: ObservedPair, good: list[str]
 
 
 def test_facts_name_both_ends(observed: ObservedPair, good: list[str]) -> None:
-    sides = [heard.of(EngineFacts)[-1] for heard in (observed.prefill, observed.decode)]
+    sides = [received_records.of(EngineFacts)[-1] for received_records in (observed.prefill, observed.decode)]
     assert [f.connector_role for f in sides] == ["kv_producer", "kv_consumer"]
     for f in sides:
         assert (f.engine_version, f.dtype, f.block_size, f.missing) == ("0.32.0", "bfloat16", 32, ())

@@ -8,7 +8,7 @@ import pytest
 
 from handrail.records import Direction, EngineTimes, KvFetch, KvPublish
 from vllm.figures import Figures
-from vllm.observed import Heard, metric, observed_pair, post
+from vllm.observed import ReceivedRecords, metric, observed_pair, post
 from vllm.pair import MODEL_NAME, find_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 PROMPTS = [f"class C{n}:\n    value = {n}\n" * 12 for n in range(4)]
 
 
-def only(heard: Heard, kind: type[KvFetch], count: int) -> list[KvFetch]:
+def only(received_records: ReceivedRecords, kind: type[KvFetch], count: int) -> list[KvFetch]:
     """The fetches, once there are ``count``; more than that fail the caller's count."""
-    return heard.wait(kind, lambda found: len(found) >= count)
+    return received_records.wait(kind, lambda found: len(found) >= count)
 
 
 def test_nixl_push(tmp_path: Path, figures: Figures) -> None:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 LEASE_S = 6
 SECOND_NS = 10**9
-MIDDLEWARE = ("--middleware", "handrail.guest.middleware.Handrail")
+MIDDLEWARE = ("--middleware", "handrail.plugin.middleware.Handrail")
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def prompt(name: str) -> str:
     return f"{name}: a question of its own. " * 16
 
 
-def core_pid(heard: Any) -> int:
-    (pid,) = [p.pid for p in heard.source.merge.processes.alive.values() if p.kind == "core"]
+def core_pid(answer: Any) -> int:
+    (pid,) = [p.pid for p in answer.source.merge.processes.alive.values() if p.kind == "core"]
     found: int = pid
     return found
 
@@ -57,7 +57,7 @@ def dead_peer(params: dict[str, Any]) -> None:
 
 def test_the_middleware_sees_what_a_proxy_would(observed: ObservedPair) -> None:
     observed.two_step(prompt("fine"), "fine")
-    sides = [heard.wait_records(Exchange, 1) for heard in (observed.prefill, observed.decode)]
+    sides = [received_records.wait_records(Exchange, 1) for received_records in (observed.prefill, observed.decode)]
     p, d = (next(e for e in side if e.request_id == "fine") for side in sides)
     for e in (p, d):
         assert (e.source, e.outcome, e.status, e.operation) == (Source.MIDDLEWARE, Outcome.OK, 200, "text_completion")
@@ -112,12 +112,12 @@ def test_a_client_that_goes_while_kv_is_on_its_way(observed: ObservedPair) -> No
 
 
 def test_never_fetched_expires_and_a_read_after_that_is_told(observed: ObservedPair) -> None:
-    asked_ns = time.monotonic_ns()
+    requested_ns = time.monotonic_ns()
     params = observed.prefill_step(prompt("late"), "late")
     expired = observed.prefill.publish_of("late", lambda p: p.expired_ns is not None, timeout_s=LEASE_S + 120)
     assert (expired.read_ns, expired.readers, expired.late_read_ns) == (None, 0, None)
     assert expired.expired_ns is not None
-    assert LEASE_S * SECOND_NS <= expired.expired_ns <= time.monotonic_ns() - asked_ns
+    assert LEASE_S * SECOND_NS <= expired.expired_ns <= time.monotonic_ns() - requested_ns
     answer = observed.decode_step(prompt("late"), "late", params)
     assert answer.status == 200
     late = observed.prefill.publish_of("late", lambda p: p.late_read_ns is not None)
@@ -151,7 +151,7 @@ def test_a_stopped_engine_is_hung_behind_a_200(observed: ObservedPair) -> None:
 
 
 def test_p_killed_between_the_steps(observed: ObservedPair) -> None:
-    heard = observed.listeners.listen("decode", observed.decode.source.path)
+    received_records = observed.listeners.listen("decode", observed.decode.source.path)
     params = observed.prefill_step(prompt("killed"), "killed")
     observed.prefill.wait_published("killed")
     pid = core_pid(observed.prefill)
@@ -163,6 +163,6 @@ def test_p_killed_between_the_steps(observed: ObservedPair) -> None:
     publish = observed.prefill.publish_of("killed", lambda p: True)
     assert publish.failure == "engine_lost"
     answer = observed.decode_step(prompt("killed"), "killed", params)
-    fetch = heard.fetch_of("killed")
+    fetch = received_records.fetch_of("killed")
     assert (answer.status, fetch.effect) == (200, FetchEffect.RECOMPUTED)
     assert fetch.failure in {"transfer_setup_failed", "transfer_failed", "transfer_exception"}

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from cpu_quota import NoQuotaError, cpu_quota, stopped_in_turns
-from handrail_collector.api.json import stall_from_json
+from handrail_collector.api.schema import stall_from_json
 from handrail_collector.rows import StallRow
+from harness.cpu_quota import NoQuotaError, cpu_quota, stopped_in_turns
 from vllm.child import HOST, free_port
 from vllm.client import Request, Result, load, new_traceparent
 from vllm.figures import Figures
@@ -56,8 +56,8 @@ class Lone:
         names = [str(result.request.request_id) for result in results]
         deadline_s = time.monotonic() + 180
         while True:
-            told = {row.client_request_id for row in self.api.rows() if row.complete}
-            if told >= set(names) or time.monotonic() > deadline_s:
+            reported_names = {row.client_request_id for row in self.api.rows() if row.complete}
+            if reported_names >= set(names) or time.monotonic() > deadline_s:
                 break
             time.sleep(0.5)
         return [stall_from_json(each) for name in names for each in self.api.get(f"/requests/{name}")["stalls"]]
@@ -178,8 +178,8 @@ def test_a_processor_quota_is_named(lone: Lone, figures: Figures) -> None:
                 try:
                     how = parts.enter_context(cpu_quota(pids, SHARE, name=f"handrail-vllm-{os.getpid()}-{number}"))
                 except NoQuotaError as error:
-                    said = parts.enter_context(stopped_in_turns(lone.engine.child.pid, SHARE))
-                    how = f"{said} (no control group: {error})"
+                    output = parts.enter_context(stopped_in_turns(lone.engine.child.pid, SHARE))
+                    how = f"{output} (no control group: {error})"
                 time.sleep(3)
             limited.append((begin, time.time_ns()))
         results = under_way.result()

@@ -125,9 +125,9 @@ async def test_decode_gets_what_prefill_handed_off(
     assert result.status == 200
     assert result.answer.error is None
     assert result.answer.response_id == "cmpl-a"
-    asked = prefill.seen[0][1]
-    assert (asked["max_tokens"], asked["stream"], asked["kv_transfer_params"]["do_remote_decode"]) == (1, False, True)
-    assert "stream_options" not in asked
+    fields = prefill.seen[0][1]
+    assert (fields["max_tokens"], fields["stream"], fields["kv_transfer_params"]["do_remote_decode"]) == (1, False, True)
+    assert "stream_options" not in fields
     assert decode.seen[0][1]["kv_transfer_params"] == REMOTE
     assert decode.seen[0][1]["max_tokens"] == 9
     if stream:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from handrail.times import DURATION_RULE, PERIOD_RULE, parse_duration_ns, parse_period
-from handrail_collector.api.failure import ApiError, nearest
+from handrail.durations import DURATION_RULE, PERIOD_RULE, parse_duration_ns, parse_period
+from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.compare.arm import Arm
 from handrail_collector.compare.comparison import CompareError, compare
-from handrail_collector.compare.gather import Stretch
-from handrail_collector.compare.report import ITL_OF, Objectives, to_plain
-from handrail_collector.compare.telling import period
+from handrail_collector.compare.formatting import period
+from handrail_collector.compare.load import StorePeriod
+from handrail_collector.compare.report import ITL_OF, SloTargets, to_plain
 from handrail_collector.store.filter import SCOPES
 
 _WHERE: Final = "query string"
@@ -21,7 +21,7 @@ _ARMS: Final = "abc"
 _NAMED: Final = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
 _ARM_RULE: Final = f"[NAME=]PERIOD[,PERIOD], a PERIOD being {PERIOD_RULE}"
 
-Question = tuple[tuple[Arm, ...], Objectives, str | None, str | None]
+Question = tuple[tuple[Arm, ...], SloTargets, str | None, str | None]
 """Arms, objectives, scope and model."""
 
 
@@ -46,7 +46,7 @@ def parse_compare(pairs: Iterable[tuple[str, str]], root: Path, now_unix_ns: int
         Arm(
             name=name,
             stretches=tuple(
-                Stretch(root=root, where=period(since, until), since_unix_ns=since, until_unix_ns=until)
+                StorePeriod(root=root, where=period(since, until), since_unix_ns=since, until_unix_ns=until)
                 for since, until in periods
             ),
             gpus=_gpus_of(name, read.get("gpus", {})),
@@ -65,7 +65,7 @@ def answer(question: Question) -> tuple[int, dict[str, Any]]:
         raise ApiError(status=404, what=error.what, where=error.where, valid=error.valid) from None
 
 
-def _objectives(read: Mapping[str, Any]) -> Objectives:
+def _objectives(read: Mapping[str, Any]) -> SloTargets:
     fields = {
         "ttft": "ttft_ns",
         "itl": "itl_ns",
@@ -74,7 +74,7 @@ def _objectives(read: Mapping[str, Any]) -> Objectives:
         "itl_of": "itl_of",
         "attain": "attain",
     }
-    objectives = Objectives(**{field: read[name] for name, field in fields.items() if name in read})
+    objectives = SloTargets(**{field: read[name] for name, field in fields.items() if name in read})
     if problems := objectives.validate():
         raise _wrong("; ".join(problems), "objectives that a request can meet")
     return objectives

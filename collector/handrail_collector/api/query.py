@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from handrail.durations import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
 from handrail.printable import is_printable
-from handrail.times import DURATION_RULE, TIME_RULE, parse_duration_ns, parse_time
-from handrail_collector.api.failure import ApiError, nearest
-from handrail_collector.api.happened import HappenedFilter
-from handrail_collector.explain.question import Question
+from handrail_collector.api.errors import ApiError, nearest
+from handrail_collector.api.events import HappenedFilter
+from handrail_collector.explain.period.question import Question
 from handrail_collector.links.question import MAX_LIMIT as MOST_LINKS
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter

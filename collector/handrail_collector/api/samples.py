@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from handrail.gpu.counters import ALL as GPU_COUNTERS
-from handrail.hardware import DeviceRun, DeviceSample, runs
-from handrail.links.counters import BY_NAME as LINK_COUNTERS
-from handrail.times import DURATION_RULE, parse_duration_ns
-from handrail_collector.api.failure import ApiError, nearest
+from handrail.device_counters.gpu import ALL as GPU_COUNTERS
+from handrail.device_counters.link import BY_NAME as LINK_COUNTERS
+from handrail.durations import DURATION_RULE, parse_duration_ns
+from handrail.records.devices import DeviceRun, DeviceSample, runs
+from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.api.query import PARAMETERS, WHERE, Reading, fields_of, one_of, text_of
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.sample_filter import SampleFilter

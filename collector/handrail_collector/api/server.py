@@ -15,16 +15,15 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from handrail.admin import Problem, add_routes, denial
-from handrail.auth import Guard
-from handrail.connections import Gate, own_gate
-from handrail.httpserver import HttpServer
-from handrail.selfmetrics import SelfMetrics
+from handrail.metrics.registry import Registry
+from handrail.runtime.admin_http import Problem, add_routes, denial
+from handrail.runtime.connections import Gate, own_gate
+from handrail.runtime.http_server import HttpServer
+from handrail.security.tokens import Authenticator
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
-from handrail_collector.api.failure import ApiError, nearest
-from handrail_collector.api.happened import happened_to_json
-from handrail_collector.api.json import fetch_to_json, row_to_json, span_to_json, stall_to_json
-from handrail_collector.api.live import Answer, LiveRows, listed, listed_fetches, listed_stalls, named
+from handrail_collector.api.errors import ApiError, nearest
+from handrail_collector.api.events import happened_to_json
+from handrail_collector.api.overlay import LiveRows, RowAnswer, listed, listed_fetches, listed_stalls, named
 from handrail_collector.api.query import (
     EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
@@ -38,14 +37,15 @@ from handrail_collector.api.query import (
     parse_question,
 )
 from handrail_collector.api.samples import SAMPLE_PARAMETERS, parse_samples, samples_answer
-from handrail_collector.explain.tracked import tracked
+from handrail_collector.api.schema import fetch_to_json, row_to_json, span_to_json, stall_to_json
+from handrail_collector.explain.devices.timeline_samples import tracked
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
-from handrail_collector.store.happened import happened
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.queries.events import happened
 from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
@@ -90,11 +90,11 @@ class ApiServer:
         host: str,
         port: int,
         *,
-        metrics: SelfMetrics | None = None,
+        metrics: Registry | None = None,
         not_ready: Problem = lambda: "",
         now_unix_ns: Callable[[], int] = time.time_ns,
         tls: ssl.SSLContext | None = None,
-        guard: Guard | None = None,
+        guard: Authenticator | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._reader = reader
@@ -103,8 +103,8 @@ class ApiServer:
         self._now_unix_ns = now_unix_ns
         self._waiting = 0
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="handrail-api")
-        app = web.Application(middlewares=[_guarded(guard or Guard("api")), _errors_as_json])
-        add_routes(app, metrics or SelfMetrics([]), not_ready)
+        app = web.Application(middlewares=[_guarded(guard or Authenticator("api")), _errors_as_json])
+        add_routes(app, metrics or Registry([]), not_ready)
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
         app.router.add_get("/api/v1/requests/{id}", self._one)
@@ -247,7 +247,7 @@ class ApiServer:
 def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns: int) -> dict[str, Any]:
     """In a worker's thread: what it imports takes a while the first time."""
     question = parse_question(pairs, now_unix_ns)
-    from handrail_collector.explain.answer import answered
+    from handrail_collector.explain.period.answer import answered
 
     return answered(reader, question, now_unix_ns)
 
@@ -261,12 +261,12 @@ def _links(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live:
 
 def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
     """In a worker's thread, as above."""
-    from handrail_collector.explain.compared import compared
+    from handrail_collector.explain.period.compare_request import compared
 
     return compared(reader, row)
 
 
-def _row(answer: Answer) -> dict[str, Any]:
+def _row(answer: RowAnswer) -> dict[str, Any]:
     return row_to_json(answer.row) | {"provisional": answer.provisional}
 
 
@@ -278,7 +278,7 @@ async def _page(_: web.Request) -> web.Response:
     return web.Response(text=page, content_type="text/html")
 
 
-def _guarded(guard: Guard) -> Any:
+def _guarded(guard: Authenticator) -> Any:
     @web.middleware
     async def let_in(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
         denied = denial(guard, request)

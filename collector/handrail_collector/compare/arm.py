@@ -8,11 +8,11 @@ from typing import Final
 
 from handrail_collector.compare import verdict as words
 from handrail_collector.compare.figures import Measured, estimate
-from handrail_collector.compare.gather import Stretch
+from handrail_collector.compare.formatting import rate
 from handrail_collector.compare.goodput import goodput
-from handrail_collector.compare.report import ArmReport, Objectives
+from handrail_collector.compare.load import StorePeriod
+from handrail_collector.compare.report import ArmReport, SloTargets
 from handrail_collector.compare.sample import Sample
-from handrail_collector.compare.telling import rate
 from handrail_collector.compare.workload import cached_share, unknown
 
 _SPLIT_NAMES: Final = ("split", "disagg", "pd")
@@ -24,12 +24,12 @@ class Arm:
     """What is compared under ``name``: stretches of one or more runs. ``gpus`` 0: as many as engines are seen."""
 
     name: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[StorePeriod, ...]
     gpus: int = 0
 
 
-def arm_report(arm: Arm, sample: Sample, measured: Measured, objectives: Objectives) -> ArmReport:
-    layout, told_by = _layout(arm.name, sample)
+def arm_report(arm: Arm, sample: Sample, measured: Measured, objectives: SloTargets) -> ArmReport:
+    layout, reported_by = _layout(arm.name, sample)
     gpus = arm.gpus or max(1, len(sample.engines))
     seen = "engines seen, taken as one GPU each" if sample.engines else "no engine is named in the rows; taken as one"
     seconds = sum(level.seconds for level in measured.levels)
@@ -38,7 +38,7 @@ def arm_report(arm: Arm, sample: Sample, measured: Measured, objectives: Objecti
         name=arm.name,
         where=tuple(dict.fromkeys(span.where for span in sample.spans)),
         layout=layout,
-        layout_told_by=told_by,
+        layout_told_by=reported_by,
         begin_unix_ns=min(span.begin_unix_ns for span in sample.spans),
         end_unix_ns=max(span.end_unix_ns for span in sample.spans),
         scope=sample.scope,
@@ -69,8 +69,8 @@ def _layout(name: str, sample: Sample) -> tuple[str, str]:
     """The layout and how it was told: by the rows where they name an engine, else by the arm's name."""
     handed, requests = sample.handed_off, len(sample)
     if handed or sample.engines:
-        told = f"{handed:,} of {requests:,} requests show a hand-off"
-        return words.SPLIT if handed >= requests / 2 else words.COLLOCATED, told
+        text = f"{handed:,} of {requests:,} requests show a hand-off"
+        return words.SPLIT if handed >= requests / 2 else words.COLLOCATED, text
     for layout, names in ((words.SPLIT, _SPLIT_NAMES), (words.COLLOCATED, _COLLOCATED_NAMES)):
         if name.lower().startswith(names):
             return layout, "told by its name alone: the rows name neither P nor D"
@@ -85,8 +85,8 @@ def _notes(name: str, layout: str, sample: Sample, measured: Measured) -> Iterat
     ):
         yield f"named {name}, but by its rows it is {layout}"
     if sample.other_scopes:
-        told = ", ".join(f"{count:,} of scope {scope}" for scope, count in sample.other_scopes.items())
-        yield f"left out, because scopes never mix: {told}"
+        text = ", ".join(f"{count:,} of scope {scope}" for scope, count in sample.other_scopes.items())
+        yield f"left out, because scopes never mix: {text}"
     if sample.other_units:
         yield f"gaps of {sample.other_units:,} requests are of another unit and left out of the gap figures"
     judged = int(measured.judged.judged.sum())

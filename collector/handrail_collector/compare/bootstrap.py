@@ -33,7 +33,7 @@ _NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class BootstrapEstimate:
     """A value, and what it was in each draw. ``df``: blocks less levels; ``error``: how far off it may be read in any draw."""
 
     value: float
@@ -47,9 +47,9 @@ class Figure:
         return low - self.error, high + self.error
 
 
-def difference(of: Figure, to: Figure) -> Figure:
+def difference(of: BootstrapEstimate, to: BootstrapEstimate) -> BootstrapEstimate:
     """``to`` less ``of``, of two arms drawn independently."""
-    return Figure(to.value - of.value, to.draws - of.draws, min(of.df, to.df), of.error + to.error)
+    return BootstrapEstimate(to.value - of.value, to.draws - of.draws, min(of.df, to.df), of.error + to.error)
 
 
 class Bootstrap:
@@ -65,13 +65,13 @@ class Bootstrap:
             self._weights[:, mine] = rng.multinomial(len(mine), np.full(len(mine), 1 / len(mine)), size=draws)
         self.df = max(1, self.blocks - len(levels))
 
-    def ratio(self, numerator: Floats, denominator: Floats) -> Figure:
+    def ratio(self, numerator: Floats, denominator: Floats) -> BootstrapEstimate:
         """Sum over blocks of one divided by that of the other; nan where nothing is counted."""
         with np.errstate(divide="ignore", invalid="ignore"):
             draws = (self._weights @ numerator) / (self._weights @ denominator)
-            return Figure(float(np.divide(numerator.sum(), denominator.sum())), draws, self.df)
+            return BootstrapEstimate(float(np.divide(numerator.sum(), denominator.sum())), draws, self.df)
 
-    def quantiles(self, values: Floats, block: NDArray[np.int64], shares: Sequence[float]) -> list[Figure]:
+    def quantiles(self, values: Floats, block: NDArray[np.int64], shares: Sequence[float]) -> list[BootstrapEstimate]:
         """Nearest-rank quantiles of ``values``, each in ``block``. Point values are exact."""
         ordered = np.sort(values)
         found = []
@@ -81,7 +81,7 @@ class Bootstrap:
             found.append(self._figure(share, float(value), above, total, lambda rank: ordered[rank.astype(np.int64) - 1]))
         return found
 
-    def counted_quantiles(self, counts: NDArray[np.int64], middles: Floats, shares: Sequence[float]) -> list[Figure]:
+    def counted_quantiles(self, counts: NDArray[np.int64], middles: Floats, shares: Sequence[float]) -> list[BootstrapEstimate]:
         """Quantiles of what was counted in buckets (blocks x buckets), each as the middle of its bucket."""
         used = np.flatnonzero(counts.sum(axis=0))
         kept, values = counts[:, used], middles[used]
@@ -98,16 +98,18 @@ class Bootstrap:
     def _per_block(self, block: NDArray[np.int64]) -> Floats:
         return np.bincount(block, minlength=self.blocks).astype(np.float64)
 
-    def _figure(self, share: float, value: float, above: Floats, total: Floats, read: Callable[[Floats], Floats]) -> Figure:
+    def _figure(
+        self, share: float, value: float, above: Floats, total: Floats, read: Callable[[Floats], Floats]
+    ) -> BootstrapEstimate:
         """A quantile whose draws are read at the ranks that the draws' shares beyond ``value`` point to."""
         count, beyond = total.sum(), self.ratio(above, total)
         if not count or (beyond.value > 0 and beyond.value**2 < BEYOND * float(np.nanvar(beyond.draws))):
-            return Figure(value, np.full(len(self._weights), np.nan), self.df)
+            return BootstrapEstimate(value, np.full(len(self._weights), np.nan), self.df)
         known = ~np.isnan(beyond.draws)  # a draw may be of empty blocks alone
         rank = np.maximum(1, np.ceil((share + beyond.value - beyond.draws[known]) * count - 1e-6))
         draws = np.full(len(known), np.nan)
         draws[known] = np.where(rank > count, np.inf, read(np.minimum(rank, count)))
-        return Figure(value, draws, self.df)
+        return BootstrapEstimate(value, draws, self.df)
 
 
 def _rank(share: float, count: int) -> int:

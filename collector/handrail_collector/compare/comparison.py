@@ -12,13 +12,13 @@ import numpy as np
 from handrail.phases import Phase
 from handrail_collector.compare import verdict as words
 from handrail_collector.compare.arm import Arm, arm_report
-from handrail_collector.compare.bootstrap import CONFIDENCE, Figure, difference
+from handrail_collector.compare.bootstrap import CONFIDENCE, BootstrapEstimate, difference
 from handrail_collector.compare.figures import SIMULTANEOUS, TOGETHER, Measured, estimate, measure
-from handrail_collector.compare.gather import read_sample, scope_counts
 from handrail_collector.compare.goodput import FEWEST_JUDGED
-from handrail_collector.compare.lost import losses
-from handrail_collector.compare.report import ArmReport, Change, Comparison, Estimate, Objectives, PairReport
+from handrail_collector.compare.load import read_sample, scope_counts
+from handrail_collector.compare.report import ArmReport, Change, Comparison, Estimate, PairReport, SloTargets
 from handrail_collector.compare.sample import Sample
+from handrail_collector.compare.ttft_breakdown import losses
 from handrail_collector.compare.workload import unlike
 from handrail_collector.store.filter import SCOPES
 
@@ -44,13 +44,13 @@ class CompareError(Exception):
         self.what, self.where, self.valid = what, where, valid
 
 
-def compare(arms: Sequence[Arm], objectives: Objectives, *, scope: str | None = None, model: str | None = None) -> Comparison:
+def compare(arms: Sequence[Arm], objectives: SloTargets, *, scope: str | None = None, model: str | None = None) -> Comparison:
     """Two or three arms, the first of which is the baseline. Raises ``CompareError`` and ``StoreDamagedError``."""
     scope = _common_scope(arms, scope, model)
     return side_by_side(arms, [read_sample(arm.stretches, scope, model) for arm in arms], objectives)
 
 
-def side_by_side(arms: Sequence[Arm], samples: Sequence[Sample], objectives: Objectives) -> Comparison:
+def side_by_side(arms: Sequence[Arm], samples: Sequence[Sample], objectives: SloTargets) -> Comparison:
     """The comparison of what was read. Pure."""
     measured = [measure(sample, objectives, SEED + place) for place, sample in enumerate(samples)]
     reports = [arm_report(*each, objectives) for each in zip(arms, samples, measured, strict=True)]
@@ -105,7 +105,7 @@ def _opposed(of: ArmReport, to: ArmReport) -> bool:
     return {of.layout, to.layout} == {words.SPLIT, words.COLLOCATED}
 
 
-def _pair(of: Side, to: Side, objectives: Objectives) -> PairReport:
+def _pair(of: Side, to: Side, objectives: SloTargets) -> PairReport:
     same_unit = of[0].gap_unit == to[0].gap_unit
     changes = tuple(
         _change(name, of[2].figures[name], to[2].figures[name])
@@ -131,7 +131,7 @@ def _pair(of: Side, to: Side, objectives: Objectives) -> PairReport:
     )
 
 
-def _change(name: str, of: Figure, to: Figure) -> Change:
+def _change(name: str, of: BootstrapEstimate, to: BootstrapEstimate) -> Change:
     moved = estimate(difference(of, to), TOGETHER)
     known = (estimate(of).value, estimate(to).value)
     return Change(figure=name, of=known[0], to=known[1], difference=moved, says=_says(known[0], moved))
@@ -173,7 +173,7 @@ def _phases(of: Measured, to: Measured) -> Iterator[Change]:
     """Mean contributions to TTFT; a phase that one arm does not have took it no time."""
     for name in [phase.value for phase in Phase if phase.value in of.phases or phase.value in to.phases]:
         both = [side.phases[name] for side in (of, to) if name in side.phases]
-        nothing = Figure(0.0, np.zeros_like(both[0].draws), both[0].df)
+        nothing = BootstrapEstimate(0.0, np.zeros_like(both[0].draws), both[0].df)
         yield _change(name, of.phases.get(name, nothing), to.phases.get(name, nothing))
 
 
@@ -182,8 +182,8 @@ def _summary(reports: Sequence[ArmReport], pairs: Sequence[PairReport]) -> tuple
     layouts = {arm.name: arm.layout for arm in reports}
     opposed = [pair for pair in pairs if {layouts[pair.of], layouts[pair.to]} == {words.SPLIT, words.COLLOCATED}]
     if not opposed:
-        told = "; ".join(f"{pair.to} {_AS_VERB[pair.word]} {pair.of}" for pair in pairs)
-        return pairs[0].word if len({pair.word for pair in pairs}) == 1 else words.MIXED, told
+        text = "; ".join(f"{pair.to} {_AS_VERB[pair.word]} {pair.of}" for pair in pairs)
+        return pairs[0].word if len({pair.word for pair in pairs}) == 1 else words.MIXED, text
     word = words.together([pair.word for pair in opposed])
     if len({(pair.word, pair.short) for pair in opposed}) == 1:
         against = f" against {' and '.join(pair.of for pair in opposed)}" if len(opposed) > 1 else ""

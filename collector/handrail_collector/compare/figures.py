@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from handrail.sketch import MAX_BUCKETS, bucket_middle_ns
-from handrail_collector.compare.bootstrap import BEYOND, CONFIDENCE, Bootstrap, Figure
-from handrail_collector.compare.goodput import Judged, judge, rate_levels, share
-from handrail_collector.compare.levels import Level, block_of_slice, levels_of
-from handrail_collector.compare.report import TPOT, Estimate, Handoff, Objectives, RateLevel
+from handrail.metrics.exponential_histogram import MAX_BUCKETS, bucket_middle_ns
+from handrail_collector.compare.bootstrap import BEYOND, CONFIDENCE, Bootstrap, BootstrapEstimate
+from handrail_collector.compare.goodput import SloAttainment, judge, rate_levels, share
+from handrail_collector.compare.rate_levels import Level, block_of_slice, levels_of
+from handrail_collector.compare.report import TPOT, Estimate, HandoffOverhead, RateLevel, SloTargets
 from handrail_collector.compare.sample import PHASES, Floats, HandoffSums, Sample
 
 FIGURES: Final = ("ttft_p50_ns", "ttft_p90_ns", "ttft_p99_ns", "gap_p50_ns", "gap_p99_ns", "per_token_ns")
@@ -25,7 +25,7 @@ SIMULTANEOUS: Final = len(FIGURES) + 1
 
 TOGETHER: Final = 1 - (1 - CONFIDENCE) / SIMULTANEOUS
 SKETCH_ERROR: Final = 0.01
-"""Of a quantile of gaps (handrail.sketch)."""
+"""Of a quantile of gaps (handrail.metrics.exponential_histogram)."""
 
 DRAWN: Final = (0.1, 0.5, 0.9, 0.99)
 """The quantiles of the picture."""
@@ -39,20 +39,20 @@ class Measured:
     """What was computed of one arm."""
 
     levels: tuple[Level, ...]
-    judged: Judged
+    judged: SloAttainment
     rates: tuple[RateLevel, ...]
     rates_tpot: tuple[RateLevel, ...]  # by DistServe's objective
-    figures: Mapping[str, Figure]
-    phases: Mapping[str, Figure]  # mean contribution to TTFT
+    figures: Mapping[str, BootstrapEstimate]
+    phases: Mapping[str, BootstrapEstimate]  # mean contribution to TTFT
     failed: Estimate
     failed_together: Estimate  # at ``TOGETHER``
-    handoff: Handoff | None
-    in_handoff: Figure  # kv phases and unattributed time at D that may be those, mean over the requests of ``phases``
+    handoff: HandoffOverhead | None
+    in_handoff: BootstrapEstimate  # kv phases and unattributed time at D that may be those, mean over the requests of ``phases``
     phased_share: float  # of the requests with a TTFT: those of ``phases``
     quantiles_ns: Mapping[str, Mapping[str, float]]
 
 
-def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
+def measure(sample: Sample, objectives: SloTargets, seed: int) -> Measured:
     """All of it. Equal rows and seed give equal intervals."""
     levels = levels_of(sample)
     of_slice, level_of_block = block_of_slice(levels)
@@ -60,7 +60,7 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
     block = of_slice[sample.slice_of]
     judged = judge(sample, objectives)
 
-    def rates(each: Judged) -> tuple[RateLevel, ...]:
+    def rates(each: SloAttainment) -> tuple[RateLevel, ...]:
         return rate_levels(sample, levels, block, level_of_block, each, (seed, 1))
 
     ended = ~sample.refused
@@ -92,7 +92,7 @@ def measure(sample: Sample, objectives: Objectives, seed: int) -> Measured:
     )
 
 
-def estimate(figure: Figure, confidence: float = CONFIDENCE) -> Estimate:
+def estimate(figure: BootstrapEstimate, confidence: float = CONFIDENCE) -> Estimate:
     """The figure as plain numbers; what is not known is None."""
     low, high = figure.interval(confidence)
     if isnan(low) or isnan(high):
@@ -100,7 +100,9 @@ def estimate(figure: Figure, confidence: float = CONFIDENCE) -> Estimate:
     return Estimate(figure.value, low, high)
 
 
-def _figures(sample: Sample, block: NDArray[np.int64], of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> dict[str, Figure]:
+def _figures(
+    sample: Sample, block: NDArray[np.int64], of_slice: NDArray[np.int64], bootstrap: Bootstrap
+) -> dict[str, BootstrapEstimate]:
     known = ~np.isnan(sample.ttft_ns)
     ttft = bootstrap.quantiles(sample.ttft_ns[known], block[known], _SHARES)
     enough = [_enough(figure, int(known.sum()), each) for figure, each in zip(ttft, _SHARES, strict=True)]
@@ -117,7 +119,7 @@ def _figures(sample: Sample, block: NDArray[np.int64], of_slice: NDArray[np.int6
     return dict(zip(FIGURES, figures, strict=True))
 
 
-def _enough(figure: Figure, requests: int, of: float) -> Figure:
+def _enough(figure: BootstrapEstimate, requests: int, of: float) -> BootstrapEstimate:
     """The figure without draws, so without an interval, where too few requests lie beyond it."""
     if requests * (1 - of) >= BEYOND:
         return figure
@@ -132,8 +134,8 @@ def _counted(block: NDArray[np.int64], values: Floats, bootstrap: Bootstrap) -> 
     return np.bincount(block, weights=values, minlength=bootstrap.blocks).astype(np.float64)
 
 
-def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> Handoff | None:
-    def mean(numerator: Floats, denominator: Floats) -> Figure:
+def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstrap) -> HandoffOverhead | None:
+    def mean(numerator: Floats, denominator: Floats) -> BootstrapEstimate:
         return bootstrap.ratio(_by_block(numerator, of_slice, bootstrap), _by_block(denominator, of_slice, bootstrap))
 
     requests = float(sums.requests.sum())
@@ -142,7 +144,7 @@ def _handoff(sums: HandoffSums, of_slice: NDArray[np.int64], bootstrap: Bootstra
     measured = float(sums.measured.sum()) / requests
     most = sums.known_ns if measured == 1 else sums.known_ns + sums.hidden_ns + sums.unseen_ns
     ceiling = sums.prompted_known_ns if measured == 1 else sums.prompted_ceiling_ns
-    return Handoff(
+    return HandoffOverhead(
         requests=int(requests),
         measured=measured,
         at_least_ns=estimate(mean(sums.known_ns, sums.requests)),

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail_collector.compare.bootstrap import CONFIDENCE, Bootstrap
-from handrail_collector.compare.levels import LEAST_CHANGE, Level
-from handrail_collector.compare.report import Estimate, Goodput, Objectives, RateLevel
+from handrail_collector.compare.rate_levels import LEAST_CHANGE, Level
+from handrail_collector.compare.report import Estimate, Goodput, RateLevel, SloTargets
 from handrail_collector.compare.sample import Floats, Sample
 
 FEWEST_JUDGED: Final = 100
@@ -26,7 +26,7 @@ FEWEST_JUDGED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class SloAttainment:
     """For each request: whether it can be judged, whether it met each objective and both."""
 
     judged: NDArray[np.bool_]
@@ -38,7 +38,7 @@ class Judged:
         return self.ttft & self.gaps
 
 
-def judge(sample: Sample, objectives: Objectives) -> Judged:
+def judge(sample: Sample, objectives: SloTargets) -> SloAttainment:
     """A failed request meets nothing. One whose client left is judged by what it had got by then: a miss where it had waited
     longer than the objective, not judged where it left earlier without a token. A request refused for being wrong, and an answer
     that was not streamed, are not judged. An answer without gaps has no gap that is too long."""
@@ -49,10 +49,10 @@ def judge(sample: Sample, objectives: Objectives) -> Judged:
         ttft = known & (sample.ttft_ns <= objectives.ttft_ns) & ~sample.failed
         gap_ns = gap_of(sample, objectives)
         gaps = ~sample.failed & ~gave_up & (np.isnan(gap_ns) | (gap_ns <= objectives.itl_ns))
-    return Judged(judged, ttft & judged, gaps & judged)
+    return SloAttainment(judged, ttft & judged, gaps & judged)
 
 
-def gap_of(sample: Sample, objectives: Objectives) -> Floats:
+def gap_of(sample: Sample, objectives: SloTargets) -> Floats:
     """The figure of each request that the ITL objective is about."""
     return {"p99": sample.gap_p99_ns, "max": sample.gap_max_ns, "mean": sample.per_token_ns}[objectives.itl_of]
 
@@ -86,7 +86,7 @@ def rate_levels(
     levels: Sequence[Level],
     block: NDArray[np.int64],
     level_of_block: NDArray[np.int64],
-    judged: Judged,
+    judged: SloAttainment,
     seed: Sequence[int],
 ) -> tuple[RateLevel, ...]:
     """What share met the objectives at each level that has enough requests, lowest rate first. ``block``: of each request."""
@@ -113,7 +113,7 @@ def rate_levels(
     return tuple(sorted(found, key=lambda each: each.rate))
 
 
-def goodput(levels: Sequence[RateLevel], objectives: Objectives, gpus: int) -> Goodput:
+def goodput(levels: Sequence[RateLevel], objectives: SloTargets, gpus: int) -> Goodput:
     """Bounds from the intervals of the shares, and an estimate where the share crosses the goal between two rates."""
     goal = objectives.attain
     reached = [each.rate for each in levels if each.met.low is not None and each.met.low >= goal]

@@ -24,7 +24,7 @@ DEFAULT_ATTAIN: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objectives:
+class SloTargets:
     """What a request has to meet, and the share of requests that has to meet both."""
 
     ttft_ns: int = DEFAULT_TTFT_NS
@@ -84,7 +84,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff:
+class HandoffOverhead:
     """What the hand-off added to TTFT: at least and at most, per request and per 1,000 prompt tokens, ns.
 
     ``between_ns``: what router and network between the processes took beside it, per request; no part of either bound.
@@ -132,7 +132,7 @@ class ArmReport:
     phases_ns: Mapping[str, Estimate]
     goodput: Goodput
     goodput_tpot: Goodput
-    handoff: Handoff | None
+    handoff: HandoffOverhead | None
     notes: tuple[str, ...]
 
 
@@ -167,7 +167,7 @@ class PairReport:
 class Comparison:
     """The whole answer. ``simultaneous``: how many differences share one 95 %."""
 
-    objectives: Objectives
+    objectives: SloTargets
     confidence: float
     simultaneous: int
     word: str

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from handrail.sketch import GapSketch
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail_collector.store.sketch_columns import BUCKETS, SUM, Integers, Numbers, bytes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class SketchBuckets:
     """``row``, ``bucket`` and ``weight`` of every bucket in use; ``sum_ns`` and ``count`` by row, 0 where there is no sketch."""
 
     row: NDArray[np.int64]
@@ -25,14 +25,14 @@ class Buckets:
     count: NDArray[np.int64]
 
 
-def decode(sketches: pa.Array) -> Buckets:
+def decode(sketches: pa.Array) -> SketchBuckets:
     """``sketches``: a binary array; nulls have no gaps. Raises ``ValueError`` for what ``GapSketch.encode`` does not write."""
     length: Any = pc.binary_length(sketches).fill_null(0).to_numpy(zero_copy_only=False)
     known = np.flatnonzero(length > 0)
     sums: NDArray[np.float64] = np.zeros(len(sketches))
     if not len(known):
         nothing: Integers = np.zeros(0, np.int64)
-        return Buckets(nothing, nothing, nothing, sums, np.zeros(len(sketches), np.int64))
+        return SketchBuckets(nothing, nothing, nothing, sums, np.zeros(len(sketches), np.int64))
     data, ends = bytes_of(sketches.take(pa.array(known)))
     numbers = Numbers.read(data, ends)
     whole = numbers.whole()
@@ -47,7 +47,7 @@ def decode(sketches: pa.Array) -> Buckets:
         used.append(np.stack((np.full(pairs.shape[1], known[at]), *pairs)))
     row, bucket, weight = np.concatenate(used, axis=1)
     count = np.bincount(row, weights=weight, minlength=len(sketches)).astype(np.int64)
-    return Buckets(row, bucket, weight, sums, count)
+    return SketchBuckets(row, bucket, weight, sums, count)
 
 
 def _alone(encoded: bytes) -> GapSketch:

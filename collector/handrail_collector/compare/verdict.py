@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from handrail_collector.compare.formatting import bounds, changed, label, portion, rate, signed
 from handrail_collector.compare.goodput import FEWEST_JUDGED
-from handrail_collector.compare.lost import IN_THE_HANDOFF, Losses
-from handrail_collector.compare.report import TPOT, ArmReport, Change, Estimate, Objectives, RateLevel
-from handrail_collector.compare.telling import bounds, changed, label, portion, rate, signed
+from handrail_collector.compare.report import TPOT, ArmReport, Change, Estimate, RateLevel, SloTargets
+from handrail_collector.compare.ttft_breakdown import IN_THE_HANDOFF, Losses
 
 PAYS: Final = "split pays"
 DOES_NOT_PAY: Final = "split does not pay"
@@ -41,7 +41,7 @@ SAME_RATE: Final = 1.15
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ComparisonVerdict:
     """A word of this module and why, in plain words, most important first. ``short``: the reasons in a few words each.
 
     ``word_tpot``: the word by DistServe's goodput, where a split arm is set against one that is not.
@@ -53,53 +53,55 @@ class Verdict:
     word_tpot: str | None = None
 
 
-def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike: Sequence[str]) -> Verdict:
+def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike: Sequence[str]) -> ComparisonVerdict:
     """Before and after: what is better, worse, or no different."""
     if problems := [*_other_work(unlike), *_other_rate(of, to)]:
-        return Verdict(CANNOT_TELL, tuple(problems))
-    told = {word: [change for change in changes if change.says == word] for word in (BETTER, WORSE, NO_DIFFERENCE, CANNOT_TELL)}
-    reasons = [f"{change.says}: {changed(change, of.gap_unit)}" for word in (WORSE, BETTER) for change in told[word]]
-    if told[BETTER] or told[WORSE]:
-        return Verdict(MIXED if told[BETTER] and told[WORSE] else BETTER if told[BETTER] else WORSE, tuple(reasons))
-    if told[NO_DIFFERENCE]:
-        names = ", ".join(label(change.figure, of.gap_unit) for change in told[NO_DIFFERENCE])
-        return Verdict(NO_DIFFERENCE, (f"no difference that chance does not explain: {names}",))
-    return Verdict(CANNOT_TELL, (f"too few requests: {of.requests:,} in {of.name}, {to.requests:,} in {to.name}",))
+        return ComparisonVerdict(CANNOT_TELL, tuple(problems))
+    report = {word: [change for change in changes if change.says == word] for word in (BETTER, WORSE, NO_DIFFERENCE, CANNOT_TELL)}
+    reasons = [f"{change.says}: {changed(change, of.gap_unit)}" for word in (WORSE, BETTER) for change in report[word]]
+    if report[BETTER] or report[WORSE]:
+        return ComparisonVerdict(
+            MIXED if report[BETTER] and report[WORSE] else BETTER if report[BETTER] else WORSE, tuple(reasons)
+        )
+    if report[NO_DIFFERENCE]:
+        names = ", ".join(label(change.figure, of.gap_unit) for change in report[NO_DIFFERENCE])
+        return ComparisonVerdict(NO_DIFFERENCE, (f"no difference that chance does not explain: {names}",))
+    return ComparisonVerdict(CANNOT_TELL, (f"too few requests: {of.requests:,} in {of.name}, {to.requests:,} in {to.name}",))
 
 
 def split_against(
-    base: ArmReport, split: ArmReport, changes: Sequence[Change], unlike: Sequence[str], goal: Objectives, lost: Losses
-) -> Verdict:
+    base: ArmReport, split: ArmReport, changes: Sequence[Change], unlike: Sequence[str], goal: SloTargets, lost: Losses
+) -> ComparisonVerdict:
     """``lost``: where the mean TTFT of ``split`` is longer than that of ``base``."""
     if problems := [*_other_work(unlike), *_too_few(base, split)]:
-        return Verdict(CANNOT_TELL, tuple(problems))
+        return ComparisonVerdict(CANNOT_TELL, tuple(problems))
     by_figure = {change.figure: change for change in changes}
     gaps, first = by_figure["gap_p99_ns"], by_figure["ttft_p50_ns"]
     tail, start = _tail(gaps, goal), _first_token(first, split, goal, lost)
     why = [f"{tail}: {changed(gaps, split.gap_unit)}", f"{start}: {changed(first)}", *_where_lost(start, lost)]
     why += [f"so they were not at the same load: {each}" for each in _other_rate(base, split)]
-    told = _decided(base, split, goal)
+    comparison_verdict = _decided(base, split, goal)
     paper = _by_tpot(base, split, goal)
     if goal.itl_of != TPOT:
         why.append(f"by DistServe's goodput (mean time per output token instead of the gaps): {paper.word}; {paper.reasons[0]}")
-    short = told.short if told.word == CANNOT_TELL else (tail, start)
-    return Verdict(told.word, (*told.reasons, *why), short, paper.word)
+    short = comparison_verdict.short if comparison_verdict.word == CANNOT_TELL else (tail, start)
+    return ComparisonVerdict(comparison_verdict.word, (*comparison_verdict.reasons, *why), short, paper.word)
 
 
-def _by_tpot(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+def _by_tpot(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
     """The same rules by DistServe's goodput, whose second objective is about the mean time per output token (TPOT)."""
     ours, theirs = (replace(arm, goodput=arm.goodput_tpot) for arm in (base, split))
     return _decided(ours, theirs, goal)
 
 
-def _decided(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+def _decided(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
     """Rules 2 to 4."""
-    told = _by_goodput(base, split)
-    if told.word != CANNOT_TELL:
-        return told
+    comparison_verdict = _by_goodput(base, split)
+    if comparison_verdict.word != CANNOT_TELL:
+        return comparison_verdict
     shares = _by_share(base, split, goal)
-    reasons = shares.reasons if shares.word != CANNOT_TELL else (*told.reasons, *shares.reasons)
-    return Verdict(shares.word, reasons, told.short or shares.short)
+    reasons = shares.reasons if shares.word != CANNOT_TELL else (*comparison_verdict.reasons, *shares.reasons)
+    return ComparisonVerdict(shares.word, reasons, comparison_verdict.short or shares.short)
 
 
 def together(verdicts: Sequence[str]) -> str:
@@ -123,50 +125,54 @@ def _too_few(*arms: ArmReport) -> Iterator[str]:
             yield f"too few requests of {arm.name} can be judged by the objectives: {FEWEST_JUDGED} are needed"
 
 
-def _by_goodput(base: ArmReport, split: ArmReport) -> Verdict:
-    told = (f"goodput per GPU: {base.name} {bounds(base.goodput)}, {split.name} {bounds(split.goodput)}",)
+def _by_goodput(base: ArmReport, split: ArmReport) -> ComparisonVerdict:
+    lines = (f"goodput per GPU: {base.name} {bounds(base.goodput)}, {split.name} {bounds(split.goodput)}",)
     for word, winner, loser in ((PAYS, split, base), (DOES_NOT_PAY, base, split)):
         floor, ceiling = winner.goodput.at_least, loser.goodput.below
         odd = winner.goodput.contradicts or loser.goodput.contradicts
         if floor is None or ceiling is None or odd:
             continue
         if floor / winner.goodput.gpus * SAME_RATE > ceiling / loser.goodput.gpus:
-            return Verdict(word, told)
+            return ComparisonVerdict(word, lines)
     if base.goodput.at_least is not None and split.goodput.at_least is not None:
         short = "both meet the objectives at rates that were seen"
-        return Verdict(CANNOT_TELL, (*told, f"{short}: only higher ones would tell them apart"), (short,))
-    return Verdict(CANNOT_TELL, told)
+        return ComparisonVerdict(CANNOT_TELL, (*lines, f"{short}: only higher ones would tell them apart"), (short,))
+    return ComparisonVerdict(CANNOT_TELL, lines)
 
 
-def _by_share(base: ArmReport, split: ArmReport, goal: Objectives) -> Verdict:
+def _by_share(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
     """By the shares at each rate that both had; the highest rate that tells speaks, unless another says the opposite."""
     pairs = _same_rates(base, split)
     if not pairs:
         short = "no rate per GPU was seen in both arms"
-        return Verdict(CANNOT_TELL, (f"{short}, so their shares cannot be set side by side",), (short,))
-    told = [_at_one_rate(base, split, pair, goal) for pair in pairs]
-    decided = [each for each in told if each.word != CANNOT_TELL]
+        return ComparisonVerdict(CANNOT_TELL, (f"{short}, so their shares cannot be set side by side",), (short,))
+    comparison_verdicts = [_at_one_rate(base, split, pair, goal) for pair in pairs]
+    decided = [each for each in comparison_verdicts if each.word != CANNOT_TELL]
     if len({each.word for each in decided}) > 1:
         short = "one is better at one rate, the other at another"
-        return Verdict(CANNOT_TELL, (*(each.reasons[0] for each in decided), short), (short,))
-    return decided[0] if decided else told[0]
+        return ComparisonVerdict(CANNOT_TELL, (*(each.reasons[0] for each in decided), short), (short,))
+    return decided[0] if decided else comparison_verdicts[0]
 
 
-def _at_one_rate(base: ArmReport, split: ArmReport, pair: tuple[RateLevel, RateLevel], goal: Objectives) -> Verdict:
+def _at_one_rate(base: ArmReport, split: ArmReport, pair: tuple[RateLevel, RateLevel], goal: SloTargets) -> ComparisonVerdict:
     """The lower share must miss the goal and lie below the other, each for sure."""
     ours, theirs = pair
     at = f"at {rate(ours.rate / base.gpus)} per GPU"
     shares = f"both objectives met {at}: {base.name} {portion(ours.met)}, {split.name} {portion(theirs.met)}"
     a, b = _bounds_of(ours.met), _bounds_of(theirs.met)
     if a[0] <= b[1] and b[0] <= a[1]:
-        return Verdict(CANNOT_TELL, (shares,), (f"neither goodputs nor shares {at} are apart",))
+        return ComparisonVerdict(CANNOT_TELL, (shares,), (f"neither goodputs nor shares {at} are apart",))
     word, winner, loser, high, low = (PAYS, split, base, b, a) if b[0] > a[1] else (DOES_NOT_PAY, base, split, a, b)
     if low[1] >= goal.attain:
-        return Verdict(CANNOT_TELL, (shares,), (f"{loser.name} may reach the goal too {at}",))
+        return ComparisonVerdict(CANNOT_TELL, (shares,), (f"{loser.name} may reach the goal too {at}",))
     if high[1] < goal.attain:
-        return Verdict(word, (shares, "neither reaches the goal at this rate; what each serves at a lower one was not seen"))
+        return ComparisonVerdict(
+            word, (shares, "neither reaches the goal at this rate; what each serves at a lower one was not seen")
+        )
     sure = "reaches" if high[0] >= goal.attain else "may reach"
-    return Verdict(word, (shares, f"{winner.name} {sure} the goal of {goal.attain:.0%} at this rate, {loser.name} misses it"))
+    return ComparisonVerdict(
+        word, (shares, f"{winner.name} {sure} the goal of {goal.attain:.0%} at this rate, {loser.name} misses it")
+    )
 
 
 def _bounds_of(share: Estimate) -> tuple[float, float]:
@@ -185,7 +191,7 @@ def _same_rates(base: ArmReport, split: ArmReport) -> list[tuple[RateLevel, Rate
     return sorted(pairs, key=lambda pair: -pair[0].rate)
 
 
-def _tail(change: Change, goal: Objectives) -> str:
+def _tail(change: Change, goal: SloTargets) -> str:
     if change.says == BETTER and change.of is not None and change.to is not None:
         return "ITL tail fixed" if change.of > goal.itl_ns >= change.to else "ITL tail shorter"
     return {WORSE: "ITL tail longer", NO_DIFFERENCE: "ITL tail no different"}.get(change.says, "ITL tail not known to differ")
@@ -196,7 +202,7 @@ NOT_WORTH_TELLING: Final = 0.05
 """A place that took less than this part of the loss, more or less, is left out of the reasons; the hand-off never is."""
 
 
-def _first_token(change: Change, split: ArmReport, goal: Objectives, lost: Losses) -> str:
+def _first_token(change: Change, split: ArmReport, goal: SloTargets, lost: Losses) -> str:
     if change.says != WORSE or change.of is None or change.to is None:
         return {BETTER: "TTFT shorter", NO_DIFFERENCE: "TTFT no different"}.get(change.says, "TTFT not known to differ")
     if all(each.met_ttft.low is not None and each.met_ttft.low >= goal.attain for each in split.goodput.levels):
@@ -208,12 +214,12 @@ def _where_lost(start: str, lost: Losses) -> Iterator[str]:
     whole = lost.all_ns.value
     if not start.startswith(LOST) or whole is None:
         return
-    told = [
+    lines = [
         f"{_named(each.place, lost.measured)} {signed(each.more_ns)}"
         for each in lost.places
         if each.place == IN_THE_HANDOFF or abs(each.more_ns.value or 0.0) >= NOT_WORTH_TELLING * abs(whole)
     ]
-    yield f"of {signed(lost.all_ns)} in the mean TTFT: {'; '.join(told)}"
+    yield f"of {signed(lost.all_ns)} in the mean TTFT: {'; '.join(lines)}"
 
 
 def _named(place: str, measured: bool) -> str:

@@ -18,11 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.export.spool import KIND_OF_SIGNAL, SIGNAL_OF_KIND
-from handrail.files import OUT_OF_DESCRIPTORS, Files
-from handrail.otlp.contract import Rejected, Retryable, Signal
-from handrail.otlp.refusals import Unavailable
-from handrail.segments import Damage, FolderGoneError, Full, Limits, NoDescriptors, SegmentLog, Stored
+from handrail.otlp.errors import ReceiverUnavailable
+from handrail.otlp.signals import KIND_OF_SIGNAL, SIGNAL_OF_KIND, Rejected, Retryable, Signal
+from handrail.wal.filesystem import OUT_OF_DESCRIPTORS, Filesystem
+from handrail.wal.log import Damage, FolderGoneError, Full, LogLimits, NoDescriptors, SegmentLog, Stored
 
 _LOG = logging.getLogger(__name__)
 _READ_AHEAD_BYTES: Final = 4 << 20
@@ -40,9 +39,9 @@ class JournalSettings:
     max_pending_bytes: int = 64 << 20
     retry_delay_s: float = 1.0
 
-    def open_log(self, *, floor: int = 0, files: Files | None = None) -> SegmentLog:
+    def open_log(self, *, floor: int = 0, files: Filesystem | None = None) -> SegmentLog:
         """Open the log; ``floor`` as in ``SegmentLog``: the store's published offset. Raises what ``SegmentLog`` raises."""
-        log = SegmentLog(self.folder, Limits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
+        log = SegmentLog(self.folder, LogLimits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
         if torn := log.recovery.torn_bytes:
             _LOG.warning(
                 "the journal's last %d bytes hold no whole record and are cut off: half written at a crash and not acknowledged, "
@@ -80,7 +79,7 @@ class JournalStats:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _PendingAppend:
     signal: Signal
     payload: bytes
     received_unix_ns: int
@@ -111,7 +110,7 @@ class Journal:
         self._max_pending_bytes = max_pending_bytes
         self._retry_delay_s = retry_delay_s
         self._now_unix_ns = now_unix_ns
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingAppend] = []
         self._pending_bytes = 0
         self._committing: asyncio.Task[None] | None = None
         self._grown = asyncio.Condition()
@@ -198,13 +197,13 @@ class Journal:
         """Returns once ``payload`` is on disk. Raises ``Retryable`` when full or stopping, ``Rejected`` when it can never fit."""
         if self._stopping or self._broken:
             self.stats.refused_unavailable += 1
-            raise Unavailable(self._broken or "stopping", self._retry_delay_s)
+            raise ReceiverUnavailable(self._broken or "stopping", self._retry_delay_s)
         if len(payload) > self._log.limits.max_record_bytes:
             raise Rejected(f"a request of {len(payload)} bytes; the journal takes {self._log.limits.max_record_bytes}")
         if self._pending_bytes and self._pending_bytes + len(payload) > self._max_pending_bytes:
             self.stats.refused_busy += 1
             raise Retryable("the disk is behind", self._retry_delay_s)
-        waiting = _Waiting(signal, payload, self._now_unix_ns(), asyncio.get_running_loop().create_future())
+        waiting = _PendingAppend(signal, payload, self._now_unix_ns(), asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._pending_bytes += len(payload)
         if self._committing is None:
@@ -309,7 +308,7 @@ class Journal:
                 self._grown.notify_all()
         self._committing = None
 
-    def _commit(self, group: list[_Waiting]) -> list[Exception | None]:
+    def _commit(self, group: list[_PendingAppend]) -> list[Exception | None]:
         """In the writing thread: write the group, one sync for all. Returns the refusal of each, or None."""
         started_ns = time.perf_counter_ns()
         refusals = [self._append(waiting) for waiting in group]
@@ -333,7 +332,7 @@ class Journal:
         else:
             self._untaken[-1] = end, self._untaken[-1][1]
 
-    def _append(self, waiting: _Waiting) -> Exception | None:
+    def _append(self, waiting: _PendingAppend) -> Exception | None:
         try:
             self._log.append(KIND_OF_SIGNAL[waiting.signal], waiting.payload, waiting.received_unix_ns)
         except Full as full:
@@ -345,7 +344,7 @@ class Journal:
     def _refuse_full(self, full: Full) -> Exception:
         if isinstance(full, NoDescriptors):
             self.stats.refused_unavailable += 1
-            return Unavailable(f"the journal has no descriptor: {full}", self._retry_delay_s)
+            return ReceiverUnavailable(f"the journal has no descriptor: {full}", self._retry_delay_s)
         self.stats.refused_full += 1
         return Retryable(f"journal full: {full}", self._retry_delay_s)
 
@@ -359,7 +358,7 @@ class Journal:
 
     def _unavailable(self) -> Exception:
         self.stats.refused_unavailable += 1
-        return Unavailable(self._broken, self._retry_delay_s)
+        return ReceiverUnavailable(self._broken, self._retry_delay_s)
 
     def _drop(self, offset: int) -> None:
         try:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_NVLINK_LINE, GPU_PCIE_BYTES, GPU_PCIE_LINE
-from handrail.links.counters import BYTES, ERRORS, UP
+from handrail.device_counters.link import BYTES, ERRORS, UP
 from handrail.records import EngineSample
-from handrail_collector.api.live import newest_told
-from handrail_collector.links.devices import SECOND, Counted, counted
+from handrail_collector.api.overlay import newest_version
+from handrail_collector.links.devices import SECOND, DeviceCounts, counted
 from handrail_collector.links.facts import Posts
-from handrail_collector.links.handoffs import HandOff, Link, hand_offs
-from handrail_collector.links.lines import LinkLine, Offsets, link_lines
-from handrail_collector.links.plain import plain, rest
-from handrail_collector.links.posts import POST_NAMES, posts_of
+from handrail_collector.links.handoffs import EngineLink, HandOff, hand_offs
+from handrail_collector.links.json_form import plain, rest
+from handrail_collector.links.post_overhead import POST_NAMES, posts_of
 from handrail_collector.links.question import DEFAULT_LIMIT, DEFAULT_NS, LinksQuestion
+from handrail_collector.links.report import LinkLine, Offsets, link_lines
 from handrail_collector.rows import ClockPairRow, FetchRow, LinkFactRow
 from handrail_collector.store.fetch_filter import peers
 from handrail_collector.store.read import StoreReader
@@ -57,14 +57,14 @@ def answered(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, liv
         until = latest + 1 if stale and latest is not None else now_unix_ns
     since = question.since_unix_ns if question.since_unix_ns is not None else until - DEFAULT_NS
     found = period(reader, since, max(until, since + 1), peer=question.peer, live=live, most_links=question.limit)
-    told, others = found.lines[: question.limit], found.lines[question.limit :]
+    reported_link_lines, others = found.lines[: question.limit], found.lines[question.limit :]
     return {
         "since_unix_ns": found.since_unix_ns,
         "until_unix_ns": found.until_unix_ns,
         "latest_unix_ns": latest,
         "hand_offs": found.hand_offs,
         "limited": found.limited,
-        "links": [plain(line) for line in told],
+        "links": [plain(line) for line in reported_link_lines],
         "other": rest(others) if others else None,
     }
 
@@ -84,7 +84,7 @@ def period(
     stored, limited = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
     rows = [
         row
-        for row in newest_told([*stored, *live])
+        for row in newest_version([*stored, *live])
         if since_unix_ns <= row.started_unix_ns < until_unix_ns and (peer is None or peer in peers(row))
     ]
     events = [
@@ -111,10 +111,10 @@ def devices(
     handed: Sequence[HandOff],
     most_links: int,
     most_samples: int,
-) -> list[Counted]:
+) -> list[DeviceCounts]:
     """What was counted at both ends of the links that moved most, while they did: a reading a second, fewer of many hosts."""
     timed = [one for one in handed if one.pieces]
-    moved: Counter[Link] = Counter()
+    moved: Counter[EngineLink] = Counter()
     for one in timed:
         moved[one.link] += one.bytes
     hosts = frozenset(host for link, _ in moved.most_common(most_links) for host in (link.keeper_host, link.reader_host) if host)

@@ -12,9 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_NVLINK_LINE, GPU_PCIE_BYTES, GPU_PCIE_LINE
-from handrail.hardware import Device, DeviceKind, DeviceSample
-from handrail.links.counters import BYTES, ERRORS, RECEIVE, TRANSMIT, UP
-from handrail.links.nic import Nature
+from handrail.device_counters.link import BYTES, ERRORS, RECEIVE, TRANSMIT, UP, Nature
+from handrail.records.devices import Device, DeviceKind, DeviceSample
 
 SECOND: Final = 10**9
 
@@ -30,7 +29,7 @@ class Medium(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class DeviceBytes:
     """Bytes that one device moved in one direction. ``at_ns``: wall clock of its host, growing; ``moved``: since the first.
 
     ``anew``: where the counter had begun again since the reading before, so that what it shows is the least that was moved.
@@ -59,7 +58,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class DeviceCounts:
     """One device of one host. ``errors``: by how much each error counter grew; those that did not are left out.
 
     ``line_rate``: bytes a second that it can carry each way, None where nothing says.
@@ -68,7 +67,7 @@ class Counted:
     host: str
     device: Device
     medium: Medium
-    curves: Mapping[str, Curve]  # by direction
+    curves: Mapping[str, DeviceBytes]  # by direction
     up: bool
     errors: Mapping[str, int]
     line_rate: int | None = None
@@ -91,7 +90,7 @@ class Counted:
         return float(moved.sum() / lengths.sum()), float((moved / lengths).max())
 
 
-def counted(samples: Iterable[DeviceSample]) -> list[Counted]:
+def counted(samples: Iterable[DeviceSample]) -> list[DeviceCounts]:
     """A device that several sidecars of a host read counts once: by the one that read it most often."""
     by_device: dict[tuple[str, str], dict[str, list[DeviceSample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
@@ -106,7 +105,7 @@ def counted(samples: Iterable[DeviceSample]) -> list[Counted]:
 
 
 _GPU_LINES: Final = {Medium.PCIE: GPU_PCIE_LINE, Medium.NVLINK: GPU_NVLINK_LINE}
-"""Gauges of ``handrail.gpu.counters``; a port's or an interface's line rate stands in its description."""
+"""Gauges of ``handrail.device_counters.gpu``; a port's or an interface's line rate stands in its description."""
 
 
 def _media(device: Device) -> tuple[tuple[Medium, str], ...]:
@@ -118,7 +117,7 @@ def _media(device: Device) -> tuple[tuple[Medium, str], ...]:
     return (Medium.NVLINK, GPU_NVLINK_BYTES), (Medium.PCIE, GPU_PCIE_BYTES)
 
 
-def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSample]) -> Counted:
+def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSample]) -> DeviceCounts:
     points: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
     errors: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
     up, line_rate = True, samples[-1].device.line_rate_bytes
@@ -133,7 +132,7 @@ def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSampl
             elif value.name == _GPU_LINES.get(medium):
                 line_rate = round(value.value)
     grown = {error: int(curve_of(found).moved[-1]) for error, found in errors.items()}
-    return Counted(
+    return DeviceCounts(
         host=host,
         device=samples[-1].device,
         medium=medium,
@@ -144,7 +143,7 @@ def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSampl
     )
 
 
-def curve_of(points: Sequence[tuple[int, float, int]]) -> Curve:
+def curve_of(points: Sequence[tuple[int, float, int]]) -> DeviceBytes:
     """``points``: time, value, since when it counts. Where it began again, what it shows was moved since: at least that much."""
     at, moved, anew, total = [points[0][0]], [0.0], [False], 0.0
     for (_, before, since), (time, value, start) in pairwise(points):
@@ -154,10 +153,10 @@ def curve_of(points: Sequence[tuple[int, float, int]]) -> Curve:
             at.append(time)
             moved.append(total)
             anew.append(again)
-    return Curve(np.array(at, np.int64), np.array(moved), np.array(anew))
+    return DeviceBytes(np.array(at, np.int64), np.array(moved), np.array(anew))
 
 
-def alone(devices: Iterable[Counted]) -> list[Counted]:
+def alone(devices: Iterable[DeviceCounts]) -> list[DeviceCounts]:
     """Without those whose bytes another one counts too: a bond's members are told, not the bond; where there is an adapter,
     what is virtual on top of it is not told."""
     listed = list(devices)

@@ -27,7 +27,7 @@ INTER: Final = "inter-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class LaneFacts:
     """What an engine's log says of the lane of its remote memory access. ``nic``: '' where it names none."""
 
     instance: str
@@ -101,10 +101,10 @@ def _whole(number: float | None, scale: int = 1) -> int | None:
     return None if number is None or not 0 <= number * scale < 2**63 else round(number * scale)
 
 
-def lanes(rows: Iterable[LinkFactRow]) -> list[Said]:
+def lanes(rows: Iterable[LinkFactRow]) -> list[LaneFacts]:
     """Each lane once."""
     found = {
-        Said(instance=row.instance, lane=row.lane, nic=row.nic, reach=row.reach, recogniser=row.recogniser): None
+        LaneFacts(instance=row.instance, lane=row.lane, nic=row.nic, reach=row.reach, recogniser=row.recogniser): None
         for row in rows
         if row.lane
     }
@@ -125,13 +125,13 @@ def posts(rows: Iterable[LinkFactRow]) -> list[Posts]:
     return [
         Posts(
             instance=instance,
-            transfers=sum(row.transfers or 0 for row in told),
-            transfer_ns=_mean(told, "transfer_ns") or 0,
-            post_ns=_mean(told, "post_ns") or 0,
-            descriptors=_mean(told, "descriptors"),
-            bytes=_mean(told, "transfer_bytes"),
+            transfers=sum(row.transfers or 0 for row in link_fact_rows),
+            transfer_ns=_mean(link_fact_rows, "transfer_ns") or 0,
+            post_ns=_mean(link_fact_rows, "post_ns") or 0,
+            descriptors=_mean(link_fact_rows, "descriptors"),
+            bytes=_mean(link_fact_rows, "transfer_bytes"),
         )
-        for instance, told in by_instance.items()
+        for instance, link_fact_rows in by_instance.items()
     ]
 
 
@@ -148,7 +148,7 @@ def queues(rows: Iterable[LinkFactRow]) -> list[Queue]:
     for row in sorted(rows, key=lambda row: row.at_unix_ns):
         if row.bootstrapping is not None or row.rate_bytes is not None:
             by_instance.setdefault(row.instance, []).append(row)
-    return [queue for instance, told in by_instance.items() if (queue := _queue(instance, told)) is not None]
+    return [queue for instance, link_fact_rows in by_instance.items() if (queue := _queue(instance, link_fact_rows)) is not None]
 
 
 def _queue(instance: str, rows: Sequence[LinkFactRow]) -> Queue | None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from handrail.times import format_duration
-from handrail_collector.links.devices import Counted, Medium
+from handrail.durations import format_duration
+from handrail_collector.links.devices import DeviceCounts, Medium
 from handrail_collector.links.facts import Posts, Queue
-from handrail_collector.links.figures import Figures
-from handrail_collector.links.transport import Told, Transport
+from handrail_collector.links.throughput import LinkThroughput
+from handrail_collector.links.transport import Transport, TransportEvidence
 
 
-class Kind(str, Enum):
+class LinkFindingKind(str, Enum):
     """Closed."""
 
     TCP_THOUGH_RDMA = "tcp_though_rdma"
@@ -33,7 +33,9 @@ class Kind(str, Enum):
     CONTRADICTION = "contradiction"
 
 
-SLOW: Final = frozenset({Kind.TCP_THOUGH_RDMA, Kind.HOST_STAGED, Kind.SLOW_PATH, Kind.FAR_BELOW_LINE})
+SLOW: Final = frozenset(
+    {LinkFindingKind.TCP_THOUGH_RDMA, LinkFindingKind.HOST_STAGED, LinkFindingKind.SLOW_PATH, LinkFindingKind.FAR_BELOW_LINE}
+)
 """TCP alone is not: over 100 Gb/s it may be all that is needed."""
 
 GB: Final = 1e9
@@ -54,55 +56,71 @@ MANY_DESCRIPTORS: Final = 10_000
 class LinkFinding:
     """``seen``: what shows it, with its numbers; ``advice``: what to do, '' where there is nothing."""
 
-    kind: Kind
+    kind: LinkFindingKind
     seen: str
     advice: str = ""
 
 
 def findings(
-    figures: Figures,
-    told: Told,
-    devices: Sequence[Counted],
+    figures: LinkThroughput,
+    transport_evidence: TransportEvidence,
+    devices: Sequence[DeviceCounts],
     posts: Sequence[Posts] = (),
     queues: Sequence[Queue] = (),
     no_gpu_get: Sequence[str] = (),
 ) -> tuple[LinkFinding, ...]:
     """``devices``: all of both hosts; the rest is what the link's engines say. ``no_gpu_get``: those whose UCX reads nothing from
     another GPU."""
-    found = (_path(figures, told, devices, no_gpu_get), _rate(figures, told), _engine(posts, queues), _odd(figures, told))
+    found = (
+        _path(figures, transport_evidence, devices, no_gpu_get),
+        _rate(figures, transport_evidence),
+        _engine(posts, queues),
+        _odd(figures, transport_evidence),
+    )
     return tuple(finding for part in found for finding in part)
 
 
-def _path(figures: Figures, told: Told, devices: Sequence[Counted], no_gpu_get: Sequence[str]) -> Iterator[LinkFinding]:
+def _path(
+    figures: LinkThroughput, transport_evidence: TransportEvidence, devices: Sequence[DeviceCounts], no_gpu_get: Sequence[str]
+) -> Iterator[LinkFinding]:
     link = figures.link
-    if told.transport is Transport.TCP:
+    if transport_evidence.transport is Transport.TCP:
         both = {link.keeper_host, link.reader_host}
         ports = [each for each in devices if each.medium is Medium.RDMA and each.up and each.host in both]
         if both and {each.host for each in ports} == both:
             names = ", ".join(each.name for each in ports[:4])
             seen = f"the hand-off is on TCP{_at(figures)}, though {names} {'is' if len(ports) == 1 else 'are'} up"
             advice = "see UCX_NET_DEVICES and UCX_TLS of both engines, and that the pods have the RDMA device (handrail doctor)"
-            yield LinkFinding(kind=Kind.TCP_THOUGH_RDMA, seen=seen, advice=advice)
+            yield LinkFinding(kind=LinkFindingKind.TCP_THOUGH_RDMA, seen=seen, advice=advice)
         else:
             advice = "an RDMA network between the hosts; without one, see whether splitting pays (handrail compare)"
             if link.one_host:
                 advice = _pull_advice(figures) or "GPUs with a path to each other (nvidia-smi topo -p2p r)"
-            yield LinkFinding(kind=Kind.TCP, seen=f"the hand-off is on TCP{_at(figures)}", advice=advice)
-    if told.transport is Transport.HOST_STAGED:
+            yield LinkFinding(kind=LinkFindingKind.TCP, seen=f"the hand-off is on TCP{_at(figures)}", advice=advice)
+    if transport_evidence.transport is Transport.HOST_STAGED:
         seen = f"the hand-off goes through host memory{_at(figures)}"
-        yield LinkFinding(kind=Kind.HOST_STAGED, seen=seen, advice="GPUs with a path to each other (nvidia-smi topo -p2p r)")
+        yield LinkFinding(
+            kind=LinkFindingKind.HOST_STAGED, seen=seen, advice="GPUs with a path to each other (nvidia-smi topo -p2p r)"
+        )
     for instance in dict.fromkeys(no_gpu_get):
         seen = f"UCX at {instance} reads nothing over cuda_ipc, since it sees no NVLink"
         yield LinkFinding(
-            kind=Kind.NO_PEER_TO_PEER, seen=seen, advice=_pull_advice(figures) or "nvidia-smi topo -p2p r shows why"
+            kind=LinkFindingKind.NO_PEER_TO_PEER, seen=seen, advice=_pull_advice(figures) or "nvidia-smi topo -p2p r shows why"
         )
-    if told.one_of and told.line_rate and (figures.rate_low or 0) >= SATURATED * told.line_rate:
-        idle = ", ".join(each.name for each in told.one_of[:4])
-        seen = f"one port carries all of it, at {percent(figures.rate_low or 0, told.line_rate)} of its line rate; idle: {idle}"
-        yield LinkFinding(kind=Kind.ONE_OF_SEVERAL, seen=seen, advice="more ports in UCX_NET_DEVICES, UCX_MAX_RMA_RAILS above 1")
+    if (
+        transport_evidence.one_of
+        and transport_evidence.line_rate
+        and (figures.rate_low or 0) >= SATURATED * transport_evidence.line_rate
+    ):
+        idle = ", ".join(each.name for each in transport_evidence.one_of[:4])
+        rate = percent(figures.rate_low or 0, transport_evidence.line_rate)
+        seen = f"one port carries all of it, at {rate} of its line rate; idle: {idle}"
+        yield LinkFinding(
+            kind=LinkFindingKind.ONE_OF_SEVERAL, seen=seen, advice="more ports in UCX_NET_DEVICES, UCX_MAX_RMA_RAILS above 1"
+        )
 
 
-def _pull_advice(figures: Figures) -> str:
+def _pull_advice(figures: LinkThroughput) -> str:
     """Case B10: on one host without RDMA the pulling connector moves a hundredth of what the pushing one does."""
     pulls = "pull" in figures.modes or any(name in ("NixlConnector", "NixlPullConnector") for name in figures.connectors)
     if not pulls or not figures.link.one_host:
@@ -110,26 +128,26 @@ def _pull_advice(figures: Figures) -> str:
     return "pull over cuda_ipc: GET uses TCP where UCX sees no NVLink; NixlPushConnector writes instead, or UCX with RDMA"
 
 
-def _rate(figures: Figures, told: Told) -> Iterator[LinkFinding]:
-    low, high, line = figures.rate_low, figures.rate_high, told.line_rate
+def _rate(figures: LinkThroughput, transport_evidence: TransportEvidence) -> Iterator[LinkFinding]:
+    low, high, line = figures.rate_low, figures.rate_high, transport_evidence.line_rate
     if low is None:
         return
     if line and low > ABOVE * line:
         seen = f"{gigabytes(low)} while transferring is more than the line rate of {gigabytes(line)}"
         advice = "bytes or times are counted wrongly: do not believe this rate"
-        yield LinkFinding(kind=Kind.ABOVE_LINE, seen=seen, advice=advice)
+        yield LinkFinding(kind=LinkFindingKind.ABOVE_LINE, seen=seen, advice=advice)
         return
     if high is None:
         return
     slow, where = (SLOW_ONE_HOST, "within one host") if figures.link.one_host else (SLOW_BETWEEN_HOSTS, "between hosts")
     if high < slow:
         seen = f"{gigabytes(high)} while transferring; less than {gigabytes(slow)} {where} is a slow path, whatever it is"
-        advice = _pull_advice(figures) if told.transport in (Transport.TCP, Transport.UNKNOWN) else ""
-        yield LinkFinding(kind=Kind.SLOW_PATH, seen=seen, advice=advice or "handrail doctor names what the path lacks")
+        advice = _pull_advice(figures) if transport_evidence.transport in (Transport.TCP, Transport.UNKNOWN) else ""
+        yield LinkFinding(kind=LinkFindingKind.SLOW_PATH, seen=seen, advice=advice or "handrail doctor names what the path lacks")
     elif line and high < FAR_BELOW * line:
         seen = f"{gigabytes(high)} while transferring is {percent(high, line)} of the line rate of {gigabytes(line)}"
         advice = "small transfers, many descriptors or a busy engine: see its post times (handrail metrics) and the block size"
-        yield LinkFinding(kind=Kind.FAR_BELOW_LINE, seen=seen, advice=advice)
+        yield LinkFinding(kind=LinkFindingKind.FAR_BELOW_LINE, seen=seen, advice=advice)
 
 
 def _engine(posts: Sequence[Posts], queues: Sequence[Queue]) -> Iterator[LinkFinding]:
@@ -144,7 +162,7 @@ def _engine(posts: Sequence[Posts], queues: Sequence[Queue]) -> Iterator[LinkFin
             advice = (
                 "a larger --block-size, or a KV layout with fewer pieces a block" if more else "see what else its thread does"
             )
-            yield LinkFinding(kind=Kind.SUBMISSION_BOUND, seen=seen, advice=advice)
+            yield LinkFinding(kind=LinkFindingKind.SUBMISSION_BOUND, seen=seen, advice=advice)
     for queue in queues:
         if queue.bootstrapping > max(queue.transferring, queue.queued):
             rate = (
@@ -154,33 +172,33 @@ def _engine(posts: Sequence[Posts], queues: Sequence[Queue]) -> Iterator[LinkFin
             )
             seen = f"{queue.bootstrapping:,} requests of {queue.ranks} ranks at {queue.instance} wait at bootstrap{rate}"
             advice = "the decode engines have not offered them space: more decode capacity, or fewer prefills at once"
-            yield LinkFinding(kind=Kind.BOOTSTRAP_QUEUE, seen=seen, advice=advice)
+            yield LinkFinding(kind=LinkFindingKind.BOOTSTRAP_QUEUE, seen=seen, advice=advice)
 
 
-def _odd(figures: Figures, told: Told) -> Iterator[LinkFinding]:
+def _odd(figures: LinkThroughput, transport_evidence: TransportEvidence) -> Iterator[LinkFinding]:
     if figures.stuck_at_ns is not None:
         seen = f"{figures.stuck:,} hand-offs ended without their KV after {figures.stuck_at_ns / 1e9:.1f} s each: a time limit"
         advice = "they hung from their start: see UCX_NET_DEVICES of both engines, and the first error in their logs"
-        yield LinkFinding(kind=Kind.TIME_LIMIT, seen=seen, advice=advice)
+        yield LinkFinding(kind=LinkFindingKind.TIME_LIMIT, seen=seen, advice=advice)
     for cold in figures.cold_ns:
         seen = f"the first contact took {format_duration(cold)}; it is in none of the figures"
-        yield LinkFinding(kind=Kind.COLD_START, seen=seen, advice="warm a new pair up with one request before traffic")
-    if told.contradicted:
-        seen = f"counters say {told.transport.value}, the engine's log another transport; the counters are believed"
-        yield LinkFinding(kind=Kind.CONTRADICTION, seen=seen)
-    for device in told.devices:
+        yield LinkFinding(kind=LinkFindingKind.COLD_START, seen=seen, advice="warm a new pair up with one request before traffic")
+    if transport_evidence.contradicted:
+        seen = f"counters say {transport_evidence.transport.value}, the engine's log another transport; the counters are believed"
+        yield LinkFinding(kind=LinkFindingKind.CONTRADICTION, seen=seen)
+    for device in transport_evidence.devices:
         wrong = {name: count for name, count in device.errors.items() if name not in _HARMLESS}
         if wrong:
             named = ", ".join(f"{count:,} {name}" for name, count in sorted(wrong.items(), key=lambda each: -each[1])[:3])
             advice = "see the cable, the switch port and the flow control of this port"
-            yield LinkFinding(kind=Kind.LINK_ERRORS, seen=f"{device.name} counted {named} meanwhile", advice=advice)
+            yield LinkFinding(kind=LinkFindingKind.LINK_ERRORS, seen=f"{device.name} counted {named} meanwhile", advice=advice)
 
 
 _HARMLESS: Final = frozenset({"duplicate_request", "rx_dropped", "VL15_dropped"})
 """Counted on healthy hosts too: packets that nobody listens for, repeated requests of other tenants."""
 
 
-def _at(figures: Figures) -> str:
+def _at(figures: LinkThroughput) -> str:
     return f", at {gigabytes(figures.rate_low)}" if figures.rate_low is not None else ""
 
 

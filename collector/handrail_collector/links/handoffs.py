@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.outcomes import FAILURES, FetchOutcome
+from handrail.kv_outcomes import FAILURES, FetchOutcome
 from handrail_collector.rows import FetchRow
 
 UNKNOWN: Final = "?"
 _FAILED: Final = frozenset(outcome.value for outcome in FAILURES)
-_STOOD_STILL: Final = _FAILED | {FetchOutcome.HUNG.value, FetchOutcome.TIMED_OUT.value, FetchOutcome.ABORTED.value}
+_LOADED: Final = _FAILED | {FetchOutcome.HUNG.value, FetchOutcome.TIMED_OUT.value, FetchOutcome.ABORTED.value}
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class EngineLink:
     """From the engine that keeps KV to the one that reads it; of a turn taken back that is from D to P."""
 
     keeper: str  # host:port of the engine, else of its side channel, else its id
@@ -51,7 +51,7 @@ class HandOff:
     ``pieces``: none where its times or bytes are not known. ``taken_ns``: known to the reader until its scheduler saw it.
     """
 
-    link: Link
+    link: EngineLink
     started_unix_ns: int
     pieces: tuple[Piece, ...] = ()
     outcome: str = FetchOutcome.UNKNOWN.value
@@ -70,9 +70,9 @@ class HandOff:
         return self.outcome in _FAILED
 
     @property
-    def stood_still(self) -> bool:
+    def loaded(self) -> bool:
         """It ended without its KV: failed, given up, or still waiting."""
-        return self.outcome in _STOOD_STILL
+        return self.outcome in _LOADED
 
     @property
     def bytes(self) -> int:
@@ -88,14 +88,14 @@ def hand_offs(rows: Iterable[FetchRow]) -> list[HandOff]:
 
 def hand_off(row: FetchRow) -> HandOff:
     """One row. What moved is known where the transfer was timed and its bytes are counted or, of one that went well, expected."""
-    well = row.outcome not in _STOOD_STILL and not row.open
+    well = row.outcome not in _LOADED and not row.open
     moved = row.bytes_moved if row.bytes_moved is not None else row.bytes_expected if well else None
     pieces: tuple[Piece, ...] = ()
     if row.posted_ns is not None and row.transfer_ns is not None and moved is not None:
         begin = row.started_unix_ns + row.posted_ns
         pieces = (Piece(begin, begin + row.transfer_ns, moved, row.transfer_bound_ns or 0),)
     return HandOff(
-        link=Link(
+        link=EngineLink(
             keeper=row.keeper_instance or row.keeper_address or row.keeper_engine_id or UNKNOWN,
             reader=row.reader_instance or row.reader_engine_id or UNKNOWN,
             keeper_host=row.keeper_host or "",

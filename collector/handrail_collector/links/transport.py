@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from handrail_collector.links.carried import Carried, Verdict
-from handrail_collector.links.devices import Counted, Medium
-from handrail_collector.links.facts import INTER, INTRA, Said
-from handrail_collector.links.handoffs import Link
+from handrail_collector.links.device_attribution import Carried, MediumVerdict
+from handrail_collector.links.devices import DeviceCounts, Medium
+from handrail_collector.links.facts import INTER, INTRA, LaneFacts
+from handrail_collector.links.handoffs import EngineLink
 
 
 class Transport(str, Enum):
@@ -44,7 +44,7 @@ GPU_LANES: Final = frozenset({"cuda_ipc", "rocm_ipc", "ze_ipc"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class TransportEvidence:
     """``evidence``: what it rests on, strongest first; ``looked_at``: what else was asked, and says nothing of it.
 
     ``devices``: those that carried it, of both hosts. ``line_rate``: what they can carry, bytes a second and direction, by the
@@ -54,20 +54,22 @@ class Told:
     transport: Transport
     evidence: tuple[str, ...]
     looked_at: tuple[str, ...] = ()
-    devices: tuple[Counted, ...] = ()
+    devices: tuple[DeviceCounts, ...] = ()
     line_rate: int | None = None
-    one_of: tuple[Counted, ...] = ()  # ports like the one that carried all, that are up and carried nothing
+    one_of: tuple[DeviceCounts, ...] = ()  # ports like the one that carried all, that are up and carried nothing
     contradicted: bool = False  # counters and log disagree; the counters are believed
 
 
-def told(link: Link, sent: Sequence[Carried], received: Sequence[Carried], said: Iterable[Said]) -> Told:
+def transport_evidence(
+    link: EngineLink, sent: Sequence[Carried], received: Sequence[Carried], lane_facts: Iterable[LaneFacts]
+) -> TransportEvidence:
     """``sent``: what the keeper's media say of what they transmitted, ``received``: the reader's of what they received."""
-    lanes = [each for each in said if _of(each, link)]
+    lanes = [each for each in lane_facts if _of(each, link)]
     by_log, log_evidence = _by_log(lanes)
     by_counters, counter_evidence = _by_counters(link, (*sent, *received), lanes)
     carrying = [one for one in (*sent, *received) if _carried_it(one, by_counters)]
     if by_counters is not Transport.UNKNOWN:
-        return Told(
+        return TransportEvidence(
             transport=by_counters,
             evidence=(*counter_evidence, *log_evidence),
             devices=tuple(device for one in carrying for device, _ in one.devices),
@@ -76,20 +78,20 @@ def told(link: Link, sent: Sequence[Carried], received: Sequence[Carried], said:
             contradicted=by_log not in (Transport.UNKNOWN, by_counters),
         )
     known = by_log is not Transport.UNKNOWN
-    return Told(
+    return TransportEvidence(
         transport=by_log,
         evidence=log_evidence if known else (),
         looked_at=counter_evidence if known else (*log_evidence, *counter_evidence),
     )
 
 
-def _of(said: Said, link: Link) -> bool:
+def _of(lane_facts: LaneFacts, link: EngineLink) -> bool:
     """Whether it is said of this link: by one of its engines, and of the reach that the link has."""
     near = INTRA if link.one_host else INTER if link.keeper_host and link.reader_host else ""
-    return said.instance in (link.keeper, link.reader) and (not said.reach or not near or said.reach == near)
+    return lane_facts.instance in (link.keeper, link.reader) and (not lane_facts.reach or not near or lane_facts.reach == near)
 
 
-def _by_log(lanes: Sequence[Said]) -> tuple[Transport, tuple[str, ...]]:
+def _by_log(lanes: Sequence[LaneFacts]) -> tuple[Transport, tuple[str, ...]]:
     """The one transport that all lanes are of, and what was said."""
     found = {LANES.get(each.lane, Transport.UNKNOWN) for each in lanes if each.lane not in GPU_LANES}
     words = {
@@ -109,10 +111,10 @@ _ORDER: Final = (
 )
 
 
-def _by_counters(link: Link, every: Sequence[Carried], lanes: Sequence[Said]) -> tuple[Transport, tuple[str, ...]]:
+def _by_counters(link: EngineLink, every: Sequence[Carried], lanes: Sequence[LaneFacts]) -> tuple[Transport, tuple[str, ...]]:
     for medium, transport in _ORDER:
-        ends = [one for one in every if one.medium is medium and one.verdict is not Verdict.CANNOT_TELL]
-        if not ends or any(one.verdict is not Verdict.CARRIED for one in ends):
+        ends = [one for one in every if one.medium is medium and one.verdict is not MediumVerdict.CANNOT_TELL]
+        if not ends or any(one.verdict is not MediumVerdict.CARRIED for one in ends):
             continue
         evidence = tuple(_moved(one) for one in ends)
         if medium is not Medium.PCIE:
@@ -128,10 +130,10 @@ def _by_counters(link: Link, every: Sequence[Carried], lanes: Sequence[Said]) ->
 
 
 def _carried_it(one: Carried, transport: Transport) -> bool:
-    return one.verdict is Verdict.CARRIED and dict(_ORDER).get(one.medium) is transport
+    return one.verdict is MediumVerdict.CARRIED and dict(_ORDER).get(one.medium) is transport
 
 
-def _nothing(link: Link) -> str:
+def _nothing(link: EngineLink) -> str:
     hosts = " and ".join(sorted({link.keeper_host, link.reader_host} - {""})) or "its hosts"
     return f"no counters of {hosts} were read while it moved: sidecars beside the engines read them (links.sample)"
 
@@ -150,11 +152,11 @@ def _moved(one: Carried) -> str:
     """What one medium says, in words."""
     kind, did = _KIND[one.medium], _DID[one.direction]
     windows = f"{one.windows} windows of {max(1, round(one.window_ns / 1e9))} s"
-    if one.verdict is Verdict.CANNOT_TELL:
+    if one.verdict is MediumVerdict.CANNOT_TELL:
         return f"{kind} of {one.host}: too little moved, or always at one pace, to tell ({windows})"
     names = ", ".join(device.device.key for device, _ in one.devices[:4]) or kind
     share = f"{one.share or 0:.2f} bytes for each byte fetched"
-    if one.verdict is Verdict.NOT:
+    if one.verdict is MediumVerdict.NOT:
         return f"{kind} of {one.host} {did} {share}: not by them"
     return f"{names} at {one.host} {did} {share} ({windows})"
 
@@ -166,7 +168,7 @@ def _line_rate(carrying: Sequence[Carried]) -> int | None:
     return min(sums) if len(sums) == len(ends) and sums else None
 
 
-def _one_of(carrying: Sequence[Carried]) -> tuple[Counted, ...]:
+def _one_of(carrying: Sequence[Carried]) -> tuple[DeviceCounts, ...]:
     """Idle RDMA ports of the same rate beside the only one that carried."""
     return tuple(
         other

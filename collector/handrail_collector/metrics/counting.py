@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from handrail.identity import JoinKind
-from handrail.live.models import OTHER, UNKNOWN, ModelLabels
+from handrail.metrics.model_labels import OTHER, UNKNOWN, ModelLabels
 from handrail.records import EngineSample, Outcome, RequestCounts, Role
+from handrail_collector.counters import CounterKey, DurableCounters, Timed
 from handrail_collector.metrics.coverage import By, Coverage
-from handrail_collector.metrics.slow import SlowRequests
-from handrail_collector.observed import Observed, Seen, Timed
+from handrail_collector.metrics.slow_requests import SlowRequests
 from handrail_collector.rows import RequestRow, StallRow
 from handrail_collector.stitch.arrival import bounded
-from handrail_collector.stitch.group import AMBIGUOUS, Closing, Counted, Group
-from handrail_collector.store.recovered import Recovered, ToldRow
+from handrail_collector.stitch.group import AMBIGUOUS, Closing, GroupCounts, RequestGroup
+from handrail_collector.store.recovery import PublishedRow, Recovered
 
 UNANSWERED: Final = frozenset({Outcome.HTTP_ERROR.value, Outcome.UPSTREAM_UNREACHABLE.value})
 """No model answered: its name is the client's alone, and whether it got past the router is not known."""
@@ -35,41 +35,41 @@ class Counting:
     """One shard's. Owned by the pipeline's loop; times are passed in."""
 
     def __init__(self, recovered: Recovered, settle_ns: int) -> None:
-        self.observed = Observed(recovered.observed, recovered.added)
-        by_model = (*self.observed.by_words(Seen.JOINED, 2), *self.observed.by_words(Seen.STALLS, 2))
-        told = (model for _, model in (*by_model, *self.observed.durations(Timed.PHASES, 2)))
+        self.observed = DurableCounters(recovered.observed, recovered.added)
+        by_model = (*self.observed.by_words(CounterKey.JOINED, 2), *self.observed.by_words(CounterKey.STALLS, 2))
+        lines = (model for _, model in (*by_model, *self.observed.durations(Timed.PHASES, 2)))
         self.models = ModelLabels()
-        self.models.names = dict.fromkeys(model for model in told if model not in ("", UNKNOWN, OTHER))
+        self.models.names = dict.fromkeys(model for model in lines if model not in ("", UNKNOWN, OTHER))
         self._slow = SlowRequests()
         self.coverage = Coverage(settle_ns)
-        self._told = recovered.rows
+        self._published = recovered.rows
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
-    def told_before(self, group: Group, rows: Iterable[tuple[str, str]]) -> None:
+    def published_before(self, group: RequestGroup, rows: Iterable[tuple[str, str]]) -> None:
         """``group`` is in the store by these rows (trace id, request id), of an earlier life or of this one."""
         for key in rows:
-            told = self._told.get(key)
-            if told is not None:
-                group.counted.merge(_counted(told))
+            published_row = self._published.get(key)
+            if published_row is not None:
+                group.counted.merge(_counted(published_row))
 
-    def forget_told(self) -> None:
+    def forget_published(self) -> None:
         """Nothing of it can be told again."""
-        self._told = {}
+        self._published = {}
 
-    def row(self, group: Group, row: RequestRow, closing: Closing, now_unix_ns: int) -> None:
+    def row(self, group: RequestGroup, row: RequestRow, closing: Closing, now_unix_ns: int) -> None:
         """A row that goes into the next publish."""
         observed, counted = self.observed, group.counted
-        observed.add(Seen.ROWS)
-        observed.add(Seen.DECISIONS, word=closing.value)
+        observed.add(CounterKey.ROWS)
+        observed.add(CounterKey.DECISIONS, word=closing.value)
         for join in row.joins:
             if join.how != JoinKind.OPENED.value and join.span_id not in counted.joins:
-                observed.add(Seen.JOINS, word=join.how)
-                observed.add(Seen.CLOCK_CONTRADICTIONS, int(join.span_id in group.contradicting))
+                observed.add(CounterKey.JOINS, word=join.how)
+                observed.add(CounterKey.CLOCK_CONTRADICTIONS, int(join.span_id in group.contradicting))
         counted.joins |= {join.span_id for join in row.joins}
         if row.scope == "edge":
-            observed.add(Seen.EDGE_REQUESTS, int(counted.edge is None))
-            observed.add(Seen.EDGE_JOINED, row.complete - bool(counted.edge))
+            observed.add(CounterKey.EDGE_REQUESTS, int(counted.edge is None))
+            observed.add(CounterKey.EDGE_JOINED, row.complete - bool(counted.edge))
             counted.edge = row.complete
         self._findings(group, row)
         self._joined(group, row, now_unix_ns)
@@ -77,26 +77,26 @@ class Counting:
             counted.phases = True
             self._phases(row, now_unix_ns)
 
-    def _findings(self, group: Group, row: RequestRow) -> None:
+    def _findings(self, group: RequestGroup, row: RequestRow) -> None:
         if not row.findings:
             return
         counted = group.counted
-        kinds = ToldRow.of(row).findings
-        self.observed.add(Seen.AMBIGUOUS_JOINS, max(0, kinds.count(AMBIGUOUS) - counted.ambiguous))
+        kinds = PublishedRow.of(row).findings
+        self.observed.add(CounterKey.AMBIGUOUS_JOINS, max(0, kinds.count(AMBIGUOUS) - counted.ambiguous))
         counted.ambiguous = max(kinds.count(AMBIGUOUS), counted.ambiguous)
         for kind in dict.fromkeys(kinds):
             if kind not in counted.findings:
-                self.observed.add(Seen.FINDINGS, word=kind)
+                self.observed.add(CounterKey.FINDINGS, word=kind)
         counted.findings |= frozenset(kinds)
 
-    def _joined(self, group: Group, row: RequestRow, now_unix_ns: int) -> None:
+    def _joined(self, group: RequestGroup, row: RequestRow, now_unix_ns: int) -> None:
         """Once it is complete. Where an edge counts, what no edge has told of is not: of its path the edge is missing."""
         by = self.coverage.by(now_unix_ns)
         instance = row.edge_instance if by is By.EDGE else row.decode_instance
         if group.counted.joined or not row.complete or instance is None or row.outcome in UNANSWERED:
             return
         group.counted.joined = True
-        self.observed.add(Seen.JOINED, word=f"{row.outcome}.{self._model(row)}")
+        self.observed.add(CounterKey.JOINED, word=f"{row.outcome}.{self._model(row)}")
         self.coverage.joined(by, instance, row.started_unix_ns + row.duration_ns)
 
     def _phases(self, row: RequestRow, now_unix_ns: int) -> None:
@@ -108,11 +108,11 @@ class Counting:
         for name, duration_ns in spent.items():
             self.observed.time(Timed.PHASES, (name, model), duration_ns, row.trace_id, now_unix_ns)
         if self._slow.slow(model, row.scope, sum(spent.values())):
-            self.observed.add(Seen.SLOW_REQUESTS, word=model)
+            self.observed.add(CounterKey.SLOW_REQUESTS, word=model)
             for name, duration_ns in spent.items():
-                self.observed.add(Seen.SLOW_NS, duration_ns, f"{name}.{model}")
+                self.observed.add(CounterKey.SLOW_NS, duration_ns, f"{name}.{model}")
 
-    def stalls(self, group: Group, row: RequestRow, stalls: Sequence[StallRow]) -> None:
+    def stalls(self, group: RequestGroup, row: RequestRow, stalls: Sequence[StallRow]) -> None:
         """Those of a row that goes into the next publish: each counts once, by the cause that it was first told with."""
         causes = [stall.cause for stall in stalls if stall.number >= 0]
         if not causes or group.counted.stalls:
@@ -120,7 +120,7 @@ class Counting:
         group.counted.stalls = True
         model = self._model(row)
         for cause in causes:
-            self.observed.add(Seen.STALLS, word=f"{cause}.{model}")
+            self.observed.add(CounterKey.STALLS, word=f"{cause}.{model}")
 
     def _model(self, row: RequestRow) -> str:
         """Its label. A name that only a client has told gets none of its own."""
@@ -144,24 +144,31 @@ class Counting:
             self._read(By.ENGINE, sample, sum(value.value for value in finished), start, received_unix_ns, again=again)
 
     def _read(
-        self, by: By, told: RequestCounts | EngineSample, value: float, start_unix_ns: int, received_unix_ns: int, *, again: bool
+        self,
+        by: By,
+        report: RequestCounts | EngineSample,
+        value: float,
+        start_unix_ns: int,
+        received_unix_ns: int,
+        *,
+        again: bool,
     ) -> None:
         if not 0 <= value < _MOST_COUNTED:  # NaN among them
             return
-        instance = told.process.instance
-        at = bounded(told.at_unix_ns, received_unix_ns)
+        instance = report.process.instance
+        at = bounded(report.at_unix_ns, received_unix_ns)
         counted = self.coverage.read(by, instance, start_unix_ns, value, at, received_unix_ns, again=again)
         if by is self.coverage.by(received_unix_ns):
-            self.observed.add(Seen.COUNTED, counted, by.value)
+            self.observed.add(CounterKey.COUNTED, counted, by.value)
 
 
-def _counted(told: ToldRow) -> Counted:
+def _counted(published_row: PublishedRow) -> GroupCounts:
     """What was counted when such a row was told, at most: what is not sure is not counted again."""
-    return Counted(
-        phases=told.first_token,
-        joined=told.complete,
+    return GroupCounts(
+        phases=published_row.first_token,
+        joined=published_row.complete,
         stalls=True,
-        edge=told.complete if told.edge else None,
-        findings=frozenset(told.findings),
-        ambiguous=told.findings.count(AMBIGUOUS),
+        edge=published_row.complete if published_row.edge else None,
+        findings=frozenset(published_row.findings),
+        ambiguous=published_row.findings.count(AMBIGUOUS),
     )

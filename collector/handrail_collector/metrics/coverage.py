@@ -43,7 +43,7 @@ class _Interval:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ProcessCounter:
     """What is known of one process's counter."""
 
     start_unix_ns: int
@@ -59,7 +59,7 @@ class Coverage:
 
     def __init__(self, settle_ns: int) -> None:
         self._settle_ns = settle_ns
-        self._processes: OrderedDict[tuple[By, str], _Reading] = OrderedDict()
+        self._processes: OrderedDict[tuple[By, str], _ProcessCounter] = OrderedDict()
         self._edge_unix_ns: int | None = None
 
     def by(self, now_unix_ns: int) -> By:
@@ -82,7 +82,7 @@ class Coverage:
         if known is not None and at_unix_ns <= known.since_unix_ns:
             self._processes[key] = known  # delivered late
             return 0
-        found = _Reading(start_unix_ns, value, not again, at_unix_ns)
+        found = _ProcessCounter(start_unix_ns, value, not again, at_unix_ns)
         if known is None:
             counted = value if abs(at_unix_ns - start_unix_ns) < NEW_NS else 0.0
         else:

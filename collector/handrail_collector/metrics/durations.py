@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from handrail.buckets import LATENCY, Exemplar, Histogram
+from handrail.metrics.histogram import LATENCY, Exemplar, Histogram
 
 _EDGES: Final = LATENCY.edges
 
@@ -18,7 +18,7 @@ LAYOUT: Final = f"{zlib.crc32(repr(_EDGES).encode()):08x}"
 
 @dataclass(slots=True)
 class Durations:
-    """``counts``: how many by bucket of ``handrail.buckets.LATENCY``; one past the last bound holds all above it.
+    """``counts``: how many by bucket of ``handrail.metrics.histogram.LATENCY``; one past the last bound holds all above it.
 
     ``exemplars``: the last request of each bucket, by bucket; not stored.
     """
@@ -43,7 +43,7 @@ class Durations:
             self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     def flat(self) -> tuple[int, ...]:
-        """As the store adds it up (``store/added.py``): place 0 is the sum, place 1 + bucket its count."""
+        """As the store adds it up (``store/counter_totals.py``): place 0 is the sum, place 1 + bucket its count."""
         return 0, self.sum_ns, *(number for bucket, count in self.counts.items() for number in (1 + bucket, count))
 
     @classmethod

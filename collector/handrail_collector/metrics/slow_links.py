@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from handrail_collector.links.findings import SLOW, Kind
-from handrail_collector.links.lines import LinkLine
+from handrail_collector.links.findings import SLOW, LinkFindingKind
+from handrail_collector.links.report import LinkLine
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.read import StoreReader
 
@@ -24,7 +24,7 @@ MOST_HAND_OFFS: Final = 5_000
 LEAST_TIMED: Final = 5
 """Fewer timed hand-offs are too few to wake somebody over their rate; ``handrail links`` says what they were."""
 
-_BY_RATE: Final = frozenset({Kind.SLOW_PATH, Kind.FAR_BELOW_LINE})
+_BY_RATE: Final = frozenset({LinkFindingKind.SLOW_PATH, LinkFindingKind.FAR_BELOW_LINE})
 
 log = logging.getLogger(__name__)
 

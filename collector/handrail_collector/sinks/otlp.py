@@ -19,16 +19,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from handrail.conventions import SCOPE_PROXY
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Accepted, Signal
-from handrail.otlp.delivery import Backoff, DeliveryStats, RetryingSender, Sender
 from handrail.otlp.payload import count_items
+from handrail.otlp.retry import Backoff, DeliveryStats, RetryingSender, Sender
 from handrail.otlp.settings import ClientSettings
+from handrail.otlp.signals import Accepted, Signal
 
 _SAMPLED = 1
 _SCOPE_BYTES = SCOPE_PROXY.encode()
 
 
-class Drop(str, Enum):
+class ForwardDropReason(str, Enum):
     """Why an item was not forwarded."""
 
     QUEUE_FULL = "queue_full"
@@ -56,7 +56,7 @@ class ForwardSettings:
 class ForwardStats:
     """Counts since start, in spans, metrics and log records. ``withheld``: unsampled, so not forwarded on purpose."""
 
-    dropped: dict[Drop, int] = field(default_factory=lambda: dict.fromkeys(Drop, 0))
+    dropped: dict[ForwardDropReason, int] = field(default_factory=lambda: dict.fromkeys(ForwardDropReason, 0))
     withheld: int = 0
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
 
@@ -101,10 +101,10 @@ class OtlpForward:
     def offer(self, signal: Signal, payload: bytes, sampled_only: bool = True) -> bool:
         """Queue one encoded export request; False (and counted) when it was dropped instead. The payload is kept, not copied."""
         if self._worker is None or self._closing:
-            self.stats.dropped[Drop.CLOSED] += count_items(payload)
+            self.stats.dropped[ForwardDropReason.CLOSED] += count_items(payload)
             return False
         if self._bytes + len(payload) > self._max_queue_bytes:
-            self.stats.dropped[Drop.QUEUE_FULL] += count_items(payload)
+            self.stats.dropped[ForwardDropReason.QUEUE_FULL] += count_items(payload)
             return False
         self._queue.append(_Queued(signal, payload, sampled_only))
         self._bytes += len(payload)
@@ -122,7 +122,7 @@ class OtlpForward:
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
         left = [*([self._running] if self._running is not None else []), *self._queue]
-        self.stats.dropped[Drop.SHUTDOWN] += sum(count_items(queued.payload) for queued in left)
+        self.stats.dropped[ForwardDropReason.SHUTDOWN] += sum(count_items(queued.payload) for queued in left)
         self._queue.clear()
         self._running = None
         self._bytes = 0
@@ -154,7 +154,7 @@ class OtlpForward:
             return  # not settled: shutdown counts it
         self._running = None
         self._bytes -= len(queued.payload)
-        self.stats.dropped[Drop.REJECTED] += fate.rejected
+        self.stats.dropped[ForwardDropReason.REJECTED] += fate.rejected
 
 
 def without_unsampled(payload: bytes) -> tuple[bytes, int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from handrail.hardware import DeviceRun
 from handrail.records import EngineFacts, EngineTimes, Iteration, KvFetch, KvPublish, LogFact, PluginSpan, ProcessEvent
+from handrail.records.devices import DeviceRun
 
 DAY_NS: Final = 86_400 * 10**9
 AHEAD_NS: Final = DAY_NS

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from handrail.clocks import DRIFT_PPM, OffsetInterval
+from handrail.clock_offset import DRIFT_PPM, OffsetInterval
 
 WANDER_PPM: Final = 2.0
 """How far apart the rates of two clocks may be at two times of the memory: temperature, and the discipline of NTP at rest."""

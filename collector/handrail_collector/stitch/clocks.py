@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from handrail.clocks import DRIFT_PPM, OffsetInterval
+from handrail.clock_offset import DRIFT_PPM, OffsetInterval
 from handrail.records import Direction, KvFetch, KvPublish
-from handrail_collector.stitch import causes
+from handrail_collector.stitch import happens_before
 from handrail_collector.stitch.bounds import OffsetLine
-from handrail_collector.stitch.causes import Moment
 from handrail_collector.stitch.evidence import Evidence, connector_key
-from handrail_collector.stitch.group import Group
+from handrail_collector.stitch.group import RequestGroup
+from handrail_collector.stitch.happens_before import Event
 
 MAX_THROUGH: Final = 16
 """Hosts that a relation is looked for through."""
@@ -68,7 +68,7 @@ class HostClocks:
 
     # --- learning --------------------------------------------------------------------------------------------------------
 
-    def before(self, cause: Moment, effect: Moment) -> bool:
+    def before(self, cause: Event, effect: Event) -> bool:
         """``cause`` came before ``effect``: a message went from the one to the other.
 
         Whether that contradicts what was known. Then a clock was stepped, or evidence was joined wrongly.
@@ -84,17 +84,17 @@ class HostClocks:
         """Use one call; whether it contradicts what was known, as ``before``."""
         if caller.ahead or callee.ahead:
             return False
-        stepped = [self.before(cause, effect) for cause, effect in causes.of_call(caller, callee)]
+        stepped = [self.before(cause, effect) for cause, effect in happens_before.of_call(caller, callee)]
         return any(stepped)
 
-    def learn_request(self, group: Group) -> None:
+    def learn_request(self, group: RequestGroup) -> None:
         """Use all else that its evidence says of what caused what. What contradicts what was known is marked in the group."""
         evidence = [each for each in group.evidence if not each.ahead]
-        told = [*causes.within(evidence), *self._taken_back(evidence)]
-        contradicting = {said.span_id for said, cause, effect in told if self.before(cause, effect)}
+        reports = [*happens_before.within(evidence), *self._taken_back(evidence)]
+        contradicting = {reported_evidence.span_id for reported_evidence, cause, effect in reports if self.before(cause, effect)}
         group.contradicting |= contradicting
 
-    def _taken_back(self, evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Moment, Moment]]:
+    def _taken_back(self, evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Event]]:
         """KV that D kept and P reads for the next turn: two requests, decided at two times, and each perhaps again."""
         for each in evidence:
             record = each.record
@@ -112,7 +112,7 @@ class HostClocks:
                 if len(self._back) > MAX_BACK:
                     del self._back[next(iter(self._back))]
                 if kept is not None and read is not None:
-                    yield from ((read, cause, effect) for cause, effect in causes.of_transfer(kept, read))
+                    yield from ((read, cause, effect) for cause, effect in happens_before.of_transfer(kept, read))
 
     def _of(self, a: str, b: str) -> OffsetLine:
         pair = self._pairs.pop((a, b), None) or OffsetLine()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Window:
+class DuplicateWindow:
     """Keys seen within the last ``window_ns`` (at least half of it), at most ``2 * max_keys`` of them."""
 
     window_ns: int
@@ -37,8 +37,8 @@ class Duplicates:
     def __init__(self, window_ns: int = 240 * 10**9, max_batches: int = 50_000, max_spans: int = 1_000_000) -> None:
         self.batches = 0
         self.spans = 0
-        self._batches = Window(window_ns, max_batches)
-        self._spans = Window(window_ns, max_spans)
+        self._batches = DuplicateWindow(window_ns, max_batches)
+        self._spans = DuplicateWindow(window_ns, max_spans)
 
     def batch(self, sender: str, seq: int | None, scope: str, now_unix_ns: int) -> bool:
         """True for a batch that this sender has delivered before; batches without a sender or number are never known."""

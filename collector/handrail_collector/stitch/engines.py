@@ -41,18 +41,18 @@ class LinkFault:
 
 
 @dataclass(slots=True)
-class _Engine:
+class _KnownEngine:
     facts: dict[int | None, EngineFacts] = field(default_factory=dict)  # by data-parallel rank
     events: deque[ProcessEvent] = field(default_factory=lambda: deque(maxlen=64))
     faults: deque[LinkFault] = field(default_factory=lambda: deque(maxlen=16))
 
 
 @dataclass(slots=True)
-class EngineBook:
+class EngineRegistry:
     """By instance (host:port)."""
 
     max_engines: int = 4096
-    _engines: OrderedDict[str, _Engine] = field(default_factory=OrderedDict)
+    _engines: OrderedDict[str, _KnownEngine] = field(default_factory=OrderedDict)
 
     def take(self, record: EngineFacts | ProcessEvent | LogFact) -> ProcessEvent | None:
         """Learn from one record. The event that it makes known beside itself: another engine at an address that was known."""
@@ -87,10 +87,10 @@ class EngineBook:
         engine.events.append(event)
         return event
 
-    def _at(self, instance: str) -> _Engine:
+    def _at(self, instance: str) -> _KnownEngine:
         engine = self._engines.get(instance)
         if engine is None:
-            engine = self._engines[instance] = _Engine()
+            engine = self._engines[instance] = _KnownEngine()
             if len(self._engines) > self.max_engines:
                 self._engines.popitem(last=False)
         return engine
@@ -136,7 +136,7 @@ class EngineBook:
         return facts.lease_ns if facts is not None else None
 
 
-def _take_fact(engine: _Engine, fact: LogFact) -> None:
+def _take_fact(engine: _KnownEngine, fact: LogFact) -> None:
     if fact.kind is LogKind.ENGINE_DEAD:
         event = ProcessEvent(
             process=fact.process,

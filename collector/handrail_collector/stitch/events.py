@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from handrail.clocks import OffsetInterval
-from handrail.hardware import DeviceRun
+from handrail.clock_offset import OffsetInterval
 from handrail.records import EngineSample, Iteration, ProcessEvent
+from handrail.records.devices import DeviceRun
 from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow, StallRow
-from handrail_collector.store.flat import FlatRows
 from handrail_collector.store.schema import Table
+from handrail_collector.store.tables.dataclass_table import FlatRows
 
 MINUTE_NS = 60 * 10**9
 HOUR_NS = 60 * MINUTE_NS
@@ -123,5 +123,5 @@ class EventRows:
 
     def together_with(self, fetches: Sequence[FetchRow], stalls: Sequence[StallRow]) -> FlatRows:
         """All that is to be published, hand-offs and stalls included."""
-        told: FlatRows = {Table.KV_FETCHES: fetches, Table.STALLS: stalls}
-        return {**self._rows, **{table: rows for table, rows in told.items() if rows}}
+        reports: FlatRows = {Table.KV_FETCHES: fetches, Table.STALLS: stalls}
+        return {**self._rows, **{table: rows for table, rows in reports.items() if rows}}

@@ -12,7 +12,7 @@ AMBIGUOUS = "ambiguous_request_id"
 """Finding: evidence that fits several requests was not joined to this one."""
 
 
-class State(str, Enum):
+class GroupState(str, Enum):
     """Where a group is in its life."""
 
     OPEN = "open"
@@ -33,7 +33,7 @@ _OPENERS = (Role.EDGE, Role.ROUTER, Role.DECODE, Role.COLLOCATED, Role.UNKNOWN, 
 
 
 @dataclass(slots=True)
-class Counted:
+class GroupCounts:
     """What was counted of a request, so that of its row's next version only what is new counts.
 
     ``edge``: complete or not, as a request of an edge; None: not counted as one yet. ``joins``: span ids of the evidence whose
@@ -48,7 +48,7 @@ class Counted:
     findings: frozenset[str] = frozenset()
     ambiguous: int = 0
 
-    def merge(self, other: Counted) -> None:
+    def merge(self, other: GroupCounts) -> None:
         """What was counted of either part was counted of the whole."""
         self.phases |= other.phases
         self.joined |= other.joined
@@ -60,12 +60,12 @@ class Counted:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class RequestGroup:
     """Evidence of one request. Owned by the stitcher; nothing outside changes it."""
 
     evidence: list[Evidence] = field(default_factory=list)
     edge: Evidence | None = None
-    state: State = State.OPEN
+    state: GroupState = GroupState.OPEN
     opened_unix_ns: int = 0
     changed: bool = False  # since the last decision
     decided_unix_ns: int = 0
@@ -73,13 +73,13 @@ class Group:
     first_offset: int = 0
     row_id: tuple[str, str] | None = None  # (trace id, request id) once a row was decided
     version: int = 0
-    counted: Counted = field(default_factory=Counted)
+    counted: GroupCounts = field(default_factory=GroupCounts)
     contradicting: frozenset[str] = frozenset()  # span ids of the evidence that contradicts what was known of its host's clock
-    stalls_told: bool = False  # rows of its stalls are out
+    stalls_reported: bool = False  # rows of its stalls are out
     superseded: list[tuple[str, str, int]] = field(default_factory=list)
     """Rows (trace id, request id, version) that were told of parts of this request and are to be withdrawn."""
     findings: list[Finding] = field(default_factory=list)
-    merged_into: Group | None = None
+    merged_into: RequestGroup | None = None
 
     def role(self, *roles: Role) -> list[Evidence]:
         """Evidence of these roles, in order of arrival here."""

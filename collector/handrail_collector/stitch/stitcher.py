@@ -11,14 +11,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from handrail.clocks import contains
+from handrail.clock_offset import contains
 from handrail.identity import JoinKind
 from handrail.records import Exchange, Finding, Hint, KvPublish, LogFact, ProcessEvent, Role
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engine_join import EngineIndex
 from handrail_collector.stitch.engines import GONE
 from handrail_collector.stitch.evidence import Evidence, Item, clean_up, evidence_of
-from handrail_collector.stitch.group import AMBIGUOUS, Closing, Group, State
+from handrail_collector.stitch.group import AMBIGUOUS, Closing, GroupState, RequestGroup
 from handrail_collector.stitch.index import Index
 
 SECOND = 10**9
@@ -56,7 +56,7 @@ class StitchStats:
 class Decision:
     """A group whose row is to be written now (again, when ``closing`` is LATE)."""
 
-    group: Group
+    group: RequestGroup
     closing: Closing
 
 
@@ -67,8 +67,8 @@ class Stitcher:
         self.settings = settings or StitchSettings()
         self.stats = StitchStats()
         self.clocks = HostClocks()
-        self._groups: OrderedDict[int, Group] = OrderedDict()  # by id(), oldest first
-        self._by_span: dict[str, Group] = {}
+        self._groups: OrderedDict[int, RequestGroup] = OrderedDict()  # by id(), oldest first
+        self._by_span: dict[str, RequestGroup] = {}
         self._waiting = Index()  # parent span not seen yet -> evidence below it
         self._waits_for: dict[str, str] = {}  # the other way round
         self._links: OrderedDict[str, str] = OrderedDict()  # foreign span -> its parent, to follow chains through
@@ -77,7 +77,7 @@ class Stitcher:
         self._by_key = Index()  # request key -> evidence that carries it
         self._engines = EngineIndex()
         self._seen_sources: dict[tuple[Role, str], int] = {}
-        self._due: list[Group] = []
+        self._due: list[RequestGroup] = []
         self._first_unix_ns = 0
         self._now = 0
         self._expected: frozenset[tuple[Role, str]] = frozenset()  # who is waited for; looked up once a second
@@ -100,7 +100,7 @@ class Stitcher:
         if known is not None:
             self._replace(known, evidence)
             return
-        group = Group(
+        group = RequestGroup(
             evidence=[evidence],
             edge=evidence if _is_edge(evidence) else None,
             opened_unix_ns=received_unix_ns,
@@ -123,15 +123,15 @@ class Stitcher:
         self._now = max(self._now, given_unix_ns)
         return self._now
 
-    def _offer(self, group: Group, evidence: Evidence) -> None:
+    def _offer(self, group: RequestGroup, evidence: Evidence) -> None:
         """Let requests look that may be waiting for just this evidence, or were decided without it."""
         for edge_group in self._edges_of(evidence):
-            if edge_group.state is State.OPEN:
+            if edge_group.state is GroupState.OPEN:
                 self._touch(edge_group)
             elif group.merged_into is None:
                 self._weak_joins(edge_group, final=False)
 
-    def _edges_of(self, evidence: Evidence) -> list[Group]:
+    def _edges_of(self, evidence: Evidence) -> list[RequestGroup]:
         """Requests with an edge that carry one of this evidence's request keys."""
         return [g for key in evidence.keys for g in self._named(self._by_key.spans(key)) if g.edge is not None]
 
@@ -141,12 +141,12 @@ class Stitcher:
             return
         now = self._clock(received_unix_ns)
         for group in self._groups.values():
-            if group.state is State.OPEN and any(
+            if group.state is GroupState.OPEN and any(
                 e.provisional and e.record.process.instance == event.process.instance for e in group.evidence
             ):
                 group.deadline_unix_ns = min(group.deadline_unix_ns, now + self.settings.settle_ns)
 
-    def attach(self, group: Group, fact: LogFact, offset: int, received_unix_ns: int) -> None:
+    def attach(self, group: RequestGroup, fact: LogFact, offset: int, received_unix_ns: int) -> None:
         """Give ``group`` a fact that names no request and can have been about no other."""
         now, group = self._clock(received_unix_ns), _root(group)
         evidence = evidence_of(fact, offset, now)
@@ -173,7 +173,7 @@ class Stitcher:
                 if len(group.evidence) != size:
                     self._touch(group)
 
-    def _replace(self, group: Group, evidence: Evidence) -> None:
+    def _replace(self, group: RequestGroup, evidence: Evidence) -> None:
         for index, old in enumerate(group.evidence):
             if old.span == evidence.span:
                 if old.record != evidence.record and _replaces(evidence, old):
@@ -189,7 +189,7 @@ class Stitcher:
                         if (waited := self._waits_for.pop(evidence.span, None)) is not None:
                             self._waiting.drop((waited,), evidence.span)
                         group = self._await_parent(group, evidence.span, evidence.parent)
-                    if group.state is State.OPEN or not evidence.provisional:
+                    if group.state is GroupState.OPEN or not evidence.provisional:
                         self._touch(group)
                 return
 
@@ -205,13 +205,13 @@ class Stitcher:
         self._reading.drop(evidence.connector_in, evidence.span)
         self._engines.drop(evidence)
 
-    def _named(self, spans: Iterable[str]) -> list[Group]:
+    def _named(self, spans: Iterable[str]) -> list[RequestGroup]:
         """The groups of these spans, each once."""
         return list({id(g): g for g in map(self._by_span.__getitem__, spans)}.values())
 
     # --- ancestors -------------------------------------------------------------------------------------------------------
 
-    def _join_ancestors(self, group: Group, evidence: Evidence) -> Group:
+    def _join_ancestors(self, group: RequestGroup, evidence: Evidence) -> RequestGroup:
         if evidence.parent:
             group = self._await_parent(group, evidence.span, evidence.parent)
         for child in self._waiting.take(evidence.span):
@@ -219,7 +219,7 @@ class Stitcher:
             group = self._union(group, self._by_span[child], JoinKind.ANCESTOR)
         return group
 
-    def _join_in_engine(self, group: Group, evidence: Evidence) -> Group:
+    def _join_in_engine(self, group: RequestGroup, evidence: Evidence) -> RequestGroup:
         """Join what one engine, or the proxy beside it, said of the same request; two exchanges are never joined by it."""
         for other in self._engines.same(evidence):
             group = self._union(_root(group), self._by_span[other.span], JoinKind.ENGINE_ID)
@@ -229,7 +229,7 @@ class Stitcher:
                 group = self._union(fronts[0], self._by_span[inner.span], JoinKind.ENGINE_ID)
         return self._by_span[evidence.span]
 
-    def _await_parent(self, group: Group, span: str, parent: str) -> Group:
+    def _await_parent(self, group: RequestGroup, span: str, parent: str) -> RequestGroup:
         """Join ``group``, whose evidence ``span`` has this parent, to what is above it; or wait for that."""
         for _ in range(16):  # a longer chain of foreign spans is no serving stack
             above = self._by_span.get(parent)
@@ -244,7 +244,7 @@ class Stitcher:
         self._waits_for[span] = parent
         return group
 
-    def _union(self, one: Group, two: Group, how: JoinKind) -> Group:
+    def _union(self, one: RequestGroup, two: RequestGroup, how: JoinKind) -> RequestGroup:
         """One group of two; returns it. Two edges stay two requests: the inner was caused by the outer, it is no part of it.
 
         A request that was decided already is to be told anew: what joined it changes its row.
@@ -262,7 +262,7 @@ class Stitcher:
         keep.evidence.extend(gone.evidence)
         keep.findings.extend(gone.findings)
         keep.superseded.extend(gone.superseded)
-        keep.stalls_told |= gone.stalls_told
+        keep.stalls_reported |= gone.stalls_reported
         keep.counted.merge(gone.counted)
         keep.contradicting |= gone.contradicting
         keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
@@ -271,11 +271,11 @@ class Stitcher:
             # a row of the absorbed part is out: its identity goes on, so that the joined row replaces it
             if keep.row_id is None:
                 keep.row_id, keep.version = gone.row_id, gone.version
-                keep.state, keep.decided_unix_ns = State.DECIDED, gone.decided_unix_ns
+                keep.state, keep.decided_unix_ns = GroupState.DECIDED, gone.decided_unix_ns
             else:
                 keep.superseded.append((*gone.row_id, gone.version))
                 self.stats.merged_after_decision += 1
-        if keep.state is State.DECIDED:
+        if keep.state is GroupState.DECIDED:
             keep.changed = True
             keep.deadline_unix_ns = self._now + self.settings.settle_ns
         gone.merged_into = keep
@@ -288,10 +288,10 @@ class Stitcher:
 
     # --- deadlines -------------------------------------------------------------------------------------------------------
 
-    def _touch(self, group: Group) -> None:
+    def _touch(self, group: RequestGroup) -> None:
         group.changed = True
         settings, now = self.settings, self._now
-        if group.state is State.DECIDED:
+        if group.state is GroupState.DECIDED:
             group.deadline_unix_ns = now + settings.settle_ns
         elif group.edge is not None:
             if self._all_reported(group, now):
@@ -308,14 +308,14 @@ class Stitcher:
         else:
             group.deadline_unix_ns = now + settings.engine_wait_ns
 
-    def _all_reported(self, group: Group, now: int) -> bool:
+    def _all_reported(self, group: RequestGroup, now: int) -> bool:
         """Whether everything has come that prefill and decode processes of this fleet have been sending lately."""
         if self._has_all(group, now):
             return True
         self._weak_joins(group, final=False)
         return self._has_all(group, now)
 
-    def _has_all(self, group: Group, now: int) -> bool:
+    def _has_all(self, group: RequestGroup, now: int) -> bool:
         if now - self._first_unix_ns < self.settings.engine_wait_ns:
             return False  # too early to know who reports at all
         if now - self._expected_unix_ns > SECOND or not self._expected:
@@ -330,7 +330,7 @@ class Stitcher:
         due, self._due = self._due, []
         for group in due:
             # looked at again for each: deciding one takes it off the list of what is open
-            if group.merged_into is None and group.state is State.OPEN and group.deadline_unix_ns <= now:
+            if group.merged_into is None and group.state is GroupState.OPEN and group.deadline_unix_ns <= now:
                 decisions.append(self._decide(group, Closing.COMPLETE, now))  # noqa: PERF401
         return decisions
 
@@ -341,7 +341,7 @@ class Stitcher:
         for group in list(self._groups.values()):
             if group.merged_into is not None:
                 continue
-            if group.state is State.DECIDED:
+            if group.state is GroupState.DECIDED:
                 if group.changed:
                     if group.deadline_unix_ns <= now:
                         decisions.append(self._decide(group, Closing.LATE, now))
@@ -349,14 +349,14 @@ class Stitcher:
                     self._forget(group)
             elif group.deadline_unix_ns <= now:
                 group = self._last_joins(group)
-                if group.state is State.OPEN:
+                if group.state is GroupState.OPEN:
                     decisions.append(self._decide(group, self._closing(group, now), now))
         excess = len(self._groups) - self.settings.max_groups
         if excess > 0:
             decisions.extend(self.evict(excess, now))
         return decisions
 
-    def _closing(self, group: Group, now: int) -> Closing:
+    def _closing(self, group: RequestGroup, now: int) -> Closing:
         if group.edge is None:
             return Closing.ORPHAN if group.alone_at_prefill() else Closing.WAITED
         return Closing.COMPLETE if _stalled(group) and self._has_all(group, now) else Closing.WAITED
@@ -365,15 +365,15 @@ class Stitcher:
         """Decide the ``count`` oldest groups now, whatever they still wait for, and forget them."""
         decisions = []
         for group in list(self._groups.values())[:count]:
-            if group.state is State.OPEN:
+            if group.state is GroupState.OPEN:
                 decisions.append(self._decide(group, Closing.EVICTED, now))
             elif group.changed:
                 decisions.append(self._decide(group, Closing.LATE, now))
             self._forget(group)
         return decisions
 
-    def _decide(self, group: Group, closing: Closing, now: int) -> Decision:
-        group.state = State.DECIDED
+    def _decide(self, group: RequestGroup, closing: Closing, now: int) -> Decision:
+        group.state = GroupState.DECIDED
         group.decided_unix_ns = now
         group.changed = False
         group.version += 1
@@ -382,7 +382,7 @@ class Stitcher:
         self.stats.decided[closing.value] += 1
         return Decision(group, closing)
 
-    def _forget(self, group: Group) -> None:
+    def _forget(self, group: RequestGroup) -> None:
         self._groups.pop(id(group), None)
         for evidence in group.evidence:
             self._by_span.pop(evidence.span, None)
@@ -392,7 +392,7 @@ class Stitcher:
 
     # --- connector keys and request keys ---------------------------------------------------------------------------------
 
-    def _weak_joins(self, group: Group, *, final: bool) -> None:
+    def _weak_joins(self, group: RequestGroup, *, final: bool) -> None:
         """Bring in what names this request by a connector key or a request key and can have happened within it.
 
         What stays ambiguous is said only when the decision is ``final``: later evidence may still tell.
@@ -401,17 +401,17 @@ class Stitcher:
         if group.merged_into is None and group.edge is not None:
             self._join_by_key(group, group.edge, final)
 
-    def _last_joins(self, group: Group) -> Group:
+    def _last_joins(self, group: RequestGroup) -> RequestGroup:
         """Everything weak that can still place ``group``, now that it is to be decided; the group it is part of after that."""
         self._weak_joins(group, final=True)
         group = _root(group)
         if group.edge is None:
             for edge_group in {id(g): g for e in group.evidence for g in self._edges_of(e)}.values():
                 if group.merged_into is None and edge_group.edge is not None:
-                    self._join_by_key(edge_group, edge_group.edge, final=edge_group.state is State.DECIDED)
+                    self._join_by_key(edge_group, edge_group.edge, final=edge_group.state is GroupState.DECIDED)
         return _root(group)
 
-    def _join_connectors(self, group: Group) -> None:
+    def _join_connectors(self, group: RequestGroup) -> None:
         for evidence in list(group.evidence):
             for key in evidence.connector_in:
                 for other in self._named(self._published.spans(key)):
@@ -423,7 +423,7 @@ class Stitcher:
                         reader = next(e for e in other.evidence if key in e.connector_in)
                         self._match_connector(_root(group), other, reader, key)
 
-    def _match_connector(self, group: Group, other: Group, reader: Evidence, key: str) -> None:
+    def _match_connector(self, group: RequestGroup, other: RequestGroup, reader: Evidence, key: str) -> None:
         """``reader`` was told to read what ``key`` names: the publisher's request is the reader's, unless evidence disagrees."""
         publisher_group, reader_group = (other, group) if reader in group.evidence else (group, other)
         publisher = next((e for e in publisher_group.evidence if key in e.connector_out), None)
@@ -447,7 +447,7 @@ class Stitcher:
             return  # neither time nor id speaks for it; where the id does, a clock was stepped, and this is how that is noticed
         self._union(publisher_group, reader_group, JoinKind.CONNECTOR)
 
-    def _join_by_key(self, group: Group, edge: Evidence, final: bool) -> None:
+    def _join_by_key(self, group: RequestGroup, edge: Evidence, final: bool) -> None:
         """Same request key, inside this edge's lifetime, and inside no other edge's of the same key."""
         twice = isinstance(edge.record, Exchange) and Hint.DUPLICATE_REQUEST_ID in edge.record.hints
         if twice and not final:
@@ -482,17 +482,17 @@ class Stitcher:
                         self._find(group, "clocks_unknown", f"{first.label} joined by its id alone", first)
                     self._union(group, other, JoinKind.REQUEST_KEY)
 
-    def _awaits_parent(self, group: Group) -> bool:
+    def _awaits_parent(self, group: RequestGroup) -> bool:
         """Its context names a span that has not come yet: that one will say better where it belongs than a request id can."""
         return any(e.parent and e.parent not in self._by_span for e in group.evidence)
 
-    def _inside(self, edge: Evidence, rivals: Sequence[Evidence], other: Group) -> bool:
+    def _inside(self, edge: Evidence, rivals: Sequence[Evidence], other: RequestGroup) -> bool:
         """Strictly inside ``edge``; or within its slack, and then strictly inside no other."""
         if self._group_within(edge, other, 0):
             return True
         return self._group_within(edge, other, SLACK_NS) and not any(self._group_within(r, other, 0) for r in rivals)
 
-    def _key_fits(self, group: Group, other: Group) -> bool:
+    def _key_fits(self, group: RequestGroup, other: RequestGroup) -> bool:
         """Connector keys that both sides name must agree: the same id used twice is two requests."""
         published, read = _keys_of(group)
         other_published, other_read = _keys_of(other)
@@ -500,7 +500,7 @@ class Stitcher:
             other_read and published and not other_read & published
         )
 
-    def _group_within(self, edge: Evidence, group: Group, slack_ns: int) -> bool:
+    def _group_within(self, edge: Evidence, group: RequestGroup, slack_ns: int) -> bool:
         inside = [e for e in group.evidence if e.within_request]
         return bool(inside) and all(self._within(edge, e, slack_ns) for e in inside)
 
@@ -511,7 +511,7 @@ class Stitcher:
         outer = (outer_interval[0] - slack_ns, outer_interval[1] + slack_ns)
         return contains(outer, inner_interval, self.clocks.offset(edge, inner))
 
-    def _find(self, group: Group, kind: str, detail: str, *evidence: Evidence) -> None:
+    def _find(self, group: RequestGroup, kind: str, detail: str, *evidence: Evidence) -> None:
         finding = Finding(kind, detail, tuple(e.span for e in evidence))
         if finding not in group.findings:
             group.findings.append(finding)
@@ -522,13 +522,13 @@ class Stitcher:
         """Smallest journal offset that a replay needs for what is held here; None when nothing is."""
         return min((g.first_offset for g in self._groups.values()), default=None)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RequestGroup]:
         """All that are held: open ones, and those decided a while ago."""
         return list(self._groups.values())
 
-    def open_groups(self) -> list[Group]:
+    def open_groups(self) -> list[RequestGroup]:
         """Groups not decided yet, oldest first."""
-        return [g for g in self._groups.values() if g.state is State.OPEN]
+        return [g for g in self._groups.values() if g.state is GroupState.OPEN]
 
     def still_kept(self) -> list[Evidence]:
         """KV that is kept for a peer, as last told."""
@@ -539,13 +539,13 @@ class Stitcher:
         oldest = now - self.settings.source_memory_ns
         return {source for source, at in self._seen_sources.items() if at >= oldest}
 
-    def last_told(self) -> dict[tuple[Role, str], int]:
+    def last_reported(self) -> dict[tuple[Role, str], int]:
         """When each (role, source) last sent evidence, by the time of its receipt."""
         return dict(self._seen_sources)
 
     def oldest_open_unix_ns(self) -> int | None:
         """When the evidence came that is open for the longest; None where nothing is."""
-        return next((g.opened_unix_ns for g in self._groups.values() if g.state is State.OPEN), None)
+        return next((g.opened_unix_ns for g in self._groups.values() if g.state is GroupState.OPEN), None)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -555,7 +555,7 @@ def _is_edge(evidence: Evidence) -> bool:
     return evidence.role is Role.EDGE and isinstance(evidence.record, Exchange)
 
 
-def _stalled(group: Group) -> bool:
+def _stalled(group: RequestGroup) -> bool:
     return any(evidence.stalled for evidence in group.evidence)
 
 
@@ -571,12 +571,12 @@ def _one_reader(one: Evidence, two: Evidence) -> bool:
     return one.record.process.instance == two.record.process.instance and bool(set(one.keys) & set(two.keys))
 
 
-def _root(group: Group) -> Group:
+def _root(group: RequestGroup) -> RequestGroup:
     while group.merged_into is not None:
         group = group.merged_into
     return group
 
 
-def _keys_of(group: Group) -> tuple[set[str], set[str]]:
+def _keys_of(group: RequestGroup) -> tuple[set[str], set[str]]:
     """Connector keys that this group's evidence published, and those it was told to read."""
     return {k for e in group.evidence for k in e.connector_out}, {k for e in group.evidence for k in e.connector_in}

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
-from handrail_collector.store.added import Added
+from handrail_collector.store.counter_totals import Added
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.flat import FlatRows
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.dataclass_table import FlatRows
 
 
 class StoreQueries(Protocol):

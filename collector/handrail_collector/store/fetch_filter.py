@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from handrail.outcomes import FAILURES, FetchOutcome
+from handrail.kv_outcomes import FAILURES, FetchOutcome
 from handrail.records import Direction
 from handrail_collector.rows import FetchRow
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handrail_collector.store.fetch_filter import FAILED, FETCH_SORTS, FetchFilter
-from handrail_collector.store.sql import Parameter, Query
+from handrail_collector.store.sql import Parameter, SqlQuery
 
 NEWEST = (
     "SELECT * FROM {table} QUALIFY version = max(version) OVER (PARTITION BY trace_id, request_id)"
@@ -21,7 +21,7 @@ _CONDITIONS = {
 }
 
 
-def fetches(wanted: FetchFilter) -> Query:
+def fetches(wanted: FetchFilter) -> SqlQuery:
     """Rows that fit, in the order asked for."""
     parameters: dict[str, Parameter] = {"row_limit": wanted.limit}
     conditions = ['"number" >= 0']
@@ -33,7 +33,7 @@ def fetches(wanted: FetchFilter) -> Query:
     direction = "DESC" if wanted.descending else "ASC"
     order = f'{FETCH_SORTS[wanted.sort]} {direction} NULLS LAST, started_unix_ns DESC, trace_id, request_id, "number"'
     text = f"SELECT * FROM ({NEWEST}) WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT $row_limit"
-    return Query(text, parameters)
+    return SqlQuery(text, parameters)
 
 
 RECENT: tuple[str, ...] = (
@@ -68,7 +68,7 @@ RECENT: tuple[str, ...] = (
 """What the links of a period are told by."""
 
 
-def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
+def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> SqlQuery:
     """The last ones of a period, with these columns alone."""
     columns = f"COLUMNS('^({'|'.join(RECENT)})$')"  # those that are there: an older file lacks some
     part = (
@@ -76,20 +76,20 @@ def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
         " ORDER BY started_unix_ns DESC LIMIT $row_limit"
     )
     text = f"{NEWEST.replace('{table}', f'({part})')}"
-    return Query(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})
+    return SqlQuery(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})
 
 
-def of_request(trace_id: bytes, request_id: bytes) -> Query:
+def of_request(trace_id: bytes, request_id: bytes) -> SqlQuery:
     """The hand-offs of one request, or its stalls, in order."""
     where = 'trace_id = $trace_id AND request_id = $request_id AND "number" >= 0'
     text = f'SELECT * FROM ({NEWEST}) WHERE {where} ORDER BY "number"'
-    return Query(text, {"trace_id": trace_id, "request_id": request_id})
+    return SqlQuery(text, {"trace_id": trace_id, "request_id": request_id})
 
 
-def events(since_unix_ns: int, until_unix_ns: int, limit: int) -> Query:
+def events(since_unix_ns: int, until_unix_ns: int, limit: int) -> SqlQuery:
     """Rows of a table that only grows, each key once, latest first."""
     text = (
         "SELECT * FROM {table} WHERE at_unix_ns >= $since AND at_unix_ns < $until"
         ' QUALIFY row_number() OVER (PARTITION BY key ORDER BY "offset" DESC) = 1 ORDER BY at_unix_ns DESC LIMIT $row_limit'
     )
-    return Query(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})
+    return SqlQuery(text, {"since": since_unix_ns, "until": until_unix_ns, "row_limit": limit})

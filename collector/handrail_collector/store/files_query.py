@@ -18,7 +18,7 @@ Expression = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ParquetFiles:
     """The Parquet files of one table. ``alike``: all have the same columns."""
 
     paths: Sequence[Path]
@@ -26,7 +26,7 @@ class Files:
     named: bool = False  # with the column ``filename``
 
 
-def bind(cursor: duckdb.DuckDBPyConnection, tables: Mapping[str, Files]) -> dict[str, frozenset[str]]:
+def bind(cursor: duckdb.DuckDBPyConnection, tables: Mapping[str, ParquetFiles]) -> dict[str, frozenset[str]]:
     """Let the cursor know these tables by name; the columns of each. Raises DuckDB's errors for files that cannot be read."""
     columns = {}
     for name, files in tables.items():

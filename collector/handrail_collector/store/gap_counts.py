@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from handrail.sketch import MAX_BUCKETS, GapSketch
+from handrail.metrics.exponential_histogram import MAX_BUCKETS, GapSketch
 from handrail_collector.store.sketch_columns import BUCKETS, LEAST, SPREAD, SUM, Flags, Integers, Numbers, bytes_of
 
 _CHUNK_ROWS: Final = 2_048  # the arrays of one chunk stay in the cache: 4 us a stream, with 32,768 rows 7

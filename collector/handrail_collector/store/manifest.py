@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from handrail.printable import printable
-from handrail_collector.store.added import Added, added_up
-from handrail_collector.store.durable import TEMPORARY
-from handrail_collector.store.folders import files_below, is_data_path, link_on_the_way
+from handrail_collector.store.counter_totals import Added, added_up
+from handrail_collector.store.durable_dir import TEMPORARY
+from handrail_collector.store.layout import files_below, is_data_path, link_on_the_way
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 6
@@ -68,7 +68,7 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
+class PublishRecord:
     """One publish of one shard: the journal range [first_offset, end_offset) and the files that hold what came of it.
 
     ``low_water_offset``: everything before it is decided and published; a replay starts there; 0 for a compacted range.
@@ -88,13 +88,13 @@ class Publish:
     added: Added = field(default_factory=dict)
 
 
-def encode_line(publish: Publish) -> bytes:
+def encode_line(publish: PublishRecord) -> bytes:
     """The manifest line of ``publish``, newline included."""
     text = json.dumps({"v": MANIFEST_VERSION, "schema": SCHEMA_VERSION} | asdict(publish), separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-OPENING = Publish(shard=0, first_offset=0, end_offset=0, low_water_offset=0, files=())
+OPENING = PublishRecord(shard=0, first_offset=0, end_offset=0, low_water_offset=0, files=())
 """The first line of a new manifest."""
 
 
@@ -102,7 +102,7 @@ OPENING = Publish(shard=0, first_offset=0, end_offset=0, low_water_offset=0, fil
 class Parsed:
     """Publishes in order, and how many bytes of the input were whole lines; what follows is torn."""
 
-    publishes: tuple[Publish, ...]
+    publishes: tuple[PublishRecord, ...]
     whole_bytes: int
 
 
@@ -111,7 +111,7 @@ def parse(data: bytes, where: str) -> Parsed:
 
     Raises ``StoreDamagedError`` for a bad line, unless it is the last one and torn, and for a line of a later version.
     """
-    publishes: list[Publish] = []
+    publishes: list[PublishRecord] = []
     at = 0
     while (end := data.find(b"\n", at)) >= 0:
         publish = _line(data[at:end], where)
@@ -139,19 +139,19 @@ def counted(files: int) -> str:
     return f"{files:,} data file{'' if files == 1 else 's'}"
 
 
-def files_of(publishes: Iterable[Publish], table: Table) -> list[StoredFile]:
+def files_of(publishes: Iterable[PublishRecord], table: Table) -> list[StoredFile]:
     """The files of one table, oldest publish first."""
     return [file for publish in publishes for file in publish.files if file.table is table]
 
 
 def rewritten(
-    publishes: Sequence[Publish], gone: Collection[str], added: Sequence[Publish], retired: Sequence[Retired]
-) -> tuple[Publish, ...]:
+    publishes: Sequence[PublishRecord], gone: Collection[str], added: Sequence[PublishRecord], retired: Sequence[Retired]
+) -> tuple[PublishRecord, ...]:
     """The next generation: one head a shard, then ``publishes`` without the files ``gone``, and ``added``, by
     their ends. Lines without files are left out: the heads have their offsets."""
     generation = 1 + max((publish.generation for publish in publishes), default=0)
     heads = [
-        Publish(
+        PublishRecord(
             generation=generation,
             shard=shard,
             first_offset=last.first_offset,
@@ -169,18 +169,18 @@ def rewritten(
     return (*heads, *lines)
 
 
-def observed_by(publishes: Sequence[Publish], shard: int) -> Mapping[str, int]:
+def observed_by(publishes: Sequence[PublishRecord], shard: int) -> Mapping[str, int]:
     """The latest counts of a shard; none where it never said any."""
     return next((p.observed for p in reversed(publishes) if p.shard == shard and p.observed), {})
 
 
-def added_by(publishes: Sequence[Publish], shard: int) -> dict[str, tuple[int, ...]]:
+def added_by(publishes: Sequence[PublishRecord], shard: int) -> dict[str, tuple[int, ...]]:
     """What all publishes of a shard added."""
     return added_up(p.added for p in publishes if p.shard == shard)
 
 
-def _last_of_shards(publishes: Iterable[Publish]) -> dict[int, Publish]:
-    last: dict[int, Publish] = {}
+def _last_of_shards(publishes: Iterable[PublishRecord]) -> dict[int, PublishRecord]:
+    last: dict[int, PublishRecord] = {}
     for publish in publishes:
         if publish.shard not in last or publish.end_offset >= last[publish.shard].end_offset:
             last[publish.shard] = publish
@@ -192,12 +192,12 @@ class ManifestReader:
 
     def __init__(self, root: Path) -> None:
         self._path = root / MANIFEST
-        self._publishes: tuple[Publish, ...] = ()
+        self._publishes: tuple[PublishRecord, ...] = ()
         self._read_bytes = 0
         self._last_line = b""
         self._head = b""
 
-    def publishes(self) -> tuple[Publish, ...]:
+    def publishes(self) -> tuple[PublishRecord, ...]:
         """Everything published by now; nothing where there is no manifest yet. Raises ``StoreDamagedError`` and ``OSError``."""
         try:
             with self._path.open("rb") as file:
@@ -222,7 +222,7 @@ class ManifestReader:
         return self._publishes
 
 
-def _line(line: bytes, where: str) -> Publish | None:
+def _line(line: bytes, where: str) -> PublishRecord | None:
     crc, _, text = line.partition(b" ")
     if crc != b"%08x" % zlib.crc32(text):
         return None
@@ -232,7 +232,7 @@ def _line(line: bytes, where: str) -> Publish | None:
             raise StoreDamagedError(f"{where} was written by a later version of Handrail; read it with that version")
         files = tuple(StoredFile(**(file | {"table": Table(file["table"])})) for file in fields.pop("files"))
         retired = tuple(Retired(**each) for each in fields.pop("retired", ()))
-        publish = Publish(**fields, files=files, retired=retired)
+        publish = PublishRecord(**fields, files=files, retired=retired)
         paths = [(file.path, file.table) for file in files] + [(each.path, None) for each in retired]
         paths += [(file.covers, Table.REQUESTS) for file in files if file.covers]
         strange = next((path for path, table in paths if not _is_path_of(path, table)), None)

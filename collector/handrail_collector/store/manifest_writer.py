@@ -6,9 +6,18 @@ import contextlib
 import errno
 from collections.abc import Collection, Sequence
 
-from handrail.segments import FolderGoneError
-from handrail_collector.store.durable import TEMPORARY, DurableFolder
-from handrail_collector.store.manifest import MANIFEST, OPENING, Publish, Retired, encode_line, parse, require_new, rewritten
+from handrail.wal.log import FolderGoneError
+from handrail_collector.store.durable_dir import TEMPORARY, DurableDir
+from handrail_collector.store.manifest import (
+    MANIFEST,
+    OPENING,
+    PublishRecord,
+    Retired,
+    encode_line,
+    parse,
+    require_new,
+    rewritten,
+)
 
 
 class ManifestWriter:
@@ -17,8 +26,8 @@ class ManifestWriter:
     ``publishes`` and ``retired`` are what the manifest on disk says; after an error too.
     """
 
-    def __init__(self, folder: DurableFolder) -> None:
-        self.publishes: list[Publish] = []
+    def __init__(self, folder: DurableDir) -> None:
+        self.publishes: list[PublishRecord] = []
         self.retired: list[Retired] = []
         self._folder = folder
         self._path = folder.root / MANIFEST
@@ -56,7 +65,7 @@ class ManifestWriter:
         if self._torn:
             self._cut()
 
-    def append(self, publish: Publish) -> None:
+    def append(self, publish: PublishRecord) -> None:
         """One more line, durable when this returns."""
         line = encode_line(publish)
         self._require_there()
@@ -73,7 +82,7 @@ class ManifestWriter:
         self._torn = False
         self.publishes.append(publish)
 
-    def rewrite(self, gone: Collection[str], added: Sequence[Publish], retired: list[Retired]) -> None:
+    def rewrite(self, gone: Collection[str], added: Sequence[PublishRecord], retired: list[Retired]) -> None:
         """Put the next generation of the manifest in the place of this one."""
         self.repair()
         publishes = rewritten(self.publishes, gone, added, retired)

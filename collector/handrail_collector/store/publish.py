@@ -1,7 +1,7 @@
 """Puts rows into the store so that each publish is there whole or not at all, and says at start what is there already.
 
 A publish writes Parquet files under temporary names, makes them durable, renames them, makes their folders durable, and last
-appends one line to the manifest. What a crash leaves behind before that line is removed at the next start (``unlisted.py``).
+appends one line to the manifest. What a crash leaves behind before that line is removed at the next start (``orphan_files.py``).
 
 Files are taken out of the store by a manifest that no longer names them, which is put in the old one's place; they lie there for
 a grace time, so that readers who began before can end.
@@ -22,21 +22,21 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from handrail.files import Files, OsFiles
-from handrail.segments import FolderGoneError
+from handrail.wal.filesystem import Filesystem, OsFiles
+from handrail.wal.log import FolderGoneError
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.added import Added
-from handrail_collector.store.damaged import READ_ERRORS, columns_crc, of_machine
-from handrail_collector.store.durable import TEMPORARY, DurableFolder
-from handrail_collector.store.flat import FlatRows
-from handrail_collector.store.folders import SUFFIX, files_below
-from handrail_collector.store.manifest import MANIFEST, Publish, Retired, StoredFile, locate
+from handrail_collector.store.counter_totals import Added
+from handrail_collector.store.durable_dir import TEMPORARY, DurableDir
+from handrail_collector.store.layout import SUFFIX, files_below
+from handrail_collector.store.manifest import MANIFEST, PublishRecord, Retired, StoredFile, locate
 from handrail_collector.store.manifest_writer import ManifestWriter
-from handrail_collector.store.parts import Part, parts_of
-from handrail_collector.store.recovered import Recovered, recover
+from handrail_collector.store.orphan_files import UNLISTED, sorted_out
+from handrail_collector.store.partitions import PartitionFile, partition
+from handrail_collector.store.quarantine import READ_ERRORS, columns_crc, of_machine
+from handrail_collector.store.recovery import Recovered, recover
 from handrail_collector.store.schema import Table, encode
 from handrail_collector.store.span import SpanRow
-from handrail_collector.store.unlisted import UNLISTED, sorted_out
+from handrail_collector.store.tables.dataclass_table import FlatRows
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +45,22 @@ class StoreLockedError(Exception):
     """Another process writes to this store."""
 
 
-class Publisher:
+class StorePublisher:
     """The single writer of one shard's files in a store, called from any thread.
 
     One caller at a time publishes, and one at a time folds and retires; these two may do so at once.
     """
 
     def __init__(
-        self, root: Path, shard: int = 0, files: Files | None = None, now_unix_ns: Callable[[], int] = time.time_ns
+        self, root: Path, shard: int = 0, files: Filesystem | None = None, now_unix_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._root = root
         self.shard = shard
         self.unlisted_set_aside = 0  # files that a start found and no line named
-        self._files: Files = files or OsFiles()
+        self._files: Filesystem = files or OsFiles()
         self._now_unix_ns = now_unix_ns
         self._guard = threading.Lock()  # guards the manifest, what is known of it, and that no folder goes while a file comes
-        self._folder = DurableFolder(root, self._files)
+        self._folder = DurableDir(root, self._files)
         self._manifest = ManifestWriter(self._folder)
         self._lock: int | None = None
         self._end_offset = 0
@@ -115,7 +115,7 @@ class Publisher:
         with self._guard:
             self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {}, flat or {}, added or {})
 
-    def publishes(self) -> tuple[Publish, ...]:
+    def publishes(self) -> tuple[PublishRecord, ...]:
         """Everything published by now."""
         with self._guard:
             return tuple(self._manifest.publishes)
@@ -129,7 +129,7 @@ class Publisher:
         """Where a file lies. Raises ``StoreDamagedError`` where a link leads there."""
         return locate(self._root, [file.path])[0]
 
-    def replace(self, gone: Collection[str], part: Part, first_offset: int, end_offset: int) -> None:
+    def replace(self, gone: Collection[str], part: PartitionFile, first_offset: int, end_offset: int) -> None:
         """Put one file of the rows of [first_offset, end_offset) in the place of the files at the paths ``gone``.
 
         Readers see the one or the others. Raises as ``retire`` does.
@@ -144,13 +144,15 @@ class Publisher:
             self._files.fsync_dir(str(self.path(file).parent))
             self.retire(
                 gone,
-                Publish(shard=self.shard, first_offset=first_offset, end_offset=end_offset, low_water_offset=0, files=(file,)),
+                PublishRecord(
+                    shard=self.shard, first_offset=first_offset, end_offset=end_offset, low_water_offset=0, files=(file,)
+                ),
             )
         except OSError:
             self._discard(part, name)
             raise
 
-    def retire(self, gone: Collection[str], *added: Publish) -> None:
+    def retire(self, gone: Collection[str], *added: PublishRecord) -> None:
         """Take the files at the paths ``gone`` out of the store, and put what is ``added`` in.
 
         Raises ``ValueError`` where one of them is not in the store and ``OSError``; after an error the store is in one of the two
@@ -212,13 +214,13 @@ class Publisher:
             again = first_offset == end_offset  # only an empty range comes twice
             self._stem, self._stem_files = stem, max(self._next_index(table, f"{stem}-") for table in Table) if again else 0
         stored = []
-        for index, part in enumerate(parts_of(spans, requests, flat, self._now_unix_ns()), start=self._stem_files):
+        for index, part in enumerate(partition(spans, requests, flat, self._now_unix_ns()), start=self._stem_files):
             self._make_folders(part)
             stored.append(self._write(part, f"{stem}-{index:03d}"))
         for folder in sorted({(self._root / file.path).parent for file in stored}):
             self._files.fsync_dir(str(folder))
         self._manifest.append(
-            Publish(
+            PublishRecord(
                 shard=self.shard,
                 first_offset=first_offset,
                 end_offset=end_offset,
@@ -281,7 +283,7 @@ class Publisher:
                 raise
             return None
 
-    def _discard(self, part: Part, name: str) -> None:
+    def _discard(self, part: PartitionFile, name: str) -> None:
         """Remove what a failed ``replace`` left on what may be a full disk; what cannot be removed now goes at the next start."""
         below = part.path(name)
         path = self._root / below
@@ -292,7 +294,7 @@ class Publisher:
                 with contextlib.suppress(OSError):
                     self._files.unlink(left)
 
-    def _write(self, part: Part, name: str) -> StoredFile:
+    def _write(self, part: PartitionFile, name: str) -> StoredFile:
         path = part.path(name)
         data = encode(part.table, part.name, part.columns)
         self._folder.put(self._root / path, data)
@@ -313,7 +315,7 @@ class Publisher:
             covers=part.covers,
         )
 
-    def _make_folders(self, part: Part) -> None:
+    def _make_folders(self, part: PartitionFile) -> None:
         self._folder.make(str(part.path("").parent))
 
 
@@ -321,7 +323,7 @@ def _stem(shard: int, first_offset: int, end_offset: int) -> str:
     return f"{shard:03d}-{first_offset:020d}-{end_offset:020d}"
 
 
-def _paths(publishes: Iterable[Publish]) -> set[str]:
+def _paths(publishes: Iterable[PublishRecord]) -> set[str]:
     return {file.path for publish in publishes for file in publish.files}
 
 

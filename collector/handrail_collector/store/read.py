@@ -15,18 +15,18 @@ import duckdb
 from handrail.identity import candidate_keys
 from handrail_collector.rows import MERGED, EventRow, FetchRow, RequestRow, StallRow
 from handrail_collector.store import fetch_sql, sample_sql, sql
-from handrail_collector.store.damaged import ADVICE, QUERY_ERRORS, refusal
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.flat import FLAT
-from handrail_collector.store.manifest import ManifestReader, Publish, StoreDamagedError, StoredFile, files_of, locate
+from handrail_collector.store.manifest import ManifestReader, PublishRecord, StoreDamagedError, StoredFile, files_of, locate
 from handrail_collector.store.match import MIN_PREFIX, Match, best, match
+from handrail_collector.store.quarantine import ADVICE, QUERY_ERRORS, refusal
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import span_row
+from handrail_collector.store.tables.dataclass_table import FLAT
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class StoreReader:
                 self._connection.close()
                 self._connection = None
 
-    def publishes(self) -> tuple[Publish, ...]:
+    def publishes(self) -> tuple[PublishRecord, ...]:
         """Everything published by now, oldest first."""
         with self._guard:
             return self._manifest.publishes()
@@ -118,7 +118,7 @@ class StoreReader:
             queries.append(sql.find_prefix(any_id, MAX_FOUND))
         return next((found for query in queries if (found := best(self._found(query, every), any_id))), [])
 
-    def _found(self, query: sql.Query, every: Sequence[StoredFile]) -> list[RequestRow]:
+    def _found(self, query: sql.SqlQuery, every: Sequence[StoredFile]) -> list[RequestRow]:
         """The rows at the places that ``query`` finds, in their newest version."""
         places = self._fetch(query, every, lambda stored: (stored["filename"], stored["started_unix_ns"]))
         paths = {path for path, _ in places}
@@ -203,7 +203,7 @@ class StoreReader:
         query = sample_sql.samples(table, wanted, self.columns(files))
         return [wanted.reduced(sample) for sample in SAMPLED[table].decode(self._fetch(query, files, dict))]
 
-    def rows(self, files: Sequence[StoredFile], query: sql.Query) -> list[tuple[Any, ...]]:
+    def rows(self, files: Sequence[StoredFile], query: sql.SqlQuery) -> list[tuple[Any, ...]]:
         """The answer of ``query`` over files of one table; nothing where there are none."""
         return self._fetch(query, files, lambda stored: tuple(stored.values()))
 
@@ -238,7 +238,11 @@ class StoreReader:
         ]
 
     def _fetch(
-        self, query: sql.Query, files: Sequence[StoredFile], made: Callable[[dict[str, Any]], T], newer: Sequence[StoredFile] = ()
+        self,
+        query: sql.SqlQuery,
+        files: Sequence[StoredFile],
+        made: Callable[[dict[str, Any]], T],
+        newer: Sequence[StoredFile] = (),
     ) -> list[T]:
         """The answer, row by row; nothing where there are no files to read."""
         if not files or ("{newer}" in query.text and not newer):

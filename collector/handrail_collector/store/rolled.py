@@ -14,10 +14,11 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from handrail_collector.store import cells, files_query
-from handrail_collector.store.damaged import READ_ERRORS, read_checked
-from handrail_collector.store.files_query import Files
+from handrail_collector.store import files_query
+from handrail_collector.store.files_query import ParquetFiles
 from handrail_collector.store.manifest import StoredFile
+from handrail_collector.store.quarantine import READ_ERRORS, read_checked
+from handrail_collector.store.queries import aggregates
 from handrail_collector.store.read import StoreReader, newer_files
 from handrail_collector.store.rolling import covered, split
 from handrail_collector.store.schema import Table
@@ -73,15 +74,15 @@ def _replaced(
         return set()
     loose = [file for file in requests if file.path not in has_rollup]
     _bind(reader, cursor, "newer", loose)
-    later = files_query.answer(cursor, cells.later_versions(base))
+    later = files_query.answer(cursor, aggregates.later_versions(base))
     if not later.num_rows:
         return set()
     cursor.register("later", later)
     _bind(reader, cursor, "requests", those)
-    names = set(files_query.answer(cursor, cells.holding_earlier())["filename"].to_pylist())
+    names = set(files_query.answer(cursor, aggregates.holding_earlier())["filename"].to_pylist())
     return {file.path for file, path in zip(those, reader.paths(those), strict=True) if str(path) in names}
 
 
 def _bind(reader: StoreReader, cursor: duckdb.DuckDBPyConnection, name: str, files: Sequence[StoredFile]) -> None:
     alike = len({file.columns_crc for file in files}) <= 1
-    files_query.bind(cursor, {name: Files(reader.paths(files), alike=alike, named=True)})
+    files_query.bind(cursor, {name: ParquetFiles(reader.paths(files), alike=alike, named=True)})

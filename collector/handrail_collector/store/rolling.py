@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from handrail_collector.store.compact import Ranged, closed
-from handrail_collector.store.folders import hour_of
-from handrail_collector.store.manifest import Publish, StoredFile
+from handrail_collector.store.compaction import Ranged, closed
+from handrail_collector.store.layout import hour_of
+from handrail_collector.store.manifest import PublishRecord, StoredFile
 from handrail_collector.store.schema import Table
 
 
@@ -19,7 +19,7 @@ class Due:
     stale: tuple[str, ...]
 
 
-def due(publishes: Iterable[Publish], shard: int, now_unix_ns: int, closed_after_ns: int) -> Due:
+def due(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed_after_ns: int) -> Due:
     """What is to be made now: the rollups of hours that are over (``compact.closed``)."""
     listed = [(p.first_offset, p.end_offset, file) for p in publishes if p.shard == shard for file in p.files]
     requests = {file.path for _, _, file in listed if file.table is Table.REQUESTS}

@@ -10,18 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from handrail.sketch import GapSketch
-from handrail_collector.store import cells, files_query
-from handrail_collector.store.cells import Measure, Scoped
-from handrail_collector.store.folders import HOUR_NS
+from handrail.metrics.exponential_histogram import GapSketch
+from handrail_collector.store import files_query
 from handrail_collector.store.gap_counts import GapCounts
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.queries import aggregates
+from handrail_collector.store.queries.aggregates import Measure, PeriodQuery
 from handrail_collector.store.schema import ROLLUP_COLUMNS
 
 Key = tuple[str, str | None]
 """Scope and model of a sketch."""
 
 
-COLUMNS = cells.READ
+COLUMNS = aggregates.READ
 """Columns of ``requests`` that a rollup is made of; a file may be too old to have them all."""
 
 
@@ -30,12 +31,12 @@ def roll_up(requests: pa.Table, hour: int, threads: int = 1) -> pa.Table:
     with duckdb.connect(":memory:", config={"threads": threads, "autoinstall_known_extensions": False}) as connection:
         for name in ("touched", "newer"):
             connection.register(name, requests)
-        table = cells.placed(cells.wanted(Scoped(), {"touched": frozenset(requests.column_names)}, newer_than=0))
+        table = aggregates.placed(aggregates.wanted(PeriodQuery(), {"touched": frozenset(requests.column_names)}, newer_than=0))
         parts = [
-            _completed(files_query.answer(connection, cells.cells(table, measure)), measure, hour)
+            _completed(files_query.answer(connection, aggregates.cells(table, measure)), measure, hour)
             for measure in (Measure.TTFT, Measure.GAP)
         ]
-        merged = merge_sketches(files_query.answer(connection, cells.sketches(table)))
+        merged = merge_sketches(files_query.answer(connection, aggregates.sketches(table)))
     # With nothing in it there is one empty sketch: a file that withdraws rows and has no other is covered too.
     parts.append(_completed(_sketch_rows(merged or {("", None): GapSketch()}), Measure.SKETCH, hour))
     return pa.concat_tables(parts).combine_chunks()

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from handrail_collector.store import compact
-from handrail_collector.store.damaged import READ_ERRORS, DamagedFiles, Stamp, checked, of_machine, stamp_of
-from handrail_collector.store.folders import hour_of
+from handrail_collector.store import compaction
+from handrail_collector.store.layout import hour_of
 from handrail_collector.store.manifest import StoredFile
-from handrail_collector.store.parts import Part
-from handrail_collector.store.publish import Publisher
-from handrail_collector.store.replaced import ReplacedRows, near
+from handrail_collector.store.partitions import PartitionFile
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.quarantine import READ_ERRORS, DamagedFiles, Stamp, checked, of_machine, stamp_of
 from handrail_collector.store.rolling import covered, due
 from handrail_collector.store.schema import ROLLUP_COLUMNS, Table
+from handrail_collector.store.superseded import ReplacedRows, near
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class RollupStats:
 class Rollups:
     """In the one thread that folds and retires."""
 
-    def __init__(self, publisher: Publisher, damaged: DamagedFiles) -> None:
+    def __init__(self, publisher: StorePublisher, damaged: DamagedFiles) -> None:
         self.stats = RollupStats()
         self._publisher = publisher
         self._damaged = damaged
@@ -96,7 +96,7 @@ class Rollups:
         if rows is None:
             return
         hour = hour_of(file.path)
-        part = Part(Table.ROLLUPS, hour, roll_up(rows, hour), ROLLUP_COLUMNS, file.written_unix_ns, file.path)
+        part = PartitionFile(Table.ROLLUPS, hour, roll_up(rows, hour), ROLLUP_COLUMNS, file.written_unix_ns, file.path)
         self._publisher.replace((), part, first_offset, end_offset)
         self.stats.made += 1
         self.stats.made_ns += time.monotonic_ns() - began
@@ -106,7 +106,7 @@ class Rollups:
         requests = self._files(Table.REQUESTS)
         if file not in requests:
             return False
-        keys = self._damaged.read(file, compact.KEYS)
+        keys = self._damaged.read(file, compaction.KEYS)
         if keys is None:
             return False
         others = near([other for other in requests if other is not file and other != file], [file])
@@ -116,7 +116,7 @@ class Rollups:
         if dropped := self._replaced.drop(file, found) if found else 0:
             self.stats.rows_replaced += dropped
             return False
-        if own := compact.superseding(keys):
+        if own := compaction.superseding(keys):
             rolled = covered(self._files(Table.ROLLUPS))
             for other in others:
                 if other.path in rolled:
@@ -129,12 +129,12 @@ class Rollups:
         found = [keys[:0]]
         for other in others:
             if other.max_version > 1:
-                theirs = self._damaged.read(other, compact.KEYS)
+                theirs = self._damaged.read(other, compaction.KEYS)
                 if theirs is None:
                     return None
                 theirs = theirs.filter(pc.greater(theirs["version"], 1))
                 found.append(theirs.filter(pc.is_in(theirs["request_id"], value_set=own)))
-        return compact.superseding(pa.concat_tables(found))
+        return compaction.superseding(pa.concat_tables(found))
 
     def _drop(self, other: StoredFile, own: dict[bytes, dict[bytes, int]], rollup: StoredFile) -> None:
         self.stats.rows_replaced += self._replaced.drop(other, own)

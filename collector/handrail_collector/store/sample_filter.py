@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
-from handrail.hardware import DeviceSample, DeviceValue
 from handrail.records import EngineSample
+from handrail.records.devices import DeviceSample, DeviceValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

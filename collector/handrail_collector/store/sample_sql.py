@@ -8,13 +8,13 @@ from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
 from handrail_collector.store.series import SERIES_COLUMNS, is_series, name_of
-from handrail_collector.store.sql import Parameter, Query
+from handrail_collector.store.sql import Parameter, SqlQuery
 
-KNOWN = Query("SELECT * FROM {table} LIMIT 0", {})
+KNOWN = SqlQuery("SELECT * FROM {table} LIMIT 0", {})
 """Its columns are those of the files."""
 
 
-def samples(table: Table, wanted: SampleFilter, known: Collection[str]) -> Query:
+def samples(table: Table, wanted: SampleFilter, known: Collection[str]) -> SqlQuery:
     """Rows that fit, those told twice once; ``known``: the columns of the files."""
     kind = SAMPLED[table]
     parameters: dict[str, Parameter] = {"since": wanted.since_unix_ns, "until": wanted.until_unix_ns}
@@ -27,12 +27,12 @@ def samples(table: Table, wanted: SampleFilter, known: Collection[str]) -> Query
     once = f"QUALIFY row_number() OVER (PARTITION BY {_listed((*kind.by, 'at_unix_ns'))}) = 1"
     read = f"SELECT {_listed([*own, *series])} FROM {{table}} WHERE {where} {once}"
     if not wanted.every_ns:
-        return Query(read, parameters)
+        return SqlQuery(read, parameters)
     parameters["every"] = wanted.every_ns
     grouped = [name for name in own if name not in ("at_unix_ns", "took_ns", "more")]
     figures = ["max(at_unix_ns) AS at_unix_ns", "max(took_ns) AS took_ns"]
     figures += [f"{'max' if name.startswith('c.') else 'avg'}({_quoted(name)}) AS {_quoted(name)}" for name in series]
-    return Query(
+    return SqlQuery(
         f"SELECT {', '.join([*map(_quoted, grouped), *figures])} FROM ({read})"
         f" GROUP BY {_listed(grouped)}, (at_unix_ns - $since) // $every",
         parameters,

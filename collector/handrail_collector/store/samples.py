@@ -13,40 +13,40 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from handrail.families.schema import QUANTITIES
-from handrail.hardware import Device, DeviceKind, DeviceRun, DeviceSample, Series
 from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, Role, Source
-from handrail_collector.store.schema import Column, Encoding, Table, column_array
+from handrail.records.devices import Device, DeviceKind, DeviceRun, DeviceSample, Series
+from handrail.records.quantities import QUANTITIES
+from handrail_collector.store.schema import Encoding, StoreColumn, Table, column_array
 from handrail_collector.store.series import SERIES_COLUMNS, is_series, series_table, series_values
 
 _TEXT, _INT = pa.string(), pa.int64()
 _D, _B = Encoding.DICTIONARY, Encoding.DELTA
 
 _PROCESS_COLUMNS: Final = tuple(
-    Column(name, _TEXT, _D) for name in ("role", "instance", "host", "service", "sender", "host_name")
+    StoreColumn(name, _TEXT, _D) for name in ("role", "instance", "host", "service", "sender", "host_name")
 )
 _DEVICE_COLUMNS: Final = (
-    Column("at_unix_ns", _INT, _B),
-    Column("took_ns", _INT, _B),
+    StoreColumn("at_unix_ns", _INT, _B),
+    StoreColumn("took_ns", _INT, _B),
     *_PROCESS_COLUMNS,
-    Column("source", _TEXT, _D),
-    Column("kind", _TEXT, _D),
-    Column("device", _TEXT, _D),
-    Column("index", _INT, _D),
-    Column("product", _TEXT, _D),
-    Column("pci", _TEXT, _D),
-    Column("line_rate_bytes", _INT, _D),
-    Column("parent", _TEXT, _D),
-    Column("engine", _TEXT, _D),
+    StoreColumn("source", _TEXT, _D),
+    StoreColumn("kind", _TEXT, _D),
+    StoreColumn("device", _TEXT, _D),
+    StoreColumn("index", _INT, _D),
+    StoreColumn("product", _TEXT, _D),
+    StoreColumn("pci", _TEXT, _D),
+    StoreColumn("line_rate_bytes", _INT, _D),
+    StoreColumn("parent", _TEXT, _D),
+    StoreColumn("engine", _TEXT, _D),
 )
 _ENGINE_COLUMNS: Final = (
-    Column("at_unix_ns", _INT, _B),
+    StoreColumn("at_unix_ns", _INT, _B),
     *_PROCESS_COLUMNS,
-    Column("source", _TEXT, _D),
-    Column("engine", _TEXT, _D),  # the engine's own label, '' where it has none
-    Column("model", _TEXT, _D),
-    Column("histograms", _TEXT, Encoding.LENGTHS),  # JSON: [[name, label, start, count, sum, [counts]], ...]
-    Column("bounds", _TEXT, _D),  # JSON: [[bound, ...], ...], of each of these
+    StoreColumn("source", _TEXT, _D),
+    StoreColumn("engine", _TEXT, _D),  # the engine's own label, '' where it has none
+    StoreColumn("model", _TEXT, _D),
+    StoreColumn("histograms", _TEXT, Encoding.LENGTHS),  # JSON: [[name, label, start, count, sum, [counts]], ...]
+    StoreColumn("bounds", _TEXT, _D),  # JSON: [[bound, ...], ...], of each of these
 )
 _ORDER: Final = {quantity.name: place for place, quantity in enumerate(QUANTITIES)}
 
@@ -63,7 +63,7 @@ class Sampled:
     """
 
     table: Table
-    own: tuple[Column, ...]
+    own: tuple[StoreColumn, ...]
     by: tuple[str, ...]
     blocks_of: Callable[[Any], Iterator[Block]]
     samples_of: Callable[[Sequence[Mapping[str, Any]]], list[Any]]
@@ -77,7 +77,7 @@ class Sampled:
         values["at_unix_ns"] = [at for _, times, _, _ in blocks for at in times]
         values["took_ns"] = [took for _, _, all_took, _ in blocks for took in all_took]
         for place, column in enumerate(self._shared):
-            values[column.name] = [told for own, times, _, _ in blocks for told in (own[place],) * len(times)]
+            values[column.name] = [answer for own, times, _, _ in blocks for answer in (own[place],) * len(times)]
         columns = (*self.own, *SERIES_COLUMNS, *series)
         arrays = [column_array(values[column.name], column.type) for column in columns]
         return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
@@ -90,7 +90,7 @@ class Sampled:
             raise ValueError(f"{self.table.value}: no row of it: {error!r}") from error
         return sorted(found, key=lambda sample: (sample.at_unix_ns, sample.process.host, sample.process.instance))
 
-    def columns_of(self, table: pa.Table) -> tuple[Column, ...]:
+    def columns_of(self, table: pa.Table) -> tuple[StoreColumn, ...]:
         """The columns of a table that ``encode`` made, in its order; of files put together those that they should have.
 
         Raises ``ValueError`` for a column that is none of samples.
@@ -105,20 +105,20 @@ class Sampled:
         return table.sort_by([*((name, "ascending") for name in self.by), (self.time, "ascending")])
 
     @property
-    def _shared(self) -> tuple[Column, ...]:
+    def _shared(self) -> tuple[StoreColumn, ...]:
         return tuple(column for column in self.own if column.name not in ("at_unix_ns", "took_ns"))
 
     def _place(self, block: Block) -> tuple[Any, ...]:
         """As ``ordered`` has it."""
         own, times, _, _ = block
-        named = {column.name: told for column, told in zip(self._shared, own, strict=True)}
+        named = {column.name: answer for column, answer in zip(self._shared, own, strict=True)}
         return *(named[name] for name in self.by), times[0]
 
 
-def _series_column(field: pa.Field) -> Column:
+def _series_column(field: pa.Field) -> StoreColumn:
     if not is_series(field.name):
         raise ValueError(f"{field.name}: no column of samples")
-    return Column(field.name, field.type, _B if pa.types.is_integer(field.type) else _D)
+    return StoreColumn(field.name, field.type, _B if pa.types.is_integer(field.type) else _D)
 
 
 # --- devices --------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _series_column(field: pa.Field) -> Column:
 def _run_blocks(run: DeviceRun) -> Iterator[Block]:
     device = run.device
     own = (
-        *_told(run.process),
+        *_newest_samples(run.process),
         run.source.value,
         device.kind.value,
         device.key,
@@ -177,14 +177,14 @@ def _engine_blocks(sample: EngineSample) -> Iterator[Block]:
     for histogram in sample.histograms:
         histograms.setdefault(histogram.engine, []).append(histogram)
     for engine in sorted({*values, *histograms}):
-        told = histograms.get(engine, ())
+        report = histograms.get(engine, ())
         own = (
-            *_told(sample.process),
+            *_newest_samples(sample.process),
             sample.source.value,
             engine,
             sample.model,
-            json.dumps([[h.name, h.label, h.start_unix_ns, h.count, h.total, h.counts] for h in told]) if told else None,
-            json.dumps([h.bounds for h in told]) if told else None,
+            json.dumps([[h.name, h.label, h.start_unix_ns, h.count, h.total, h.counts] for h in report]) if report else None,
+            json.dumps([h.bounds for h in report]) if report else None,
         )
         yield own, (sample.at_unix_ns,), (), values.get(engine, ())
 
@@ -215,7 +215,7 @@ def _engine_values(row: Mapping[str, Any]) -> list[EngineValue]:
 
 
 def _histograms(row: Mapping[str, Any]) -> list[EngineHistogram]:
-    told = zip(json.loads(row["histograms"] or "[]"), json.loads(row["bounds"] or "[]"), strict=True)
+    report = zip(json.loads(row["histograms"] or "[]"), json.loads(row["bounds"] or "[]"), strict=True)
     return [
         EngineHistogram(
             name=name,
@@ -227,7 +227,7 @@ def _histograms(row: Mapping[str, Any]) -> list[EngineHistogram]:
             label=label,
             start_unix_ns=start,
         )
-        for (name, label, start, count, total, counts), bounds in told
+        for (name, label, start, count, total, counts), bounds in report
     ]
 
 
@@ -238,17 +238,17 @@ def _in_schema(each: EngineValue | EngineHistogram) -> tuple[int, str, str, str]
 # --- both -----------------------------------------------------------------------------------------------------------------
 
 
-def _told(process: Process) -> tuple[str, ...]:
+def _newest_samples(process: Process) -> tuple[str, ...]:
     return process.role.value, process.instance, process.host, process.service, process.sender, process.host_name
 
 
 def _process(row: Mapping[str, Any], known: dict[tuple[Any, ...], Process]) -> Process:
-    told = tuple(row[column.name] for column in _PROCESS_COLUMNS)
-    found = known.get(told)
+    reports = tuple(row[column.name] for column in _PROCESS_COLUMNS)
+    found = known.get(reports)
     if found is None:
-        role, instance, host, service, sender, host_name = told
+        role, instance, host, service, sender, host_name = reports
         found = Process(role=Role(role), instance=instance, host=host, service=service, sender=sender, host_name=host_name)
-        known[told] = found
+        known[reports] = found
     return found
 
 

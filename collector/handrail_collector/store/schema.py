@@ -58,7 +58,7 @@ class Encoding(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StoreColumn:
     """One column: name, arrow type, encoding."""
 
     name: str
@@ -82,109 +82,109 @@ UNATTRIBUTED_PREFILL = "unattributed_prefill_ns"
 UNATTRIBUTED_DECODE = "unattributed_decode_ns"
 """Columns of ``requests``: how much of ``phase_unattributed_ns`` lies inside P and inside D; the rest lies between them."""
 
-REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column("started_unix_ns", _INT, _B),
-    Column("trace_id", ID_16, _P),
-    Column("request_id", ID_8, _P),
-    Column("version", _SMALL, _D),
-    Column("scope", _TEXT, _D),
-    Column("other_trace_ids", _BYTES, _L),  # 16 bytes each
-    Column("client_request_id", _TEXT, _L),
-    Column("request_key", _TEXT, _L),  # '=': equal to client_request_id (see request_columns.py)
-    Column("response_id", _TEXT, _L),  # '=' stands for request_key (see request_columns.py)
-    Column("model", _TEXT, _D),
-    Column("operation", _TEXT, _D),
-    Column("path", _TEXT, _D),
-    Column("stream", _BOOL, _P),
-    Column("ttfb_ns", _INT, _B),
-    Column("ttft_token_ns", _INT, _B),
-    Column("ttft_text_ns", _INT, _B),
-    Column("duration_ns", _INT, _B),
-    Column("outcome", _TEXT, _D),
-    Column("error_type", _TEXT, _D),
-    Column("status", _SMALL, _D),
-    Column("prompt_tokens", _INT, _D),
-    Column("output_tokens", _INT, _D),
-    Column("cached_tokens", _INT, _D),
-    Column("edge_instance", _TEXT, _D),
-    Column("router_instance", _TEXT, _D),
-    Column("prefill_instance", _TEXT, _D),
-    Column("decode_instance", _TEXT, _D),
-    Column("prefill_host", _TEXT, _D),
-    Column("decode_host", _TEXT, _D),
-    Column("prefill_attempts", _SMALL, _D),
-    Column("kv_outcome", _TEXT, _D),
-    Column("kv_reason", _TEXT, _D),
-    Column("kv_evidence", pa.list_(_TEXT), _D),
-    Column("kv_bytes", _INT, _D),
-    Column("kv_lost_ns", _INT, _B),
-    Column("kv_returned_tokens", _INT, _D),
-    Column("prefill_paused_ns", _INT, _D),
-    Column("decode_paused_ns", _INT, _D),
-    Column("gap_unit", _TEXT, _D),
-    Column("gap_count", _INT, _D),
-    Column("gap_max_ns", _INT, _B),
-    Column("gap_p50_ns", _INT, _D),
-    Column("gap_p99_ns", _INT, _D),
-    Column("gap_sketch", _BYTES, _L),
-    Column("phase_of", _TEXT, _D),
-    *(Column(phase_column(phase.value), _INT, _B) for phase in Phase),
-    Column(UNATTRIBUTED_PREFILL, _INT, _B),
-    Column(UNATTRIBUTED_DECODE, _INT, _B),
-    Column("phase_shape", _TEXT, _D),  # JSON: [[phase, process, source, [may_be]], ...] in the row's order
-    Column("phase_rest", _BYTES, _L),  # varints: bounds, and durations of phases named twice
-    Column("evidence_shape", _TEXT, _D),  # JSON: [[index of span id, ...], [[evidence, how, index], ...]]
-    Column("evidence_ids", _BYTES, _L),  # 8 bytes each; index 0 is request_id itself and not repeated here
-    Column("findings", pa.list_(_TEXT), _D),
-    Column("hints", pa.list_(_TEXT), _D),
-    Column("complete", _BOOL, _P),
-    Column("first_offset", _INT, _B),
-    Column("last_offset", _INT, _B),
+REQUEST_COLUMNS: tuple[StoreColumn, ...] = (
+    StoreColumn("started_unix_ns", _INT, _B),
+    StoreColumn("trace_id", ID_16, _P),
+    StoreColumn("request_id", ID_8, _P),
+    StoreColumn("version", _SMALL, _D),
+    StoreColumn("scope", _TEXT, _D),
+    StoreColumn("other_trace_ids", _BYTES, _L),  # 16 bytes each
+    StoreColumn("client_request_id", _TEXT, _L),
+    StoreColumn("request_key", _TEXT, _L),  # '=': equal to client_request_id (see request_columns.py)
+    StoreColumn("response_id", _TEXT, _L),  # '=' stands for request_key (see request_columns.py)
+    StoreColumn("model", _TEXT, _D),
+    StoreColumn("operation", _TEXT, _D),
+    StoreColumn("path", _TEXT, _D),
+    StoreColumn("stream", _BOOL, _P),
+    StoreColumn("ttfb_ns", _INT, _B),
+    StoreColumn("ttft_token_ns", _INT, _B),
+    StoreColumn("ttft_text_ns", _INT, _B),
+    StoreColumn("duration_ns", _INT, _B),
+    StoreColumn("outcome", _TEXT, _D),
+    StoreColumn("error_type", _TEXT, _D),
+    StoreColumn("status", _SMALL, _D),
+    StoreColumn("prompt_tokens", _INT, _D),
+    StoreColumn("output_tokens", _INT, _D),
+    StoreColumn("cached_tokens", _INT, _D),
+    StoreColumn("edge_instance", _TEXT, _D),
+    StoreColumn("router_instance", _TEXT, _D),
+    StoreColumn("prefill_instance", _TEXT, _D),
+    StoreColumn("decode_instance", _TEXT, _D),
+    StoreColumn("prefill_host", _TEXT, _D),
+    StoreColumn("decode_host", _TEXT, _D),
+    StoreColumn("prefill_attempts", _SMALL, _D),
+    StoreColumn("kv_outcome", _TEXT, _D),
+    StoreColumn("kv_reason", _TEXT, _D),
+    StoreColumn("kv_evidence", pa.list_(_TEXT), _D),
+    StoreColumn("kv_bytes", _INT, _D),
+    StoreColumn("kv_lost_ns", _INT, _B),
+    StoreColumn("kv_returned_tokens", _INT, _D),
+    StoreColumn("prefill_paused_ns", _INT, _D),
+    StoreColumn("decode_paused_ns", _INT, _D),
+    StoreColumn("gap_unit", _TEXT, _D),
+    StoreColumn("gap_count", _INT, _D),
+    StoreColumn("gap_max_ns", _INT, _B),
+    StoreColumn("gap_p50_ns", _INT, _D),
+    StoreColumn("gap_p99_ns", _INT, _D),
+    StoreColumn("gap_sketch", _BYTES, _L),
+    StoreColumn("phase_of", _TEXT, _D),
+    *(StoreColumn(phase_column(phase.value), _INT, _B) for phase in Phase),
+    StoreColumn(UNATTRIBUTED_PREFILL, _INT, _B),
+    StoreColumn(UNATTRIBUTED_DECODE, _INT, _B),
+    StoreColumn("phase_shape", _TEXT, _D),  # JSON: [[phase, process, source, [may_be]], ...] in the row's order
+    StoreColumn("phase_rest", _BYTES, _L),  # varints: bounds, and durations of phases named twice
+    StoreColumn("evidence_shape", _TEXT, _D),  # JSON: [[index of span id, ...], [[evidence, how, index], ...]]
+    StoreColumn("evidence_ids", _BYTES, _L),  # 8 bytes each; index 0 is request_id itself and not repeated here
+    StoreColumn("findings", pa.list_(_TEXT), _D),
+    StoreColumn("hints", pa.list_(_TEXT), _D),
+    StoreColumn("complete", _BOOL, _P),
+    StoreColumn("first_offset", _INT, _B),
+    StoreColumn("last_offset", _INT, _B),
 )
 
-SPAN_COLUMNS: tuple[Column, ...] = (
-    Column("offset", _INT, _B),
-    Column("trace_id", ID_16, _D),
-    Column("span_id", ID_8, _P),
-    Column("parent_span_id", ID_8, _D),
-    Column("name", _TEXT, _D),
-    Column("kind", _SMALL, _D),
-    Column("start_unix_ns", _INT, _B),
-    Column("duration_ns", _INT, _B),
-    Column("status", _SMALL, _D),
-    Column("status_message", _TEXT, _D),
-    Column("flags", pa.int64(), _D),
-    Column("trace_state", _TEXT, _D),
-    Column("role", _TEXT, _D),
-    Column("instance", _TEXT, _D),
-    Column("service", _TEXT, _D),
-    Column("scope", _TEXT, _D),
-    Column("resource", _TEXT, _D),  # JSON
-    Column("events", _TEXT, _D),  # JSON
-    Column("links", _TEXT, _D),  # JSON
-    Column("raw_bytes", _SMALL, _D),
-    Column("repeats", _SMALL, _D),  # bits: attributes left out because they repeat others (span_columns.REPEATS)
-    Column("attributes_more", _TEXT, _D),  # JSON: the attributes without a column of their own
+SPAN_COLUMNS: tuple[StoreColumn, ...] = (
+    StoreColumn("offset", _INT, _B),
+    StoreColumn("trace_id", ID_16, _D),
+    StoreColumn("span_id", ID_8, _P),
+    StoreColumn("parent_span_id", ID_8, _D),
+    StoreColumn("name", _TEXT, _D),
+    StoreColumn("kind", _SMALL, _D),
+    StoreColumn("start_unix_ns", _INT, _B),
+    StoreColumn("duration_ns", _INT, _B),
+    StoreColumn("status", _SMALL, _D),
+    StoreColumn("status_message", _TEXT, _D),
+    StoreColumn("flags", pa.int64(), _D),
+    StoreColumn("trace_state", _TEXT, _D),
+    StoreColumn("role", _TEXT, _D),
+    StoreColumn("instance", _TEXT, _D),
+    StoreColumn("service", _TEXT, _D),
+    StoreColumn("scope", _TEXT, _D),
+    StoreColumn("resource", _TEXT, _D),  # JSON
+    StoreColumn("events", _TEXT, _D),  # JSON
+    StoreColumn("links", _TEXT, _D),  # JSON
+    StoreColumn("raw_bytes", _SMALL, _D),
+    StoreColumn("repeats", _SMALL, _D),  # bits: attributes left out because they repeat others (span_columns.REPEATS)
+    StoreColumn("attributes_more", _TEXT, _D),  # JSON: the attributes without a column of their own
 )
 
-ROLLUP_COLUMNS: tuple[Column, ...] = (
-    Column("hour_unix_ns", _INT, _D),
-    Column("measure", _TEXT, _D),  # a value of rollup.Measure
-    Column("scope", _TEXT, _D),
-    Column("model", _TEXT, _D),
-    Column("prefill_host", _TEXT, _D),
-    Column("decode_host", _TEXT, _D),
-    Column("outcome", _TEXT, _D),
-    Column("kv_outcome", _TEXT, _D),
-    Column("bin", _SMALL, _D),  # of the time measured
-    Column("requests", _INT, _D),
-    Column("timed", _INT, _D),  # with such a time
-    Column("complete", _INT, _D),
-    Column("value_sum_ns", _INT, _B),
-    *(Column(phase_column(phase.value), _INT, _B) for phase in Phase),
-    Column(UNATTRIBUTED_PREFILL, _INT, _B),
-    Column(UNATTRIBUTED_DECODE, _INT, _B),
-    Column("gap_sketch", _BYTES, _L),
+ROLLUP_COLUMNS: tuple[StoreColumn, ...] = (
+    StoreColumn("hour_unix_ns", _INT, _D),
+    StoreColumn("measure", _TEXT, _D),  # a value of rollup.Measure
+    StoreColumn("scope", _TEXT, _D),
+    StoreColumn("model", _TEXT, _D),
+    StoreColumn("prefill_host", _TEXT, _D),
+    StoreColumn("decode_host", _TEXT, _D),
+    StoreColumn("outcome", _TEXT, _D),
+    StoreColumn("kv_outcome", _TEXT, _D),
+    StoreColumn("bin", _SMALL, _D),  # of the time measured
+    StoreColumn("requests", _INT, _D),
+    StoreColumn("timed", _INT, _D),  # with such a time
+    StoreColumn("complete", _INT, _D),
+    StoreColumn("value_sum_ns", _INT, _B),
+    *(StoreColumn(phase_column(phase.value), _INT, _B) for phase in Phase),
+    StoreColumn(UNATTRIBUTED_PREFILL, _INT, _B),
+    StoreColumn(UNATTRIBUTED_DECODE, _INT, _B),
+    StoreColumn("gap_sketch", _BYTES, _L),
 )
 """Requests counted by place, outcome and time, see ``rollup.py``; sums over the requests of a row."""
 
@@ -199,13 +199,13 @@ ATTRIBUTE_TYPES: dict[str, tuple[pa.DataType, Encoding]] = {
 """Letter of an attribute column's type: the column of attribute KEY with integer values is ``a.i.KEY``."""
 
 
-def attribute_column(letter: str, key: str) -> Column:
+def attribute_column(letter: str, key: str) -> StoreColumn:
     """The column of one span attribute."""
     kind, encoding = ATTRIBUTE_TYPES[letter]
-    return Column(f"a.{letter}.{key}", kind, encoding)
+    return StoreColumn(f"a.{letter}.{key}", kind, encoding)
 
 
-def encode(table: pa.Table, name: Table, columns: tuple[Column, ...]) -> bytes:
+def encode(table: pa.Table, name: Table, columns: tuple[StoreColumn, ...]) -> bytes:
     """The Parquet file of ``table``, whose columns are ``columns`` in order."""
     chosen = {_leaf(column): _encoding(column, table[column.name]) for column in columns}
     sink = pa.BufferOutputStream()
@@ -244,11 +244,11 @@ def _bloom(values: pa.ChunkedArray) -> dict[str, float]:
     return {"ndv": max(1, min(ROW_GROUP_ROWS, pc.count_distinct(values).as_py())), "fpp": 0.01}
 
 
-def _leaf(column: Column) -> str:
+def _leaf(column: StoreColumn) -> str:
     return f"{column.name}.list.element" if pa.types.is_list(column.type) else column.name
 
 
-def _encoding(column: Column, values: pa.ChunkedArray) -> Encoding:
+def _encoding(column: StoreColumn, values: pa.ChunkedArray) -> Encoding:
     """The column's encoding; a dictionary of mostly different texts or fractions would cost more than these."""
     words = pa.types.is_string(column.type) or pa.types.is_fixed_size_binary(column.type)
     fractions = pa.types.is_floating(column.type)

@@ -16,16 +16,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from handrail.hardware import DeviceValue, Series
-from handrail_collector.store.schema import Column, Encoding
+from handrail.records.devices import DeviceValue, Series
+from handrail_collector.store.schema import Encoding, StoreColumn
 
 MAX_SERIES_COLUMNS: Final = 256
 """A peer may send any name; each column costs a reader about 100 bytes of every file's footer."""
 
 SERIES_COLUMNS: Final = (
-    Column("since_unix_ns", pa.int64(), Encoding.DICTIONARY),
-    Column("since_more", pa.string(), Encoding.DICTIONARY),  # JSON: by column, unix ns
-    Column("more", pa.string(), Encoding.DICTIONARY),  # JSON: by column
+    StoreColumn("since_unix_ns", pa.int64(), Encoding.DICTIONARY),
+    StoreColumn("since_more", pa.string(), Encoding.DICTIONARY),  # JSON: by column, unix ns
+    StoreColumn("more", pa.string(), Encoding.DICTIONARY),  # JSON: by column
 )
 """Besides those of the series."""
 
@@ -35,7 +35,7 @@ Block = tuple[int, Sequence[Series]]
 """How many rows, and their values by series."""
 
 
-def series_table(blocks: Sequence[Block]) -> tuple[dict[str, list[Any]], tuple[Column, ...]]:
+def series_table(blocks: Sequence[Block]) -> tuple[dict[str, list[Any]], tuple[StoreColumn, ...]]:
     """Lists by column of the values of all rows, and the columns of the series in the order of their names."""
     named = [(rows, [(_column_of(each), each) for each in series]) for rows, series in blocks]
     counts: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def series_table(blocks: Sequence[Block]) -> tuple[dict[str, list[Any]], tuple[C
         at += rows
     for target in lists.values():
         target.extend([None] * (at - len(target)))
-    columns = tuple(Column(name, *_TYPES[name[2]]) for name in lists)
+    columns = tuple(StoreColumn(name, *_TYPES[name[2]]) for name in lists)
     return {"since_unix_ns": since, "since_more": since_more, "more": more, **lists}, columns
 
 
@@ -74,10 +74,10 @@ def series_values(stored: Mapping[str, Any]) -> list[DeviceValue]:
     others = _loaded(stored.get("since_more"))
     found = []
     for column, value in _valued(stored):
-        told = _series_of(column)
-        if told is None or not isinstance(value, (int, float)):
+        reports = _series_of(column)
+        if reports is None or not isinstance(value, (int, float)):
             raise ValueError(f"{column}: no value of a series")
-        counter, name, label = told
+        counter, name, label = reports
         start = others.get(column, since) if counter else 0
         if not isinstance(start, int):
             raise ValueError(f"{column}: nothing says since when it counts")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from handrail.sketch import MAX_BUCKETS
+from handrail.metrics.exponential_histogram import MAX_BUCKETS
 
 _HEADER: Final = 5  # version, buckets, min, max - min, sum
 _VERSION: Final = 1

@@ -16,7 +16,7 @@ import pyarrow as pa
 from handrail import conventions as names
 from handrail.otlp.values import Attributes, AttributeValue
 from handrail_collector.store import attribute_json
-from handrail_collector.store.schema import SPAN_COLUMNS, Column, attribute_column, column_array
+from handrail_collector.store.schema import SPAN_COLUMNS, StoreColumn, attribute_column, column_array
 from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
 
 MAX_ATTRIBUTE_COLUMNS = 96
@@ -35,7 +35,7 @@ _LETTERS: dict[type, str] = {str: "s", bool: "b", int: "i", float: "d", bytes: "
 Shape = tuple[tuple[str, ...], tuple[type, ...]]
 
 
-def spans_table(rows: Sequence[SpanRow]) -> tuple[pa.Table, tuple[Column, ...]]:
+def spans_table(rows: Sequence[SpanRow]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
     """``rows`` by trace, and the columns of the table. Raises ``ValueError`` for ids that are not hex."""
     rows = _by_trace(rows)
     attributes, attribute_columns = _attributes(len(rows), _groups(rows))
@@ -164,7 +164,7 @@ def _attribute_columns(groups: Sequence[_Group]) -> list[tuple[str, str]]:
     return sorted(column for column, _ in counts.most_common(MAX_ATTRIBUTE_COLUMNS))
 
 
-def _attributes(rows: int, groups: Sequence[_Group]) -> tuple[dict[str, list[object]], list[Column]]:
+def _attributes(rows: int, groups: Sequence[_Group]) -> tuple[dict[str, list[object]], list[StoreColumn]]:
     """Values by column, and the columns of attributes among them."""
     chosen = _attribute_columns(groups)
     lists: dict[tuple[str, str], list[object]] = {column: [None] * rows for column in chosen}

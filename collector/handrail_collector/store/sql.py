@@ -47,7 +47,7 @@ _CONDITIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SqlQuery:
     """SQL with ``{table}`` and ``$name`` parameters. ``with_file``: rows need the column ``filename``, the path of their file."""
 
     text: str
@@ -55,16 +55,16 @@ class Query:
     with_file: bool = False
 
 
-def bound(wanted: RequestFilter, rows: int) -> Query:
+def bound(wanted: RequestFilter, rows: int) -> SqlQuery:
     """The figure that is asked for of the last of so many rows, one row; none where fewer fit or it is not known there."""
     where, parameters = _where(wanted)
     column, direction = _ordered_by(wanted)
     known = f"{where} AND {column} IS NOT NULL"
     text = f"SELECT {column} FROM {{table}} WHERE {known} ORDER BY {column} {direction} LIMIT 1 OFFSET $before"
-    return Query(text, parameters | {"before": rows - 1})
+    return SqlQuery(text, parameters | {"before": rows - 1})
 
 
-def requests(wanted: RequestFilter, limit: int, offset: int, bound: int | None = None) -> Query:
+def requests(wanted: RequestFilter, limit: int, offset: int, bound: int | None = None) -> SqlQuery:
     """Whole rows, all versions, in the order of ``RequestFilter.order``.
 
     ``bound``: none of them has a figure beyond it. DuckDB then reads the other columns of few rows: half the time of 10 million.
@@ -76,20 +76,20 @@ def requests(wanted: RequestFilter, limit: int, offset: int, bound: int | None =
         parameters["bound"] = bound
     order = f"{column} {direction} NULLS LAST, started_unix_ns DESC, trace_id, request_id, version DESC"
     text = f"SELECT * FROM {{table}} WHERE {where} ORDER BY {order} LIMIT $row_limit OFFSET $row_offset"
-    return Query(text, parameters | {"row_limit": limit, "row_offset": offset})
+    return SqlQuery(text, parameters | {"row_limit": limit, "row_offset": offset})
 
 
 def _ordered_by(wanted: RequestFilter) -> tuple[str, str]:
     return SORT_FIELDS.get(wanted.sort) or phase_column(wanted.sort), "DESC" if wanted.descending else "ASC"
 
 
-def count(wanted: RequestFilter) -> Query:
+def count(wanted: RequestFilter) -> SqlQuery:
     """How many rows fit, all versions."""
     where, parameters = _where(wanted)
-    return Query(f"SELECT count(*) FROM {{table}} WHERE {where}", parameters)
+    return SqlQuery(f"SELECT count(*) FROM {{table}} WHERE {where}", parameters)
 
 
-def count_superseded(wanted: RequestFilter, base_version: int) -> Query:
+def count_superseded(wanted: RequestFilter, base_version: int) -> SqlQuery:
     """How many of those are not the highest version of their request; ``{newer}``: the files that hold later versions."""
     where, parameters = _where(wanted)
     text = (
@@ -97,19 +97,19 @@ def count_superseded(wanted: RequestFilter, base_version: int) -> Query:
         " WHERE version > $base_version GROUP BY ALL)"
         f" SELECT count(*) FROM {{table}} JOIN newest USING (trace_id, request_id) WHERE version < newest_version AND {where}"
     )
-    return Query(text, parameters | {"base_version": base_version})
+    return SqlQuery(text, parameters | {"base_version": base_version})
 
 
-def newest_versions(request_ids: list[bytes], base_version: int) -> Query:
+def newest_versions(request_ids: list[bytes], base_version: int) -> SqlQuery:
     """trace_id, request_id and highest version of the requests that have one above ``base_version``."""
     text = (
         "SELECT trace_id, request_id, max(version) FROM {table}"
         " WHERE version > $base_version AND list_contains($request_ids::BLOB[], request_id) GROUP BY ALL"
     )
-    return Query(text, {"base_version": base_version, "request_ids": request_ids})
+    return SqlQuery(text, {"base_version": base_version, "request_ids": request_ids})
 
 
-def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> Query:
+def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
     """Where the rows are whose columns hold ``raw`` or one of its ``keys`` as they are stored: filename, started_unix_ns.
 
     One branch a column, so that DuckDB goes by each column's Bloom filters (with OR it goes by none): 0.1 s instead of 1.1 s of
@@ -126,10 +126,10 @@ def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> Query:
             parameters["hex"] = plain
     branches = " UNION ALL ".join(f"SELECT filename, started_unix_ns FROM {{table}} WHERE {each}" for each in conditions)
     text = f"SELECT DISTINCT * FROM ({branches}) ORDER BY started_unix_ns DESC LIMIT $row_limit"
-    return Query(text, parameters | {"row_limit": limit}, with_file=True)
+    return SqlQuery(text, parameters | {"row_limit": limit}, with_file=True)
 
 
-def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:
+def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
     """Where the rows are that have the id ``raw`` or one of its ``keys``: filename, started_unix_ns."""
     parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
     listed = ", ".join(f"${name}" for name in parameters)
@@ -152,7 +152,7 @@ def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> Query:
     return _latest(conditions, parameters, limit)
 
 
-def find_prefix(raw: str, limit: int) -> Query:
+def find_prefix(raw: str, limit: int) -> SqlQuery:
     """Where the rows are with an id that begins with ``raw``: filename, started_unix_ns."""
     conditions = [
         "starts_with(client_request_id, $raw)",
@@ -170,21 +170,21 @@ def find_prefix(raw: str, limit: int) -> Query:
     return _latest(conditions, parameters, limit)
 
 
-def _latest(conditions: list[str], parameters: dict[str, Parameter], limit: int) -> Query:
+def _latest(conditions: list[str], parameters: dict[str, Parameter], limit: int) -> SqlQuery:
     # Only where they are: with OR, DuckDB reads every column of every row that it selects from (0.36 s of CPU against 0.06 s).
     text = (
         f"SELECT filename, started_unix_ns FROM {{table}} WHERE {' OR '.join(conditions)}"
         " ORDER BY started_unix_ns DESC LIMIT $row_limit"
     )
-    return Query(text, parameters | {"row_limit": limit}, with_file=True)
+    return SqlQuery(text, parameters | {"row_limit": limit}, with_file=True)
 
 
-def started(times_unix_ns: list[int]) -> Query:
+def started(times_unix_ns: list[int]) -> SqlQuery:
     """Whole rows that started at these times, all versions, latest first."""
     parameters: dict[str, Parameter] = {f"time_{index}": time for index, time in enumerate(dict.fromkeys(times_unix_ns))}
     listed = ", ".join(f"${name}" for name in parameters)
     text = f"SELECT * FROM {{table}} WHERE started_unix_ns IN ({listed}) ORDER BY started_unix_ns DESC, trace_id, request_id"
-    return Query(text, parameters)
+    return SqlQuery(text, parameters)
 
 
 def _hex(raw: str) -> str | None:
@@ -192,7 +192,7 @@ def _hex(raw: str) -> str | None:
     return plain if _HEX_DIGITS.issuperset(plain) else None
 
 
-def near(raw: str, limit: int) -> Query:
+def near(raw: str, limit: int) -> SqlQuery:
     """The ids most like ``raw``."""
     text = (
         "SELECT id FROM (SELECT id, max(jaro_winkler_similarity(id, $raw)) AS likeness FROM"
@@ -200,16 +200,16 @@ def near(raw: str, limit: int) -> Query:
         f" WHERE scope <> '{MERGED}')"
         " WHERE id IS NOT NULL GROUP BY id) WHERE likeness > 0.7 ORDER BY likeness DESC, id LIMIT $row_limit"
     )
-    return Query(text, {"raw": raw, "row_limit": limit})
+    return SqlQuery(text, {"raw": raw, "row_limit": limit})
 
 
-def spans(trace_ids: list[bytes]) -> Query:
+def spans(trace_ids: list[bytes]) -> SqlQuery:
     """Every span of these traces."""
     text = 'SELECT * FROM {table} WHERE list_contains($trace_ids::BLOB[], trace_id) ORDER BY start_unix_ns, span_id, "offset"'
-    return Query(text, {"trace_ids": trace_ids})
+    return SqlQuery(text, {"trace_ids": trace_ids})
 
 
-def columns(names: Sequence[str], conditions: Mapping[str, Parameter], base_version: int | None) -> Query:
+def columns(names: Sequence[str], conditions: Mapping[str, Parameter], base_version: int | None) -> SqlQuery:
     """Columns of the newest versions of the requests that fit, in no order. ``conditions``: fields of ``RequestFilter`` by name.
 
     ``base_version``: the lowest version of the store where there are {newer} files with later ones; None where there are none.
@@ -217,24 +217,24 @@ def columns(names: Sequence[str], conditions: Mapping[str, Parameter], base_vers
     return _newest(", ".join(f't."{name}"' for name in names), conditions, base_version, "")
 
 
-def scopes(conditions: Mapping[str, Parameter], base_version: int | None) -> Query:
+def scopes(conditions: Mapping[str, Parameter], base_version: int | None) -> SqlQuery:
     """Scope, how many, first and last start of the requests that fit, most first; as for ``columns``."""
     counted = "t.scope, count(*), min(t.started_unix_ns), max(t.started_unix_ns)"
     return _newest(counted, conditions, base_version, " GROUP BY t.scope ORDER BY count(*) DESC, t.scope")
 
 
-def _newest(selected: str, conditions: Mapping[str, Parameter], base_version: int | None, ending: str) -> Query:
+def _newest(selected: str, conditions: Mapping[str, Parameter], base_version: int | None, ending: str) -> SqlQuery:
     parameters = dict(conditions)
     where = " AND ".join([f"scope <> '{MERGED}'", *(_CONDITIONS[name] for name in conditions)])
     if base_version is None:
-        return Query(f"SELECT {selected} FROM {{table}} AS t WHERE {where}{ending}", parameters)
+        return SqlQuery(f"SELECT {selected} FROM {{table}} AS t WHERE {where}{ending}", parameters)
     text = (
         "WITH newest AS (SELECT trace_id, request_id, max(version) AS newest_version FROM {newer}"
         " WHERE version > $base_version GROUP BY ALL)"
         f" SELECT {selected} FROM {{table}} AS t LEFT JOIN newest USING (trace_id, request_id)"
         f" WHERE (newest_version IS NULL OR version >= newest_version) AND {where}{ending}"
     )
-    return Query(text, parameters | {"base_version": base_version})
+    return SqlQuery(text, parameters | {"base_version": base_version})
 
 
 def _where(wanted: RequestFilter) -> tuple[str, dict[str, Parameter]]:

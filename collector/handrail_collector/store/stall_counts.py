@@ -11,10 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from handrail_collector.store.cells import Scoped
-from handrail_collector.store.damaged import QUERY_ERRORS, refusal
 from handrail_collector.store.fetch_sql import NEWEST
 from handrail_collector.store.manifest import files_of
+from handrail_collector.store.quarantine import QUERY_ERRORS, refusal
+from handrail_collector.store.queries.aggregates import PeriodQuery
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 
@@ -60,7 +60,7 @@ FROM apart GROUP BY scope, cause, host ORDER BY scope, stalls DESC, cause, host
 """
 
 
-def stall_counts(reader: StoreReader, of: Scoped, cuts: Mapping[str, int]) -> pa.Table:
+def stall_counts(reader: StoreReader, of: PeriodQuery, cuts: Mapping[str, int]) -> pa.Table:
     """``COLUMNS`` of the stalls that began in the period. ``cuts``: by scope, from which length on a gap is among the longest.
 
     Raises ``StoreDamagedError``.

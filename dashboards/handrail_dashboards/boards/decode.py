@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, bars, series, stat, table
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, PanelQuery, PanelRow, bars, series, stat, table
 from handrail_dashboards.query import (
     client_quantile,
     highest,
@@ -47,7 +47,7 @@ BOARD: Final = Board(
     "Whether streams run smoothly: gaps, stalls and their causes, batch and KV cache, preemptions, and whether P and D are "
     "in balance.",
     (
-        Row(
+        PanelRow(
             "Do streams run smoothly?",
             (
                 stat(
@@ -101,7 +101,7 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Gaps and stalls",
             (
                 series(
@@ -109,7 +109,7 @@ BOARD: Final = Board(
                     "Time between chunks with content, as each gap ends; within 10 %.",
                     "s",
                     *(
-                        Query(
+                        PanelQuery(
                             quantile(share, live("handrail_stream_gap_seconds_bucket"), "role"),
                             f"{{{{role}}}} {word}",
                             exemplars=share > 0.5,
@@ -127,11 +127,13 @@ BOARD: Final = Board(
                     "mean of each whole answer is known, which hides its stalls.",
                     "s",
                     *(
-                        Query(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} ITL {word}")
+                        PanelQuery(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} ITL {word}")
                         for share, word in _SHARES
                     ),
                     *(
-                        Query(quantile(share, live("handrail_tpot_seconds_bucket"), "role"), f"{{{{role}}}} answer's mean {word}")
+                        PanelQuery(
+                            quantile(share, live("handrail_tpot_seconds_bucket"), "role"), f"{{{{role}}}} answer's mean {word}"
+                        )
                         for share, word in _SHARES[:2]
                     ),
                     width=8,
@@ -144,7 +146,7 @@ BOARD: Final = Board(
                     "Stalls a minute by what made them, as the collector names it with evidence; `unknown` where there is "
                     "none. The longest of each stream; some seconds late.",
                     "none",
-                    Query(f"60 * {total(rate(joined_model('handrail_stalls_total')), 'cause')}", "{{cause}}"),
+                    PanelQuery(f"60 * {total(rate(joined_model('handrail_stalls_total')), 'cause')}", "{{cause}}"),
                     width=8,
                     stacked=True,
                     low=0,
@@ -156,7 +158,7 @@ BOARD: Final = Board(
                     "The sidecars with the highest p99 of gaps at this moment: one slow engine among many does not "
                     "show in the pool's.",
                     "s",
-                    Query(
+                    PanelQuery(
                         highest(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "role", "instance")),
                         "{{role}} {{instance}}",
                     ),
@@ -168,7 +170,7 @@ BOARD: Final = Board(
                     "Stalls of this time range, by cause",
                     "How many stalls each cause made. `handrail explain` says how much more often than by chance.",
                     "none",
-                    Query(total(increase(joined_model("handrail_stalls_total")), "cause"), "{{cause}}"),
+                    PanelQuery(total(increase(joined_model("handrail_stalls_total")), "cause"), "{{cause}}"),
                     width=6,
                     decimals=0,
                     steps=((0, GREEN), (0.5, ORANGE)),
@@ -177,22 +179,26 @@ BOARD: Final = Board(
                     "Models",
                     "Each model's gaps, and the mean time per token of its answers, at each role; longest gaps first.",
                     {"model_name": "Model", "role": "Role"},
-                    Query(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"),
-                    Query(quantile(0.99, live("handrail_tpot_seconds_bucket"), "model_name", "role"), "Per token p99", unit="s"),
+                    PanelQuery(
+                        quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"
+                    ),
+                    PanelQuery(
+                        quantile(0.99, live("handrail_tpot_seconds_bucket"), "model_name", "role"), "Per token p99", unit="s"
+                    ),
                     width=8,
                     sort="-Gap p99",
                     no_value=_NO_STREAM,
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "What the engines hold",
             (
                 series(
                     "Batch: requests being computed",
                     "Requests in the running batch, the engines with most.",
                     "none",
-                    Query(highest(_engines("requests_running")), f"{{{{role}}}} {_ENGINE}"),
+                    PanelQuery(highest(_engines("requests_running")), f"{{{{role}}}} {_ENGINE}"),
                     width=8,
                     low=0,
                     no_value=_NO_PAGE,
@@ -201,7 +207,7 @@ BOARD: Final = Board(
                     "KV cache in use",
                     "The fullest engines. Above 95 % the next request waits or another is preempted.",
                     "percentunit",
-                    Query(highest(_engines("kv_cache_usage_ratio")), f"{{{{role}}}} {_ENGINE}"),
+                    PanelQuery(highest(_engines("kv_cache_usage_ratio")), f"{{{{role}}}} {_ENGINE}"),
                     width=8,
                     low=0,
                     high=1,
@@ -213,15 +219,15 @@ BOARD: Final = Board(
                     "Requests that wait for the scheduler, the engines with most, and preemptions a minute. At a vLLM decode the "
                     "waiting ones include those whose KV is still being pulled.",
                     "none",
-                    Query(highest(_engines("requests_waiting")), f"{{{{role}}}} {_ENGINE}"),
-                    Query(f"60 * {_pools_rate('preemptions_total')} > 0", "{{role}}: preempted a minute"),
+                    PanelQuery(highest(_engines("requests_waiting")), f"{{{{role}}}} {_ENGINE}"),
+                    PanelQuery(f"60 * {_pools_rate('preemptions_total')} > 0", "{{role}}: preempted a minute"),
                     width=8,
                     low=0,
                     no_value=_NO_PAGE,
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Are P and D in balance?",
             (
                 series(
@@ -229,7 +235,7 @@ BOARD: Final = Board(
                     "Requests that wait at all engines of a role. One pool waits and the other does not: they are out of "
                     "balance.",
                     "none",
-                    Query(_pools("requests_waiting"), "{{role}}"),
+                    PanelQuery(_pools("requests_waiting"), "{{role}}"),
                     width=8,
                     low=0,
                     no_value=_NO_PAGE,
@@ -238,8 +244,8 @@ BOARD: Final = Board(
                     "KV cache in use, mean and fullest of a pool",
                     "Mean over the engines of a role, and the fullest of them: far apart, the router spreads badly.",
                     "percentunit",
-                    Query(mean(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} mean"),
-                    Query(worst(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} fullest"),
+                    PanelQuery(mean(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} mean"),
+                    PanelQuery(worst(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} fullest"),
                     width=8,
                     low=0,
                     high=1,
@@ -250,8 +256,8 @@ BOARD: Final = Board(
                     "Prompt tokens and generated tokens as the engines of each role count them. P should do the first, D "
                     "the second.",
                     "none",
-                    Query(_pools_rate("prompt_tokens_total"), "{{role}} prompt"),
-                    Query(_pools_rate("generation_tokens_total"), "{{role}} generated"),
+                    PanelQuery(_pools_rate("prompt_tokens_total"), "{{role}} prompt"),
+                    PanelQuery(_pools_rate("generation_tokens_total"), "{{role}} generated"),
                     width=8,
                     low=0,
                     no_value=_NO_PAGE,

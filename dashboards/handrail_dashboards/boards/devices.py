@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, PanelQuery, PanelRow, series, stat, table
 from handrail_dashboards.query import (
     RANGE,
     counted,
@@ -70,7 +70,7 @@ BOARD: Final = Board(
     "Handrail / GPU and links",
     "Compute-bound or memory-bound, utilisation, power, throttling, and what NVLink, PCIe, RDMA ports and NICs carry.",
     (
-        Row(
+        PanelRow(
             "Is a device ill?",
             (
                 stat(
@@ -130,7 +130,7 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Roofline: compute-bound or memory-bound",
             (
                 series(
@@ -138,8 +138,8 @@ BOARD: Final = Board(
                     "Mean over the GPUs of a role. Tensor far above memory: compute-bound, as prefill should be. Memory far "
                     "above tensor: memory-bound, as decode is.",
                     "percentunit",
-                    Query(mean(pooled(_gpu("tensor_active_ratio")), "role"), "{{role}} tensor"),
-                    Query(mean(pooled(_gpu("dram_active_ratio")), "role"), "{{role}} memory"),
+                    PanelQuery(mean(pooled(_gpu("tensor_active_ratio")), "role"), "{{role}} tensor"),
+                    PanelQuery(mean(pooled(_gpu("dram_active_ratio")), "role"), "{{role}} memory"),
                     width=10,
                     low=0,
                     high=1,
@@ -150,17 +150,17 @@ BOARD: Final = Board(
                     "Mean and peak of the range for each role: a mean hides bursts. `handrail explain` says what bounds a "
                     "pool, and how sure that is.",
                     {"role": "Role"},
-                    Query(_over("avg", "tensor_active_ratio"), "Tensor mean", unit="percentunit"),
-                    Query(_over("max", "tensor_active_ratio"), "Tensor peak", unit="percentunit"),
-                    Query(_over("avg", "dram_active_ratio"), "Memory mean", unit="percentunit"),
-                    Query(_over("max", "dram_active_ratio"), "Memory peak", unit="percentunit"),
-                    Query(_over("avg", "sm_active_ratio"), "SMs mean", unit="percentunit"),
+                    PanelQuery(_over("avg", "tensor_active_ratio"), "Tensor mean", unit="percentunit"),
+                    PanelQuery(_over("max", "tensor_active_ratio"), "Tensor peak", unit="percentunit"),
+                    PanelQuery(_over("avg", "dram_active_ratio"), "Memory mean", unit="percentunit"),
+                    PanelQuery(_over("max", "dram_active_ratio"), "Memory peak", unit="percentunit"),
+                    PanelQuery(_over("avg", "sm_active_ratio"), "SMs mean", unit="percentunit"),
                     width=14,
                     no_value=_NO_GPM,
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "GPUs",
             (
                 series(
@@ -168,10 +168,10 @@ BOARD: Final = Board(
                     "Share of a GPU's multiprocessors that were busy, by pool. Where there is no performance monitoring: "
                     "the share of time in which any kernel ran, which says less.",
                     "percentunit",
-                    Query(mean(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} mean"),
-                    Query(worst(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} highest"),
-                    Query(least(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} lowest"),
-                    Query(
+                    PanelQuery(mean(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} mean"),
+                    PanelQuery(worst(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} highest"),
+                    PanelQuery(least(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} lowest"),
+                    PanelQuery(
                         f"{mean(pooled(_gpu('utilization_ratio')), 'role')} unless on (role) "
                         f"{mean(pooled(_gpu('sm_active_ratio')), 'role')}",
                         "{{role}} any kernel",
@@ -184,7 +184,7 @@ BOARD: Final = Board(
                     "Power against its limit",
                     "The GPUs nearest to their enforced limit. At 100 % the power cap holds the clocks down.",
                     "percentunit",
-                    Query(
+                    PanelQuery(
                         highest(each_of(worst(_gpu("power_watts"), *_EACH), worst(_gpu("power_limit_watts"), *_EACH), *_EACH)),
                         _GPU,
                     ),
@@ -196,7 +196,7 @@ BOARD: Final = Board(
                     "Held down, by reason",
                     "Share of the time in which each policy held the clocks down, worst GPU of each host.",
                     "percentunit",
-                    Query(
+                    PanelQuery(
                         highest(worst(rate(_gpu("throttled_seconds_total")), "instance", "policy") + " > 0"),
                         "{{instance}} {{policy}}",
                     ),
@@ -208,7 +208,7 @@ BOARD: Final = Board(
                     "Memory in use",
                     "Share of device memory, the fullest GPUs. Engines reserve it at start: flat is normal.",
                     "percentunit",
-                    Query(
+                    PanelQuery(
                         each_of(worst(_gpu("memory_used_bytes"), *_EACH), worst(_gpu("memory_total_bytes"), *_EACH), *_EACH), _GPU
                     ),
                     low=0,
@@ -219,7 +219,7 @@ BOARD: Final = Board(
                     "Temperature",
                     "The hottest GPUs, the hottest sensor of each.",
                     "celsius",
-                    Query(highest(_each(_gpu("temperature_celsius"))), _GPU),
+                    PanelQuery(highest(_each(_gpu("temperature_celsius"))), _GPU),
                     steps=((0, GREEN), (80, ORANGE), (88, RED)),
                     no_value=_NO_GPU,
                 ),
@@ -227,7 +227,7 @@ BOARD: Final = Board(
                     "Clock of the multiprocessors",
                     "The slowest GPUs: share of the highest clock that the product may run at. Low while idle is normal.",
                     "percentunit",
-                    Query(
+                    PanelQuery(
                         lowest(
                             each_of(
                                 worst(_gpu("clock_hertz", _SM), *_EACH),
@@ -243,14 +243,14 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Links of GPUs",
             (
                 series(
                     "NVLink against its line rate",
                     "The fullest: share of what all NVLinks of a GPU can carry each way.",
                     "percentunit",
-                    Query(
+                    PanelQuery(
                         _of_line(rate(_gpu("nvlink_bytes_total")), _gpu("nvlink_line_bytes_per_second")),
                         f"{_GPU} {{{{direction}}}}",
                     ),
@@ -263,7 +263,7 @@ BOARD: Final = Board(
                     "The fullest: share of what the lanes and generation of a GPU's PCIe can carry each way. The line may "
                     "be trained lower than this.",
                     "percentunit",
-                    Query(
+                    PanelQuery(
                         _of_line(rate(_gpu("pcie_bytes_total")), _gpu("pcie_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"
                     ),
                     low=0,
@@ -274,20 +274,20 @@ BOARD: Final = Board(
                     "Errors of this time range",
                     "Xid, ECC, NVLink errors and PCIe replays, those that happened.",
                     {"instance": "Sidecar", "gpu": "GPU", "what": "What", "which": "Which"},
-                    Query(" or ".join(_ERRORS), "Times", unit="none", steps=((0, ORANGE),)),
+                    PanelQuery(" or ".join(_ERRORS), "Times", unit="none", steps=((0, ORANGE),)),
                     sort="-Times",
                     no_value="no error is counted",
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "RDMA ports and NICs",
             (
                 series(
                     "Carried",
                     "Bytes a second of the ports that carry most, mean of the step.",
                     "Bps",
-                    Query(highest(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}"),
+                    PanelQuery(highest(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}"),
                     low=0,
                     no_value="no port is sampled",
                 ),
@@ -296,8 +296,12 @@ BOARD: Final = Board(
                     "The fullest ports. The peak is the highest second of the last minute: hand-offs come in bursts "
                     "that a mean hides.",
                     "percentunit",
-                    Query(of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}} mean"),
-                    Query(of_line_rate(own("handrail_link_peak_bytes_per_second")), "{{instance}} {{device}} {{direction}} peak"),
+                    PanelQuery(
+                        of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}} mean"
+                    ),
+                    PanelQuery(
+                        of_line_rate(own("handrail_link_peak_bytes_per_second")), "{{instance}} {{device}} {{direction}} peak"
+                    ),
                     low=0,
                     high=1,
                     steps=((0, GREEN), (0.7, ORANGE), (0.9, RED)),
@@ -307,8 +311,8 @@ BOARD: Final = Board(
                     "Errors and congestion",
                     "Errors, drops, repeats and signs of congestion a second, by the driver's own names; those that happen.",
                     "cps",
-                    Query(highest(rate(own("handrail_link_errors_total")) + " > 0"), "{{instance}} {{device}} {{error}}"),
-                    Query(
+                    PanelQuery(highest(rate(own("handrail_link_errors_total")) + " > 0"), "{{instance}} {{device}} {{error}}"),
+                    PanelQuery(
                         highest(rate(own("handrail_link_congestion_events_total")) + " > 0"), "{{instance}} {{device}} {{event}}"
                     ),
                     low=0,

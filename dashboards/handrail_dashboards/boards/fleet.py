@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table, text
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, PanelQuery, PanelRow, series, stat, table, text
 from handrail_dashboards.query import (
     FAILED_FETCHES,
     FAILED_REQUESTS,
@@ -33,8 +33,8 @@ _IDLE: Final = "no requests seen"
 _POOL: Final = {"model_name": "Model", "role": "Role"}
 _TTFT, _GAP = "handrail_ttft_seconds", "handrail_stream_gap_seconds"
 _SLO: Final = "handrail_slo_requests_total"
-_TTFT_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="ttft"')), "limit of the SLO")
-_GAP_LIMIT: Final = Query(worst(own("handrail_slo_threshold_seconds", 'slo="itl"')), "limit of the SLO")
+_TTFT_LIMIT: Final = PanelQuery(worst(own("handrail_slo_threshold_seconds", 'slo="ttft"')), "limit of the SLO")
+_GAP_LIMIT: Final = PanelQuery(worst(own("handrail_slo_threshold_seconds", 'slo="itl"')), "limit of the SLO")
 _REQUESTS: Final = total(rate(live("handrail_requests_total")), "model_name", "role")
 _OWN_SCOPE: Final = 'scope=~"edge|router|decode"'
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
@@ -50,8 +50,10 @@ slowest; `handrail trace ID` shows one. Boards: *Handrail* at the top right. A p
 
 def _ttft(share: float) -> str:
     """Of each role one scope: from the request's arrival where a proxy sees that, else from queued on, as the plugin tells."""
-    seen, told = (quantile(share, live(f"{_TTFT}_bucket", scope), "role", "scope") for scope in (_OWN_SCOPE, 'scope="engine"'))
-    return f"({seen}) or on (role) ({told})"
+    seen, reported_text = (
+        quantile(share, live(f"{_TTFT}_bucket", scope), "role", "scope") for scope in (_OWN_SCOPE, 'scope="engine"')
+    )
+    return f"({seen}) or on (role) ({reported_text})"
 
 
 _SLOW: Final = each_of(
@@ -75,7 +77,7 @@ BOARD: Final = Board(
     "Is it bad, for whom, and where: SLO, goodput, time to first token and stream gaps by pool, the phases of the slowest, "
     "coverage.",
     (
-        Row(
+        PanelRow(
             "Is it bad?",
             (
                 stat(
@@ -140,7 +142,7 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "For whom?",
             (
                 table(
@@ -149,17 +151,17 @@ BOARD: Final = Board(
                     "those of P and D begin at their own arrival. P gives one token, so it has no gaps. `Failed` is of the "
                     "whole time range, the others of now.",
                     _POOL,
-                    Query(
+                    PanelQuery(
                         f"1 - {_met('all', 'model_name', 'role')}",
                         "SLO missed",
                         unit="percentunit",
                         steps=((0, GREEN), (0.01, ORANGE), (0.05, RED)),
                     ),
-                    Query(f"{_REQUESTS} > 0", "Requests", unit="reqps"),
-                    Query(quantile(0.5, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p50", unit="s"),
-                    Query(quantile(0.99, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p99", unit="s"),
-                    Query(quantile(0.99, live(f"{_GAP}_bucket"), "model_name", "role"), "Gap p99", unit="s"),
-                    Query(
+                    PanelQuery(f"{_REQUESTS} > 0", "Requests", unit="reqps"),
+                    PanelQuery(quantile(0.5, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p50", unit="s"),
+                    PanelQuery(quantile(0.99, live(f"{_TTFT}_bucket", _OWN_SCOPE), "model_name", "role"), "TTFT p99", unit="s"),
+                    PanelQuery(quantile(0.99, live(f"{_GAP}_bucket"), "model_name", "role"), "Gap p99", unit="s"),
+                    PanelQuery(
                         f"{total(counted(live('handrail_requests_total', FAILED_REQUESTS)), 'model_name', 'role')} and "
                         f"{total(counted(live('handrail_requests_total')), 'model_name', 'role')} > 0",
                         "Failed",
@@ -175,10 +177,10 @@ BOARD: Final = Board(
                     "Share of requests that met each objective, all roles that are chosen; choose a role above to see one. "
                     "Thresholds: 99 % and 95 %.",
                     "percentunit",
-                    Query(_met("all", "slo"), "all: goodput"),
-                    Query(_met("ttft"), "ttft"),
-                    Query(_met("itl"), "itl"),
-                    Query(_met("success"), "success"),
+                    PanelQuery(_met("all", "slo"), "all: goodput"),
+                    PanelQuery(_met("ttft"), "ttft"),
+                    PanelQuery(_met("itl"), "itl"),
+                    PanelQuery(_met("success"), "success"),
                     width=9,
                     no_value=_IDLE,
                     high=1,
@@ -190,7 +192,7 @@ BOARD: Final = Board(
                     "arrival on, `engine` from queued to first token. The dashed line is slo.ttft as the sidecars have it.",
                     "s",
                     *(
-                        Query(_ttft(share), f"{{{{role}}}} ({{{{scope}}}}) {word}", exemplars=share > 0.5)
+                        PanelQuery(_ttft(share), f"{{{{role}}}} ({{{{scope}}}}) {word}", exemplars=share > 0.5)
                         for share, word in _SHARES
                     ),
                     _TTFT_LIMIT,
@@ -206,7 +208,7 @@ BOARD: Final = Board(
                     "has none: it gives one token.",
                     "s",
                     *(
-                        Query(quantile(share, live(f"{_GAP}_bucket"), "role"), f"{{{{role}}}} {word}", exemplars=share > 0.5)
+                        PanelQuery(quantile(share, live(f"{_GAP}_bucket"), "role"), f"{{{{role}}}} {word}", exemplars=share > 0.5)
                         for share, word in _SHARES
                     ),
                     _GAP_LIMIT,
@@ -218,7 +220,7 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Where?",
             (
                 table(
@@ -228,10 +230,10 @@ BOARD: Final = Board(
                     "to their mean time to first token. The p99 of each phase do not add up: the slow of one are not those "
                     "of another.",
                     {"phase": "Phase"},
-                    Query(f"{_SLOW} - on (phase) ({_USUAL} or 0 * {_SLOW})", "Excess", unit="s"),
-                    Query(_SLOW, "Slow 1 %", unit="s"),
-                    Query(_USUAL, "All", unit="s"),
-                    Query(
+                    PanelQuery(f"{_SLOW} - on (phase) ({_USUAL} or 0 * {_SLOW})", "Excess", unit="s"),
+                    PanelQuery(_SLOW, "Slow 1 %", unit="s"),
+                    PanelQuery(_USUAL, "All", unit="s"),
+                    PanelQuery(
                         quantile_of_range(0.99, joined_model("handrail_phase_seconds_bucket"), "phase"), "p99 of each", unit="s"
                     ),
                     width=10,
@@ -245,7 +247,7 @@ BOARD: Final = Board(
                     "mean time to first token. Steps without a slow request are empty. Joined by the collector, so some "
                     "seconds late.",
                     "s",
-                    Query(
+                    PanelQuery(
                         each_of(
                             total(rate(joined_model("handrail_slow_phase_seconds_total")), "phase"),
                             total(rate(joined_model("handrail_slow_requests_total"))),
@@ -265,7 +267,7 @@ BOARD: Final = Board(
                     "Finished requests a second, by role and how they ended. A request is counted by each process that saw it. "
                     "Squares are the last failure of each kind, with its trace.",
                     "reqps",
-                    Query(
+                    PanelQuery(
                         total(rate(live("handrail_requests_total")), "role", "outcome") + " > 0",
                         "{{role}} {{outcome}}",
                         exemplars=True,
@@ -278,8 +280,8 @@ BOARD: Final = Board(
                     "Open requests",
                     "Requests that have begun and not ended, and the age of the oldest: one that only grows has hung.",
                     "none",
-                    Query(total(role("handrail_requests_open"), "role"), "open at {{role}}"),
-                    Query(worst(role("handrail_request_oldest_age_seconds")), "age of the oldest, s"),
+                    PanelQuery(total(role("handrail_requests_open"), "role"), "open at {{role}}"),
+                    PanelQuery(worst(role("handrail_request_oldest_age_seconds")), "age of the oldest, s"),
                     width=8,
                     low=0,
                     colours={"age of the oldest, s": ORANGE},
@@ -288,7 +290,7 @@ BOARD: Final = Board(
                     "Coverage",
                     "Share of counted requests that were joined whole; of several collectors, that of the one with the least.",
                     "percentunit",
-                    Query(least(joined("handrail_trace_coverage_ratio")), "joined whole"),
+                    PanelQuery(least(joined("handrail_trace_coverage_ratio")), "joined whole"),
                     width=8,
                     no_value="not known",
                     low=0,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail.outcomes import FetchOutcome
-from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, Query, Row, series, stat, table
+from handrail.kv_outcomes import FetchOutcome
+from handrail_dashboards.panel import GREEN, ORANGE, RED, Board, PanelQuery, PanelRow, series, stat, table
 from handrail_dashboards.query import (
     FAILED_FETCHES,
     counted,
@@ -41,8 +41,8 @@ _OUTCOMES: Final = {
 _NONE: Final = ((0, GREEN), (0.5, RED))
 
 
-def _quantiles(name: str) -> tuple[Query, ...]:
-    return tuple(Query(quantile(share, own(f"{name}_bucket")), word) for share, word in _SHARES)
+def _quantiles(name: str) -> tuple[PanelQuery, ...]:
+    return tuple(PanelQuery(quantile(share, own(f"{name}_bucket")), word) for share, word in _SHARES)
 
 
 def _counted(what: str) -> str:
@@ -59,7 +59,7 @@ BOARD: Final = Board(
     "KV from prefill to decode: what failed and why, what hangs, how long it waits and moves, at what rate, and what P "
     "keeps for nobody.",
     (
-        Row(
+        PanelRow(
             "Does it fail or hang?",
             (
                 stat(
@@ -140,7 +140,7 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "What failed",
             (
                 series(
@@ -148,7 +148,7 @@ BOARD: Final = Board(
                     "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. "
                     "Squares are the last failure of each kind, with its trace.",
                     "ops",
-                    Query(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}", exemplars=True),
+                    PanelQuery(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}", exemplars=True),
                     width=10,
                     stacked=True,
                     low=0,
@@ -159,7 +159,7 @@ BOARD: Final = Board(
                     "Failed, by reason",
                     "Failures of this time range by outcome and the engine's own failure type.",
                     {"outcome": "Outcome", "reason": "Reason"},
-                    Query(
+                    PanelQuery(
                         total(counted(own("handrail_kv_fetches_total", FAILED_FETCHES)), "outcome", "reason") + " > 0",
                         "Failed",
                         unit="none",
@@ -173,7 +173,7 @@ BOARD: Final = Board(
                     "Failed, by peer",
                     "Failures of this time range by the reading sidecar and the peer that KV was read from.",
                     {"instance": "Reader", "peer": "Peer"},
-                    Query(
+                    PanelQuery(
                         total(counted(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
                         "Failed",
                         unit="none",
@@ -185,7 +185,7 @@ BOARD: Final = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "How long",
             (
                 series(
@@ -214,24 +214,24 @@ BOARD: Final = Board(
                     "Open and oldest",
                     "Fetches that have begun and not ended, of these the hung ones, and the age of the oldest.",
                     "none",
-                    Query(total(own("handrail_kv_fetches_open")), "open"),
-                    Query(total(own("handrail_kv_fetches_hung")), "hung"),
-                    Query(worst(own("handrail_kv_fetch_oldest_age_seconds")), "age of the oldest, s"),
+                    PanelQuery(total(own("handrail_kv_fetches_open")), "open"),
+                    PanelQuery(total(own("handrail_kv_fetches_hung")), "hung"),
+                    PanelQuery(worst(own("handrail_kv_fetch_oldest_age_seconds")), "age of the oldest, s"),
                     width=8,
                     low=0,
                     colours={"hung": RED, "age of the oldest, s": ORANGE},
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "How much and how fast: three different figures",
             (
                 series(
                     "Size of a fetch",
                     "Bytes of one fetch: how much a prompt's KV is, no rate.",
                     "decbytes",
-                    Query(quantile(0.5, own("handrail_kv_fetch_bytes_bucket")), "p50"),
-                    Query(quantile(0.99, own("handrail_kv_fetch_bytes_bucket")), "p99"),
+                    PanelQuery(quantile(0.5, own("handrail_kv_fetch_bytes_bucket")), "p50"),
+                    PanelQuery(quantile(0.99, own("handrail_kv_fetch_bytes_bucket")), "p99"),
                     width=8,
                     no_value=_NO_FETCH,
                     low=0,
@@ -240,7 +240,7 @@ BOARD: Final = Board(
                     "Rate while transferring",
                     "Bytes over the time in which something was being transferred from a peer: how fast the link is when used.",
                     "Bps",
-                    Query(
+                    PanelQuery(
                         ratio(
                             total(rate(own("handrail_link_fetched_bytes_total")), "peer"),
                             total(rate(own("handrail_link_busy_seconds_total")), "peer"),
@@ -255,7 +255,7 @@ BOARD: Final = Board(
                     "Carried, on average",
                     "Bytes over the time that went by: how much of a link hand-offs used up. Not how fast it is.",
                     "Bps",
-                    Query(total(rate(own("handrail_kv_fetched_bytes_total"))), "all fetches"),
+                    PanelQuery(total(rate(own("handrail_kv_fetched_bytes_total"))), "all fetches"),
                     width=8,
                     low=0,
                 ),
@@ -264,8 +264,10 @@ BOARD: Final = Board(
                     "The fullest ports: the share of its line rate that each carried, mean of the step; and the highest "
                     "second of the last minute, which a mean hides. A virtual port has no line rate and is not here.",
                     "percentunit",
-                    Query(of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}, mean"),
-                    Query(
+                    PanelQuery(
+                        of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}, mean"
+                    ),
+                    PanelQuery(
                         of_line_rate(own("handrail_link_peak_bytes_per_second")),
                         "{{instance}} {{device}} {{direction}}, peak second",
                     ),
@@ -280,20 +282,20 @@ BOARD: Final = Board(
                     "Slow links now",
                     "What the collector finds of pairs of P and D, with `handrail links` for the numbers and what to do.",
                     {"source": "From", "target": "To", "finding": "Finding"},
-                    Query(worst(joined("handrail_link_slow"), "source", "target", "finding") + " > 0", "Now", unit="none"),
+                    PanelQuery(worst(joined("handrail_link_slow"), "source", "target", "finding") + " > 0", "Now", unit="none"),
                     width=10,
                     no_value="no slow link is known",
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "What P keeps",
             (
                 series(
                     "Kept KV by how that ended",
                     "`read`: a peer took it. `expired`: nobody did in time. `stale_read`: somebody did after that.",
                     "ops",
-                    Query(total(rate(own("handrail_kv_publishes_total")), "end"), "{{end}}"),
+                    PanelQuery(total(rate(own("handrail_kv_publishes_total")), "end"), "{{end}}"),
                     width=7,
                     stacked=True,
                     low=0,
@@ -303,7 +305,7 @@ BOARD: Final = Board(
                     "Pinned KV",
                     "Bytes that each P keeps for peers that have not read them: memory that serves nobody.",
                     "decbytes",
-                    Query(highest(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0"), "{{instance}}"),
+                    PanelQuery(highest(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0"), "{{instance}}"),
                     width=7,
                     low=0,
                     no_value="nothing seen pinned",
@@ -314,10 +316,10 @@ BOARD: Final = Board(
                     "among the failed transfers (vLLM before it had two counters): together they mean the same for both. "
                     "The network alone is to blame only where expiry is counted apart and is 0.",
                     {"role": "Role", "instance": "Sidecar"},
-                    Query(f"{_TRANSFERS} + ({_EXPIRED} or 0 * {_TRANSFERS})", "Together", unit="none", steps=_NONE),
-                    Query(_TRANSFERS, "Transfers", unit="none"),
-                    Query(_EXPIRED, "Expired", unit="none"),
-                    Query(_HANDSHAKES, "Handshakes", unit="none"),
+                    PanelQuery(f"{_TRANSFERS} + ({_EXPIRED} or 0 * {_TRANSFERS})", "Together", unit="none", steps=_NONE),
+                    PanelQuery(_TRANSFERS, "Transfers", unit="none"),
+                    PanelQuery(_EXPIRED, "Expired", unit="none"),
+                    PanelQuery(_HANDSHAKES, "Handshakes", unit="none"),
                     width=10,
                     no_value="no engine exports these counters",
                 ),

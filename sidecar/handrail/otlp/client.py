@@ -16,15 +16,15 @@ import aiohttp
 import grpc
 import grpc.aio
 
-from handrail.otlp import answers, compression, probe
-from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
+from handrail.otlp import compression, diagnose, responses
 from handrail.otlp.decode import PROTOBUF
-from handrail.otlp.delivery import Backoff, DeliveryStats, RetryingSender, Sender, deliver
 from handrail.otlp.endpoint import Endpoint, WireProtocol, parse_endpoint
+from handrail.otlp.errors import AuthFailed, ConnectionClosed, Untrusted
 from handrail.otlp.messages import SHAPES
-from handrail.otlp.refusals import Cut, KeptOut, Untrusted
+from handrail.otlp.retry import Backoff, DeliveryStats, RetryingSender, Sender, deliver
 from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import ClientSettings, File, Names
+from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.status import DETAILS_KEY, clip
 
 __all__ = ["Backoff", "ClientSettings", "DeliveryStats", "OtlpClient", "RetryingSender", "Sender", "deliver"]
@@ -110,11 +110,11 @@ class OtlpClient:
     async def send(self, signal: Signal, payload: bytes) -> Accepted:
         """Send an encoded ``Export…ServiceRequest`` once. Raises ``Retryable`` (delay 0: the peer named none) or ``Rejected``.
 
-        A ``KeptOut`` is said in the log when it begins and when it is over.
+        A ``AuthFailed`` is said in the log when it begins and when it is over.
         """
         try:
             accepted = await self._sent(signal, payload)
-        except KeptOut as refusal:
+        except AuthFailed as refusal:
             if self.security.troubled(refusal):
                 log.warning(
                     "%s does not take what is sent (%s); it is kept and tried again: %s",
@@ -130,9 +130,9 @@ class OtlpClient:
     async def _sent(self, signal: Signal, payload: bytes) -> Accepted:
         try:
             return await self._transport.send(signal, payload, self.settings.timeout_s)
-        except Cut:
+        except ConnectionClosed:
             context = self.security.context
-            objection = await probe.objection(self.endpoint, context) if context is not None else ""
+            objection = await diagnose.objection(self.endpoint, context) if context is not None else ""
             if not objection:
                 raise
             raise Untrusted(f"it seems to want a client certificate, or another one: {objection}", 0.0) from None
@@ -145,7 +145,7 @@ class OtlpClient:
         try:
             await asyncio.wait_for(self._transport.send(Signal.TRACES, b"", _CHECK_S / 2), _CHECK_S / 2 + 0.1)
         except (Rejected, Retryable) as refusal:
-            if isinstance(refusal, KeptOut):
+            if isinstance(refusal, AuthFailed):
                 self.security.troubled(refusal)
             reason = refusal.reason
         except asyncio.TimeoutError:
@@ -153,7 +153,7 @@ class OtlpClient:
         else:
             return None
         timeout_s = _CHECK_S / 2 - 0.2
-        return await probe.diagnose(self.endpoint, reason, self.security.context, self.settings.names, timeout_s=timeout_s)
+        return await diagnose.diagnose(self.endpoint, reason, self.security.context, self.settings.names, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Close the connections. Works twice and without a ``send``; a later ``send`` opens them again."""
@@ -191,7 +191,7 @@ class _Http:
                 allow_redirects=False,
             ) as response:
                 answer = await _start_of(response.content)
-                return answers.read_http(signal, response.status, response.headers, answer, self._now_unix_s())
+                return responses.read_http(signal, response.status, response.headers, answer, self._now_unix_s())
         except asyncio.TimeoutError:
             raise Retryable(f"no answer within {timeout_s:g} s", 0.0) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -234,11 +234,11 @@ class _Grpc:
             if error.code() is grpc.StatusCode.UNAVAILABLE and any(word in details for word in _NO_TLS):
                 raise Untrusted(f"gRPC UNAVAILABLE: {details}"[:300], 0.0) from None
             if error.code() is grpc.StatusCode.UNAVAILABLE and any(word in details for word in _CLOSED):
-                raise Cut(f"gRPC UNAVAILABLE: {details}"[:300], 0.0) from None
+                raise ConnectionClosed(f"gRPC UNAVAILABLE: {details}"[:300], 0.0) from None
             trailers: Any = error.trailing_metadata()  # pairs; the stubs do not say so
             status = next((bytes(value) for key, value in trailers or () if key == DETAILS_KEY), None)
-            raise answers.grpc_refusal(error.code(), error.details() or "", status) from None
-        return answers.read_grpc(signal, answer)
+            raise responses.grpc_refusal(error.code(), error.details() or "", status) from None
+        return responses.read_grpc(signal, answer)
 
     def _open(self, timeout_s: float) -> grpc.aio.Channel:
         credentials = self._security.credentials
@@ -280,4 +280,4 @@ def _lost(error: Exception) -> Retryable:
         return Untrusted(reason, 0.0)
     if isinstance(error, aiohttp.ClientConnectorError):
         return Retryable(reason, 0.0)
-    return (Cut if isinstance(error, (aiohttp.ServerDisconnectedError, OSError)) else Retryable)(reason, 0.0)
+    return (ConnectionClosed if isinstance(error, (aiohttp.ServerDisconnectedError, OSError)) else Retryable)(reason, 0.0)

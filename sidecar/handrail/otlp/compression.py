@@ -6,8 +6,8 @@ import gzip
 import zlib
 from typing import Final
 
-from handrail.otlp.contract import Rejected
-from handrail.otlp.refusals import TooLarge, Unsupported
+from handrail.otlp.errors import TooLarge, Unsupported
+from handrail.otlp.signals import Rejected
 
 IDENTITY: Final = ("", "identity")
 _GZIP_WBITS = 16 + zlib.MAX_WBITS

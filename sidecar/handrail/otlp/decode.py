@@ -19,10 +19,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from handrail.otlp import json_ids
 from handrail.otlp.compression import inflate
-from handrail.otlp.contract import Rejected, Signal
+from handrail.otlp.errors import Unsupported
 from handrail.otlp.messages import SHAPES, Request
-from handrail.otlp.refusals import Unsupported
 from handrail.otlp.repair import repaired, repaired_json
+from handrail.otlp.signals import Rejected, Signal
 
 MAX_BODY_BYTES: Final = 64 << 20
 PROTOBUF: Final = "application/x-protobuf"
@@ -201,6 +201,6 @@ def receive(
         payload = request.SerializeToString()
     if repaired_values:
         plural = "s" if repaired_values > 1 else ""
-        told = f"{repaired_values} value{plural} repaired: text that is not UTF-8, or a number out of range"
-        message = f"{message}; {told}" if message else told
+        text = f"{repaired_values} value{plural} repaired: text that is not UTF-8, or a number out of range"
+        message = f"{message}; {text}" if message else text
     return Received(payload, count(request), rejected, message, repaired_values)

@@ -20,8 +20,8 @@ from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
 
-from handrail.masking import shown_value
-from handrail.otlp.contract import Signal
+from handrail.config.masking import shown_value
+from handrail.otlp.signals import Signal
 
 GRPC_PORT: Final = 4317
 _EXAMPLE = "valid: http://collector:4318, https://collector:4318, collector:4317, grpc://collector:4317"

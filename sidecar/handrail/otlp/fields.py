@@ -11,7 +11,7 @@ from typing import NamedTuple
 VARINT, I64, LEN, SGROUP, EGROUP, I32 = range(6)
 
 
-class Field(NamedTuple):
+class MessageField(NamedTuple):
     """One field of a message: ``data[start:end]`` with its tag, ``data[value:end]`` without tag and length."""
 
     number: int
@@ -21,7 +21,7 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Iterator[Field]:
+def fields(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Iterator[MessageField]:
     """The fields of the message in ``data[start:end]``, in order. Raises ``ValueError`` where that is not a whole message."""
     stop = len(data) if end is None else end
     at = start
@@ -35,7 +35,7 @@ def fields(data: bytes | bytearray, start: int = 0, end: int | None = None) -> I
             after = _skip(data, number, wire_type, value, stop)
         if after > stop or not number:
             raise ValueError("not a whole protobuf message")
-        yield Field(number, wire_type, at, value, after)
+        yield MessageField(number, wire_type, at, value, after)
         at = after
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from handrail.otlp.contract import Rejected
+from handrail.otlp.signals import Rejected
 
 _ID_KEYS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
 _NOT_HEX: Final = base64.b64encode(b"?").decode()  # one byte: no id has that length, so the screen drops that span alone

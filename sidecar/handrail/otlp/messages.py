@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from handrail.otlp.contract import Signal
+from handrail.otlp.signals import Signal
 
 Request = ExportTraceServiceRequest | ExportMetricsServiceRequest | ExportLogsServiceRequest
 

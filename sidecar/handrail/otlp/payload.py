@@ -13,7 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail.conventions import BATCH_SEQ
-from handrail.otlp.fields import LEN, Field, delimited, fields
+from handrail.otlp.fields import LEN, MessageField, delimited, fields
 
 _ENTRY = 1  # of the request
 _RESOURCE = 1  # of an entry
@@ -83,7 +83,7 @@ def slice_items(payload: bytes, start: int, stop: int) -> bytes:
     return b"".join(out)
 
 
-def _messages(data: bytes, number: int, within: Field | None = None) -> Iterable[Field]:
+def _messages(data: bytes, number: int, within: MessageField | None = None) -> Iterable[MessageField]:
     found = fields(data) if within is None else fields(data, within.value, within.end)
     return (field for field in found if field.number == number and field.wire_type == LEN)
 
@@ -121,7 +121,7 @@ def _missing_of_resource(resource: bytes, attributes: Mapping[str, str]) -> byte
     )
 
 
-def _others(data: bytes, within: Field, number: int, change: _Change | None = None) -> bytes:
+def _others(data: bytes, within: MessageField, number: int, change: _Change | None = None) -> bytes:
     """All fields of ``within`` but ``number``; ``change`` is applied to its sub-message 1 (the scope)."""
     parts = []
     for field in fields(data, within.value, within.end):

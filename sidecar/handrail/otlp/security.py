@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc
 
-from handrail.auth import AUTHORIZATION, bearer, tokens
 from handrail.otlp.endpoint import Endpoint
-from handrail.otlp.refusals import KeptOut, Unauthorized
+from handrail.otlp.errors import AuthFailed, Unauthorized
 from handrail.otlp.settings import ClientSettings, File
-from handrail.tls import Identity, client_identity
-from handrail.watched import Watched
+from handrail.security.file_reload import ReloadingFile
+from handrail.security.tls import TlsMaterial, client_identity
+from handrail.security.tokens import AUTHORIZATION, bearer, tokens
 
 
 class ClientSecurity:
@@ -28,20 +28,20 @@ class ClientSecurity:
     def __init__(self, endpoint: Endpoint, settings: ClientSettings, *, use: str = "peer") -> None:
         self.names = settings.names
         prefix = self.names.prefix
-        self._identity: Watched[Identity] | None = None
+        self._identity: ReloadingFile[TlsMaterial] | None = None
         if endpoint.secure:
             self._identity = client_identity(
                 _path(settings.ca_file), _path(settings.cert_file), _path(settings.key_file), use=use, prefix=prefix
             )
-        self._token: Watched[tuple[str, ...]] | None = None
+        self._token: ReloadingFile[tuple[str, ...]] | None = None
         if settings.token_file is not None:
             self._token = tokens(Path(settings.token_file), use=f"{use}_token", setting=f"{prefix}token_file")
-        self._trouble: type[KeptOut] | None = None
+        self._trouble: type[AuthFailed] | None = None
         self._credentials: grpc.ChannelCredentials | None = None
-        self._credentials_of: Identity | None = None
+        self._credentials_of: TlsMaterial | None = None
 
     @property
-    def watched(self) -> list[Watched[Any]]:
+    def watched(self) -> list[ReloadingFile[Any]]:
         """What is to be looked at for change."""
         return [each for each in (self._identity, self._token) if each is not None]
 
@@ -68,7 +68,7 @@ class ClientSecurity:
         """Sent with every request."""
         return {AUTHORIZATION: bearer(self._token.value[0])} if self._token is not None else {}
 
-    def troubled(self, refusal: KeptOut) -> bool:
+    def troubled(self, refusal: AuthFailed) -> bool:
         """Note that we were kept out; True where it was not so before, or for another cause."""
         news = type(refusal) is not self._trouble
         self._trouble = type(refusal)
@@ -79,7 +79,7 @@ class ClientSecurity:
         news, self._trouble = self._trouble is not None, None
         return news
 
-    def remedy(self, refusal: KeptOut) -> str:
+    def remedy(self, refusal: AuthFailed) -> str:
         """What to do about it."""
         names = self.names
         if isinstance(refusal, Unauthorized):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
-from handrail.auth import AUTHORIZATION
-from handrail.masking import shown_value
+from handrail.config.masking import shown_value
+from handrail.security.tokens import AUTHORIZATION
 
 File = str | os.PathLike[str] | None
 

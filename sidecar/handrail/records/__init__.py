@@ -14,6 +14,15 @@ from handrail.records.engine import (
     ProcessEvent,
     ProcessEventKind,
 )
+from handrail.records.engine_samples import (
+    EngineHistogram,
+    EngineSample,
+    EngineValue,
+    RequestCounts,
+    SchemaNote,
+    SchemaReport,
+    SchemaState,
+)
 from handrail.records.exchange import (
     EngineRequest,
     Exchange,
@@ -24,36 +33,14 @@ from handrail.records.exchange import (
     Record,
     RouterCall,
 )
-from handrail.records.handoff import (
-    ENGINE_GONE,
-    ENGINE_LOST,
-    ENGINE_STOPPED,
-    Direction,
-    FetchEffect,
-    KvFetch,
-    KvPublish,
-)
+from handrail.records.kv import ENGINE_GONE, ENGINE_LOST, ENGINE_STOPPED, Direction, FetchEffect, KvFetch, KvPublish
+from handrail.records.log_events import FAILED_FETCH_KINDS, LineClock, LogFact, LogKind
 from handrail.records.process import (
     Finding,
     Process,
     Role,
     Source,
     SpanIds,
-)
-from handrail.records.said import (
-    FAILED_FETCH_KINDS,
-    LineClock,
-    LogFact,
-    LogKind,
-)
-from handrail.records.samples import (
-    EngineHistogram,
-    EngineSample,
-    EngineValue,
-    RequestCounts,
-    SchemaNote,
-    SchemaReport,
-    SchemaState,
 )
 
 __all__ = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from handrail.records.exchange import Record
-from handrail.records.handoff import KvFetch, KvPublish
+from handrail.records.kv import KvFetch, KvPublish
 from handrail.records.process import Process, Source, SpanIds
 
 
@@ -83,7 +83,7 @@ class ProcessEventKind(str, Enum):
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
     TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes
     TRANSFERS_MOVING = "transfers_moving"
-    PAUSED = "paused"  # it stood still for duration_ns; detail: why, a word of guest/pauses.py
+    PAUSED = "paused"  # it stood still for duration_ns; detail: why, a word of plugin/pauses.py
     UNREACHABLE = "unreachable"  # its metrics page does not answer
     REACHABLE = "reachable"
     GPU_LOST = "gpu_lost"  # a GPU, or NVML as a whole, answers no more

@@ -107,7 +107,7 @@ class Exchange:
     model: str | None = None
     choices: int | None = None  # n x prompts, as asked
     stream: bool | None = None  # from the response's content type
-    stream_asked: bool | None = None
+    stream_requested: bool | None = None
     inspected: str = "whole"
     status: int | None = None
     error_type: str | None = None

@@ -17,23 +17,23 @@ class Switches:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._said: dict[int, int] = {}  # pid -> datagrams
+        self._sent: dict[int, int] = {}  # pid -> datagrams
         self._on = True
 
     def turn(self, on: bool) -> None:
         """Every process on or off, after some load. Raises ``RuntimeError`` where that is not so, or was not so until now."""
-        told = [answer for path in sorted(self._folder.glob("*.sock")) if (answer := _ask(path, b"on" if on else b"off"))]
-        wrong = [answer for answer in told if answer.get("on") is not on]
+        reports = [answer for path in sorted(self._folder.glob("*.sock")) if (answer := _ask(path, b"on" if on else b"off"))]
+        wrong = [answer for answer in reports if answer.get("on") is not on]
         if wrong:
             raise RuntimeError(f"a process did not switch: {wrong[0]}")
-        cores = [answer for answer in told if answer["connectors"]]
+        cores = [answer for answer in reports if answer["connectors"]]
         if len(cores) < 2 or not all(answer["methods"] >= 4 for answer in cores):
-            raise RuntimeError(f"the plugin is not in both engines: {told}")
+            raise RuntimeError(f"the plugin is not in both engines: {reports}")
         for answer in cores:
-            spoke = answer["datagrams"] > self._said.get(answer["pid"], 0)
-            if self._said and spoke is not self._on:
+            spoke = answer["datagrams"] > self._sent.get(answer["pid"], 0)
+            if self._sent and spoke is not self._on:
                 raise RuntimeError(f"process {answer['pid']} {'spoke while off' if spoke else 'said nothing while on'}")
-        self._said = {answer["pid"]: answer["datagrams"] for answer in cores}
+        self._sent = {answer["pid"]: answer["datagrams"] for answer in cores}
         self._on = on
 
 

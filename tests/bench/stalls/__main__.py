@@ -18,7 +18,7 @@ from rich.console import Console
 from bench.stalls.referee import judge
 from bench.stalls.report import missed, plain, table, write_page
 from bench.stalls.scenes import SCENES
-from handrail.process import spare_the_heap
+from handrail.runtime.process import freeze_gc
 
 WIDTH = 120
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say = Console(stderr=True)
     again = shlex.join([f"--seed={seed}", f"--requests={given.requests}", *given.names])
     say.print(f"again with: make bench-stalls ARGS='{again}'", highlight=False)
-    spare_the_heap(young=50_000)
+    freeze_gc(young=50_000)
     began, scores = time.monotonic(), []
     for scene in SCENES:
         if given.names and scene.name not in given.names:

@@ -9,12 +9,12 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
-from handrail_collector.explain.stall_evidence import Cause
-from handrail_fleet.core import StepEnded
-from handrail_fleet.costs import Costs
-from handrail_fleet.hindrance import Hindrance, hindered_ns
-from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight, Ran
+from handrail_collector.explain.stalls.evidence import StallCause
+from handrail_sim.emulator.core import StepEnded
+from handrail_sim.emulator.costs import Costs
+from handrail_sim.emulator.scenario import Scenario
+from handrail_sim.emulator.simulate import Flight, Ran
+from handrail_sim.emulator.slowdown import Hindrance, hindered_ns
 
 
 class Parts:
@@ -26,17 +26,17 @@ class Parts:
         self._seeds = {host: seed * 1009 + place for place, host in enumerate(ran.steps)}
         self._ends = {host: [end for end, _ in steps] for host, steps in ran.steps.items()}
 
-    def of(self, flight: Flight, index: int) -> dict[Cause, float]:
+    def of(self, flight: Flight, index: int) -> dict[StallCause, float]:
         """What each reason added to the gap ``index`` of the flight's stream, ns."""
         host = flight.plan.decode_host
         assert flight.first_token_ns is not None
         times = list(accumulate(flight.gaps_ns, initial=flight.first_token_ns))
         begin, end = times[index], times[index + 1]
-        found: dict[Cause, float] = {}
+        found: dict[StallCause, float] = {}
         for first, last in flight.preempted:
-            stood = min(end, last if last is not None else end) - max(begin, first)
-            if stood > 0:
-                found[Cause.PREEMPTION] = found.get(Cause.PREEMPTION, 0.0) + stood
+            pause = min(end, last if last is not None else end) - max(begin, first)
+            if pause > 0:
+                found[StallCause.PREEMPTION] = found.get(StallCause.PREEMPTION, 0.0) + pause
         place = bisect_right(self._ends[host], begin)
         while place < len(self._ends[host]) and self._ends[host][place] <= end:
             ended_ns, step = self._ran.steps[host][place]
@@ -46,7 +46,7 @@ class Parts:
             place += 1
         return {cause: ns for cause, ns in found.items() if ns > 0}
 
-    def _step(self, host: str, ended_ns: int, step: StepEnded) -> dict[Cause, float]:
+    def _step(self, host: str, ended_ns: int, step: StepEnded) -> dict[StallCause, float]:
         took_ns, begin_ns, batch = ended_ns - step.begin_ns, step.begin_ns, step.batch
         by = self._ran.hindered[host]
         every = [each for some in by.values() for each in some]
@@ -58,13 +58,15 @@ class Parts:
         prompts = took_ns - hindered_ns(begin_ns, max(1, work - (alone - bare)), every)
         tokens = max(1, step.prefill_tokens + step.resumed_tokens)
         return {
-            Cause.KV_LANDING: posting if posting > 0 else 0.0,
-            Cause.PREFILL_COSCHEDULED: prompts * step.prefill_tokens / tokens,
-            Cause.PREEMPTION: prompts * step.resumed_tokens / tokens,
-            Cause.GPU_THROTTLED: took_ns - hindered_ns(begin_ns, work, by.get("host_pause", []))
+            StallCause.KV_LANDING: posting if posting > 0 else 0.0,
+            StallCause.PREFILL_COSCHEDULED: prompts * step.prefill_tokens / tokens,
+            StallCause.PREEMPTION: prompts * step.resumed_tokens / tokens,
+            StallCause.GPU_THROTTLED: took_ns - hindered_ns(begin_ns, work, by.get("host_pause", []))
             if "gpu_throttled" in by
             else 0.0,
-            Cause.HOST_PAUSE: took_ns - hindered_ns(begin_ns, work, by.get("gpu_throttled", [])) if "host_pause" in by else 0.0,
+            StallCause.HOST_PAUSE: took_ns - hindered_ns(begin_ns, work, by.get("gpu_throttled", []))
+            if "host_pause" in by
+            else 0.0,
         }
 
 

@@ -13,16 +13,16 @@ from typing import Any, Final
 
 from bench.stalls.parts import Parts
 from bench.stalls.scenes import Scene, Setting
-from handrail.cli.simulated import arrivals, engine_arrivals
-from handrail.hardware import DeviceRun
 from handrail.records import EngineTimes, Exchange, Iteration, KvFetch, ProcessEvent
-from handrail_collector.explain.stall_evidence import Cause
-from handrail_collector.offline import rows_of
+from handrail.records.devices import DeviceRun
+from handrail_collector.batch import rows_of
+from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.rows import StallRow
-from handrail_fleet.delivery import delivered
-from handrail_fleet.observe import STARTED_UNIX_NS
-from handrail_fleet.simulate import Flight, Ran
-from handrail_fleet.virtual import Settings, ran
+from handrail_sim.emulator.delivery import delivered
+from handrail_sim.emulator.observe import STARTED_UNIX_NS
+from handrail_sim.emulator.simulate import Flight, Ran
+from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
+from handrail_sim.virtual.observers import arrivals, engine_arrivals
 
 NEARBY: Final = 8
 """Gaps before and after: without the reason the run's times move a little, and with them what else made streams stand still."""
@@ -40,7 +40,7 @@ class Judged:
     """One stall that was told, and the reasons without which it is gone: none, or several, where no single one made it."""
 
     row: StallRow
-    truly: frozenset[Cause]
+    truly: frozenset[StallCause]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Score:
     """Of one scene. ``clear``: stalls with one true cause, ``right`` of them named so; ``wrong``: named another, of all told."""
 
     name: str
-    told: int = 0
+    reported: int = 0
     clear: int = 0
     right: int = 0
     unknown: int = 0
@@ -61,10 +61,10 @@ class Score:
 
 
 def fly(setting: Setting, requests: int, seed: int) -> Ran:
-    return ran(Settings(scenario=setting.scenario, requests=requests, seed=seed, faults=setting.faults))
+    return ran(VirtualRunSettings(scenario=setting.scenario, requests=requests, seed=seed, faults=setting.faults))
 
 
-def heard(setting: Setting, flown: Ran, seed: int) -> list[tuple[int, Any]]:
+def received_records(setting: Setting, flown: Ran, seed: int) -> list[tuple[int, Any]]:
     """What a collector hears of a run, in order: each record with when it was received."""
     run: dict[str, Any] = {"seed": seed, "started_unix_ns": STARTED_UNIX_NS}
     made = arrivals(setting.scenario, flown.flights, setting.faults, plugin=True, **run)
@@ -73,9 +73,9 @@ def heard(setting: Setting, flown: Ran, seed: int) -> list[tuple[int, Any]]:
     return sorted(records, key=lambda each: each[0])
 
 
-def told(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
+def reported_cause(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
     """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
-    records = heard(setting, flown, seed)
+    records = received_records(setting, flown, seed)
     stalls: list[StallRow] = []
     for _ in rows_of(records if moved is None else shuffled(records, moved), stalls=stalls):
         pass
@@ -93,15 +93,15 @@ def judge(scene: Scene, requests: int, seed: int) -> Score:
     for judged in judged_of(scene, flown, requests, seed):
         count(score, judged)
     for turn in range(TURNS):
-        for row in told(scene.setting, flown, seed, Random(f"{seed} {turn}")):
+        for row in reported_cause(scene.setting, flown, seed, Random(f"{seed} {turn}")):
             score.shuffled += 1
-            score.shuffled_named += row.cause not in (Cause.UNKNOWN.value, Cause.CLIENT_BACKPRESSURE.value)
+            score.shuffled_named += row.cause not in (StallCause.UNKNOWN.value, StallCause.CLIENT_BACKPRESSURE.value)
     return score
 
 
 def judged_of(scene: Scene, flown: Ran, requests: int, seed: int) -> list[Judged]:
     """Every stall told of a run, with what truly made it: by the run's twin where there is one reason, else by the steps'."""
-    rows = told(scene.setting, flown, seed)
+    rows = reported_cause(scene.setting, flown, seed)
     if len(scene.reasons) == 1:
         twins = {cause: _by_id(fly(without(scene.setting), requests, seed).flights) for cause, without in scene.reasons}
         return [Judged(row, truth(row, twins)) for row in rows]
@@ -109,7 +109,7 @@ def judged_of(scene: Scene, flown: Ran, requests: int, seed: int) -> list[Judged
     return [Judged(row, largest(row, parts, flights[str(row.client_request_id)])) for row in rows]
 
 
-def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[Cause]:
+def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[StallCause]:
     """The reason that added half of what was too much, and twice what any other did; several where none stands out."""
     found = parts.of(flight, row.index)
     most = max(found.values(), default=0.0)
@@ -118,7 +118,7 @@ def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[Cause]:
     return frozenset(cause for cause, ns in found.items() if 2 * ns > most)
 
 
-def truth(row: StallRow, twins: dict[Cause, dict[str, Flight]]) -> frozenset[Cause]:
+def truth(row: StallRow, twins: dict[StallCause, dict[str, Flight]]) -> frozenset[StallCause]:
     """The reasons without which the stream goes on there."""
     return frozenset(cause for cause, flights in twins.items() if _gone(row, flights[str(row.client_request_id)]))
 
@@ -135,9 +135,9 @@ def _gone(row: StallRow, twin: Flight) -> bool:
 def count(score: Score, judged: Judged) -> None:
     """Add one stall to a score."""
     row, truly = judged.row, judged.truly
-    score.told += 1
+    score.reported += 1
     score.by_cause[row.cause] = score.by_cause.get(row.cause, 0) + 1
-    named = None if row.cause == Cause.UNKNOWN.value else Cause(row.cause)
+    named = None if row.cause == StallCause.UNKNOWN.value else StallCause(row.cause)
     if len(truly) == 1:
         score.clear += 1
         score.right += named in truly

@@ -42,11 +42,11 @@ def table(scores: Sequence[Score]) -> Table:
 def _cells(score: Score) -> list[str]:
     return [
         score.name,
-        f"{score.told:,}",
+        f"{score.reported:,}",
         f"{score.clear:,}",
         _percent(score.right, score.clear),
         _percent(score.unknown, score.clear),
-        _percent(score.wrong, score.told),
+        _percent(score.wrong, score.reported),
         f"{score.none_named} of {score.none}",
         _percent(score.shuffled_named, score.shuffled),
     ]
@@ -56,11 +56,11 @@ def plain(score: Score) -> dict[str, Any]:
     """One object for JSON; shares are None where nothing is to be judged."""
     return {
         "scene": score.name,
-        "stalls": score.told,
+        "stalls": score.reported,
         "one_true_cause": score.clear,
         "right": _share(score.right, score.clear),
         "unknown": _share(score.unknown, score.clear),
-        "wrong": _share(score.wrong, score.told),
+        "wrong": _share(score.wrong, score.reported),
         "no_single_cause": score.none,
         "no_single_cause_named": score.none_named,
         "shuffled": score.shuffled,
@@ -101,5 +101,5 @@ def write_page(scores: Sequence[Score], again: str) -> None:
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(_cells(score)) + " |" for score in scores]
     goals = "; ".join(missed(scores)) or "none"
-    told = f"\n`make bench-stalls ARGS='{again} --write'` wrote this.\n\n" + "\n".join(lines)
-    PAGE.write_text(f"{before}{MARK}\n{told}\n\nGoals missed in this run: {goals}.\n{after}", encoding="utf-8")
+    output = f"\n`make bench-stalls ARGS='{again} --write'` wrote this.\n\n" + "\n".join(lines)
+    PAGE.write_text(f"{before}{MARK}\n{output}\n\nGoals missed in this run: {goals}.\n{after}", encoding="utf-8")

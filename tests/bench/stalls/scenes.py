@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from handrail_collector.explain.stall_evidence import Cause
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.faults import Fault, parse
-from handrail_fleet.scenario import Scenario
+from handrail_collector.explain.stalls.evidence import StallCause
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.faults import Fault, parse
+from handrail_sim.emulator.scenario import Scenario
 
 Without = Callable[["Setting"], "Setting"]
 
@@ -28,7 +28,7 @@ class Scene:
 
     name: str
     setting: Setting
-    reasons: tuple[tuple[Cause, Without], ...]
+    reasons: tuple[tuple[StallCause, Without], ...]
 
 
 def _no_prefill(setting: Setting) -> Setting:
@@ -50,12 +50,12 @@ def _setting(name: str, *faults: str, **changed: object) -> Setting:
 
 
 _LONG: Final = {"answer_tokens_min": 150, "answer_tokens_max": 400}
-PREFILL: Final = (Cause.PREFILL_COSCHEDULED, _no_prefill)
-POSTING: Final = (Cause.KV_LANDING, _no_posting)
-STORM: Final = (Cause.PREEMPTION, _no("preemption_storm"))
-SLOW_GPU: Final = (Cause.GPU_THROTTLED, _no("gpu_throttled"))
-PAUSES: Final = (Cause.HOST_PAUSE, _no("host_pause"))
-CLIENTS: Final = (Cause.CLIENT_BACKPRESSURE, _no("client_slow"))
+PREFILL: Final = (StallCause.PREFILL_COSCHEDULED, _no_prefill)
+POSTING: Final = (StallCause.KV_LANDING, _no_posting)
+STORM: Final = (StallCause.PREEMPTION, _no("preemption_storm"))
+SLOW_GPU: Final = (StallCause.GPU_THROTTLED, _no("gpu_throttled"))
+PAUSES: Final = (StallCause.HOST_PAUSE, _no("host_pause"))
+CLIENTS: Final = (StallCause.CLIENT_BACKPRESSURE, _no("client_slow"))
 
 SCENES: Final = (
     Scene("collocated", _setting("collocated", arrivals_per_s=3.0, **_LONG), (PREFILL,)),

@@ -22,7 +22,7 @@ from bench.truth.cases import CASES, TRACES, Case
 from bench.truth.judge import Counts, Score
 from bench.truth.report import missed, table, write_page
 from bench.truth.run import Referee
-from handrail.process import spare_the_heap
+from handrail.runtime.process import freeze_gc
 
 WIDTH = 150
 ENOUGH = 600
@@ -78,7 +78,7 @@ def _again(given: argparse.Namespace, seed: int) -> str:
 
 
 def _judge(referees: Sequence[Referee], chosen: Sequence[Case], say: Console, *, as_json: bool) -> list[Score]:
-    spare_the_heap(young=50_000)
+    freeze_gc(young=50_000)
     scores = []
     for case in chosen:
         with say.status(f"{case.name} …"):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.faults import Fault, parse
-from handrail_fleet.virtual import Settings
-from handrail_fleet.workload import Plan
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.faults import Fault, parse
+from handrail_sim.emulator.virtual_run import VirtualRunSettings
+from handrail_sim.emulator.workload import WorkloadRequest
 
 BEGINS, ENDS = 0.37, 0.68  # of a run: as long as a third, and no block of time that the naming looks at begins or ends there
 TRACES = Path(__file__).parents[2] / "data" / "request_traces"
@@ -29,13 +29,13 @@ class Case:
     rate: float = 1.0
     clocks: tuple[str, ...] = ()
 
-    def settings(self, requests: int, seed: int, traces: Path = TRACES) -> Settings:
+    def settings(self, requests: int, seed: int, traces: Path = TRACES) -> VirtualRunSettings:
         """Of the run without the fault."""
         chosen = scenarios.load(self.scenario)
         trace = next(iter(sorted(traces.glob(f"{self.trace}*"))), traces / self.trace) if self.trace else None
-        return Settings(scenario=chosen, requests=requests, seed=seed, trace=trace, rate=self.rate)
+        return VirtualRunSettings(scenario=chosen, requests=requests, seed=seed, trace=trace, rate=self.rate)
 
-    def faults(self, plans: Sequence[Plan]) -> tuple[Fault, ...]:
+    def faults(self, plans: Sequence[WorkloadRequest]) -> tuple[Fault, ...]:
         if not self.fault:
             return ()
         lasts_s = plans[-1].arrival.at_ns / 1e9

@@ -18,30 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handrail.phases import Phase
-from handrail_collector.explain.cause import Causes, causes
-from handrail_collector.explain.columns import PHASES, requests_of
-from handrail_collector.explain.contrast import DIMENSIONS, Group, contrasts
-from handrail_collector.explain.effect import much_longer
-from handrail_collector.explain.period import NEEDED
-from handrail_collector.explain.typical import learn
+from handrail_collector.explain.period.attribution import Attribution, causes
+from handrail_collector.explain.period.baseline import fit
+from handrail_collector.explain.period.concentration import DIMENSIONS, CaseControlStratum, contrasts
+from handrail_collector.explain.period.minimum_effect import much_longer
+from handrail_collector.explain.period.report import NEEDED
+from handrail_collector.explain.period.request_columns import PHASES, requests_of
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.cells import Measure
-from handrail_fleet import truth
-from handrail_fleet.truth import Excess, RequestTruth
+from handrail_collector.store.queries.aggregates import Measure
+from handrail_sim.emulator import truth
+from handrail_sim.emulator.truth import Excess, RequestTruth
 
 HIDDEN = frozenset({"kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_queue"})
-_TOLD = {  # what the client got, in the words of a row
-    truth.Outcome.OK: {"ok"},
-    truth.Outcome.FAILED: {"stream_error", "http_error", "upstream_disconnect"},
-    truth.Outcome.HUNG: {"client_disconnect", "timed_out"},
+_REPORTED = {  # what the client got, in the words of a row
+    truth.TrueOutcome.OK: {"ok"},
+    truth.TrueOutcome.FAILED: {"stream_error", "http_error", "upstream_disconnect"},
+    truth.TrueOutcome.HUNG: {"client_disconnect", "timed_out"},
 }
-_FETCHED: dict[truth.Fetch, set[str | None]] = {
-    truth.Fetch.OK: {"ok", "unknown"},
-    truth.Fetch.FAILED: {"failed", "unknown"},
-    truth.Fetch.RECOMPUTED: {"recomputed", "unknown"},
-    truth.Fetch.EXPIRED: {"expired", "recomputed", "unknown"},
-    truth.Fetch.STALE_READ: {"stale_read", "unknown"},
-    truth.Fetch.NONE: {"unknown", None, "hung", "aborted"},
+_FETCHED: dict[truth.FetchTruth, set[str | None]] = {
+    truth.FetchTruth.OK: {"ok", "unknown"},
+    truth.FetchTruth.FAILED: {"failed", "unknown"},
+    truth.FetchTruth.RECOMPUTED: {"recomputed", "unknown"},
+    truth.FetchTruth.EXPIRED: {"expired", "recomputed", "unknown"},
+    truth.FetchTruth.STALE_READ: {"stale_read", "unknown"},
+    truth.FetchTruth.NONE: {"unknown", None, "hung", "aborted"},
 }
 
 
@@ -121,7 +121,7 @@ class Score:
 
     def plain(self) -> dict[str, str | int | float | None]:
         """What ``--json`` prints."""
-        told = (
+        lines = (
             "scenario",
             "requests",
             "slow",
@@ -132,13 +132,13 @@ class Score:
             "false_findings",
             "baseline_phase_right",
         )
-        return {name: getattr(self, name) for name in told}
+        return {name: getattr(self, name) for name in lines}
 
 
 def found_in(rows: Sequence[RequestRow]) -> int:
     """How many of the requests findings would cover."""
-    told = _causes(rows) if rows else None
-    covered = told.standing.copy() if told is not None else np.zeros(len(rows), bool)
+    attribution = _causes(rows) if rows else None
+    covered = attribution.standing.copy() if attribution is not None else np.zeros(len(rows), bool)
     for measure in (Measure.TTFT, Measure.GAP):
         covered |= _concentrated(rows, measure)
     return int(covered.sum())
@@ -155,7 +155,7 @@ def _concentrated(rows: Sequence[RequestRow], measure: Measure) -> NDArray[np.bo
         slow = [at for at, ns in timed if ns >= slow_from]
         usual = [(at, ns) for at, ns in timed if low <= ns <= high]
         counted = [Counter(_values(rows[at]) for at in part) for part in (slow, [at for at, _ in usual])]
-        groups = [Group(values, counted[0][values], counted[1][values]) for values in counted[0] | counted[1]]
+        groups = [CaseControlStratum(values, counted[0][values], counted[1][values]) for values in counted[0] | counted[1]]
         telling = much_longer(measure, slow_from, round(np.mean([ns for _, ns in usual])))
         standing = {(each.dimension, each.value) for each in contrasts(groups, telling=telling) if each.stands_out}
         for at in slow:
@@ -175,22 +175,22 @@ def _values(row: RequestRow) -> tuple[str | None, ...]:
     return prefill, decode, link, row.model, row.outcome, row.kv_outcome
 
 
-def _causes(rows: Sequence[RequestRow]) -> Causes | None:
+def _causes(rows: Sequence[RequestRow]) -> Attribution | None:
     requests = requests_of(rows)
-    typical = learn(requests)
+    typical = fit(requests)
     return causes(requests, typical) if typical is not None else None
 
 
 def judge(run: Sequence[Known], fault_place: str, falsely_found: int) -> Counts:
     """``falsely_found``: the twin's ``found_in``."""
     rows = [known.row for known in run if known.row is not None]
-    told = _causes(rows)
+    attribution = _causes(rows)
     at = {row.client_request_id: index for index, row in enumerate(rows)}
     counts = Counts(requests=len(run), falsely_found=falsely_found)
     for known in run:
         slow = _slow(known)
         if slow:
-            _count(known, told, at.get(known.truth.request_id), fault_place, counts)
+            _count(known, attribution, at.get(known.truth.request_id), fault_place, counts)
         if slow or (known.excess is not None and known.excess.outcome_changed):
             counts.touched += 1
             counts.outcome_right += _outcome_right(known)
@@ -207,7 +207,7 @@ def _slow(known: Known) -> bool:
     return excess is not None and excess.ttft_ns is not None and ttft_ns is not None and excess.slow(ttft_ns - excess.ttft_ns)
 
 
-def _count(known: Known, told: Causes | None, index: int | None, fault_place: str, counts: Counts) -> None:
+def _count(known: Known, attribution: Attribution | None, index: int | None, fault_place: str, counts: Counts) -> None:
     excess = known.excess
     assert excess is not None
     assert excess.phase is not None
@@ -215,15 +215,15 @@ def _count(known: Known, told: Causes | None, index: int | None, fault_place: st
     counts.slow += 1
     counts.baseline += known.baseline == true_phase
     counts.baseline_misnamed += known.baseline not in ("", true_phase)
-    if told is None or index is None:
+    if attribution is None or index is None:
         counts.open += 1
         return
-    counts.found += bool(told.standing[index])
-    counts.placed += told.place[index] in _places(excess, fault_place)
-    if not told.clear[index]:
+    counts.found += bool(attribution.standing[index])
+    counts.placed += attribution.place[index] in _places(excess, fault_place)
+    if not attribution.clear[index]:
         counts.open += 1
         return
-    phase = PHASES[told.leading[index]]
+    phase = PHASES[attribution.leading[index]]
     if phase is Phase.UNATTRIBUTED:
         counts.unattributed += true_phase in HIDDEN & _may_be(known.row)
         return
@@ -235,9 +235,9 @@ def _count(known: Known, told: Causes | None, index: int | None, fault_place: st
 _BETWEEN = frozenset({Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS})
 
 
-def _in_words_of_a_row(phase: truth.Phase) -> str:
+def _in_words_of_a_row(phase: truth.TruePhase) -> str:
     """Proxies alone cannot part the router from the network."""
-    return Phase.ROUTER_AND_HOPS.value if phase in (truth.Phase.ROUTER, truth.Phase.HOPS) else phase.value
+    return Phase.ROUTER_AND_HOPS.value if phase in (truth.TruePhase.ROUTER, truth.TruePhase.HOPS) else phase.value
 
 
 def _places(excess: Excess, fault_place: str) -> set[str | None]:
@@ -253,8 +253,8 @@ def _outcome_right(known: Known) -> bool:
     """An answer from blocks that were given up is no good one, whatever the client saw, for who can know it."""
     if known.row is None:
         return False
-    tainted = known.row.outcome == "tainted" and known.truth.fetch is truth.Fetch.STALE_READ
-    return tainted or known.row.outcome in _TOLD[known.truth.outcome]
+    tainted = known.row.outcome == "tainted" and known.truth.fetch is truth.FetchTruth.STALE_READ
+    return tainted or known.row.outcome in _REPORTED[known.truth.outcome]
 
 
 def _kv_outcome_wrong(known: Known) -> bool:

@@ -94,7 +94,7 @@ def write_page(scores: Sequence[Score], cases: Sequence[Case], again: str, *, pl
         fault = ", ".join(f"`{text}`" for text in (case.fault, *case.clocks)) if case.fault else "–"
         cells = [score.scenario, fault, str(score.slow), *(percent(read(score)) for _, read in _COLUMNS)]
         lines.append("| " + " | ".join(cells) + " |")
-    told = f"\n`make bench-truth ARGS='{again} --write'` wrote this.\n\n" + "\n".join(lines) + "\n"
+    output = f"\n`make bench-truth ARGS='{again} --write'` wrote this.\n\n" + "\n".join(lines) + "\n"
     goals = missed(scores, plugin=plugin)
-    told += "\nGoals missed: " + ("; ".join(goals) if goals else "none") + ".\n"
-    PAGE.write_text(f"{before}{MARKS[plugin]}\n{told}{after}", encoding="utf-8")
+    output += "\nGoals missed: " + ("; ".join(goals) if goals else "none") + ".\n"
+    PAGE.write_text(f"{before}{MARKS[plugin]}\n{output}{after}", encoding="utf-8")

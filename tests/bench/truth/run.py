@@ -9,24 +9,24 @@ from pathlib import Path
 from bench.truth import baseline
 from bench.truth.cases import TRACES, Case
 from bench.truth.judge import Counts, Known, Score, by_request, found_in, judge
-from handrail.cli.simulated import arrivals
 from handrail.records import EngineRequest
-from handrail_collector.offline import newest, rows_of
+from handrail_collector.batch import newest, rows_of
 from handrail_collector.rows import RequestRow
-from handrail_fleet.faults import Fault
-from handrail_fleet.observe import STARTED_UNIX_NS
-from handrail_fleet.scenario import Scenario
-from handrail_fleet.simulate import Flight, Simulation, record
-from handrail_fleet.truth import RequestTruth, excess
-from handrail_fleet.virtual import Settings, asked
-from handrail_fleet.workload import Plan
+from handrail_sim.emulator.faults import Fault
+from handrail_sim.emulator.observe import STARTED_UNIX_NS
+from handrail_sim.emulator.scenario import Scenario
+from handrail_sim.emulator.simulate import Flight, Simulation, record
+from handrail_sim.emulator.truth import RequestTruth, excess
+from handrail_sim.emulator.virtual_run import VirtualRunSettings, plan_requests
+from handrail_sim.emulator.workload import WorkloadRequest
+from handrail_sim.virtual.observers import arrivals
 
 
 @dataclass(frozen=True, slots=True)
 class _Twin:
     """A run without a fault; several cases share one."""
 
-    plans: Sequence[Plan]
+    plans: Sequence[WorkloadRequest]
     truths: Sequence[RequestTruth]
     flights: Sequence[Flight]
     rows: Sequence[RequestRow]
@@ -56,12 +56,12 @@ class Referee:
             healthy = [Known(truth, None, None, "") for truth in twin.truths]
             return judge(healthy, "", twin.found)
         flights = Simulation(settings.scenario, twin.plans, self._seed, faults).run()
-        rows, vllm = self._told(settings.scenario, flights, faults)
-        said = by_request(rows)
+        rows, vllm = self._report(settings.scenario, flights, faults)
+        request_rows = by_request(rows)
         run = []
         for well, flight in zip(twin.truths, flights, strict=True):
             truth = record(settings.scenario, flight)
-            run.append(Known(truth, excess(well, truth), said.get(truth.request_id), vllm.get(truth.request_id, "")))
+            run.append(Known(truth, excess(well, truth), request_rows.get(truth.request_id), vllm.get(truth.request_id, "")))
         return judge(run, faults[0].place, twin.found)
 
     def rows(self, case: Case) -> dict[str, RequestRow]:
@@ -72,19 +72,19 @@ class Referee:
         if not faults:
             return dict(by_request(twin.rows))
         flights = Simulation(settings.scenario, twin.plans, self._seed, faults).run()
-        return dict(by_request(self._told(settings.scenario, flights, faults)[0]))
+        return dict(by_request(self._report(settings.scenario, flights, faults)[0]))
 
-    def _twin(self, case: Case, settings: Settings) -> _Twin:
+    def _twin(self, case: Case, settings: VirtualRunSettings) -> _Twin:
         key = (case.scenario, case.trace, case.rate)
         if key not in self._twins:
-            plans = asked(settings)
+            plans = plan_requests(settings)
             flights = Simulation(settings.scenario, plans, self._seed).run()
-            rows, _ = self._told(settings.scenario, flights, ())
+            rows, _ = self._report(settings.scenario, flights, ())
             truths = [record(settings.scenario, flight) for flight in flights]
             self._twins[key] = _Twin(plans, truths, flights, rows, found_in(rows))
         return self._twins[key]
 
-    def _told(
+    def _report(
         self, scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault]
     ) -> tuple[list[RequestRow], dict[str, str]]:
         """Rows, and what vLLM alone would name."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from handrail_collector.api.json import row_from_json, row_to_json, span_to_json
+from builders.store_rows import request_rows as made_rows
+from builders.strategies import request_rows, span_rows
+from handrail_collector.api.schema import row_from_json, row_to_json, span_to_json
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.span import SpanRow
-from store_rows import request_rows as made_rows
-from store_strategies import request_rows, span_rows
 
 
 @settings(max_examples=50, deadline=None)

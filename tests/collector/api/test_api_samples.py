@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from builders.device_timeline import ROW, S, ordinary, stored
+from builders.request_rows import MS, STARTED
 from handrail_collector.api.samples import MOST_POINTS
 from handrail_collector.api.server import ApiServer
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.read import StoreReader
-from made_rows import MS, STARTED
-from made_tracks import ROW, S, ordinary, stored
 
 
 class Nothing:

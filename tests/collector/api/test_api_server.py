@@ -12,15 +12,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from handrail_collector.api.json import row_from_json
+from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
 from handrail_collector.api.query import PARAMETERS
+from handrail_collector.api.schema import row_from_json
 from handrail_collector.api.server import MAX_WAITING, ApiServer
 from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import MANIFEST
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from store_rows import START_UNIX_NS, request_rows, spans_of_requests
 
 SECOND = 1_000_000_000
 NOW = START_UNIX_NS + 3600 * SECOND
@@ -53,7 +53,7 @@ class Api:
 
     server: ApiServer
     live: Live
-    publisher: Publisher
+    publisher: StorePublisher
     root: Path
     session: aiohttp.ClientSession
     not_ready: list[str]
@@ -73,7 +73,7 @@ class Api:
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
     root = tmp_path / "store"
-    publisher = Publisher(root)
+    publisher = StorePublisher(root)
     publisher.open()
     spans = spans_of_requests(1, proxies=True)
     first = replace(ROWS[0], trace_id=spans[0].trace_id, span_ids=(spans[2].span_id,))
@@ -251,13 +251,13 @@ async def test_questions_beyond_the_bound_are_told_to_come_back(tmp_path: Path) 
             async with session.get(f"{url}/api/v1/requests") as answer:
                 return answer.status
 
-        asked = [asyncio.ensure_future(ask()) for _ in range(MAX_WAITING + 1)]
-        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=90)
+        tasks = [asyncio.ensure_future(ask()) for _ in range(MAX_WAITING + 1)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=90)
         assert [task.result() for task in done] == [503]
         async with session.get(f"{url}/healthz") as answer:
             assert answer.status == 200
         reader.go.set()
-        assert sorted(await asyncio.gather(*asked)) == [200] * MAX_WAITING + [503]
+        assert sorted(await asyncio.gather(*tasks)) == [200] * MAX_WAITING + [503]
     await server.shutdown()
 
 

@@ -7,10 +7,10 @@ from math import ceil, isnan
 import numpy as np
 import pytest
 
-from compare_samples import queued, sample
-from handrail.sketch import MAX_BUCKETS
+from builders.compare_samples import queued, sample
+from handrail.metrics.exponential_histogram import MAX_BUCKETS
 from handrail_collector.compare.bootstrap import Bootstrap, difference, t_quantile
-from handrail_collector.compare.levels import block_of_slice, levels_of
+from handrail_collector.compare.rate_levels import block_of_slice, levels_of
 from handrail_collector.compare.sample import Floats
 
 SHARES = (0.5, 0.9, 0.99)

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handrail.sketch import GapSketch
+from builders.request_rows import MS, STARTED, phase, request_row, spread
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail_collector.compare.arm import Arm
 from handrail_collector.compare.comparison import CompareError, compare
 from handrail_collector.compare.figures import measure
-from handrail_collector.compare.gather import Stretch, read_sample
-from handrail_collector.compare.lost import losses
-from handrail_collector.compare.report import Comparison, Estimate, Objectives, from_plain, to_plain
+from handrail_collector.compare.load import StorePeriod, read_sample
+from handrail_collector.compare.report import Comparison, Estimate, SloTargets, from_plain, to_plain
+from handrail_collector.compare.ttft_breakdown import losses
 from handrail_collector.rows import PhaseRow, RequestRow
-from handrail_collector.store.publish import Publisher
-from made_rows import MS, STARTED, phase, request_row, spread
+from handrail_collector.store.publish import StorePublisher
 
 S = 1000 * MS
-GOAL = Objectives()
+GOAL = SloTargets()
 
 
 def rows(
@@ -66,12 +66,12 @@ def rows(
     return made
 
 
-def stored(folder: Path, made: Sequence[RequestRow]) -> Stretch:
-    publisher = Publisher(folder)
+def stored(folder: Path, made: Sequence[RequestRow]) -> StorePeriod:
+    publisher = StorePublisher(folder)
     publisher.open()
     publisher.publish(0, 10, 10, [], made)
     publisher.close()
-    return Stretch(root=folder, where=folder.name)
+    return StorePeriod(root=folder, where=folder.name)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_ttft_is_lost_where_its_phases_say(more: dict[str, Any], where: str, t
 
 
 def test_the_places_of_a_loss_add_up_to_it(tmp_path: Path) -> None:
-    goal = Objectives()
+    goal = SloTargets()
     plain, split = (
         read_sample([stored(tmp_path / name, made)], "edge", None)
         for name, made in (("p", rows(400, split=False)), ("s", rows(400, split=True, hops=90, hidden=300, queue=50)))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_samples import MS, sample
+from builders.compare_samples import MS, sample
 from handrail_collector.compare.bootstrap import Bootstrap
 from handrail_collector.compare.goodput import goodput, judge, share
-from handrail_collector.compare.report import Estimate, Objectives, RateLevel
+from handrail_collector.compare.report import Estimate, RateLevel, SloTargets
 
-GOAL = Objectives(ttft_ns=500_000_000, itl_ns=50_000_000, attain=0.9)
+GOAL = SloTargets(ttft_ns=500_000_000, itl_ns=50_000_000, attain=0.9)
 NAN = float("nan")
 
 
@@ -47,7 +47,7 @@ def test_the_gap_objective_is_about_what_is_asked(of: str, met: bool) -> None:
     stutters = sample(
         two, two * 0 + 100 * MS, gap_p99_ns=two * 0 + 60 * MS, gap_max_ns=two * 0 + 90 * MS, per_token_ns=two * 0 + 21 * MS
     )
-    assert judge(stutters, Objectives(itl_of=of)).gaps.tolist() == [met, met]
+    assert judge(stutters, SloTargets(itl_of=of)).gaps.tolist() == [met, met]
 
 
 def test_a_share_of_all_is_bounded_below_one() -> None:
@@ -106,6 +106,6 @@ def test_a_lower_rate_that_missed_what_a_higher_one_reached_is_told() -> None:
 
 
 def test_objectives_are_checked() -> None:
-    assert Objectives().validate() == []
-    problems = Objectives(ttft_ns=0, itl_ns=-1, itl_of="p98", attain=1.0).validate()
+    assert SloTargets().validate() == []
+    problems = SloTargets(ttft_ns=0, itl_ns=-1, itl_of="p98", attain=1.0).validate()
     assert [problem.partition(":")[0] for problem in problems] == ["ttft", "itl", "itl_of", "attain"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare_samples import MS, S, queued, sample
-from handrail_collector.compare.levels import FEWEST_BLOCKS, MEMORIES, MOST_BLOCKS, block_of_slice, levels_of
+from builders.compare_samples import MS, S, queued, sample
+from handrail_collector.compare.rate_levels import FEWEST_BLOCKS, MEMORIES, MOST_BLOCKS, block_of_slice, levels_of
 from handrail_collector.compare.sample import Floats, Sample
 
 

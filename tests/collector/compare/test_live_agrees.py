@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare_samples import sample
-from exchanges import exchange
-from handrail.live.objectives import ALL, ITL, LEFT, TTFT, judge
-from handrail.live.objectives import Objectives as LiveObjectives
+from builders.compare_samples import sample
+from builders.exchanges import exchange
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail.records import Gaps, Outcome
-from handrail.sketch import GapSketch
 from handrail_collector.compare import goodput, report
-from handrail_collector.compare.gather import _NOT_FAILED, _OF_THE_SERVER
+from handrail_collector.compare.load import _NOT_FAILED, _OF_THE_SERVER
+from handrail_sidecar.live_metrics.slo import ALL, ITL, LEFT, TTFT, judge
+from handrail_sidecar.live_metrics.slo import RequestObjectives as LiveObjectives
 
 MS = 10**6
 OBJECTIVES = LiveObjectives()
@@ -24,7 +24,7 @@ OBJECTIVES = LiveObjectives()
 
 def test_the_defaults_are_the_same() -> None:
     assert (OBJECTIVES.ttft_ns, OBJECTIVES.itl_ns) == (report.DEFAULT_TTFT_NS, report.DEFAULT_ITL_NS)
-    assert report.Objectives().itl_of == "p99"
+    assert report.SloTargets().itl_of == "p99"
 
 
 @given(
@@ -65,7 +65,7 @@ def test_a_request_is_judged_alike(
         left=np.array([outcome in LEFT]),
         refused=np.array([refused]),
     )
-    judged = goodput.judge(row, report.Objectives())
+    judged = goodput.judge(row, report.SloTargets())
     ours = dict(judge(record, OBJECTIVES, ttft_judged=False))
     if not judged.judged[0]:
         assert not {TTFT, ITL, ALL} & ours.keys()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.sketch import GapSketch
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail_collector.compare.sketches import decode
 
 VALUES = st.integers(0, 2000) | st.integers(0, 2**40) | st.integers(0, 2**50)

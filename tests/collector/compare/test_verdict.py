@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_samples import MS, queued, sample, stretch
+from builders.compare_samples import MS, queued, sample, stretch
 from handrail_collector.compare.arm import Arm
 from handrail_collector.compare.comparison import side_by_side
 from handrail_collector.compare.goodput import goodput
-from handrail_collector.compare.lost import NOTHING_KNOWN
-from handrail_collector.compare.report import Comparison, Estimate, Objectives, RateLevel
+from handrail_collector.compare.report import Comparison, Estimate, RateLevel, SloTargets
 from handrail_collector.compare.sample import Sample
+from handrail_collector.compare.ttft_breakdown import NOTHING_KNOWN
 from handrail_collector.compare.verdict import split_against
 
-GOAL = Objectives(ttft_ns=1_000_000_000, itl_ns=50_000_000)
+GOAL = SloTargets(ttft_ns=1_000_000_000, itl_ns=50_000_000)
 
 
 def arm(seed: int, *, longer_ms: float = 0.0, stutter: float = 0.0, requests: int = 1200, **changes: Any) -> Sample:
@@ -30,7 +30,7 @@ def arm(seed: int, *, longer_ms: float = 0.0, stutter: float = 0.0, requests: in
     return sample(started, ttft + longer_ms * MS, gap_ms=gaps, **changes)
 
 
-def compared(samples: Sequence[Sample], names: str = "ABC", goal: Objectives = GOAL, gpus: int = 0) -> Comparison:
+def compared(samples: Sequence[Sample], names: str = "ABC", goal: SloTargets = GOAL, gpus: int = 0) -> Comparison:
     return side_by_side(
         [Arm(name=n, stretches=(stretch(),), gpus=gpus) for n, _ in zip(names, samples, strict=False)], samples, goal
     )
@@ -192,7 +192,7 @@ def test_gaps_between_tokens_are_not_set_against_gaps_between_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "layout", "told"),
+    ("name", "changes", "layout", "output"),
     [
         pytest.param("x", {"split": True}, "split", "1,200 of 1,200 requests show a hand-off", id="rows"),
         pytest.param("split", {}, "collocated", "0 of 1,200 requests show a hand-off", id="rows-over-name"),
@@ -200,10 +200,10 @@ def test_gaps_between_tokens_are_not_set_against_gaps_between_chunks() -> None:
         pytest.param("x", {"engines": 0}, "unknown", "the rows name neither P nor D", id="nothing"),
     ],
 )
-def test_the_layout_is_told_by_the_rows_then_by_the_name(name: str, changes: dict[str, Any], layout: str, told: str) -> None:
+def test_the_layout_is_told_by_the_rows_then_by_the_name(name: str, changes: dict[str, Any], layout: str, output: str) -> None:
     made = side_by_side([Arm(name=each, stretches=(stretch(),)) for each in (name, "other")], [arm(1, **changes), arm(2)], GOAL)
     assert made.arms[0].layout == layout
-    assert made.arms[0].layout_told_by.startswith(told)
+    assert made.arms[0].layout_told_by.startswith(output)
     assert (made.arms[0].notes != ()) == (name == "split" and layout == "collocated")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_samples import queued, sample
+from builders.compare_samples import queued, sample
 from handrail_collector.compare.sample import Sample
 from handrail_collector.compare.workload import cached_share, distance, unknown, unlike
 
@@ -25,7 +25,7 @@ def test_draws_of_one_workload_are_alike(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reported_output"),
     [
         pytest.param({"prompt_tokens": np.full(600, 8000.0)}, "other prompt lengths", id="prompts"),
         pytest.param({"output_tokens": np.full(600, 20.0)}, "other answer lengths", id="answers"),
@@ -33,12 +33,12 @@ def test_draws_of_one_workload_are_alike(seed: int) -> None:
         pytest.param({"cached_tokens": np.full(600, 0.0)}, "prefix cache: ", id="caches"),
     ],
 )
-def test_other_work_is_told(changes: dict[str, Any], said: str) -> None:
+def test_other_work_is_told(changes: dict[str, Any], reported_output: str) -> None:
     one, other = arm(1), arm(2, **changes)
     one = replace(one, cached_tokens=one.prompt_tokens / 2)
     other = replace(other, cached_tokens=other.prompt_tokens / 2 if "cached_tokens" not in changes else other.cached_tokens)
     (why,) = unlike(one, other)
-    assert said in why
+    assert reported_output in why
 
 
 def test_answers_that_failed_do_not_count_as_shorter_work() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
 from handrail_collector.journal.journal import Journal, JournalSettings
 
 

@@ -12,11 +12,11 @@ from crash import faults
 from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorded, Recorder
 from crash.view import first_answer_of
+from doubles.power_disk import Content, Disk, Operation
 from handrail_collector.store import rolled
-from handrail_collector.store.folders import HOUR_NS
-from handrail_collector.store.publish import Publisher
-from kept_store import ROWS, kept_store
-from power_disk import Content, Disk, Operation
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.publish import StorePublisher
+from harness.store import ROWS, kept_store
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_no_crash_and_no_crash_of_the_start_after_it_loses_or_doubles_anything(
     crashes = Crashes(recorded, tmp_path, every=31, again=40)
     crashes.run()
     summed = total(crashes)
-    assert summed.said == []
+    assert summed.messages == []
     assert (summed.lost, summed.twice, summed.torn, summed.wrong) == (0, 0, 0, 0)
     assert crashes.tallies[START].points > 10
     assert len(summed.ways) == 7
@@ -65,16 +65,16 @@ def test_a_sync_that_is_forgotten_is_seen(
 
 
 def test_a_start_that_forgets_what_it_told_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Publisher.open
-    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), evidence={}))
+    opened = StorePublisher.open
+    monkeypatch.setattr(StorePublisher, "open", lambda publisher: replace(opened(publisher), evidence={}))
     crashes = Crashes(recorded, tmp_path, every=20, again=0)
     crashes.run()
     assert total(crashes).twice > 0
 
 
 def test_counting_again_what_is_replayed_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Publisher.open
-    monkeypatch.setattr(Publisher, "open", lambda publisher: replace(opened(publisher), rows={}, observed={}))
+    opened = StorePublisher.open
+    monkeypatch.setattr(StorePublisher, "open", lambda publisher: replace(opened(publisher), rows={}, observed={}))
     crashes = Crashes(recorded, tmp_path, every=20, again=0)
     crashes.run()
     assert total(crashes).wrong > 0
@@ -83,7 +83,7 @@ def test_counting_again_what_is_replayed_is_seen(recorded: Recorded, tmp_path: P
 @pytest.mark.parametrize("kind", [faults.FULL, faults.FAILED_SYNC])
 def test_a_disk_that_fails_once_loses_nothing(recorded: Recorded, tmp_path: Path, kind: str) -> None:
     tally = faults.run(recorded, Crashes(recorded, tmp_path, again=0), tmp_path, 40 if kind == faults.FULL else 25, (kind,))[kind]
-    assert tally.said == []
+    assert tally.messages == []
     assert tally.points >= 2
     assert (tally.lost, tally.twice, tally.torn, tally.wrong) == (0, 0, 0, 0)
 
@@ -104,7 +104,7 @@ def total(crashes: Crashes) -> Tally:
     for tally in crashes.tallies.values():
         summed.points += tally.points
         summed.ways += tally.ways
-        summed.said += tally.said
+        summed.messages += tally.messages
         for name in ("lost", "twice", "torn", "wrong"):
             setattr(summed, name, getattr(summed, name) + getattr(tally, name))
     return summed

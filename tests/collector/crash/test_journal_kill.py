@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Retryable, Signal
+from handrail.otlp.signals import Retryable, Signal
 from handrail_collector.journal.journal import Journal, JournalSettings
 
 CHILD = Path(__file__).with_name("journal_child.py")

@@ -11,34 +11,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.truth.cases import CASES
-from handrail.cli.simulated import arrivals
-from handrail_collector.explain.backlog import Backlog, Floats, Visits, replay
-from handrail_collector.explain.columns import COMPUTE, QUEUE, Requests, requests_of
-from handrail_collector.explain.typical import learn
-from handrail_collector.offline import newest, rows_of
-from handrail_fleet.observe import STARTED_UNIX_NS
-from handrail_fleet.simulate import Simulation, record
-from handrail_fleet.truth import Phase, RequestTruth
-from handrail_fleet.virtual import asked
+from handrail_collector.batch import newest, rows_of
+from handrail_collector.explain.period.baseline import fit
+from handrail_collector.explain.period.queue_replay import Arrivals, Floats, QueueReplay, replay
+from handrail_collector.explain.period.request_columns import COMPUTE, QUEUE, RequestColumns, requests_of
+from handrail_sim.emulator.observe import STARTED_UNIX_NS
+from handrail_sim.emulator.simulate import Simulation, record
+from handrail_sim.emulator.truth import RequestTruth, TruePhase
+from handrail_sim.emulator.virtual_run import plan_requests
+from handrail_sim.virtual.observers import arrivals
 
 MS = 1e6
 TOKEN_NS = 50_000.0
 
 
-def visits(*arrivals: tuple[float, float], host: str = "p0") -> Visits:
+def visits(*arrivals: tuple[float, float], host: str = "p0") -> Arrivals:
     """Of one host: when each came in ms, and its tokens."""
     times, tokens = (np.array(column) for column in zip(*arrivals, strict=True))
     count = len(times)
-    return Visits(np.array([host] * count, object), times * MS, tokens, np.zeros(count), np.zeros(count, bool))
+    return Arrivals(np.array([host] * count, object), times * MS, tokens, np.zeros(count), np.zeros(count, bool))
 
 
-def replayed(came: Visits, budget: int) -> tuple[list[float], list[float]]:
+def replayed(came: Arrivals, budget: int) -> tuple[list[float], list[float]]:
     """Waited and computed in ms."""
-    told = replay(came, came.tokens * TOKEN_NS, budget, 1.0)["p0"]
-    return [round(ns / MS, 3) for ns in told.queue_ns], [round(ns / MS, 3) for ns in told.compute_ns]
+    reported_replayed = replay(came, came.tokens * TOKEN_NS, budget, 1.0)["p0"]
+    return [round(ns / MS, 3) for ns in reported_replayed.queue_ns], [round(ns / MS, 3) for ns in reported_replayed.compute_ns]
 
 
-HAND: dict[str, tuple[Visits, int, list[float], list[float]]] = {
+HAND: dict[str, tuple[Arrivals, int, list[float], list[float]]] = {
     "one after the other": (visits((0, 1000), (10, 1000), (20, 1000)), 1000, [0, 40, 80], [50, 50, 50]),
     "idle between": (visits((0, 1000), (200, 1000)), 1000, [0, 0], [50, 50]),
     "together in the next step": (visits((0, 1000), (10, 500), (20, 500)), 2048, [0, 40, 30], [50, 50, 50]),
@@ -66,12 +66,15 @@ def test_a_visit_told_twice_counts_once() -> None:
 )
 def test_all_work_is_done_in_order_and_none_twice(came: list[tuple[float, int]], budget: int) -> None:
     ordered = visits(*sorted(came))
-    told = replay(ordered, ordered.tokens * TOKEN_NS, budget, 1.0)["p0"]
-    starts, ends = told.queued_ns + told.queue_ns, told.queued_ns + told.queue_ns + told.compute_ns
-    assert (told.queue_ns >= 0).all()
+    reported_replayed = replay(ordered, ordered.tokens * TOKEN_NS, budget, 1.0)["p0"]
+    starts, ends = (
+        reported_replayed.queued_ns + reported_replayed.queue_ns,
+        reported_replayed.queued_ns + reported_replayed.queue_ns + reported_replayed.compute_ns,
+    )
+    assert (reported_replayed.queue_ns >= 0).all()
     assert (np.diff(starts) >= -1).all()  # a ns of rounding
     assert (np.diff(ends) >= -1).all()
-    assert (told.compute_ns >= ordered.tokens * TOKEN_NS - 1).all()
+    assert (reported_replayed.compute_ns >= ordered.tokens * TOKEN_NS - 1).all()
     busy_ns, idle_until = 0.0, 0.0
     for start, end in zip(starts, ends, strict=True):
         busy_ns += max(0.0, end - max(start, idle_until))
@@ -79,7 +82,7 @@ def test_all_work_is_done_in_order_and_none_twice(came: list[tuple[float, int]],
     assert busy_ns == pytest.approx(ordered.tokens.sum() * TOKEN_NS, rel=1e-6)
 
 
-def made(count: int, seed: int) -> tuple[Visits, Floats, Floats]:
+def made(count: int, seed: int) -> tuple[Arrivals, Floats, Floats]:
     """Arrivals by chance at two hosts, and what an engine of 2048 tokens a step would have done with them."""
     random = Random(seed)
     now, times = 0.0, []
@@ -89,53 +92,53 @@ def made(count: int, seed: int) -> tuple[Visits, Floats, Floats]:
     came = visits(*[(at, random.randint(200, 3000)) for at in times])
     came = replace(came, hosts=np.array([f"p{random.randint(0, 1)}" for _ in times], object))
     queue, compute = np.zeros(count), np.zeros(count)
-    for name, told in replay(came, came.tokens * TOKEN_NS, 2048, 1.0).items():
-        queue[came.hosts == name], compute[came.hosts == name] = told.queue_ns, told.compute_ns
+    for name, reported_replayed in replay(came, came.tokens * TOKEN_NS, 2048, 1.0).items():
+        queue[came.hosts == name], compute[came.hosts == name] = reported_replayed.queue_ns, reported_replayed.compute_ns
     return came, queue, compute
 
 
 def test_the_queue_that_would_have_been_is_told_whatever_became_of_it() -> None:
     came, queue, compute = made(1200, seed=4)
     fault = (came.hosts == "p0") & (np.arange(1200) > 400) & (np.arange(1200) < 800)
-    backlog = Backlog.learn(came, queue + 500 * MS * fault, compute + 300 * MS * fault)
+    backlog = QueueReplay.fit(came, queue + 500 * MS * fault, compute + 300 * MS * fault)
     assert backlog is not None
-    told_queue, told_compute = backlog.expected_ns(came)
-    assert np.quantile(np.abs(told_queue - queue), 0.9) < 50 * MS
-    assert np.quantile(np.abs(told_compute - compute), 0.9) < 30 * MS
+    reported_queue, reported_compute = backlog.expected_ns(came)
+    assert np.quantile(np.abs(reported_queue - queue), 0.9) < 50 * MS
+    assert np.quantile(np.abs(reported_compute - compute), 0.9) < 30 * MS
 
 
 def test_queues_that_do_not_follow_from_arrivals_have_no_replay() -> None:
     came, queue, compute = made(1200, seed=5)
     shuffled = np.random.default_rng(1).permutation(queue)
-    assert Backlog.learn(came, shuffled, compute) is None
+    assert QueueReplay.fit(came, shuffled, compute) is None
 
 
 def test_without_queues_there_is_nothing_to_replay() -> None:
     came, _, compute = made(300, seed=6)
-    assert Backlog.learn(came, np.zeros(300), compute) is None
-    assert Backlog.learn(replace(came, hosts=np.array([""] * 300, object)), np.ones(300), compute) is None
+    assert QueueReplay.fit(came, np.zeros(300), compute) is None
+    assert QueueReplay.fit(replace(came, hosts=np.array([""] * 300, object)), np.ones(300), compute) is None
 
 
 def test_a_thinned_sample_has_no_replay() -> None:
     came, queue, compute = made(6000, seed=7)
     few = np.arange(0, 6000, 8)
-    assert Backlog.learn(came.at(few), queue[few], compute[few]) is None
+    assert QueueReplay.fit(came.at(few), queue[few], compute[few]) is None
 
 
 def test_a_visit_that_was_not_among_those_learned_from_is_not_told() -> None:
     came, queue, compute = made(1200, seed=8)
-    backlog = Backlog.learn(came, queue, compute)
+    backlog = QueueReplay.fit(came, queue, compute)
     assert backlog is not None
     later = replace(came.at(np.array([5])), queued_ns=np.array([1.0]))
     elsewhere = replace(came.at(np.array([5])), hosts=np.array(["p9"], object))
-    assert all(np.isnan(told).all() for odd in (later, elsewhere) for told in backlog.expected_ns(odd))
+    assert all(np.isnan(predicted).all() for odd in (later, elsewhere) for predicted in backlog.expected_ns(odd))
 
 
 def test_a_moved_prompt_belongs_to_the_other_of_two_hosts() -> None:
     came, queue, compute = made(1200, seed=9)
     refused = (came.hosts == "p0") & (np.arange(1200) % 3 == 0)
     moved = replace(came, hosts=np.where(refused, "p1", came.hosts), moved=refused)
-    backlog, unmoved = Backlog.learn(moved, queue, compute), Backlog.learn(came, queue, compute)
+    backlog, unmoved = QueueReplay.fit(moved, queue, compute), QueueReplay.fit(came, queue, compute)
     assert backlog is not None
     assert unmoved is not None
     assert np.array_equal(backlog.expected_ns(moved), unmoved.expected_ns(came))
@@ -145,9 +148,9 @@ def test_of_more_hosts_nobody_knows_where_a_moved_prompt_would_have_been() -> No
     came, queue, compute = made(1200, seed=9)
     moved = np.arange(1200) % 50 == 0
     hosts = np.where(np.arange(1200) % 3 == 2, "p2", came.hosts)
-    for name, told in replay(replace(came, hosts=hosts), came.tokens * TOKEN_NS, 2048, 1.0).items():
-        queue[hosts == name], compute[hosts == name] = told.queue_ns, told.compute_ns
-    backlog = Backlog.learn(replace(came, hosts=hosts, moved=moved), queue, compute)
+    for name, reported_replayed in replay(replace(came, hosts=hosts), came.tokens * TOKEN_NS, 2048, 1.0).items():
+        queue[hosts == name], compute[hosts == name] = reported_replayed.queue_ns, reported_replayed.compute_ns
+    backlog = QueueReplay.fit(replace(came, hosts=hosts, moved=moved), queue, compute)
     assert backlog is not None
     assert np.isnan(backlog.expected_ns(replace(came, hosts=hosts, moved=moved))[0][moved]).all()
 
@@ -156,30 +159,30 @@ def test_of_more_hosts_nobody_knows_where_a_moved_prompt_would_have_been() -> No
 def test_in_the_emulated_fleet_it_is_what_the_run_without_the_fault_shows(name: str) -> None:
     case = next(case for case in CASES if case.name == name)
     run = case.settings(1200, seed=3)
-    plans = asked(run)
+    plans = plan_requests(run)
     faults = case.faults(plans)
     healthy = [record(run.scenario, flight) for flight in Simulation(run.scenario, plans, 3).run()]
     flights = Simulation(run.scenario, plans, 3, faults).run()
-    told = arrivals(run.scenario, flights, faults, seed=3, started_unix_ns=STARTED_UNIX_NS)
-    rows = {row.client_request_id: row for row in newest(rows_of((one.received_unix_ns, one.record) for one in told))}
+    timed_records = arrivals(run.scenario, flights, faults, seed=3, started_unix_ns=STARTED_UNIX_NS)
+    rows = {row.client_request_id: row for row in newest(rows_of((one.received_unix_ns, one.record) for one in timed_records))}
     requests = requests_of([rows[truth.request_id] for truth in healthy])
-    typical = learn(requests)
+    typical = fit(requests)
     assert typical is not None
     assert typical.backlog is not None
     expected = typical.expected_ns(requests)
-    for column, phase in ((QUEUE, Phase.PREFILL_QUEUE), (COMPUTE, Phase.PREFILL_COMPUTE)):
+    for column, phase in ((QUEUE, TruePhase.PREFILL_QUEUE), (COMPUTE, TruePhase.PREFILL_COMPUTE)):
         without = _took(healthy, phase)
         changed = np.abs(requests.phases_ns[:, column] - without).mean()
         assert np.abs(expected[:, column] - without).mean() < 0.2 * changed, phase
     assert _fewer(requests) is None
 
 
-def _took(truths: list[RequestTruth], phase: Phase) -> Floats:
+def _took(truths: list[RequestTruth], phase: TruePhase) -> Floats:
     return np.array([truth.phases[phase] for truth in truths], np.float64)
 
 
-def _fewer(requests: Requests) -> Backlog | None:
+def _fewer(requests: RequestColumns) -> QueueReplay | None:
     """Learned from one in ten."""
     few = np.arange(0, len(requests), 10)
     came, took = requests.visits().at(few), requests.phases_ns[few]
-    return Backlog.learn(came, took[:, QUEUE], took[:, COMPUTE])
+    return QueueReplay.fit(came, took[:, QUEUE], took[:, COMPUTE])

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders.period import Change, period, slower, usual
+from builders.request_rows import KV_AND_QUEUE, MS
 from handrail.phases import Phase
-from handrail_collector.explain.cause import cause_of, causes
-from handrail_collector.explain.columns import PHASES, requests_of
-from handrail_collector.explain.typical import LEAST_REQUESTS, Typical, learn
+from handrail_collector.explain.period.attribution import cause_of, causes
+from handrail_collector.explain.period.baseline import LEAST_REQUESTS, Baseline, fit
+from handrail_collector.explain.period.request_columns import PHASES, requests_of
 from handrail_collector.rows import PhaseRow, RequestRow
-from made_period import Change, period, slower, usual
-from made_rows import KV_AND_QUEUE, MS
 
 
-def typical_of(rows: Sequence[RequestRow]) -> Typical:
-    typical = learn(requests_of(rows))
+def typical_of(rows: Sequence[RequestRow]) -> Baseline:
+    typical = fit(requests_of(rows))
     assert typical is not None
     return typical
 
@@ -119,7 +119,7 @@ def test_what_was_found_in_the_cache_is_not_expected_to_take_time() -> None:
 
 @pytest.mark.parametrize("requests", [0, 1, LEAST_REQUESTS - 1])
 def test_too_few_have_nothing_typical(requests: int) -> None:
-    assert learn(requests_of(period(requests=1200)[0][:requests])) is None
+    assert fit(requests_of(period(requests=1200)[0][:requests])) is None
 
 
 def test_requests_without_a_first_token_are_neither_learned_from_nor_named() -> None:
@@ -173,7 +173,7 @@ def test_odd_rows_are_answered_and_alone_as_among_others(rows: list[RequestRow])
         alone = cause_of(row, typical)
         phase = PHASES[together.leading[index]] if together.clear[index] else None
         assert (alone.phase, alone.place, alone.slow) == (phase, together.place[index], bool(together.slow[index]))
-    assert learn(requests_of(rows * LEAST_REQUESTS)) is None or np.isfinite(together.excess_ns).all()
+    assert fit(requests_of(rows * LEAST_REQUESTS)) is None or np.isfinite(together.excess_ns).all()
 
 
 TYPICAL = typical_of(period(requests=200)[0])

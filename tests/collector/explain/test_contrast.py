@@ -6,21 +6,21 @@ from itertools import product
 
 import pytest
 
-from handrail_collector.explain.contrast import Contrast, Group, contrasts, likelihood
+from handrail_collector.explain.period.concentration import CaseControlStratum, Concentration, contrasts, likelihood
 
 HOSTS = tuple(product(("p0", "p1"), ("d0", "d1")))
 
 
-def groups(asked: dict[tuple[str, str], int], others: int = 250, outcome: str | None = "ok") -> list[Group]:
-    return [Group((p, d, f"{p}>{d}", "m", outcome, None), asked.get((p, d), 0), others) for p, d in HOSTS]
+def groups(query: dict[tuple[str, str], int], others: int = 250, outcome: str | None = "ok") -> list[CaseControlStratum]:
+    return [CaseControlStratum((p, d, f"{p}>{d}", "m", outcome, None), query.get((p, d), 0), others) for p, d in HOSTS]
 
 
-def standing(found: list[Contrast]) -> list[tuple[str, str]]:
+def standing(found: list[Concentration]) -> list[tuple[str, str]]:
     return [(c.dimension, c.value) for c in found if c.stands_out]
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("query", "expected"),
     [
         pytest.param({("p0", "d0"): 40}, [("link", "p0>d0")], id="a link accuses neither of its hosts"),
         pytest.param({("p0", "d0"): 20, ("p0", "d1"): 20}, [("prefill_host", "p0")], id="a host, not its links"),
@@ -32,16 +32,16 @@ def standing(found: list[Contrast]) -> list[tuple[str, str]]:
     ],
 )
 def test_what_stands_out_is_the_value_that_tells_them_apart(
-    asked: dict[tuple[str, str], int], expected: list[tuple[str, str]]
+    query: dict[tuple[str, str], int], expected: list[tuple[str, str]]
 ) -> None:
-    assert standing(contrasts(groups(asked))) == expected
+    assert standing(contrasts(groups(query))) == expected
 
 
 def test_a_second_value_is_found_among_what_the_first_leaves() -> None:
     found = contrasts(
         [
             *groups({("p0", "d0"): 60, ("p0", "d1"): 60, ("p1", "d0"): 2, ("p1", "d1"): 2}),
-            Group(("p1", "d1", "p1>d1", "m", "http_error", None), 20, 2),
+            CaseControlStratum(("p1", "d1", "p1>d1", "m", "http_error", None), 20, 2),
         ]
     )
     assert standing(found) == [("outcome", "http_error"), ("prefill_host", "p0")], "the clearest first"
@@ -59,7 +59,7 @@ def test_lift_is_the_ratio_of_the_shares_and_lies_within_its_interval() -> None:
 
 
 def test_a_value_that_no_other_has_has_no_ratio() -> None:
-    rows = [*groups({}), Group(("p0", "d0", "p0>d0", "m", "timed_out", None), 9, 0)]
+    rows = [*groups({}), CaseControlStratum(("p0", "d0", "p0>d0", "m", "timed_out", None), 9, 0)]
     only = next(c for c in contrasts(rows) if c.value == "timed_out")
     assert only.lift is None
     assert only.stands_out

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, engine, exchange, process, split_request
-from handrail.families.failures import COMPUTED, counted_failures
-from handrail.families.reading import Key
+from builders.plugin import altered, fact, facts_of, fetch, publish
+from builders.records import EPOCH, MS, engine, exchange, process, split_request
+from builders.stitched import REPORTING
 from handrail.records import FetchEffect, LogFact, LogKind, Outcome, Role
-from handrail_collector.explain.counted import CountedFailures, Unexplained, unexplained_detail
-from handrail_collector.explain.request import Fleet, explain_all
+from handrail_collector.explain.request.counter_attribution import CounterAttribution, UnattributedFailures, unexplained_detail
+from handrail_collector.explain.request.request_row import Fleet, explain_all
 from handrail_collector.rows import RequestRow
-from handrail_collector.stitch.engines import EngineBook
+from handrail_collector.stitch.engines import EngineRegistry
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from joined import REPORTING
-from plugin_parts import altered, fact, facts_of, fetch, publish
+from handrail_sidecar.engine_metrics.failures import COMPUTED, counted_failures
+from handrail_sidecar.engine_metrics.page import Key
 
 NOW = EPOCH + 10 * SECOND
 
@@ -42,20 +42,20 @@ def counted(
 
 
 @dataclass
-class Said:
+class CountedCase:
     """What came of it."""
 
     rows: list[RequestRow] = field(default_factory=list)
-    unexplained: list[Unexplained] = field(default_factory=list)
+    unexplained: list[UnattributedFailures] = field(default_factory=list)
 
     def row(self, client_id: str) -> RequestRow:
         (found,) = [row for row in self.rows if row.client_request_id == client_id]
         return found
 
 
-def told(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequence[Any] = ()) -> Said:
+def attribute(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequence[Any] = ()) -> CountedCase:
     """As the pipeline: facts of counters are held until the rest has come, then given away, and rows are told anew."""
-    stitcher, book, waiting = Stitcher(), EngineBook(), CountedFailures(14 * SECOND)
+    stitcher, book, waiting = Stitcher(), EngineRegistry(), CounterAttribution(14 * SECOND)
     for one in engines:
         book.take(one)
     for offset, record in enumerate(records):
@@ -63,19 +63,19 @@ def told(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequence[Any
     for offset, one in enumerate(facts, 1000):
         assert waiting.take(one, offset, NOW)
         assert waiting.take(one, offset, NOW)  # told twice is once
-    said, latest = Said(), {}
+    counted_case, latest = CountedCase(), {}
     for second in range(60):
         now = NOW + second * SECOND
-        for found in waiting.due(stitcher.groups, book.ranks, now):
-            if isinstance(found, Unexplained):
-                said.unexplained.append(found)
+        for found in waiting.settle(stitcher.groups, book.ranks, now):
+            if isinstance(found, UnattributedFailures):
+                counted_case.unexplained.append(found)
             else:
                 stitcher.attach(*found, now)
         for decision in stitcher.sweep(now):
             latest[id(decision.group)] = decision.group
     fleet = Fleet(REPORTING, book, stitcher.clocks)
-    said.rows = [row for g in latest.values() if g.merged_into is None and (row := explain_all(g, fleet).row) is not None]
-    return said
+    counted_case.rows = [row for g in latest.values() if g.merged_into is None and (row := explain_all(g, fleet).row) is not None]
+    return counted_case
 
 
 def failed_answer(seen: dict[str, Any]) -> list[Any]:
@@ -87,16 +87,16 @@ def failed_answer(seen: dict[str, Any]) -> list[Any]:
 
 
 def test_a_counted_failure_is_that_of_the_only_load_that_was_open() -> None:
-    said = told(failed_answer(split_request()), [counted()])
-    row = said.row("req-a")
+    counted_case = attribute(failed_answer(split_request()), [counted()])
+    row = counted_case.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.version) == ("failed", "counted_failure", 2)
     assert row.kv_evidence == ("decode:metrics 1 kv_transfer_failures counted while no other hand-off was open there",)
     assert ("decode:metrics", "only_one") in {(join.evidence, join.how) for join in row.joins}
-    assert said.unexplained == []
+    assert counted_case.unexplained == []
 
 
 def test_without_the_counter_the_same_evidence_cannot_tell() -> None:
-    assert told(failed_answer(split_request()), []).row("req-a").kv_outcome == "unknown"
+    assert attribute(failed_answer(split_request()), []).row("req-a").kv_outcome == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_an_answer_all_the_same_is_judged_by_the_tokens_that_were_computed(
 ) -> None:
     seen = split_request()
     seen["d"] = altered(seen["d"], prompt_tokens=1024)
-    row = told([seen["edge"], seen["p"], seen["d"]], [counted(computed=computed)]).row("req-a")
+    row = attribute([seen["edge"], seen["p"], seen["d"]], [counted(computed=computed)]).row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == (outcome, "counted_failure", of_request)
 
 
 def test_of_two_loads_that_were_open_the_counter_cannot_tell_which_and_says_so() -> None:
-    said = told([*failed_answer(split_request()), *failed_answer(split_request("req-b", "t2", 400))], [counted()])
-    assert {row.kv_outcome for row in said.rows} == {"unknown"}
-    (one,) = said.unexplained
+    counted_case = attribute([*failed_answer(split_request()), *failed_answer(split_request("req-b", "t2", 400))], [counted()])
+    assert {row.kv_outcome for row in counted_case.rows} == {"unknown"}
+    (one,) = counted_case.unexplained
     assert unexplained_detail(one) == (
         "decode counted 1 kv_transfer_failures within 5 s, while 2 hand-offs were open there, and nothing tells whose they are"
     )
@@ -124,60 +124,62 @@ def test_of_two_loads_that_were_open_the_counter_cannot_tell_which_and_says_so()
 
 def test_a_request_seen_only_by_the_engines_own_span_may_be_meant_as_well() -> None:
     other = engine(Role.DECODE, 300, 400, rid="cmpl-req-z-0", trace="t9", ttft_ms=200)
-    said = told([*failed_answer(split_request()), other], [counted()])
-    assert said.row("req-a").kv_outcome == "unknown"
-    assert [one.open for one in said.unexplained] == [2]
+    counted_case = attribute([*failed_answer(split_request()), other], [counted()])
+    assert counted_case.row("req-a").kv_outcome == "unknown"
+    assert [one.open for one in counted_case.unexplained] == [2]
 
 
 def test_a_load_outside_the_two_readings_is_not_meant() -> None:
-    said = told([*failed_answer(split_request()), *failed_answer(split_request("req-b", "t2", 20_000))], [counted()])
-    assert (said.row("req-a").kv_outcome, said.row("req-b").kv_outcome) == ("failed", "unknown")
+    counted_case = attribute([*failed_answer(split_request()), *failed_answer(split_request("req-b", "t2", 20_000))], [counted()])
+    assert (counted_case.row("req-a").kv_outcome, counted_case.row("req-b").kv_outcome) == ("failed", "unknown")
 
 
 def test_a_load_that_the_plugin_saw_go_well_is_not_meant() -> None:
     seen, other = split_request(), split_request("req-b", "t2", 400)
     well = [*other.values(), fetch(534, rid="cmpl-req-b-0-0000dddd", peer="cmpl-req-b-0-0000aaaa", trace="t2", parent=other["d"])]
-    said = told([*failed_answer(seen), *well], [counted()])
-    assert (said.row("req-a").kv_outcome, said.row("req-b").kv_outcome) == ("failed", "ok")
+    counted_case = attribute([*failed_answer(seen), *well], [counted()])
+    assert (counted_case.row("req-a").kv_outcome, counted_case.row("req-b").kv_outcome) == ("failed", "ok")
 
 
 def test_a_failure_that_is_known_explains_the_counter_and_nothing_is_concluded_from_it() -> None:
     seen, other = split_request(), split_request("req-b", "t2", 400)
     known = fetch(134, parent=seen["d"], done_ms=None, noticed_ms=20, failure="transfer_failed", effect=FetchEffect.FAILED)
-    said = told([*failed_answer(seen), known, *failed_answer(other)], [counted()])
-    assert (said.row("req-a").kv_reason, said.row("req-b").kv_outcome) == ("transfer_failed", "unknown")
-    assert said.unexplained == []
+    counted_case = attribute([*failed_answer(seen), known, *failed_answer(other)], [counted()])
+    assert (counted_case.row("req-a").kv_reason, counted_case.row("req-b").kv_outcome) == ("transfer_failed", "unknown")
+    assert counted_case.unexplained == []
 
 
 def test_a_line_of_the_log_explains_it_as_well() -> None:
     line = fact(LogKind.FETCH_FAILED, Role.DECODE, 180, "cmpl-req-a-0-0000dddd", failure="transfer_failed")
-    said = told([*failed_answer(split_request()), line, *failed_answer(split_request("req-b", "t2", 400))], [counted()])
-    assert (said.row("req-a").kv_outcome, said.row("req-b").kv_outcome) == ("failed", "unknown")
-    assert said.unexplained == []
+    counted_case = attribute(
+        [*failed_answer(split_request()), line, *failed_answer(split_request("req-b", "t2", 400))], [counted()]
+    )
+    assert (counted_case.row("req-a").kv_outcome, counted_case.row("req-b").kv_outcome) == ("failed", "unknown")
+    assert counted_case.unexplained == []
 
 
 def test_the_clean_up_of_a_request_that_was_given_up_may_fail_and_count() -> None:
     gone = split_request()
     left = [gone["p"], altered(gone["edge"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None)]
     left.append(altered(gone["d"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None))
-    said = told([*left, *failed_answer(split_request("req-b", "t2", 8_000))], [counted(at_ms=7_000)])
-    assert said.row("req-b").kv_outcome == "unknown"
-    assert said.unexplained == []
+    counted_case = attribute([*left, *failed_answer(split_request("req-b", "t2", 8_000))], [counted(at_ms=7_000)])
+    assert counted_case.row("req-b").kv_outcome == "unknown"
+    assert counted_case.unexplained == []
 
 
 def test_more_failures_than_requests_that_failed_are_a_finding_where_the_ranks_are_known() -> None:
     seen = split_request()
     known = fetch(134, parent=seen["d"], done_ms=None, noticed_ms=20, failure="transfer_failed", effect=FetchEffect.FAILED)
     records = [*failed_answer(seen), known]
-    assert told(records, [counted(8)]).unexplained == []  # how many workers count the same one is not known
-    assert told(records, [counted(8)], [facts_of(Role.DECODE, tp_size=8)]).unexplained == []
-    (one,) = told(records, [counted(8)], [facts_of(Role.DECODE, tp_size=2)]).unexplained
+    assert attribute(records, [counted(8)]).unexplained == []  # how many workers count the same one is not known
+    assert attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=8)]).unexplained == []
+    (one,) = attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=2)]).unexplained
     assert (one.explained, one.fact.lines) == (1, 8)
     assert "more than the 1 requests explain" in unexplained_detail(one)
 
 
 def test_failures_while_nothing_was_open_are_a_finding() -> None:
-    (one,) = told([], [counted(3)]).unexplained
+    (one,) = attribute([], [counted(3)]).unexplained
     assert unexplained_detail(one).endswith("while no hand-off was known to be open there")
 
 
@@ -185,8 +187,8 @@ def test_an_expiry_that_p_counted_is_that_of_the_only_kv_that_was_kept() -> None
     seen = split_request()
     kept = publish(105, parent=seen["p"], read_ms=None, freed_ms=30_000)
     left = [seen["p"], altered(seen["edge"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None), kept]
-    said = told(left, [counted(role=Role.PREFILL, name="kv_expired_requests", at_ms=28_000)])
-    row = said.row("req-a")
+    counted_case = attribute(left, [counted(role=Role.PREFILL, name="kv_expired_requests", at_ms=28_000)])
+    row = counted_case.row("req-a")
     assert row.kv_outcome == "expired"
     assert row.kv_evidence == ("prefill:metrics 1 kv_expired_requests counted while no other hand-off was open there",)
 
@@ -194,7 +196,7 @@ def test_an_expiry_that_p_counted_is_that_of_the_only_kv_that_was_kept() -> None
 def test_A04_what_is_counted_with_expiry_in_it_says_so() -> None:
     grown = {("kv_transfer_failures", "0", "nixl"): 1.0}
     (mixed,) = counted_failures(process(Role.DECODE), grown, grown, EPOCH, EPOCH + 5 * SECOND)
-    (row,) = told(failed_answer(split_request()), [mixed]).rows
+    (row,) = attribute(failed_answer(split_request()), [mixed]).rows
     assert row.kv_evidence[0].endswith("open there, expiry counted with them")
     pages = {**grown, ("kv_expired_requests", "0", "nixl"): 0.0}
     (apart,) = counted_failures(process(Role.DECODE), grown, pages, EPOCH, EPOCH + 5 * SECOND)
@@ -204,6 +206,6 @@ def test_A04_what_is_counted_with_expiry_in_it_says_so() -> None:
 def test_a_request_that_was_told_to_read_nothing_is_not_meant() -> None:
     edge = exchange(Role.EDGE, 0, 900, rid="req-z", trace="t9", ttft_ms=300, outcome=Outcome.STREAM_ERROR)
     local = exchange(Role.DECODE, 10, 800, rid="req-z", trace="t9", parent=edge, outcome=Outcome.STREAM_ERROR)
-    said = told([edge, local], [counted()])
-    assert said.row("req-z").kv_outcome is None
-    assert [one.open for one in said.unexplained] == [0]
+    counted_case = attribute([edge, local], [counted()])
+    assert counted_case.row("req-z").kv_outcome is None
+    assert [one.open for one in counted_case.unexplained] == [0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail_collector.explain.curve import curve_of, stretches
+from handrail_collector.explain.stalls.cumulative import curve_of, stretches
 
 _times = st.integers(0, 120)
 _intervals = st.lists(st.tuples(_times, _times).map(lambda pair: (min(pair), max(pair))), max_size=8)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from bench.truth.judge import found_in
-from handrail.sketch import GapSketch
-from handrail_collector.explain.answer import answered
-from handrail_collector.explain.period import Verdict
-from handrail_collector.explain.question import Question
-from handrail_collector.explain.sentences import summary
+from builders.period import usual
+from builders.request_rows import MS, STARTED
+from builders.scope import explained_period, scope_of, store_of
+from handrail.metrics.exponential_histogram import GapSketch
+from handrail_collector.explain.period.answer import answered
+from handrail_collector.explain.period.question import Question
+from handrail_collector.explain.period.report import TailVerdict
+from handrail_collector.explain.period.summary import summary
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.schema import Table
-from made_period import usual
-from made_rows import MS, STARTED
-from made_scope import scope_of, store_of, told
 
 
 def rows(count: int = 1500) -> list[RequestRow]:
@@ -42,26 +42,26 @@ def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
 @pytest.mark.parametrize(
     ("more_ns", "verdict"),
     [
-        pytest.param(MS, Verdict.NOTHING, id="a tenth longer"),
-        pytest.param(60 * MS, Verdict.STANDS_OUT, id="seven times as long"),
+        pytest.param(MS, TailVerdict.NOTHING, id="a tenth longer"),
+        pytest.param(60 * MS, TailVerdict.STANDS_OUT, id="seven times as long"),
     ],
 )
-def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: int, verdict: Verdict) -> None:
+def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: int, verdict: TailVerdict) -> None:
     made = [
         with_gap(row, (row.gap_max_ns or 0) + more_ns) if row.decode_host == "d1" and index % 40 == 3 else row
         for index, row in enumerate(rows())
     ]
     scope = scope_of(tmp_path, made)
-    assert told(scope.gap).verdict is verdict
-    assert any("longest stream gaps" in sentence for sentence in summary(scope)) == (verdict is Verdict.STANDS_OUT)
-    assert (found_in(made) > 0) == (verdict is Verdict.STANDS_OUT), "the referee counts what a contrast covers"
+    assert explained_period(scope.gap).verdict is verdict
+    assert any("longest stream gaps" in sentence for sentence in summary(scope)) == (verdict is TailVerdict.STANDS_OUT)
+    assert (found_in(made) > 0) == (verdict is TailVerdict.STANDS_OUT), "the referee counts what a contrast covers"
 
 
 @pytest.mark.parametrize(("requests", "named"), [(4, []), (14, [("unattributed", "p1>d1")])])
 def test_a_cause_of_a_few_requests_is_chance(tmp_path: Path, requests: int, named: list[tuple[str, str]]) -> None:
     chosen = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) == ("p1", "d1")][100 : 100 + requests]
     made = [waiting(row, "unattributed", 900 * MS) if i in chosen else row for i, row in enumerate(rows())]
-    causes = told(scope_of(tmp_path, made).ttft).causes
+    causes = explained_period(scope_of(tmp_path, made).ttft).causes
     assert causes is not None
     assert [(each.phase, each.place) for each in causes.named] == named
     assert causes.ordinary == causes.slow - sum(each.requests for each in causes.named) - causes.alike
@@ -73,8 +73,8 @@ def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
     elsewhere = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) != ("p1", "d1")][::220][:5]
     made = [waiting(row, "router_and_hops", 900 * MS) if i in [*on_link, *elsewhere] else row for i, row in enumerate(rows())]
     scope = scope_of(tmp_path, made)
-    assert told(scope.ttft).verdict is Verdict.NOTHING
-    perhaps = [each for each in told(scope.ttft).contrasts if each.perhaps]
+    assert explained_period(scope.ttft).verdict is TailVerdict.NOTHING
+    perhaps = [each for each in explained_period(scope.ttft).contrasts if each.perhaps]
     first = summary(scope)[0]
     assert perhaps
     assert f"{perhaps[0].value} has more of them" in first
@@ -84,7 +84,7 @@ def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
 def test_rows_that_name_no_host_are_not_said_to_share_one(tmp_path: Path) -> None:
     nowhere = {"prefill_host": None, "decode_host": None, "prefill_instance": None, "decode_instance": None}
     scope = scope_of(tmp_path, [replace(row, **nowhere) for row in rows()])  # type: ignore[arg-type]
-    assert told(scope.ttft).verdict is Verdict.NOTHING
+    assert explained_period(scope.ttft).verdict is TailVerdict.NOTHING
     assert "Nothing stands out" in summary(scope)[0]
     assert "nobody told their hosts" in summary(scope)[0]
 

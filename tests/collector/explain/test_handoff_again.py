@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from builders import MS, exchange, kv, split_request
+from builders.plugin import altered, fact, fetch, publish, times
+from builders.records import MS, exchange, kv, split_request
+from builders.stitched import StitchedRows, stitched
 from handrail.records import FetchEffect, LogKind, Outcome, Role
-from joined import Told, told
-from plugin_parts import altered, fact, fetch, publish, times
 
 RAW_D = "cmpl-req-a-0-0000dddd"
 FAILED: dict[str, Any] = {"done_ms": None, "failure": "transfer_failed"}
 
 
-def outcomes(found: Told) -> list[str]:
+def outcomes(found: StitchedRows) -> list[str]:
     return [each.outcome for each in found.fetches]
 
 
 def test_a_load_that_failed_and_was_made_again_was_retried_and_the_request_says_so() -> None:
     seen = split_request()
     failed = fetch(134, parent=seen["d"], noticed_ms=20, **FAILED)
-    found = told([*seen.values(), failed, fetch(160, parent=seen["d"])])
+    found = stitched([*seen.values(), failed, fetch(160, parent=seen["d"])])
     assert outcomes(found) == ["retried", "ok"]
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == ("retried", "transfer_failed", "ok")
@@ -40,12 +40,12 @@ def test_a_load_whose_second_try_failed_too_was_not_retried_well() -> None:
     d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
     one = fetch(134, parent=d, noticed_ms=20, **FAILED)
     two = fetch(160, parent=d, noticed_ms=20, effect=FetchEffect.FAILED, **FAILED)
-    found = told([seen["edge"], seen["p"], d, one, two])
+    found = stitched([seen["edge"], seen["p"], d, one, two])
     assert outcomes(found) == ["failed", "failed"]
     assert found.row("req-a").kv_outcome == "failed"
 
 
-def asked_another(first_d: Outcome, *more: Any) -> Told:
+def second_decode(first_d: Outcome, *more: Any) -> StitchedRows:
     """D1 is asked first, then D2 answers, both for what one P kept."""
     seen = split_request()
     key = kv("cmpl-req-a-0-0000aaaa")
@@ -56,12 +56,12 @@ def asked_another(first_d: Outcome, *more: Any) -> Told:
         113, rid="cmpl-req-a-0-11111111", parent=d1, instance="d1:8000", started_ms=1, posted_ms=None, noticed_ms=5,
         engine_id="E1", **FAILED,
     )  # fmt: skip
-    return told([*seen.values(), d1, load1, publish(105, parent=seen["p"]), fetch(134, parent=seen["d"]), *more])
+    return stitched([*seen.values(), d1, load1, publish(105, parent=seen["p"]), fetch(134, parent=seen["d"]), *more])
 
 
 @pytest.mark.parametrize("first", [Outcome.STREAM_ERROR, Outcome.HTTP_ERROR])
 def test_a_router_that_asked_another_decode_after_the_first_had_failed_to_load(first: Outcome) -> None:
-    found = asked_another(first)
+    found = second_decode(first)
     assert outcomes(found) == ["retried", "ok"]
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.decode_instance) == ("retried", "transfer_failed", "decode:8000")
@@ -69,7 +69,7 @@ def test_a_router_that_asked_another_decode_after_the_first_had_failed_to_load(f
 
 def test_what_the_first_decode_logged_is_not_about_the_load_of_the_second() -> None:
     line = fact(LogKind.FETCH_FAILED, Role.DECODE, 115, "cmpl-req-a-0-11111111", instance="d1:8000", failure="transfer_failed")
-    found = asked_another(Outcome.STREAM_ERROR, line)
+    found = second_decode(Outcome.STREAM_ERROR, line)
     assert outcomes(found) == ["retried", "ok"]
     assert any("decode:log fetch_failed" in word for word in found.fetches[0].evidence)
 
@@ -78,7 +78,7 @@ def test_a_line_about_the_first_of_two_loads_of_one_request_is_not_about_the_sec
     seen = split_request()
     failed = fetch(134, parent=seen["d"], noticed_ms=20, **FAILED)
     line = fact(LogKind.FETCH_FAILED, Role.DECODE, 150, RAW_D, failure="transfer_failed")
-    found = told([*seen.values(), failed, fetch(1160, parent=seen["d"]), line])
+    found = stitched([*seen.values(), failed, fetch(1160, parent=seen["d"]), line])
     assert outcomes(found) == ["retried", "ok"]
 
 
@@ -87,7 +87,7 @@ def test_several_prompts_of_one_request_load_side_by_side_and_none_is_another_tr
     one = fetch(134, parent=seen["d"], noticed_ms=20, effect=FetchEffect.FAILED, **FAILED)
     two = fetch(135, rid="cmpl-req-a-1-0000dddd", peer="cmpl-req-a-1-0000aaaa", parent=seen["d"])
     kept = [publish(105, parent=seen["p"]), publish(105, rid="cmpl-req-a-1-0000aaaa", parent=seen["p"])]
-    assert outcomes(told([*seen.values(), *kept, one, two])) == ["failed", "ok"]
+    assert outcomes(stitched([*seen.values(), *kept, one, two])) == ["failed", "ok"]
 
 
 def test_a_load_after_the_first_token_is_no_part_of_the_time_to_it() -> None:
@@ -96,8 +96,8 @@ def test_a_load_after_the_first_token_is_no_part_of_the_time_to_it() -> None:
     at_d = times(Role.DECODE, 133, 110, 150, 850, rid=RAW_D, parent=seen["d"], preemptions=1, preempted_ns=50 * MS)
     again = fetch(500, parent=seen["d"], started_ms=1, posted_ms=None, done_ms=9, noticed_ms=10)
     first = fetch(134, parent=seen["d"])
-    found = told([*seen.values(), at_d, first, again])
-    alone = told([*seen.values(), at_d, first])
+    found = stitched([*seen.values(), at_d, first, again])
+    alone = stitched([*seen.values(), at_d, first])
     assert found.row("req-a").phases == alone.row("req-a").phases
     assert outcomes(found) == ["ok", "ok"]
     assert found.row("req-a").kv_outcome == "ok"
@@ -114,6 +114,6 @@ def test_an_engine_that_was_lost_while_it_loaded_and_another_that_answered() -> 
         113, rid="cmpl-req-a-0-11111111", parent=d1, instance="d1:8000", started_ms=1, posted_ms=2, done_ms=None, noticed_ms=None,
         request_status="engine_lost", ended_ns=8 * MS,
     )  # fmt: skip
-    found = told([*seen.values(), d1, lost, publish(105, parent=seen["p"]), fetch(134, parent=seen["d"])])
+    found = stitched([*seen.values(), d1, lost, publish(105, parent=seen["p"]), fetch(134, parent=seen["d"])])
     assert outcomes(found) == ["retried", "ok"]
     assert found.row("req-a").kv_reason == "engine_lost"

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, engine, exchange, kv, process, split_request
-from handrail.engines.vllm import NEVER_SCHEDULED
-from handrail.kv.logfold import Folder
-from handrail.kv.loghead import read_head
-from handrail.kv.loglines import recognise
-from handrail.proxy.stream import End, ResponseReader
+from builders.plugin import altered, fact, facts_of, fetch, happened, publish, times
+from builders.records import EPOCH, MS, engine, exchange, kv, process, split_request
+from builders.stitched import stitched
 from handrail.records import FetchEffect, LogFact, LogKind, Outcome, ProcessEventKind, Role, Source
+from handrail.wire.engines.vllm import NEVER_SCHEDULED
 from handrail_collector.stitch.stitcher import SECOND
-from joined import told
-from plugin_parts import altered, fact, facts_of, fetch, happened, publish, times
+from handrail_sidecar.engine_logs.aggregate import Folder
+from handrail_sidecar.engine_logs.line_header import read_head
+from handrail_sidecar.engine_logs.lines import recognise
+from handrail_sidecar.proxy.response_reader import End, ResponseReader
 
 _DATA = Path(__file__).parents[2] / "data/replay"
 S = 1000  # ms
@@ -64,7 +64,7 @@ def test_A01_eight_stale_reads_of_forty_two_requests_all_with_200() -> None:
     records: list[Any] = [
         one for n in range(42) for one in request(n, ids[n] if n < len(ids) else f"cmpl-well-{n}-0-0000aaaa", first - 30 * SECOND)
     ]
-    found = told([*records, *facts])
+    found = stitched([*records, *facts])
     assert len(found.rows) == 42
     assert all(row.status == 200 for row in found.rows)
     stale = [row for row in found.rows if row.kv_outcome == "stale_read"]
@@ -78,9 +78,9 @@ def test_A01_eight_stale_reads_of_forty_two_requests_all_with_200() -> None:
 def test_A01_the_plugins_word_for_it_needs_no_log() -> None:
     seen = split_request()
     late = publish(105, parent=seen["p"], read_ms=None, freed_ms=30 * S, expired_ms=30 * S, late_read_ms=51 * S)
-    row = told([*seen.values(), late]).row("req-a")
+    row = stitched([*seen.values(), late]).row("req-a")
     assert (row.kv_outcome, row.outcome) == ("stale_read", "tainted")
-    (one,) = told([*seen.values(), late]).fetches
+    (one,) = stitched([*seen.values(), late]).fetches
     assert (one.late_ns, one.tainted) == (21 * SECOND, True)
 
 
@@ -91,7 +91,7 @@ def test_A03_a_reference_used_again_is_another_requests_kv_and_not_one_trace() -
     load = fetch(3134, rid="cmpl-req-c-0-0000dddd", peer="cmpl-req-a-0-0000aaaa", trace="t3", parent=stolen)
     own = fetch(134, parent=first["d"])
     kept = publish(105, parent=first["p"])
-    found = told([*first.values(), own, kept, again["edge"], again["p"], stolen, load])
+    found = stitched([*first.values(), own, kept, again["edge"], again["p"], stolen, load])
     assert len(found.rows) == 2
     wrong = found.row("req-c")
     assert (wrong.kv_outcome, wrong.outcome) == ("wrong_request", "tainted")
@@ -115,12 +115,12 @@ def test_A08_the_wait_is_told_and_is_over_the_lease_though_clocks_differ() -> No
     one_call["edge"] = altered(one_call["edge"], process=process(Role.EDGE, host="he"))
     one_call["d"] = altered(one_call["d"], arrival_unix_ns=EPOCH + round((500_130 + skew) * MS))
     calls = [one_call[name] for name in ("edge", "p", "d")]
-    row = told([*calls, edge, p, d, load, gone]).row("req-a")
+    row = stitched([*calls, edge, p, d, load, gone]).row("req-a")
     assert row.kv_outcome == "stale_read"
-    (said,) = [f for f in row.findings if f.startswith("handoff_over_lease")]
-    (one,) = [f for f in told([*calls, edge, p, d, load, gone]).fetches if f.client_request_id == "req-a"]
+    (output,) = [f for f in row.findings if f.startswith("handoff_over_lease")]
+    (one,) = [f for f in stitched([*calls, edge, p, d, load, gone]).fetches if f.client_request_id == "req-a"]
     assert one.held_ns is not None
-    assert abs(one.held_ns / SECOND - given["expected"]["handoff_wait_s"]) < 1, said
+    assert abs(one.held_ns / SECOND - given["expected"]["handoff_wait_s"]) < 1, output
     assert one.lease_ns == 120 * SECOND
 
 
@@ -128,7 +128,7 @@ def test_A08_kv_that_lay_for_most_of_its_lease_is_told_before_anything_expires()
     seen = split_request()
     load = fetch(134, parent=seen["d"], started_ms=97 * S, posted_ms=97 * S, done_ms=97 * S + 50, noticed_ms=97 * S + 60)
     kept = publish(105, parent=seen["p"], lease_ms=120 * S, read_ms=97 * S, freed_ms=97 * S)
-    row = told([*seen.values(), load, kept]).row("req-a")
+    row = stitched([*seen.values(), load, kept]).row("req-a")
     assert row.kv_outcome == "ok"
     assert [f.partition(":")[0] for f in row.findings] == ["handoff_near_lease"]
 
@@ -140,12 +140,12 @@ def test_A10_recompute_is_no_success_of_the_fetch_though_the_client_has_its_answ
         effect=FetchEffect.RECOMPUTED, bytes_moved=None,
     )  # fmt: skip
     at_d = times(Role.DECODE, 133, 50, 150, 850, rid="cmpl-req-a-0-0000dddd", parent=seen["d"])
-    found = told([*seen.values(), load, at_d])
+    found = stitched([*seen.values(), load, at_d])
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == ("recomputed", "transfer_failed", "ok")
     assert row.kv_lost_ns == 149 * MS  # until its first token: D computed what it had failed to load
     line = fact(LogKind.RECOMPUTED, Role.DECODE, 180, "cmpl-req-a-0-0000dddd")
-    at_d_only = told([*seen.values(), at_d, line]).row("req-a")
+    at_d_only = stitched([*seen.values(), at_d, line]).row("req-a")
     assert at_d_only.kv_outcome == "recomputed"
 
 
@@ -157,7 +157,7 @@ def test_A11_a_request_parked_after_its_failure_is_open_and_said_to_be() -> None
         effect=FetchEffect.RECOMPUTED, bytes_moved=None,
     )  # fmt: skip
     parked = times(Role.DECODE, 0, None, None, None, rid="cmpl-r1-0-0000dddd", provisional=True, seen_ns=360 * SECOND)
-    (row,) = told([load, parked], still_open=True).rows
+    (row,) = stitched([load, parked], still_open=True).rows
     assert row.version == 0
     assert row.kv_outcome == "recomputed"
     assert row.duration_ns == 360 * SECOND
@@ -169,7 +169,7 @@ def test_A16_after_the_link_has_failed_no_answer_without_a_loads_good_word_is_tr
     broken = [
         fact(LogKind.LINK_ERROR, Role.DECODE, at, None, reason="NIXL_ERR_REMOTE_DISCONNECT") for at in (30_000, 60_200, 60_400)
     ]
-    found = told([*seen.values(), *later.values(), *broken])
+    found = stitched([*seen.values(), *later.values(), *broken])
     assert (found.row("req-a").outcome, found.row("req-b").outcome) == ("ok", "tainted")
     assert (found.row("req-b").kv_outcome, found.row("req-b").kv_reason) == ("unknown", "link_failing")
     assert "3 times" in found.row("req-b").kv_evidence[0]
@@ -187,14 +187,14 @@ def test_A16_the_stream_that_came_of_it_is_tainted_and_its_empty_answer_is_told(
     reader.finish(round((stream["reads"][-1]["t"] + 0.01) * SECOND), End.CLEAN)
     facts = reader.facts()
     seen = split_request("req-b", "t2", 60_000)
-    told_of = {
+    reported_of = {
         "outcome": facts.outcome, "ttft_token_ns": facts.ttft_token_ns, "ttft_text_ns": facts.ttft_text_ns,
         "ttft_text_kind": facts.ttft_text_kind, "hints": facts.hints, "events": facts.events,
     }  # fmt: skip
     for door in ("edge", "d"):
-        seen[door] = altered(seen[door], **told_of)
+        seen[door] = altered(seen[door], **reported_of)
     broken = [fact(LogKind.PEER_LOST, Role.DECODE, at, None, reason="NIXL_ERR_REMOTE_DISCONNECT") for at in (30_000, 60_200)]
-    row = told([*seen.values(), *broken]).row("req-b")
+    row = stitched([*seen.values(), *broken]).row("req-b")
     assert (row.status, row.outcome, row.kv_outcome, row.kv_reason) == (200, "tainted", "unknown", "link_failing")
     assert "reasoning_only" in row.hints
 
@@ -206,7 +206,7 @@ def test_A17_sixty_expiries_then_the_engine_dies_and_what_was_open_is_closed_as_
     at = (max(f.at_unix_ns for f in facts) - EPOCH) / MS
     waiting = times(Role.PREFILL, at - 5000, 10, None, None, rid="cmpl-open-0-0000aaaa", provisional=True, seen_ns=4 * SECOND)
     dead = happened(ProcessEventKind.DEAD, Role.PREFILL, at + 1000, at_bound_ns=2 * SECOND)
-    found = told([*facts, waiting, dead])
+    found = stitched([*facts, waiting, dead])
     (row,) = found.rows
     assert (row.outcome, row.error_type) == ("upstream_disconnect", "engine_lost")
     assert any(f.startswith("engine_lost: prefill:8000") for f in row.findings)
@@ -223,10 +223,10 @@ def test_A19_another_engine_at_the_address_is_told_with_the_request_that_hangs()
     at_d = times(
         Role.DECODE, 133, None, None, None, rid="cmpl-req-a-0-0000dddd", parent=seen["d"], provisional=True, seen_ns=85 * SECOND
     )
-    found = told([*replaced, *open_edge.values(), load, at_d], still_open=True)
+    found = stitched([*replaced, *open_edge.values(), load, at_d], still_open=True)
     (row,) = [r for r in found.rows if r.decode_instance]
     assert row.kv_outcome == "hung"
-    joined = told([*replaced, *open_edge.values(), load, at_d]).rows
+    joined = stitched([*replaced, *open_edge.values(), load, at_d]).rows
     (hung,) = [r for r in joined if r.decode_instance]
     assert any("E1 -> E2" in f for f in hung.findings)
 
@@ -252,9 +252,9 @@ def _a21(given: dict[str, Any]) -> list[Any]:
 
 def test_A21_a_prefill_that_failed_makes_the_answer_one_that_is_not_counted_as_good() -> None:
     first, second = case("A21_prefill_fails_decode_goes_on")["requests"]
-    row = told(_a21(first)).row("r-1")
+    row = stitched(_a21(first)).row("r-1")
     assert (row.kv_outcome, row.kv_reason, row.outcome, row.status) == ("failed", "prefill_error", "tainted", 200)
-    row = told(_a21(second)).row("r-2")
+    row = stitched(_a21(second)).row("r-2")
     assert (row.kv_outcome, row.kv_reason) == ("failed", "prefill_error")
     assert "prefill_error: the decode waited 299.98 s on a prefill that had failed" in row.findings
 
@@ -267,7 +267,7 @@ def test_A21_the_wait_for_a_failed_prefill_is_told_while_it_goes_on() -> None:
     edge_at = altered(failed, ids=altered(failed.ids, parent_span_id=""))
     parent = altered(waits, ids=altered(waits.ids, parent_span_id=failed.ids.span_id))
     del answered
-    (row,) = told([edge_at, parent], still_open=True).rows
+    (row,) = stitched([edge_at, parent], still_open=True).rows
     assert row.version == 0
     assert "prefill_error: the decode waited 100.00 s on a prefill that had failed" in row.findings
 
@@ -283,7 +283,7 @@ def test_A23_a_cache_probe_is_no_retry_no_error_and_adds_no_tokens() -> None:
         exchange(Role.PREFILL, 30, 870, rid="r-1", parent=edge, kv_out=kv("cmpl-r-1-0-0000aaaa")),
         exchange(Role.DECODE, 900, 2200, rid="r-1", parent=edge, ttft_ms=50, output_tokens=120, kv_in=kv("cmpl-r-1-0-0000aaaa")),
     ]
-    found = told([edge, *legs, fetch(901, rid="cmpl-r-1-0-0000dddd", peer="cmpl-r-1-0-0000aaaa", parent=legs[2])])
+    found = stitched([edge, *legs, fetch(901, rid="cmpl-r-1-0-0000dddd", peer="cmpl-r-1-0-0000aaaa", parent=legs[2])])
     (row,) = found.rows
     assert (row.outcome, row.output_tokens, row.ttft_token_ns) == ("ok", 120, 950 * MS)
     assert (row.kv_outcome, row.prefill_attempts, row.hints, row.findings) == ("ok", 1, ("cache_probe",), ())
@@ -303,7 +303,7 @@ def test_A26_only_the_third_refusal_is_a_failed_fetch() -> None:
         Role.DECODE, 630, 40, rid="r-3", parent=third, kv_in=kv("cmpl-r-3-0-0000aaaa"), outcome=Outcome.STREAM_ERROR,
         error_type="sequence not found",
     )  # fmt: skip
-    found = told([refused, edge, bare, third, p, d])
+    found = stitched([refused, edge, bare, third, p, d])
     outcomes = {row.client_request_id: row.kv_outcome for row in found.rows}
     assert outcomes == {"r-1": None, "r-2": None, "r-3": "failed"}
     assert any(f.startswith("no_handoff_data") for f in found.row("r-2").findings)
@@ -340,21 +340,21 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
     d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
     load = fetch(134, parent=d, **({"done_ms": None} | of_fetch))
     kept = publish(105, parent=seen["p"], read_ms=None, freed_ms=None)
-    row = told([seen["edge"], seen["p"], d, load, kept]).row("req-a")
+    row = stitched([seen["edge"], seen["p"], d, load, kept]).row("req-a")
     assert (row.kv_outcome, row.kv_reason) == (outcome, reason)
     assert row.kv_evidence
     assert row.kv_evidence[0].startswith("decode:plugin ")
 
 
 @pytest.mark.parametrize(
-    ("dropped", "known", "said"),
+    ("dropped", "known", "output"),
     [
         pytest.param(NEVER_SCHEDULED, True, None, id="what a failed load leaves behind"),
         pytest.param((*NEVER_SCHEDULED, "gen_ai.latency.e2e"), True, "gen_ai.latency.e2e", id="and what it does not"),
         pytest.param(NEVER_SCHEDULED, False, ", ".join(NEVER_SCHEDULED), id="nobody tells of the load"),
     ],
 )
-def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], known: bool, said: str | None) -> None:
+def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], known: bool, output: str | None) -> None:
     """Policy fail on vLLM 0.32: the request ends before it was scheduled, so its span's queue time is minus the uptime."""
     seen = split_request()
     d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
@@ -368,10 +368,10 @@ def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], 
         ttft_ns=None,
         dropped_attributes=dropped,
     )
-    row = told([seen["edge"], seen["p"], d, span, *([load] if known else [])]).row("req-a")
+    row = stitched([seen["edge"], seen["p"], d, span, *([load] if known else [])]).row("req-a")
     assert row.kv_outcome == ("failed" if known else "unknown")
     assert [f for f in row.findings if f.startswith("bad_attribute")] == (
-        [f"bad_attribute: decode sent absurd {said}"] if said else []
+        [f"bad_attribute: decode sent absurd {output}"] if output else []
     )
 
 
@@ -379,7 +379,7 @@ def test_kv_that_nobody_read_until_its_lease_ended_has_expired() -> None:
     seen = split_request()
     kept = publish(105, parent=seen["p"], read_ms=None, freed_ms=30 * S, expired_ms=30 * S)
     gone = altered(seen["edge"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None)
-    found = told([gone, seen["p"], kept])
+    found = stitched([gone, seen["p"], kept])
     (row,) = found.rows
     assert (row.kv_outcome, row.outcome) == ("expired", "client_disconnect")
     assert found.fetches[0].outcome == "expired"
@@ -387,8 +387,11 @@ def test_kv_that_nobody_read_until_its_lease_ended_has_expired() -> None:
 
 def test_engines_that_differ_in_what_they_hand_over_are_a_finding_of_the_request() -> None:
     seen = split_request()
-    said = [facts_of(Role.PREFILL), facts_of(Role.DECODE, dtype="float16", block_size=32, model_revision="r2", kv_layout="NHD")]
-    row = told([*said, *seen.values()]).row("req-a")
+    engine_facts = [
+        facts_of(Role.PREFILL),
+        facts_of(Role.DECODE, dtype="float16", block_size=32, model_revision="r2", kv_layout="NHD"),
+    ]
+    row = stitched([*engine_facts, *seen.values()]).row("req-a")
     assert [f for f in row.findings if f.startswith("kv_mismatch")] == [
         "kv_mismatch: model revision is r1 at P and r2 at D",
         "kv_mismatch: dtype is bfloat16 at P and float16 at D",

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from builders import MS, split_request
+from builders.plugin import altered, fact, fetch, happened, publish, times
+from builders.records import MS, split_request
+from builders.stitched import stitched
 from handrail.records import FetchEffect, LogKind, Outcome, ProcessEventKind, Role
-from joined import told
-from plugin_parts import altered, fact, fetch, happened, publish, times
 
 RAW_D = "cmpl-req-a-0-0000dddd"
 GIVEN_UP: dict[str, Any] = {"request_status": "aborted", "ended_ns": 20_000_000}
@@ -34,8 +34,8 @@ def test_a_request_given_up_while_its_load_was_open_is_aborted(
     d = altered(seen["d"], outcome=Outcome.CLIENT_DISCONNECT, ttft_token_ns=None)
     load = fetch(134, parent=d, rid=RAW_D, **(of_fetch | GIVEN_UP))
     kept = publish(105, parent=seen["p"], read_ms=40, freed_ms=41, late_read_ms=late_read_ms)
-    said = fact(LogKind.HANDSHAKE_FAILED, Role.DECODE, 5100, RAW_D)
-    row = told([left, seen["p"], d, load, kept, *([said] if "failure" in of_fetch else [])]).row("req-a")
+    log_fact = fact(LogKind.HANDSHAKE_FAILED, Role.DECODE, 5100, RAW_D)
+    row = stitched([left, seen["p"], d, load, kept, *([log_fact] if "failure" in of_fetch else [])]).row("req-a")
     assert row.kv_outcome == outcome
     assert row.kv_evidence
 
@@ -43,7 +43,7 @@ def test_a_request_given_up_while_its_load_was_open_is_aborted(
 def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is() -> None:
     seen = split_request()
     p = altered(seen["p"], duration_ns=160 * MS)  # told to be over 40 ms after D had been asked
-    row = told([seen["edge"], p, seen["d"], seen["engine_p"], seen["engine_d"]]).row("req-a")
+    row = stitched([seen["edge"], p, seen["d"], seen["engine_p"], seen["engine_d"]]).row("req-a")
     phases = {phase.phase: phase for phase in row.phases if phase.process == "prefill"}
     assert (phases["prefill_queue"].duration_ns, phases["prefill_compute"].duration_ns) == (20 * MS, 60 * MS)
     assert phases["prefill_respond"].bound_ns >= 20 * MS
@@ -65,7 +65,7 @@ def test_an_engine_that_was_told_to_end_while_it_loaded_is_told_from_one_that_di
     d = altered(seen["d"], outcome=Outcome.UPSTREAM_DISCONNECT, ttft_token_ns=None)
     load = fetch(134, parent=d, done_ms=None, noticed_ms=None, ended_ns=20 * MS)
     events = [happened(ProcessEventKind(kind), Role.DECODE, 150 + at) for at, kind in enumerate(kinds)]
-    row = told([seen["edge"], seen["p"], d, load, *events]).row("req-a")
+    row = stitched([seen["edge"], seen["p"], d, load, *events]).row("req-a")
     assert (row.kv_outcome, row.kv_reason) == ("failed", reason)
     word = {"stopped": "engine_stopped", "dead": "engine_lost", "restarted": "engine_restarted"}
     assert {finding.partition(":")[0] for finding in row.findings} >= {word[kind] for kind in kinds}
@@ -78,7 +78,7 @@ def test_how_ps_answer_ended_is_not_how_the_request_did(status: str, outcome: st
     """D's API server took its exchange along, and no edge has reported: D's engine knows better than the proxy beside P."""
     seen = split_request()
     at_d = times(Role.DECODE, 133, 110, 150, 850, rid=RAW_D, parent=seen["edge"], status=status)
-    row = told([seen["p"], at_d, fetch(134, parent=seen["edge"]), publish(105, parent=seen["p"])]).rows[0]
+    row = stitched([seen["p"], at_d, fetch(134, parent=seen["edge"]), publish(105, parent=seen["p"])]).rows[0]
     assert (row.scope, row.outcome, row.status) == ("engine", outcome, None)
     assert row.decode_instance is not None
 
@@ -89,5 +89,5 @@ def test_an_engine_that_dies_after_the_load_had_failed_is_not_why(died_ms: float
     d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
     load = fetch(134, parent=d, done_ms=None, noticed_ms=20, failure="transfer_setup_failed", effect=FetchEffect.FAILED)
     kept = publish(105, parent=seen["p"], read_ms=None, freed_ms=None, expired_ms=5_000)
-    row = told([seen["edge"], seen["p"], d, load, kept, happened(ProcessEventKind.DEAD, Role.PREFILL, died_ms)]).row("req-a")
+    row = stitched([seen["edge"], seen["p"], d, load, kept, happened(ProcessEventKind.DEAD, Role.PREFILL, died_ms)]).row("req-a")
     assert (row.kv_outcome, row.kv_reason) == ("failed", reason)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, split_request
+from builders.plugin import altered, fetch, publish
+from builders.records import EPOCH, MS, split_request
+from builders.stitched import stitched
 from handrail_collector.stitch.stitcher import SECOND
-from joined import told
-from plugin_parts import altered, fetch, publish
 
 
 def shown(record: Any, field: str, offset_s: float, ppm: float) -> Any:
@@ -40,7 +40,7 @@ def test_the_time_that_kv_lay_is_bounded_on_the_right_clock(offset_s: float, ppm
             for one, field in ((seen["d"], "arrival_unix_ns"), (load, "known_unix_ns"))
         )
         records += [seen["edge"], seen["p"], d, kept, load]
-    last = next(one for one in told(records).fetches if one.client_request_id == "req-59")
+    last = next(one for one in stitched(records).fetches if one.client_request_id == "req-59")
     assert last.held_ns is not None
     assert last.clock_bound_ns is not None
     assert last.held_ns <= 40 * MS + 100 <= last.held_ns + last.clock_bound_ns + 200

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from builders import MS, ids, router, split_request
-from clock_fleet import fly
-from handrail.cli.simulated import arrivals
+from builders.clock_fleet import fly
+from builders.plugin import altered
+from builders.records import MS, ids, router, split_request
+from builders.stitched import stitched
 from handrail.records import Role
-from handrail_collector.offline import newest, rows_of
+from handrail_collector.batch import newest, rows_of
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.faults import Fault
-from handrail_fleet.observe import STARTED_UNIX_NS
-from joined import told
-from plugin_parts import altered
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.faults import Fault
+from handrail_sim.emulator.observe import STARTED_UNIX_NS
+from handrail_sim.virtual.observers import arrivals
 
 US = 1_000
 
@@ -42,18 +42,18 @@ def routed(**of_calls: float) -> list[Any]:
 
 
 def test_a_routers_spans_part_what_lies_between_and_the_sum_is_exact() -> None:
-    row = told(routed()).row("req-a")
+    row = stitched(routed()).row("req-a")
     assert between(row) == {"router": 4, "prefill_hops": 12, "decode_hops": 24}
     assert sum(p.duration_ns for p in row.phases) == 300 * MS
 
 
 def test_spans_that_cannot_be_of_this_way_part_nothing() -> None:
-    row = told(routed(d=50.0)).row("req-a")  # D called before P was done
+    row = stitched(routed(d=50.0)).row("req-a")  # D called before P was done
     assert between(row) == {"router_and_hops": 40}
 
 
 def test_on_one_host_nothing_is_told_apart_without_a_router() -> None:
-    assert between(told(split_request().values()).row("req-a")) == {"router_and_hops": 40}
+    assert between(stitched(split_request().values()).row("req-a")) == {"router_and_hops": 40}
 
 
 def hosts(at_ms: float, number: int, skew_ms: float, hop_ms: float) -> list[Any]:
@@ -72,7 +72,7 @@ def hosts(at_ms: float, number: int, skew_ms: float, hop_ms: float) -> list[Any]
 
 def test_clocks_that_are_bounded_narrowly_tell_the_way_from_d_to_the_edge_with_its_bound() -> None:
     every = [one for number in range(5) for one in hosts(number * 2000, number, 5000, 0.5)]
-    row = told(every).row("req-4")
+    row = stitched(every).row("req-4")
     found = {p.phase: p for p in row.phases if p.process == "path"}
     hops = found["decode_hops"]
     assert hops.source == "clocks"
@@ -82,7 +82,7 @@ def test_clocks_that_are_bounded_narrowly_tell_the_way_from_d_to_the_edge_with_i
 
 
 def test_clocks_that_nothing_bounds_narrowly_tell_nothing_apart() -> None:
-    row = told(hosts(0, 0, 5000, 20)[:3]).row("req-0")
+    row = stitched(hosts(0, 0, 5000, 20)[:3]).row("req-0")
     assert "decode_hops" not in between(row)
 
 
@@ -97,21 +97,23 @@ def test_in_a_fleet_of_wrong_clocks_the_parts_are_right_to_within_their_bounds(s
     fleet = fly(scenario, 3, 240, plugin=True, faults=(slow,))
     made = arrivals(scenario, fleet.flights, fleet.faults, seed=3, started_unix_ns=STARTED_UNIX_NS, plugin=True)
     rows = {row.client_request_id: row for row in newest(rows_of((one.received_unix_ns, one.record) for one in made))}
-    told_apart = []
+    reported_apart = []
     for flight in fleet.flights:
-        said = {p.phase: p for p in rows[flight.id].phases if p.process == "path"}
+        phase_rows = {p.phase: p for p in rows[flight.id].phases if p.process == "path"}
         assert flight.sent_ns is not None
         assert flight.edge_first_ns is not None
         if traced:
-            assert set(said) == {"router", "prefill_hops", "decode_hops"}
-            assert said["router"].duration_ns == pytest.approx(flight.router_ns, abs=said["router"].bound_ns + 20 * US)
-        elif "decode_hops" in said:
-            hops, true_ns = said["decode_hops"], flight.edge_first_ns - flight.sent_ns
+            assert set(phase_rows) == {"router", "prefill_hops", "decode_hops"}
+            assert phase_rows["router"].duration_ns == pytest.approx(
+                flight.router_ns, abs=phase_rows["router"].bound_ns + 20 * US
+            )
+        elif "decode_hops" in phase_rows:
+            hops, true_ns = phase_rows["decode_hops"], flight.edge_first_ns - flight.sent_ns
             assert hops.source == "clocks"
-            assert set(said) == {"router_and_hops", "decode_hops"}
+            assert set(phase_rows) == {"router_and_hops", "decode_hops"}
             assert abs(hops.duration_ns - true_ns) <= hops.bound_ns + 100
-            told_apart.append(flight)
+            reported_apart.append(flight)
     if not traced:
         slowed = [flight for flight in fleet.flights if flight.router_ns > 100 * MS]
         assert len(slowed) > 50
-        assert len([flight for flight in slowed if flight in told_apart]) >= 0.9 * len(slowed)
+        assert len([flight for flight in slowed if flight in reported_apart]) >= 0.9 * len(slowed)

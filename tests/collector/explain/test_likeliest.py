@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail_collector.explain.likeliest import CANDIDATES, Floats, largest, noise_of
+from handrail_collector.explain.period.largest_excess import CANDIDATES, Floats, noise_scale, probability_of_largest
 
 MS = 1e6
 
@@ -15,7 +15,9 @@ MS = 1e6
 def chances(growths: list[float], noises: list[float], touched: list[float]) -> list[float]:
     """By phase, of one request; in ms, with noise alike on both sides."""
     noise = np.array(noises) * MS
-    phases, chance, _ = largest(np.array([growths]) * MS, np.stack([noise, noise], axis=-1)[None], np.array([touched]))
+    phases, chance, _ = probability_of_largest(
+        np.array([growths]) * MS, np.stack([noise, noise], axis=-1)[None], np.array([touched])
+    )
     found = np.zeros(len(growths))
     found[phases[0]] = chance[0]
     return [float(each) for each in found]
@@ -42,13 +44,13 @@ def test_a_growth_that_may_be_much_less_is_less_likely_than_one_that_may_be_much
     growth = np.array([[100.0, 100.0]]) * MS
     less, more = ([[[200.0, 1.0], [1.0, 1.0]]], [[[1.0, 200.0], [1.0, 1.0]]])
     for noise, first in ((less, 1), (more, 0)):
-        assert largest(growth, np.array(noise) * MS, np.ones((1, 2)))[0][0, 0] == first
+        assert probability_of_largest(growth, np.array(noise) * MS, np.ones((1, 2)))[0][0, 0] == first
 
 
 def test_noise_is_told_for_either_side() -> None:
     random = np.random.default_rng(5)
     short_or_long = np.where(random.random(4000) < 0.7, 0.0, random.random(4000) * 100)
-    less, more = noise_of(short_or_long[:, None])[0]
+    less, more = noise_scale(short_or_long[:, None])[0]
     assert less > 20
     assert more == 0
 

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from handrail.sketch import GapSketch
-from handrail_collector.explain.answer import answered
-from handrail_collector.explain.period import NEEDED, PeriodAnswer, ScopeAnswer, Verdict, explain
-from handrail_collector.explain.question import DEFAULT_NS, Question
+from builders.store_rows import START_UNIX_NS, Fleet, request_rows
+from doubles.failing_disk import StoppedError, StoppingFiles
+from handrail.metrics.exponential_histogram import GapSketch
+from handrail_collector.explain.period.answer import answered
+from handrail_collector.explain.period.question import DEFAULT_NS, Question
+from handrail_collector.explain.period.report import NEEDED, PeriodAnswer, ScopeAnswer, TailVerdict, explain
 from handrail_collector.rows import MERGED, PhaseRow, RequestRow
-from handrail_collector.store.ask import ask
-from handrail_collector.store.cells import BIN_ERROR, Scoped
-from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.layout import DAY_NS, HOUR_NS
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import ManifestReader, StoreDamagedError, files_of
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.queries.aggregates import BIN_ERROR, PeriodQuery
+from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.rolling import due
 from handrail_collector.store.schema import Table
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from store_power import StoppedError, StoppingFiles
-from store_rows import START_UNIX_NS, Fleet, request_rows
 
 HOUR = START_UNIX_NS // HOUR_NS + 1
-WHOLE = Scoped(since_unix_ns=HOUR * HOUR_NS, until_unix_ns=(HOUR + 3) * HOUR_NS)
+WHOLE = PeriodQuery(since_unix_ns=HOUR * HOUR_NS, until_unix_ns=(HOUR + 3) * HOUR_NS)
 LATER = (HOUR + 100) * HOUR_NS
 SETTINGS = UpkeepSettings(rollups=True, grace_ns=0)
 
@@ -56,7 +56,7 @@ class Store:
     """A store being written, and questions to it."""
 
     root: Path
-    publisher: Publisher
+    publisher: StorePublisher
     reader: StoreReader
     end: int = 0
 
@@ -70,10 +70,10 @@ class Store:
         assert upkeep.stats.failures == 0
         return upkeep
 
-    def answer(self, of: Scoped = WHOLE, *, fast: bool = False) -> PeriodAnswer:
-        return explain(ask(self.reader, of, fast=fast))
+    def answer(self, of: PeriodQuery = WHOLE, *, fast: bool = False) -> PeriodAnswer:
+        return explain(load_period(self.reader, of, fast=fast))
 
-    def edge(self, of: Scoped = WHOLE, *, fast: bool = False) -> ScopeAnswer:
+    def edge(self, of: PeriodQuery = WHOLE, *, fast: bool = False) -> ScopeAnswer:
         (scope,) = self.answer(of, fast=fast).scopes
         return scope
 
@@ -84,7 +84,7 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     root = tmp_path / "store"
-    publisher, reader = Publisher(root, now_unix_ns=lambda: LATER), StoreReader(root, threads=1)
+    publisher, reader = StorePublisher(root, now_unix_ns=lambda: LATER), StoreReader(root, threads=1)
     publisher.open()
     yield Store(root, publisher, reader)
     reader.close()
@@ -95,7 +95,7 @@ def rank(values: Sequence[int], q: float) -> int:
     return sorted(values)[max(1, ceil(q * len(values) - 1e-9)) - 1]
 
 
-def told(made: Sequence[RequestRow]) -> dict[str, object]:
+def summary(made: Sequence[RequestRow]) -> dict[str, object]:
     """What the exact answer must say of these requests, counted one by one."""
     ttft = [row.ttft_token_ns for row in made if row.ttft_token_ns is not None]
     slow = [row for row in made if (row.ttft_token_ns or 0) >= rank(ttft, 0.99)]
@@ -142,10 +142,10 @@ def test_the_exact_answer_is_that_of_the_newest_rows_before_and_after_folding(st
     store.publish([*later.values(), *gone.values()])
     expected = [later.get(row.request_id, row) for row in made if row.request_id not in gone]
     expected = [row for row in expected if row.started_unix_ns < (WHOLE.until_unix_ns or 0)]
-    assert found(store.edge()) == told(expected)
+    assert found(store.edge()) == summary(expected)
     store.upkeep()
-    assert found(store.edge()) == told(expected)
-    assert found(store.edge(fast=True)) | {"ttft": 0, "slow": 0, "queue": 0} == told(expected) | {
+    assert found(store.edge()) == summary(expected)
+    assert found(store.edge(fast=True)) | {"ttft": 0, "slow": 0, "queue": 0} == summary(expected) | {
         "ttft": 0,
         "slow": 0,
         "queue": 0,
@@ -173,7 +173,7 @@ def test_hours_cut_by_the_period_and_hours_with_late_rows_are_read_from_rows(sto
     made = rows(300)
     store.publish(made)
     store.upkeep()
-    cut = Scoped(since_unix_ns=HOUR * HOUR_NS + 10**9, until_unix_ns=WHOLE.until_unix_ns)
+    cut = PeriodQuery(since_unix_ns=HOUR * HOUR_NS + 10**9, until_unix_ns=WHOLE.until_unix_ns)
     assert store.answer(cut, fast=True).rolled_hours == 2
     assert store.edge(cut, fast=True).requests == sum(row.started_unix_ns >= HOUR * HOUR_NS + 10**9 for row in made)
     before = store.paths(Table.ROLLUPS)
@@ -207,7 +207,7 @@ def test_a_file_of_withdrawn_rows_alone_is_covered_too(store: Store) -> None:
 
 
 def scenario(root: Path, files: StoppingFiles, made: Sequence[RequestRow]) -> None:
-    publisher = Publisher(root, files=files, now_unix_ns=lambda: LATER)
+    publisher = StorePublisher(root, files=files, now_unix_ns=lambda: LATER)
     try:
         end = publisher.open().end_offset
         if end < 2:
@@ -234,7 +234,7 @@ def test_a_stop_at_any_operation_of_a_rollup_counts_nothing_twice(tmp_path: Path
         files.lose_power(names)
         scenario(root, StoppingFiles(), made)
         reader = StoreReader(root, threads=1)
-        answer = explain(ask(reader, WHOLE, fast=True))
+        answer = explain(load_period(reader, WHOLE, fast=True))
         reader.close()
         assert (answer.scopes[0].requests, answer.rolled_hours) == (2, 1), stop_at
 
@@ -254,7 +254,7 @@ def test_too_few_requests_are_no_ground_for_a_cause(store: Store) -> None:
     store.publish(rows(NEEDED - 1))
     tail = store.edge().ttft
     assert tail is not None
-    assert (tail.verdict, tail.contrasts, tail.causes) == (Verdict.CANNOT_TELL, (), None)
+    assert (tail.verdict, tail.contrasts, tail.causes) == (TailVerdict.CANNOT_TELL, (), None)
 
 
 def test_a_host_where_one_phase_waits_is_named_with_it(store: Store) -> None:
@@ -267,7 +267,7 @@ def test_a_host_where_one_phase_waits_is_named_with_it(store: Store) -> None:
     tail = store.edge().ttft
     assert tail is not None
     assert tail.causes is not None
-    assert tail.verdict is Verdict.STANDS_OUT
+    assert tail.verdict is TailVerdict.STANDS_OUT
     assert [(named.phase, named.place) for named in tail.causes.named] == [("prefill_queue", "p1")]
     assert tail.causes.named[0].more_ns == pytest.approx(2 * 10**9, rel=0.02)
     assert tail.phases[0].phase == "prefill_queue"
@@ -283,7 +283,7 @@ def test_in_a_healthy_period_nothing_stands_out(store: Store) -> None:
     scope = store.edge()
     assert scope.ttft is not None
     assert scope.gap is not None
-    assert (scope.ttft.verdict, scope.gap.verdict) == (Verdict.NOTHING, Verdict.NOTHING)
+    assert (scope.ttft.verdict, scope.gap.verdict) == (TailVerdict.NOTHING, TailVerdict.NOTHING)
     assert scope.ttft.causes is not None
     assert scope.ttft.causes.named == ()
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from builders import MS, engine, exchange, kv, process, split_request
-from handrail.engines import load
-from handrail.otlp.contract import Signal
+from builders.records import MS, engine, exchange, kv, process, split_request
 from handrail.otlp.decode import decode
+from handrail.otlp.signals import Signal
 from handrail.phases import KV_AND_QUEUE
 from handrail.records import EngineRequest, Exchange, Outcome, Record, Role
-from handrail_collector.explain.request import Fleet, explain
+from handrail.wire.engines import load
+from handrail_collector.explain.request.request_row import Fleet, explain
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
 
@@ -172,8 +172,8 @@ def test_an_engine_alone_is_engine_scope() -> None:
 def test_a_collocated_request_lacks_the_hand_off_phases() -> None:
     edge = exchange(Role.EDGE, 0, 1000, ttft_ms=100)
     both = exchange(Role.COLLOCATED, 5, 990, parent=edge, ttft_ms=90)
-    said = engine(Role.COLLOCATED, 6, 985, parent=both, queue_ms=20, prefill_ms=50, ttft_ms=80)
-    row = row_of((edge, both, said))
+    engine_request = engine(Role.COLLOCATED, 6, 985, parent=both, queue_ms=20, prefill_ms=50, ttft_ms=80)
+    row = row_of((edge, both, engine_request))
     assert row.kv_outcome is None
     assert row.complete
     assert table(row)["decode", "prefill_compute"] == 50
@@ -183,7 +183,7 @@ def test_a_collocated_request_lacks_the_hand_off_phases() -> None:
 
 def test_C15_an_aborted_requests_absurd_figures_are_left_out() -> None:
     edge = exchange(Role.EDGE, 0, 420, ttft_ms=None, outcome=Outcome.CLIENT_DISCONNECT)
-    said = engine(
+    engine_request = engine(
         Role.DECODE,
         10,
         400,
@@ -195,7 +195,7 @@ def test_C15_an_aborted_requests_absurd_figures_are_left_out() -> None:
         output_tokens=0,
         dropped_attributes=("gen_ai.latency.time_in_queue",),
     )
-    row = row_of((edge, said))
+    row = row_of((edge, engine_request))
     assert row.phase_of == ""
     assert row.phases == ()
     assert row.outcome == "client_disconnect"
@@ -219,9 +219,9 @@ def two_roots() -> EngineRequest:
 
 
 def test_C23_an_engine_in_a_trace_of_its_own_is_part_of_the_request_around_it() -> None:
-    said = two_roots()
-    edge = exchange(Role.EDGE, 0, 10_000, rid="R", ttft_ms=9_500, arrival_unix_ns=said.start_unix_ns - 9 * SECOND)
-    (row,) = rows([said, edge])
+    engine_request = two_roots()
+    edge = exchange(Role.EDGE, 0, 10_000, rid="R", ttft_ms=9_500, arrival_unix_ns=engine_request.start_unix_ns - 9 * SECOND)
+    (row,) = rows([engine_request, edge])
     assert {(join.how, join.evidence) for join in row.joins} >= {("request_key", "decode:otlp")}
     assert (row.scope, row.duration_ns, row.ttft_token_ns) == ("edge", 10 * SECOND, 9_500 * MS)
     assert total(row) == 9_500 * MS

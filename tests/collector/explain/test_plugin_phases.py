@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import EPOCH, MS, exchange, kv, split_request
+from builders.plugin import altered, fact, fetch, loose, publish, times
+from builders.records import EPOCH, MS, exchange, kv, split_request
 from handrail.phases import Phase
 from handrail.records import Direction, LogKind, Role
-from handrail_collector.explain.request import Fleet, explain
+from handrail_collector.explain.request.request_row import Fleet, explain
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from plugin_parts import altered, fact, fetch, loose, publish, times
 
 NOW = EPOCH + 10 * SECOND
 FLEET = Fleet(frozenset({(Role.PREFILL, "plugin"), (Role.DECODE, "plugin")}))

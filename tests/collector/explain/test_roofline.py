@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_samples import START_UNIX_NS, S, gauge, gpu, process, sample
-from flat_rows import flat_row
+from builders.dataclass_rows import flat_row
+from builders.device_samples import START_UNIX_NS, S, gauge, gpu, process, sample
 from handrail import conventions as names
-from handrail.hardware import DeviceSample, runs
 from handrail.records import Role
-from handrail_collector.explain.answer import answered
-from handrail_collector.explain.peaks import PEAKS, peak_of
-from handrail_collector.explain.question import Question
-from handrail_collector.explain.roofline import Bound, How, Pool, pools
+from handrail.records.devices import DeviceSample, runs
+from handrail_collector.explain.devices.peaks import PEAKS, peak_of
+from handrail_collector.explain.devices.roofline import How, Pool, RooflineBound, pools
+from handrail_collector.explain.period.answer import answered
+from handrail_collector.explain.period.question import Question
 from handrail_collector.rows import IterationRow
-from handrail_collector.store import uses
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.queries import utilization
+from handrail_collector.store.queries.utilization import GpuUse, StepUse, gpu_uses, step_uses
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from handrail_collector.store.uses import GpuUse, StepUse, gpu_uses, step_uses
 
 ONE = GpuUse(
     role="prefill",
@@ -50,14 +50,14 @@ def pool(*gpus: GpuUse, **steps: StepUse) -> Pool:
 @pytest.mark.parametrize(
     ("tensor", "dram", "bound"),
     [
-        (0.72, 0.31, Bound.COMPUTE),
-        (0.06, 0.64, Bound.MEMORY),
-        (0.5, 0.45, Bound.BALANCED),
-        (0.12, 0.03, Bound.COMPUTE),
-        (0.0, 0.5, Bound.MEMORY),
+        (0.72, 0.31, RooflineBound.COMPUTE),
+        (0.06, 0.64, RooflineBound.MEMORY),
+        (0.5, 0.45, RooflineBound.BALANCED),
+        (0.12, 0.03, RooflineBound.COMPUTE),
+        (0.0, 0.5, RooflineBound.MEMORY),
     ],
 )
-def test_the_share_that_is_nearer_to_its_limit_is_the_bound(tensor: float, dram: float, bound: Bound) -> None:
+def test_the_share_that_is_nearer_to_its_limit_is_the_bound(tensor: float, dram: float, bound: RooflineBound) -> None:
     found = pool(replace(ONE, tensor=tensor, dram=dram), prefill=StepUse(steps=5, tokens=10))
     assert (found.bound, found.how, found.tensor, found.dram) == (bound, How.MEASURED, tensor, dram)
     assert found.busy == pytest.approx(500 / 600)
@@ -72,9 +72,9 @@ def test_shares_of_several_gpus_count_by_how_long_they_were_busy() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "bound"),
-    [(64, Bound.MEMORY), (400, Bound.BALANCED), (8192, Bound.COMPUTE)],
+    [(64, RooflineBound.MEMORY), (400, RooflineBound.BALANCED), (8192, RooflineBound.COMPUTE)],
 )
-def test_without_activity_tokens_a_step_are_held_against_the_gpus_ridge(tokens: int, bound: Bound) -> None:
+def test_without_activity_tokens_a_step_are_held_against_the_gpus_ridge(tokens: int, bound: RooflineBound) -> None:
     found = pool(BLIND, prefill=StepUse(steps=100, tokens=100 * tokens))
     assert (found.bound, found.how, found.intensity) == (bound, How.ESTIMATED, tokens)
     assert found.ridge == pytest.approx(362 / 0.864)
@@ -102,7 +102,7 @@ def test_of_gpus_of_two_kinds_the_estimate_is_held_against_the_ridge_that_is_nea
 )
 def test_what_is_not_known_is_said_with_the_reason(gpus: tuple[GpuUse, ...], steps: dict[str, StepUse], why: str) -> None:
     found = pool(*gpus, **steps)
-    assert (found.bound, found.how) == (Bound.UNKNOWN, How.NONE)
+    assert (found.bound, found.how) == (RooflineBound.UNKNOWN, How.NONE)
     assert why in found.why
 
 
@@ -110,14 +110,14 @@ def test_a_gpu_that_two_sidecars_sample_is_its_engines_or_nobodys() -> None:
     at_p = [replace(ONE, device=f"GPU-{n}") for n in range(2)]
     at_d = [replace(gpu, role="decode", instance="p0:9000", tensor=0.05, dram=0.6) for gpu in at_p]
     for unnamed in pools([*at_p, *at_d], {}):  # nobody says whose they are, and that is said
-        assert (unnamed.gpus, unnamed.shared, unnamed.bound, unnamed.how) == (0, 2, Bound.UNKNOWN, How.NONE)
+        assert (unnamed.gpus, unnamed.shared, unnamed.bound, unnamed.how) == (0, 2, RooflineBound.UNKNOWN, How.NONE)
         assert "2 GPUs are sampled beside engines of more than one role" in unnamed.why
     assert [each.role for each in pools([*at_p, *at_d], {})] == ["prefill", "decode"]
     named = [replace(gpu, engine="p0:9000" if gpu.device == "GPU-1" else "p0:8000") for gpu in (*at_p, *at_d)]
     found = pools(named, {})
     assert [(each.role, each.gpus, each.bound) for each in found] == [
-        ("prefill", 1, Bound.COMPUTE),
-        ("decode", 1, Bound.MEMORY),
+        ("prefill", 1, RooflineBound.COMPUTE),
+        ("decode", 1, RooflineBound.MEMORY),
     ]
 
 
@@ -125,9 +125,9 @@ def test_a_gpu_that_two_sidecars_sample_is_its_engines_or_nobodys() -> None:
 def test_a_pool_is_never_both_and_never_bound_by_what_it_used_less(shares: list[tuple[int, float, float]]) -> None:
     gpus = [replace(ONE, device=str(at), busy=busy, rated=1000, tensor=t, dram=d) for at, (busy, t, d) in enumerate(shares)]
     found = pool(*gpus)
-    if found.bound is Bound.COMPUTE:
+    if found.bound is RooflineBound.COMPUTE:
         assert (found.tensor or 0) > (found.dram or 0)
-    elif found.bound is Bound.MEMORY:
+    elif found.bound is RooflineBound.MEMORY:
         assert (found.dram or 0) > (found.tensor or 0)
 
 
@@ -199,13 +199,13 @@ def iterations(role: str, steps: int, tokens: int) -> list[IterationRow]:
     row = flat_row(
         Table.ITERATIONS, 1, START_UNIX_NS, role=role, steps=steps, prefill_tokens=tokens, decode_tokens=steps, full=False
     )
-    told_again = replace(row, key="f" * 16, full=True, steps=1, prefill_tokens=10**9)
-    return [row, told_again]
+    reported_again = replace(row, key="f" * 16, full=True, steps=1, prefill_tokens=10**9)
+    return [row, reported_again]
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> StoreReader:
-    publisher = Publisher(tmp_path)
+    publisher = StorePublisher(tmp_path)
     publisher.open()
     flat: dict[Table, list[Any]] = {
         Table.GPU_SAMPLES: runs([*a_minute("p0", Role.PREFILL, 0.7, 0.2), *a_minute("d0", Role.DECODE, 0.05, 0.6)]),
@@ -243,13 +243,15 @@ def test_explain_tells_the_pools_also_where_there_is_no_request(reader: StoreRea
 
 
 def test_of_very_many_samples_files_evenly_over_the_time_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publisher = Publisher(tmp_path)
+    publisher = StorePublisher(tmp_path)
     publisher.open()
     for part in range(6):
-        told = [one for one in a_minute("p0", Role.PREFILL, 0.7, 0.2, 1) if (one.at_unix_ns - START_UNIX_NS) // (10 * S) == part]
-        publisher.publish(part, part + 1, 0, [], [], flat={Table.GPU_SAMPLES: runs(told)})
+        device_samples = [
+            one for one in a_minute("p0", Role.PREFILL, 0.7, 0.2, 1) if (one.at_unix_ns - START_UNIX_NS) // (10 * S) == part
+        ]
+        publisher.publish(part, part + 1, 0, [], [], flat={Table.GPU_SAMPLES: runs(device_samples)})
     publisher.close()
-    monkeypatch.setattr(uses, "MOST_READ", 300)
+    monkeypatch.setattr(utilization, "MOST_READ", 300)
     reader = StoreReader(tmp_path)
     (found,) = gpu_uses(reader, START_UNIX_NS, START_UNIX_NS + 60 * S)
     assert (found.samples, found.busy) == (300, 150)

@@ -15,7 +15,7 @@ from bench.stalls.parts import Parts
 from bench.stalls.referee import Score, count, fly, judge, judged_of, largest
 from bench.stalls.report import LEAST, missed, plain, table
 from bench.stalls.scenes import SCENES, Scene
-from handrail_collector.explain.stall_evidence import Cause
+from handrail_collector.explain.stalls.evidence import StallCause
 
 REQUESTS, SEED = 100, 1
 BY_NAME = {scene.name: scene for scene in SCENES}
@@ -24,9 +24,9 @@ BY_NAME = {scene.name: scene for scene in SCENES}
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
 def test_causes_are_right_and_those_moved_in_time_are_not_named(scene: Scene) -> None:
     score = judge(scene, REQUESTS, SEED)
-    assert score.told == sum(score.by_cause.values()) >= 10
+    assert score.reported == sum(score.by_cause.values()) >= 10
     assert score.right >= 0.9 * score.clear > 0
-    assert score.wrong <= 0.02 * score.told
+    assert score.wrong <= 0.02 * score.reported
     assert score.shuffled_named <= 0.02 * score.shuffled
 
 
@@ -46,17 +46,17 @@ def test_a_collector_that_names_another_cause_is_found_wrong() -> None:
     judged = judged_of(scene, fly(scene.setting, REQUESTS, SEED), REQUESTS, SEED)
     score = Score("wrong")
     for each in judged:
-        other = Cause.HOST_PAUSE if each.row.cause == Cause.KV_LANDING.value else Cause.KV_LANDING
+        other = StallCause.HOST_PAUSE if each.row.cause == StallCause.KV_LANDING.value else StallCause.KV_LANDING
         count(score, replace(each, row=replace(each.row, cause=other.value)))
     assert score.clear > LEAST
     assert score.right < 0.1 * score.clear
-    assert score.wrong > 0.9 * score.told
+    assert score.wrong > 0.9 * score.reported
 
 
 def test_the_goals_missed_are_told() -> None:
-    good = Score("good", told=100, clear=100, right=95, shuffled=100, shuffled_named=2)
-    bad = Score("bad", told=100, clear=100, right=89, shuffled=100, shuffled_named=3)
-    few = Score("few", told=5, clear=5, right=5, shuffled=100)
+    good = Score("good", reported=100, clear=100, right=95, shuffled=100, shuffled_named=2)
+    bad = Score("bad", reported=100, clear=100, right=89, shuffled=100, shuffled_named=3)
+    few = Score("few", reported=5, clear=5, right=5, shuffled=100)
     assert missed([good]) == []
     assert missed([bad, few]) == [
         "bad: named right 89.0%; the goal is at least 90%",
@@ -73,7 +73,7 @@ def test_the_page_keeps_all_but_its_table(tmp_path: Path, monkeypatch: pytest.Mo
     after = "\n### On a real engine\n\nSo many.\n\n## What it costs\n\nLittle.\n"
     page.write_text(f"{before}\n| an old table |\n{after}", encoding="utf-8")
     monkeypatch.setattr(report, "PAGE", page)
-    good = Score("good", told=100, clear=100, right=95, shuffled=100, shuffled_named=2)
+    good = Score("good", reported=100, clear=100, right=95, shuffled=100, shuffled_named=2)
     for _ in range(2):
         report.write_page([good], "--seed=1")
     text = page.read_text(encoding="utf-8")

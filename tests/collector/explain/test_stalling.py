@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import EPOCH, MS
-from handrail_collector.explain.period import PeriodAnswer, explain
-from handrail_collector.explain.sentences import summary
-from handrail_collector.explain.stalling import stalling
-from handrail_collector.offline import publish, rows_of
+from builders.records import EPOCH, MS
+from builders.stalls import gc_of_case_B12
+from builders.store_rows import request_rows
+from handrail_collector.batch import publish, rows_of
+from handrail_collector.explain.period.report import PeriodAnswer, explain
+from handrail_collector.explain.period.stalls import stalling
+from handrail_collector.explain.period.summary import summary
 from handrail_collector.rows import NO_STALLS, StallRow
-from handrail_collector.store.ask import ask
-from handrail_collector.store.cells import Scoped
-from handrail_collector.store.damaged import ADVICE
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.quarantine import ADVICE
+from handrail_collector.store.queries.aggregates import PeriodQuery
+from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.stall_counts import NO_STALLS as NOTHING
 from handrail_collector.store.stall_counts import stall_counts
-from stall_parts import gc_of_case_B12
-from store_rows import request_rows
 
 S = 1000 * MS
-WHOLE = Scoped(since_unix_ns=EPOCH, until_unix_ns=EPOCH + 60 * S)
+WHOLE = PeriodQuery(since_unix_ns=EPOCH, until_unix_ns=EPOCH + 60 * S)
 
 
 def stall(at_ms: float, gap_ms: float = 100, *, request: str = "r0", number: int = 0, version: int = 1, **more: Any) -> StallRow:
@@ -50,7 +50,7 @@ def stall(at_ms: float, gap_ms: float = 100, *, request: str = "r0", number: int
     )
 
 
-def counted(tmp_path: Path, stalls: Sequence[StallRow], of: Scoped = WHOLE, cuts: dict[str, int] | None = None) -> list[Any]:
+def counted(tmp_path: Path, stalls: Sequence[StallRow], of: PeriodQuery = WHOLE, cuts: dict[str, int] | None = None) -> list[Any]:
     publish(tmp_path, request_rows(1), stalls=list(stalls))
     with closing(StoreReader(tmp_path / "store", threads=1)) as reader:
         rows: list[Any] = stall_counts(reader, of, cuts or {}).to_pylist()
@@ -59,7 +59,7 @@ def counted(tmp_path: Path, stalls: Sequence[StallRow], of: Scoped = WHOLE, cuts
 
 def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: Path) -> None:
     """Whichever of them stood still longest; those of another host or for another cause are others."""
-    told = [
+    stall_rows = [
         stall(1000, 300, request="r0"),
         stall(1100, 100, request="r1"),
         stall(1290, 100, request="r2"),  # begins while the first stands still, ends after it
@@ -69,7 +69,7 @@ def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: 
         stall(1000, request="r4", host="d1"),
         stall(1000, request="r5", cause="unknown", host=None, instance="d0:8200"),
     ]
-    rows = counted(tmp_path, told, cuts={"edge": 200 * MS})
+    rows = counted(tmp_path, stall_rows, cuts={"edge": 200 * MS})
     assert [(row["cause"], row["host"], row["stalls"], row["streams"], row["events"], row["longest"]) for row in rows] == [
         ("host_pause", "d0", 6, 4, 3, 1),
         ("host_pause", "d1", 1, 1, 1, 0),
@@ -79,18 +79,18 @@ def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: 
 
 
 def test_the_newest_version_of_a_request_counts_and_a_withdrawn_one_does_not(tmp_path: Path) -> None:
-    told = [
+    stall_rows = [
         stall(1000, request="r0"),
         stall(2000, request="r0", number=1),
         stall(1000, request="r0", version=2, cause="kv_landing"),
         stall(1000, request="r1"),
         stall(0, request="r1", number=NO_STALLS, version=2),
     ]
-    assert [(row["cause"], row["stalls"]) for row in counted(tmp_path, told)] == [("kv_landing", 1)]
+    assert [(row["cause"], row["stalls"]) for row in counted(tmp_path, stall_rows)] == [("kv_landing", 1)]
 
 
 def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
-    told = [
+    stall_rows = [
         stall(-1, request="r0"),
         stall(0, request="r1"),
         stall(59_999, request="r2"),
@@ -98,7 +98,7 @@ def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
         stall(5, request="r4", scope="router"),
         stall(5, request="r5", model="other"),
     ]
-    assert [row["stalls"] for row in counted(tmp_path, told, replace(WHOLE, scope="edge"))] == [3]
+    assert [row["stalls"] for row in counted(tmp_path, stall_rows, replace(WHOLE, scope="edge"))] == [3]
     with closing(StoreReader(tmp_path / "store", threads=1)) as reader:
         assert stall_counts(reader, replace(WHOLE, model="other"), {}).column("streams").to_pylist() == [1]
         assert stall_counts(reader, replace(WHOLE, since_unix_ns=EPOCH + 10**15, until_unix_ns=EPOCH + 10**16), {}) == NOTHING
@@ -118,7 +118,7 @@ _COUNTS = st.tuples(st.integers(1, 50), st.integers(1, 9), st.integers(0, 1))
 
 
 @given(st.dictionaries(st.tuples(_CAUSES, _HOSTS), _COUNTS, min_size=1))
-def test_shares_add_up_and_the_host_is_the_one_with_most(told: dict[tuple[str, str], tuple[int, int, int]]) -> None:
+def test_shares_add_up_and_the_host_is_the_one_with_most(report: dict[tuple[str, str], tuple[int, int, int]]) -> None:
     table = NOTHING.from_pylist(
         [
             {
@@ -134,18 +134,18 @@ def test_shares_add_up_and_the_host_is_the_one_with_most(told: dict[tuple[str, s
                 "longest": longest,
                 "lift": None,
             }
-            for (cause, host), (stalls, events, longest) in told.items()
+            for (cause, host), (stalls, events, longest) in report.items()
         ],
         schema=NOTHING.schema,
     )
     found = stalling(table)
     assert found is not None
-    assert found.stalls == sum(stalls for stalls, _, _ in told.values())
+    assert found.stalls == sum(stalls for stalls, _, _ in report.values())
     assert sum(each.share for each in found.causes) == pytest.approx(1)
     assert [each.stalls for each in found.causes] == sorted((each.stalls for each in found.causes), reverse=True)
     for each in found.causes:
-        most = max(stalls for (cause, _), (stalls, _, _) in told.items() if cause == each.cause)
-        assert told[each.cause, each.host][0] == most
+        most = max(stalls for (cause, _), (stalls, _, _) in report.items() if cause == each.cause)
+        assert report[each.cause, each.host][0] == most
         assert each.host_share == pytest.approx(most / each.stalls)
     longest = [each.longest_share for each in found.causes]
     assert all(share is None for share in longest) or sum(share or 0 for share in longest) == pytest.approx(1)
@@ -159,7 +159,7 @@ def answer_of(tmp_path: Path, records: Sequence[Any]) -> PeriodAnswer:
     stalls: list[StallRow] = []
     publish(tmp_path, rows_of(((EPOCH + 3600 * S, record) for record in records), stalls=stalls), stalls=stalls)
     with closing(StoreReader(tmp_path / "store", threads=1)) as reader:
-        return explain(ask(reader, WHOLE, fast=False))
+        return explain(load_period(reader, WHOLE, fast=False))
 
 
 def test_B12_sixty_gaps_are_told_as_three_events_of_a_process(tmp_path: Path) -> None:

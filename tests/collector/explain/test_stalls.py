@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, kv, split_request
+from builders.plugin import times
+from builders.records import EPOCH, MS, kv, split_request
+from builders.stalls import by_cause, clock, gc_of_case_B12, landing, pause, seconds, stalls_of, step, stream
 from handrail import conventions as names
-from handrail.hardware import DeviceRun, Series
 from handrail.records import Role
-from handrail_collector.explain.stall_cause import DOUBT
+from handrail.records.devices import DeviceRun, Series
+from handrail_collector.explain.stalls.cause import DOUBT
 from handrail_collector.rows import NO_STALLS
-from plugin_parts import times
-from stall_parts import by_cause, clock, gc_of_case_B12, landing, pause, seconds, stalls_of, step, stream
 
 DATA = Path(__file__).parents[2] / "data"
 STALL_EVERY = 4  # seconds
@@ -49,9 +49,9 @@ CAUSES: dict[str, Evidence] = {
 
 def healthy_clocks(slow: list[Any]) -> list[Any]:
     """Ten a second, where no other is said."""
-    said = [each.at_unix_ns for each in slow if isinstance(each, DeviceRun)]
-    made = [clock(at, 2e9) for at in range(0, 50_000, 100)] if said else []
-    return [each for each in made if all(abs(each.at_unix_ns - at) > 60 * MS for at in said)]
+    statements = [each.at_unix_ns for each in slow if isinstance(each, DeviceRun)]
+    made = [clock(at, 2e9) for at in range(0, 50_000, 100)] if statements else []
+    return [each for each in made if all(abs(each.at_unix_ns - at) > 60 * MS for at in statements)]
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -203,7 +203,7 @@ def test_B24_gaps_beside_others_prefill_and_a_parser_that_held_text_back() -> No
     made: list[Any] = list(seconds(0, 12_000))
     for request in json.loads((DATA / "request_traces/aiperf_two_requests_gaps.json").read_text())["requests"]:
         at = request["ttft_ms"] + sum(request["gaps_ms"][: request["reasoning_tokens"]])
-        told = stream(
+        exchange = stream(
             Role.DECODE,
             request["start_ms"],
             request["ttft_ms"],
@@ -212,7 +212,7 @@ def test_B24_gaps_beside_others_prefill_and_a_parser_that_held_text_back() -> No
             rid=request["id"],
             trace=request["id"],
         )
-        made.append(told)
+        made.append(exchange)
         if request["id"] == "r-1":
             at = request["start_ms"] + request["ttft_ms"]
             for gap in request["gaps_ms"][:15]:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS
+from builders.records import EPOCH, MS
+from builders.stalls import seconds, step, stream
 from handrail.records import Exchange, Role
-from handrail_collector.explain import stalls as desk
-from handrail_collector.explain.stall_base import Base, base_of
-from handrail_collector.explain.stalls import BASE_KEPT_NS
-from handrail_collector.offline import rows_of
+from handrail_collector.batch import rows_of
+from handrail_collector.explain.stalls import stall_rows as desk
+from handrail_collector.explain.stalls.base_rate import Base, base_of
+from handrail_collector.explain.stalls.stall_rows import BASE_KEPT_NS
 from handrail_collector.rows import StallRow
-from handrail_collector.stitch.activity import Doings
-from stall_parts import seconds, step, stream
+from handrail_collector.stitch.engine_activity import EngineTimeline
 
 LASTS_MS, STEP_MS, PROMPT_MS, PROMPT = 20_000, 7.0, 131.0, 1900
 BURSTS_MS = range(2500, LASTS_MS, 3100)
@@ -43,7 +43,7 @@ def steps(random: Random, noise: float, later_ms: int = 0, slow: float = 1) -> I
         at += took
 
 
-def heard(
+def received(
     noise: float = 0.0, at_once: int = 3, tokens_each: int = 500, moved_ms: int = 0, slow: float = 1
 ) -> list[tuple[int, Any]]:
     """Streams, and what the engine ran, each as it comes to be known; ``moved_ms``: what another ran, whose bursts came later."""
@@ -72,7 +72,7 @@ def known(record: Any) -> int:
     return int(record.started_unix_ns + record.duration_ns)
 
 
-def told(records: list[tuple[int, Any]]) -> list[StallRow]:
+def explained_stalls(records: list[tuple[int, Any]]) -> list[StallRow]:
     stalls: list[StallRow] = []
     for _ in rows_of(records, stalls=stalls):
         pass
@@ -86,7 +86,7 @@ def in_burst(unix_ns: int) -> bool:
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 1.0), (0.01, 0.75)])
 def test_bursts_of_long_prompts_are_named_from_the_first_streams_on(noise: float, least: float) -> None:
     """Where other stalls have no reason that is told, the first ones may stay unknown; those others are not named."""
-    rows = told(heard(noise))
+    rows = explained_stalls(received(noise))
     during = [row for row in rows if in_burst(row.started_unix_ns + row.gap_ns // 2)]
     others = [row for row in rows if row not in during]
     assert len(during) >= 30
@@ -97,20 +97,20 @@ def test_bursts_of_long_prompts_are_named_from_the_first_streams_on(noise: float
 
 def test_bursts_are_named_where_half_of_the_steps_take_five_times_as_long() -> None:
     """And how long so many tokens took in the other half is said. Of the first streams little is known yet."""
-    rows = told(heard(slow=5, tokens_each=300))
+    rows = explained_stalls(received(slow=5, tokens_each=300))
     slow = [row for row in rows if row.gap_ns > 3 * PROMPT_MS * MS]
     assert len(slow) >= 15
     assert sum(row.cause == "prefill_coscheduled" for row in slow) >= 0.9 * len(slow)
     assert {row.cause for row in rows} <= {"prefill_coscheduled", "unknown"}
-    said = [row for row in slow if row.evidence[0].endswith(" ms in its quicker steps)")]
-    assert len(said) >= 0.8 * len(slow)  # the first ones come when nobody knows
+    stall_rows = [row for row in slow if row.evidence[0].endswith(" ms in its quicker steps)")]
+    assert len(stall_rows) >= 0.8 * len(slow)  # the first ones come when nobody knows
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_the_same_bursts_at_other_times_are_not_named(noise: float) -> None:
     """In 20 s there is little to learn from. Of these none comes where a burst was: that would be told as its cause, and is not
     to be told from it."""
-    rows = [row for moved_ms in range(650, 2450, 90) for row in told(heard(noise, moved_ms=moved_ms))]
+    rows = [row for moved_ms in range(650, 2450, 90) for row in explained_stalls(received(noise, moved_ms=moved_ms))]
     assert len(rows) >= 600
     assert sum(row.cause != "unknown" for row in rows) <= 0.02 * len(rows)
 
@@ -119,12 +119,12 @@ def test_what_stalls_are_compared_with_is_made_once_in_some_seconds(monkeypatch:
     """To make it takes a while, and an engine may have fifty streams a second that stood still."""
     made: list[int] = []
 
-    def counted(doings: Doings, at_unix_ns: int) -> Base:
+    def counted(doings: EngineTimeline, at_unix_ns: int) -> Base:
         made.append(at_unix_ns)
         return base_of(doings, at_unix_ns)
 
     monkeypatch.setattr(desk, "base_of", counted)
-    rows = told(heard(at_once=12, tokens_each=2000))
+    rows = explained_stalls(received(at_once=12, tokens_each=2000))
     slots = {row.started_unix_ns // BASE_KEPT_NS for row in rows}
     assert len({row.request_id for row in rows}) == 12
     assert len(slots) >= 3

@@ -10,30 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.stalls.referee import fly, heard, shuffled
+from bench.stalls.referee import fly, received_records, shuffled
 from bench.stalls.scenes import Setting
-from builders import EPOCH, MS, engine, exchange, process
+from builders.period import usual
+from builders.plugin import times
+from builders.records import EPOCH, MS, engine, exchange, process
+from builders.scope import explained_period, scope_of
 from handrail.records import Iteration, ProcessEvent, ProcessEventKind, Record, Role, Source
-from handrail_collector.explain.cause import causes
-from handrail_collector.explain.columns import requests_of
-from handrail_collector.explain.path import path_of
-from handrail_collector.explain.sentences import summary
-from handrail_collector.explain.standstill import told_of, with_standstills
-from handrail_collector.explain.stood import stood_still
-from handrail_collector.explain.tail import Named
-from handrail_collector.explain.typical import learn
-from handrail_collector.offline import newest, rows_of
+from handrail_collector.batch import newest, rows_of
+from handrail_collector.explain.period.attribution import causes
+from handrail_collector.explain.period.baseline import fit
+from handrail_collector.explain.period.host_pauses import attribute_pauses
+from handrail_collector.explain.period.request_columns import requests_of
+from handrail_collector.explain.period.summary import summary
+from handrail_collector.explain.period.tail import TailCause
+from handrail_collector.explain.request.host_pause import has_pause_data, with_standstills
+from handrail_collector.explain.request.path import path_of
 from handrail_collector.rows import RequestRow
-from handrail_collector.stitch.activity import Activity
+from handrail_collector.stitch.engine_activity import Activity
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from handrail_fleet import scenario as scenarios
-from handrail_fleet.faults import parse
-from handrail_fleet.simulate import record
-from handrail_fleet.truth import excess
-from made_period import usual
-from made_scope import scope_of, told
-from plugin_parts import times
+from handrail_sim.emulator import scenario as scenarios
+from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.simulate import record
+from handrail_sim.emulator.truth import excess
 
 # --- fleets whose truth is known ------------------------------------------------------------------------------------------
 
@@ -52,25 +52,25 @@ def judged(layout: str, fault: str, *, seed: int, moved: bool = False) -> Judged
     chosen = scenarios.load(layout)
     setting = Setting(chosen, (parse(fault, chosen.hosts()),))
     flown, well = fly(setting, 1200, seed), fly(Setting(chosen), 1200, seed)
-    records = heard(setting, flown, seed)
+    records = received_records(setting, flown, seed)
     rows = newest(rows_of(shuffled(records, random.Random(seed)) if moved else records))
     every = requests_of(rows)
-    typical = learn(every)
+    typical = fit(every)
     assert typical is not None
     late = causes(every, typical).slow
     slow = [row for row, is_late in zip(rows, late.tolist(), strict=True) if is_late]
     others = [row for row, is_late in zip(rows, late.tolist(), strict=True) if not is_late]
     of_slow = requests_of(slow)
     found = causes(of_slow, typical)
-    stood = stood_still(of_slow, paused(slow), found, requests_of(others), paused(others), 8)
+    paused_requests = attribute_pauses(of_slow, paused(slow), found, requests_of(others), paused(others), 8)
     truly = set()
     for before, after in zip(well.flights, flown.flights, strict=True):
         truth = record(chosen, after)
         cost = excess(record(chosen, before), truth)
         if cost.ttft_ns is not None and truth.ttft_ns is not None and cost.slow(truth.ttft_ns - cost.ttft_ns):
             truly.add(truth.request_id)
-    by_host = {host: [str(slow[place].client_request_id) for place in at] for host, at in stood.by_host()}
-    return Judged(by_host, truly, {host: stood.phases(host, found) for host in by_host})
+    by_host = {host: [str(slow[place].client_request_id) for place in at] for host, at in paused_requests.by_host()}
+    return Judged(by_host, truly, {host: paused_requests.phases(host, found) for host in by_host})
 
 
 def paused(rows: list[RequestRow]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -124,8 +124,8 @@ def made(requests: int, phases: tuple[str, ...], *, paused_everywhere: bool = Fa
     return rows
 
 
-def named(folder: Path, rows: list[RequestRow]) -> list[Named]:
-    causes = told(scope_of(folder, rows).ttft).causes
+def named(folder: Path, rows: list[RequestRow]) -> list[TailCause]:
+    causes = explained_period(scope_of(folder, rows).ttft).causes
     assert causes is not None
     return [each for each in causes.named if each.why]
 
@@ -136,9 +136,9 @@ def test_it_is_told_once_with_the_phases_it_was_in(tmp_path: Path) -> None:
     assert (found.why, found.place, found.requests, found.more_ns) == ("host_pause", "d1", 14, 850 * MS)
     assert set(found.phases) == {"unattributed", "first_step"}
     assert found.phase == found.phases[0]
-    said = " ".join(summary(scope_of(tmp_path / "b", rows)))
-    assert "host_pause at d1 (the engine's process stood still for 850 ms on average, in " in said
-    assert said.count(" at d1 ") == 1, "one cause, not one a phase"
+    output = " ".join(summary(scope_of(tmp_path / "b", rows)))
+    assert "host_pause at d1 (the engine's process stood still for 850 ms on average, in " in output
+    assert output.count(" at d1 ") == 1, "one cause, not one a phase"
 
 
 def test_pauses_that_everybody_has_or_too_few_have_are_no_cause(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def kept(records: Sequence[Item], *doings: ProcessEvent | Iteration) -> tuple[in
     path = path_of(group)
     row = replace(row, decode_instance=path.decode.instance if path.decode else None)
     row = replace(row, prefill_instance=path.prefill.instance if path.prefill else None)
-    assert told_of(row, activity) is bool(doings)
+    assert has_pause_data(row, activity) is bool(doings)
     row = with_standstills(row, path, activity)
     return tuple(None if ns is None else round(ns / MS) for ns in (row.prefill_paused_ns, row.decode_paused_ns))  # type: ignore[return-value]
 

@@ -16,8 +16,8 @@ from bench.truth.cases import CASES, Case
 from bench.truth.judge import Counts, Known, Score
 from bench.truth.run import Referee
 from handrail_collector.rows import PhaseRow, RequestRow
-from handrail_fleet import truth
-from handrail_fleet.faults import FAULTS
+from handrail_sim.emulator import truth
+from handrail_sim.emulator.faults import FAULTS
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -143,8 +143,8 @@ def test_a_request_that_nothing_is_said_of_is_not_right(played: list[Known]) -> 
 
 def test_a_missed_goal_is_told(played: list[Known]) -> None:
     wrong = [replace(known, row=swapped(known.row)) if known.row is not None else known for known in played]
-    told = report.missed([Score.of("wrong", judge.judge(wrong, "p0", 0))])
-    assert [line.split(":")[1].split()[0] for line in told] == ["misnamed", "phase", "host"]
+    lines = report.missed([Score.of("wrong", judge.judge(wrong, "p0", 0))])
+    assert [line.split(":")[1].split()[0] for line in lines] == ["misnamed", "phase", "host"]
     assert report.missed([Score.of("right", judge.judge(played, "p0", 0))]) == []
 
 

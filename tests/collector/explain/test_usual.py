@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from builders.period import period, slower
+from builders.request_rows import KV_AND_QUEUE, MS, ROWS, STARTED, phase, request_row
 from handrail.phases import Phase
-from handrail_collector.explain.columns import requests_of
-from handrail_collector.explain.typical import LEAST_REQUESTS
-from handrail_collector.explain.usual import Verdict, against, to_json
-from made_period import period, slower
-from made_rows import KV_AND_QUEUE, MS, ROWS, STARTED, phase, request_row
+from handrail_collector.explain.period.baseline import LEAST_REQUESTS
+from handrail_collector.explain.period.request_columns import requests_of
+from handrail_collector.explain.period.request_comparison import RequestVerdict, against, to_json
 
 
 def test_a_slow_request_is_told_by_how_much_and_why() -> None:
@@ -17,7 +17,7 @@ def test_a_slow_request_is_told_by_how_much_and_why() -> None:
     row = rows[touched[10]]
     found = against(row, requests_of(rows), STARTED, STARTED + 1)
     assert found is not None
-    assert (found.verdict, found.phase, found.place, found.standing) == (Verdict.SLOW, "prefill_queue", "p0", True)
+    assert (found.verdict, found.phase, found.place, found.standing) == (RequestVerdict.SLOW, "prefill_queue", "p0", True)
     assert found.late_ns is not None
     assert found.usual_ttft_ns is not None
     assert found.late_ns + found.usual_ttft_ns == row.ttft_token_ns
@@ -30,21 +30,21 @@ def test_only_one_that_is_slow_is_no_sign_of_more() -> None:
     rows, _ = period()
     found = against(slower(rows[5], first_step=200), requests_of(rows), STARTED, STARTED + 1)
     assert found is not None
-    assert (found.verdict, found.phase, found.standing) == (Verdict.SLOW, "first_step", False)
+    assert (found.verdict, found.phase, found.standing) == (RequestVerdict.SLOW, "first_step", False)
 
 
 def test_one_as_the_others_is_usual() -> None:
     rows, _ = period()
     found = against(rows[3], requests_of(rows), STARTED, STARTED + 1)
     assert found is not None
-    assert found.verdict is Verdict.USUAL
+    assert found.verdict is RequestVerdict.USUAL
 
 
 def test_too_few_others_say_nothing() -> None:
     rows, _ = period()
     found = against(rows[3], requests_of(rows[: LEAST_REQUESTS - 1]), STARTED, STARTED + 1)
     assert found is not None
-    assert (found.verdict, found.late_ns, found.phase, found.needed) == (Verdict.CANNOT_TELL, None, None, LEAST_REQUESTS)
+    assert (found.verdict, found.late_ns, found.phase, found.needed) == (RequestVerdict.CANNOT_TELL, None, None, LEAST_REQUESTS)
 
 
 def test_without_a_first_token_there_is_nothing_to_compare() -> None:
@@ -55,10 +55,10 @@ def test_without_a_first_token_there_is_nothing_to_compare() -> None:
 
 def test_what_no_evidence_explains_says_what_it_may_be() -> None:
     rows, touched = period(lambda row: {"unattributed": 300} if row.decode_host == "d1" else {})
-    told = to_json(against(rows[touched[0]], requests_of(rows), STARTED, STARTED + 1))
-    assert told is not None
-    assert (told["verdict"], told["phase"], told["place"]) == ("slow", "unattributed", "d1")
-    assert told["may_be"] == tuple(Phase(name).value for name in KV_AND_QUEUE)
+    fields = to_json(against(rows[touched[0]], requests_of(rows), STARTED, STARTED + 1))
+    assert fields is not None
+    assert (fields["verdict"], fields["phase"], fields["place"]) == ("slow", "unattributed", "d1")
+    assert fields["may_be"] == tuple(Phase(name).value for name in KV_AND_QUEUE)
 
 
 def test_a_host_that_nobody_named_goes_by_its_process() -> None:

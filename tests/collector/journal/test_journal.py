@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from crash_files import CrashFiles
-from failing_files import KINDS, NAMES, FailingFiles
-from handrail.otlp.contract import Rejected, Retryable, Signal
-from handrail.otlp.refusals import Unavailable
-from handrail.segments import Damage, Limits, SegmentLog
+from doubles.crash_files import CrashFiles
+from doubles.failing_files import KINDS, NAMES, FailingFiles
+from handrail.otlp.errors import ReceiverUnavailable
+from handrail.otlp.signals import Rejected, Retryable, Signal
+from handrail.wal.log import Damage, LogLimits, SegmentLog
 from handrail_collector.journal import journal as journal_module
 from handrail_collector.journal.journal import Entry, Journal, JournalSettings
 
-SMALL = Limits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
+SMALL = LogLimits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
 
 
 def open_journal(files: CrashFiles, **options: int) -> Journal:
@@ -103,7 +103,7 @@ async def test_full_is_refused_until_something_is_released(disk: CrashFiles) -> 
         await journal.consume(Signal.TRACES, b"x" * 300)
     with pytest.raises(Retryable, match="journal full") as refusal:
         await journal.consume(Signal.TRACES, b"x" * 300)
-    assert not isinstance(refusal.value, Unavailable)
+    assert not isinstance(refusal.value, ReceiverUnavailable)
     assert journal.stats.refused_full == 1
     kept = await entries(journal, 5)
     journal.release(kept[-1].next_offset)
@@ -125,7 +125,7 @@ async def test_a_failed_disk_acknowledges_nothing_and_says_so(disk: CrashFiles, 
     journal = open_journal(disk)
     disk.refuse[operation] = OSError(errno.EIO, "input/output error")
     for _ in range(2):
-        with pytest.raises(Unavailable, match="disk failed: input/output error"):
+        with pytest.raises(ReceiverUnavailable, match="disk failed: input/output error"):
             await journal.consume(Signal.TRACES, b"x")
     assert not journal.healthy
     assert journal.end == 0
@@ -227,7 +227,7 @@ async def test_shutdown_finishes_what_waits_and_works_twice(disk: CrashFiles) ->
     gate.open.set()
     await within(asyncio.gather(waiting, stopping))
     await journal.shutdown()
-    with pytest.raises(Unavailable, match="stopping"):
+    with pytest.raises(ReceiverUnavailable, match="stopping"):
         await journal.consume(Signal.TRACES, b"x")
     journal.release(1)
 
@@ -432,7 +432,7 @@ async def test_the_rule_for_each_error_of_the_journals_disk(operation: str, code
         await journal.consume(Signal.TRACES, b"next" * 60)
         assert [entry.payload[:4] for entry in await entries(journal, 2)] == [b"kept", b"next"]
     else:
-        with pytest.raises(Unavailable, match="the journal's disk failed"):
+        with pytest.raises(ReceiverUnavailable, match="the journal's disk failed"):
             await journal.consume(Signal.TRACES, b"x")
     await journal.shutdown()
 
@@ -465,7 +465,7 @@ async def test_a_journal_whose_folder_is_gone_acknowledges_nothing_and_says_whic
     await journal.consume(Signal.TRACES, b"kept")
     folder.rename(tmp_path / "away")
     for _ in range(2):
-        with pytest.raises(Unavailable, match="the journal is gone"):
+        with pytest.raises(ReceiverUnavailable, match="the journal is gone"):
             await journal.consume(Signal.TRACES, b"lost")
     await within(journal.gone())
     assert journal.lost == f"the journal is gone: {folder}: deleted or replaced while in use"

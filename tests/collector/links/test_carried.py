@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.hardware import Device, DeviceKind, DeviceValue
-from handrail.links.counters import RECEIVE, TRANSMIT
-from handrail_collector.links.carried import Asked, Carried, Verdict, carried
-from handrail_collector.links.devices import Counted, Medium, alone, counted, curve_of
-from handrail_collector.links.flow import Flow
+from builders.links import BEGAN, ETH, LO, RDMA, Host, Moved, S, by, devices, hand_off
+from handrail.device_counters.link import RECEIVE, TRANSMIT
+from handrail.records.devices import Device, DeviceKind, DeviceValue
+from handrail_collector.links.device_attribution import Carried, LinkFetches, MediumVerdict, carried
+from handrail_collector.links.devices import DeviceCounts, Medium, alone, counted, curve_of
 from handrail_collector.links.handoffs import HandOff, Piece
-from link_parts import BEGAN, ETH, LO, RDMA, Host, Moved, S, by, devices, hand_off
+from handrail_collector.links.transfer_curve import Flow
 
 UNTIL_S = 120.0
 NOTHING = Flow.of(())
@@ -33,41 +33,41 @@ def run(seed: int = 1, took_s: float = 1.3, size: int = 470_000_000) -> list[Han
 
 def one(hand_offs: list[HandOff], *hosts: Host, doubt_ns: int = 0, direction: str = RECEIVE) -> Carried:
     pieces = [piece for each in hand_offs for piece in each.pieces]
-    (found,) = carried(Asked(Flow.of(pieces), NOTHING, doubt_ns), devices(hosts, UNTIL_S), "d0", direction)
+    (found,) = carried(LinkFetches(Flow.of(pieces), NOTHING, doubt_ns), devices(hosts, UNTIL_S), "d0", direction)
     return found
 
 
 def test_the_interface_that_moved_by_the_fetched_bytes_carried_them() -> None:
     fetched = run()
     found = one(fetched, Host(host="d0", received=by(fetched, times=1.05)))
-    assert (found.medium, found.verdict) == (Medium.NIC, Verdict.CARRIED)
+    assert (found.medium, found.verdict) == (Medium.NIC, MediumVerdict.CARRIED)
     assert found.share == pytest.approx(1.05, abs=0.02)
     assert [device.device.key for device, _ in found.devices] == ["eth0"]
 
 
 def test_one_that_only_hums_along_did_not() -> None:
     found = one(run(), Host(host="d0", received=lambda at: 80e6 * at))
-    assert (found.verdict, found.devices) == (Verdict.NOT, ())
+    assert (found.verdict, found.devices) == (MediumVerdict.NOT, ())
     assert found.share == pytest.approx(0.0, abs=0.02)
 
 
 def test_one_that_is_busy_with_other_things_at_other_times_did_not() -> None:
     other = run(seed=7)
     found = one(run(seed=1), Host(host="d0", received=by(other, times=3.0)))
-    assert found.verdict is not Verdict.CARRIED
+    assert found.verdict is not MediumVerdict.CARRIED
 
 
 def test_among_steady_traffic_ten_times_as_large_the_fetches_are_found() -> None:
     fetched = run()
     found = one(fetched, Host(host="d0", received=by(fetched, times=1.02, background=1.5e9)))
-    assert found.verdict is Verdict.CARRIED
+    assert found.verdict is MediumVerdict.CARRIED
 
 
 def test_fetches_far_shorter_than_a_sample_are_found_over_many_windows() -> None:
     """3.3 GB in 66 ms: at 2 Hz no rate of it can be read, what it adds up to can."""
     fetched = run(took_s=0.066, size=3_276_800_000)
     found = one(fetched, Host(host="d0", device=RDMA, received=by(fetched, times=1.01)))
-    assert (found.medium, found.verdict) == (Medium.RDMA, Verdict.CARRIED)
+    assert (found.medium, found.verdict) == (Medium.RDMA, MediumVerdict.CARRIED)
 
 
 def test_several_ports_that_share_it_are_told_together() -> None:
@@ -80,39 +80,39 @@ def test_several_ports_that_share_it_are_told_together() -> None:
         Host(host="d0", device=second, received=by(fetched, times=0.5)),
         Host(host="d0", device=idle),
     )
-    assert found.verdict is Verdict.CARRIED
+    assert found.verdict is MediumVerdict.CARRIED
     assert sorted(device.device.key for device, _ in found.devices) == ["mlx5_0/1", "mlx5_1/1"]
     assert [device.device.key for device in found.others] == ["mlx5_2/1"]
 
 
 def test_half_of_the_bytes_is_a_part_and_no_answer() -> None:
     fetched = run()
-    assert one(fetched, Host(host="d0", received=by(fetched, times=0.5))).verdict is Verdict.PART
+    assert one(fetched, Host(host="d0", received=by(fetched, times=0.5))).verdict is MediumVerdict.PART
 
 
 def test_too_few_bytes_tell_nothing() -> None:
     fetched = run(size=1000)
-    assert one(fetched, Host(host="d0", received=by(fetched))).verdict is Verdict.CANNOT_TELL
+    assert one(fetched, Host(host="d0", received=by(fetched))).verdict is MediumVerdict.CANNOT_TELL
 
 
 def test_too_short_a_time_tells_nothing() -> None:
     fetched = [hand_off(60.0, 0.2)]
-    assert one(fetched, Host(host="d0", received=by(fetched))).verdict is Verdict.CANNOT_TELL
+    assert one(fetched, Host(host="d0", received=by(fetched))).verdict is MediumVerdict.CANNOT_TELL
 
 
 def test_fetches_at_one_pace_all_the_time_are_told_by_the_sums_or_not_at_all() -> None:
     steady = [hand_off(float(at), 1.0) for at in range(-3, int(UNTIL_S) + 3)]
     quiet, busy = (one(steady, Host(host="d0", received=by(steady, background=hum))) for hum in (20_000.0, 1e9))
-    assert quiet.verdict is Verdict.CARRIED
-    assert busy.verdict is Verdict.CANNOT_TELL
-    assert one(steady, Host(host="d0", received=lambda at: 1000 * at)).verdict is Verdict.NOT
+    assert quiet.verdict is MediumVerdict.CARRIED
+    assert busy.verdict is MediumVerdict.CANNOT_TELL
+    assert one(steady, Host(host="d0", received=lambda at: 1000 * at)).verdict is MediumVerdict.NOT
 
 
 @pytest.mark.parametrize("ahead_s", [-0.9, -0.3, 0.4, 1.0])
 def test_where_clocks_may_be_off_what_fits_within_that_is_found(ahead_s: float) -> None:
     fetched = run()
     ahead = Host(host="d0", received=by(fetched), ahead_s=ahead_s)
-    assert one(fetched, ahead, doubt_ns=S).verdict is Verdict.CARRIED
+    assert one(fetched, ahead, doubt_ns=S).verdict is MediumVerdict.CARRIED
 
 
 def test_while_nobody_looked_nothing_is_counted() -> None:
@@ -121,8 +121,8 @@ def test_while_nobody_looked_nothing_is_counted() -> None:
     host = Host(host="d0", received=by(fetched))
     seen = [s for s in host.samples(UNTIL_S) if not 40 * S <= s.at_unix_ns - BEGAN <= 70 * S]
     pieces = [piece for each in fetched for piece in each.pieces]
-    (found,) = carried(Asked(Flow.of(pieces), NOTHING), counted(seen), "d0", RECEIVE)
-    assert found.verdict is Verdict.CARRIED
+    (found,) = carried(LinkFetches(Flow.of(pieces), NOTHING), counted(seen), "d0", RECEIVE)
+    assert found.verdict is MediumVerdict.CARRIED
     assert found.windows < 95
 
 
@@ -131,8 +131,8 @@ def test_one_device_that_hung_does_not_hide_the_others() -> None:
     hung = Host(host="d0", device=replace(ETH, key="eth1")).samples(20.0)
     seen = [*Host(host="d0", received=by(fetched)).samples(UNTIL_S), *hung]
     pieces = [piece for each in fetched for piece in each.pieces]
-    (found,) = carried(Asked(Flow.of(pieces), NOTHING), counted(seen), "d0", RECEIVE)
-    assert found.verdict is Verdict.CARRIED
+    (found,) = carried(LinkFetches(Flow.of(pieces), NOTHING), counted(seen), "d0", RECEIVE)
+    assert found.verdict is MediumVerdict.CARRIED
     assert found.windows > 20
 
 
@@ -152,8 +152,8 @@ def test_a_counter_that_began_again_goes_on() -> None:
         )
         again.append(replace(sample, values=values))
     pieces = [piece for each in fetched for piece in each.pieces]
-    (found,) = carried(Asked(Flow.of(pieces), NOTHING), counted(again), "d0", RECEIVE)
-    assert found.verdict is Verdict.CARRIED
+    (found,) = carried(LinkFetches(Flow.of(pieces), NOTHING), counted(again), "d0", RECEIVE)
+    assert found.verdict is MediumVerdict.CARRIED
 
 
 def test_two_sidecars_of_one_host_count_its_devices_once() -> None:
@@ -226,8 +226,8 @@ def busy_with_other_things(seed: int) -> Moved:
 def test_coincidence_is_hardly_ever_taken_for_the_carrier(seed: int) -> None:
     """Bursts of other traffic as large as the fetches: over 40 runs none is believed to have carried them."""
     other = Host(host="d0", received=busy_with_other_things(seed))
-    assert one(run(seed), other).verdict is not Verdict.CARRIED
-    assert one(run(seed), other, doubt_ns=S).verdict is not Verdict.CARRIED
+    assert one(run(seed), other).verdict is not MediumVerdict.CARRIED
+    assert one(run(seed), other, doubt_ns=S).verdict is not MediumVerdict.CARRIED
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -235,14 +235,16 @@ def test_beside_such_bursts_the_carrier_is_found_or_nothing_is_said(seed: int) -
     fetched = run(seed)
     mine, others = by(fetched, times=1.03), busy_with_other_things(seed)
     found = one(fetched, Host(host="d0", received=lambda at: mine(at) + others(at)))
-    assert found.verdict in (Verdict.CARRIED, Verdict.CANNOT_TELL, Verdict.PART)
+    assert found.verdict in (MediumVerdict.CARRIED, MediumVerdict.CANNOT_TELL, MediumVerdict.PART)
 
 
 def test_only_what_was_asked_of_is_told() -> None:
     fetched = run()
     hosts = [Host(host="d0", received=by(fetched)), Host(host="p0", sent=by(fetched))]
     pieces = [piece for each in fetched for piece in each.pieces]
-    both: list[Counted] = devices(hosts, UNTIL_S)
-    assert [found.verdict for found in carried(Asked(Flow.of(pieces), NOTHING), both, "p0", TRANSMIT)] == [Verdict.CARRIED]
-    assert [found.verdict for found in carried(Asked(Flow.of(pieces), NOTHING), both, "p0", RECEIVE)] == [Verdict.NOT]
-    assert carried(Asked(Flow.of(pieces), NOTHING), both, "p9", TRANSMIT) == []
+    both: list[DeviceCounts] = devices(hosts, UNTIL_S)
+    assert [found.verdict for found in carried(LinkFetches(Flow.of(pieces), NOTHING), both, "p0", TRANSMIT)] == [
+        MediumVerdict.CARRIED
+    ]
+    assert [found.verdict for found in carried(LinkFetches(Flow.of(pieces), NOTHING), both, "p0", RECEIVE)] == [MediumVerdict.NOT]
+    assert carried(LinkFetches(Flow.of(pieces), NOTHING), both, "p9", TRANSMIT) == []

@@ -8,21 +8,21 @@ from functools import cache
 
 import pytest
 
-from handrail.cli.simulated import arrivals, over_ns
-from handrail.cli.simulated_links import link_evidence
-from handrail_collector.explain.request import Fleet, explain_all
+from handrail_collector.explain.request.request_row import Fleet, explain_all
 from handrail_collector.links.devices import counted
-from handrail_collector.links.findings import Kind
+from handrail_collector.links.findings import LinkFindingKind
 from handrail_collector.links.handoffs import hand_offs
-from handrail_collector.links.lines import LinkLine, link_lines
-from handrail_collector.links.sentences import of_period, sentence
+from handrail_collector.links.report import LinkLine, link_lines
+from handrail_collector.links.summary import of_period, sentence
 from handrail_collector.links.transport import Transport
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from handrail_fleet import faults, scenario, virtual
-from handrail_fleet.observe import clocks
-from handrail_fleet.observe_links import DeviceObservation, observe_links
-from handrail_fleet.simulate import Flight
+from handrail_sim.emulator import faults, scenario, virtual_run
+from handrail_sim.emulator.observe import clocks
+from handrail_sim.emulator.observe_links import DeviceObservation, observe_links
+from handrail_sim.emulator.simulate import Flight
+from handrail_sim.virtual.links import link_evidence
+from handrail_sim.virtual.observers import arrivals, over_ns
 
 STARTED = 1_700_000_000 * SECOND
 SEED = 11
@@ -41,18 +41,18 @@ class Emulated:
 def emulated(name: str, requests: int = 200, *fault: str) -> Emulated:
     chosen = scenario.load(name)
     given = tuple(faults.parse(text, chosen.hosts()) for text in fault)
-    settings = virtual.Settings(scenario=chosen, requests=requests, seed=SEED, faults=given)
-    flights = virtual.fly(settings)
+    settings = virtual_run.VirtualRunSettings(scenario=chosen, requests=requests, seed=SEED, faults=given)
+    flights = virtual_run.fly(settings)
     made = arrivals(chosen, flights, given, seed=SEED, started_unix_ns=STARTED, plugin=True)
     stitcher, fetches, ttfts = Stitcher(), dict[tuple[str, str], tuple[FetchRow, ...]](), []
     for offset, one in enumerate(made):
         stitcher.add(one.record, offset, one.received_unix_ns)
     last = made[-1].received_unix_ns
     for decision in stitcher.sweep(last + 30 * 60 * SECOND):
-        told = explain_all(decision.group, Fleet(frozenset(), clocks=stitcher.clocks))
-        if told.row is not None:
-            fetches[told.row.trace_id, told.row.request_id] = told.fetches
-            ttfts.append(told.row.ttft_token_ns or 0)
+        explained = explain_all(decision.group, Fleet(frozenset(), clocks=stitcher.clocks))
+        if explained.row is not None:
+            fetches[explained.row.trace_id, explained.row.request_id] = explained.fetches
+            ttfts.append(explained.row.ttft_token_ns or 0)
     of_devices, rows = link_evidence(chosen, flights, given, SEED, STARTED)
     samples = [sample for run in of_devices for sample in run.samples()]
     offsets = {pair: (i.low_ns, i.high_ns) for pair, i in stitcher.clocks.intervals().items()}
@@ -60,7 +60,7 @@ def emulated(name: str, requests: int = 200, *fault: str) -> Emulated:
     return Emulated(flights, link_lines(handed, counted(samples), rows, offsets), sorted(ttfts)[len(ttfts) // 2])
 
 
-def kinds(line: LinkLine) -> set[Kind]:
+def kinds(line: LinkLine) -> set[LinkFindingKind]:
     return {finding.kind for finding in line.findings}
 
 
@@ -82,23 +82,23 @@ def test_L40S_the_link_is_named_slow_with_its_rate_and_what_it_goes_over() -> No
     truth = sum(flight.kv_bytes for flight in run.flights) / busy_s(run.flights)
     assert line.figures.rate == pytest.approx(truth, rel=0.01)
     assert line.figures.rate == pytest.approx(0.3614e9, rel=0.02)
-    assert line.told.transport is Transport.TCP
+    assert line.transport.transport is Transport.TCP
     assert line.share_of_line == pytest.approx(0.3614e9 / 3.125e9, rel=0.02)
-    assert {Kind.TCP, Kind.SLOW_PATH, Kind.NO_PEER_TO_PEER} <= kinds(line)
-    (told,) = of_period(run.lines, run.ttft_p50_ns)
-    assert told.startswith("The link p0:8000>d0:8000 is slow: KV moves at 0.36 GB/s while transferring (1.")
-    assert "over TCP (eth0: 12 % of its line rate of 3.12 GB/s)" in told
-    assert "of the median time to first token" in told
+    assert {LinkFindingKind.TCP, LinkFindingKind.SLOW_PATH, LinkFindingKind.NO_PEER_TO_PEER} <= kinds(line)
+    (output,) = of_period(run.lines, run.ttft_p50_ns)
+    assert output.startswith("The link p0:8000>d0:8000 is slow: KV moves at 0.36 GB/s while transferring (1.")
+    assert "over TCP (eth0: 12 % of its line rate of 3.12 GB/s)" in output
+    assert "of the median time to first token" in output
 
 
 def test_H100_over_RDMA_nothing_is_wrong_and_it_runs_at_its_line_rate() -> None:
     run = emulated("h100-70b-split")
     assert len(run.lines) == 2
     for line in run.lines:
-        assert (line.told.transport, line.findings) == (Transport.RDMA, ())
+        assert (line.transport.transport, line.findings) == (Transport.RDMA, ())
         assert line.share_of_line == pytest.approx(1.0, abs=0.05)
         assert "mlx5_0/1" in sentence(line)
-    assert not [told for told in of_period(run.lines, run.ttft_p50_ns) if "slow" in told]
+    assert not [output for output in of_period(run.lines, run.ttft_p50_ns) if "slow" in output]
 
 
 def test_a_path_that_falls_back_to_TCP_is_told_from_one_that_does_not() -> None:
@@ -107,13 +107,13 @@ def test_a_path_that_falls_back_to_TCP_is_told_from_one_that_does_not() -> None:
     by_link = {line.figures.link.hosts: line for line in run.lines}
     slow = by_link["p0>d1"]
     assert slow.slow
-    assert Kind.SLOW_PATH in kinds(slow)
+    assert LinkFindingKind.SLOW_PATH in kinds(slow)
     assert [link for link, line in by_link.items() if line.slow] == ["p0>d1"]
 
 
 def test_what_the_hosts_count_is_what_was_moved() -> None:
     run = emulated("l40s-split")
-    said = [
+    device_observations = [
         one
         for one in observe_links(
             scenario.load("l40s-split"),
@@ -125,8 +125,8 @@ def test_what_the_hosts_count_is_what_was_moved() -> None:
         )
         if isinstance(one, DeviceObservation)
     ]
-    last: Iterator[DeviceObservation] = (one for one in reversed(said) if one.host == "d0")
+    last: Iterator[DeviceObservation] = (one for one in reversed(device_observations) if one.host == "d0")
     moved = sum(flight.kv_bytes for flight in run.flights)
     assert next(last).received_bytes == pytest.approx(1.04 * moved, rel=0.001)
-    counts = [one.received_bytes for one in said if one.host == "d0"]
+    counts = [one.received_bytes for one in device_observations if one.host == "d0"]
     assert counts == sorted(counts)

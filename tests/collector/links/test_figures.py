@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail_collector.links.figures import by_link, figures, times, union_ns
-from handrail_collector.links.handoffs import HandOff, Link, Piece
+from builders.links import BEGAN, MS, P0_D0, S, fetch_row, hand_off
+from handrail_collector.links.handoffs import EngineLink, HandOff, Piece
 from handrail_collector.links.handoffs import hand_offs as of_rows
+from handrail_collector.links.throughput import by_link, figures, times, union_ns
 from handrail_collector.rows import FetchRow
-from link_parts import BEGAN, MS, P0_D0, S, fetch_row, hand_off
 
 REPLAY = Path(__file__).parents[2] / "data/replay"
 
@@ -132,7 +132,7 @@ def test_a_failed_one_counts_and_moves_nothing_it_does_not_know_of() -> None:
 def test_rows_of_the_store_become_hand_offs() -> None:
     (one,) = of_rows([fetch_row(1)])
     begin = BEGAN + S + 20 * MS
-    assert one.link == Link("p0:8000", "d0:8000", "p0", "d0")
+    assert one.link == EngineLink("p0:8000", "d0:8000", "p0", "d0")
     assert one.pieces == (Piece(begin, begin + 30 * MS, 10**8, 5 * MS),)
     assert one.counted
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from builders.links import BEGAN, LO, Host, Moved, S, by, devices, hand_off, nothing, process
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_PCIE_BYTES, RECEIVE, TRANSMIT
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue, runs
 from handrail.records import Source
+from handrail.records.devices import Device, DeviceKind, DeviceSample, DeviceValue, runs
 from handrail_collector.links.answer import devices as stored_devices
-from handrail_collector.links.devices import Counted, Medium, counted
-from handrail_collector.links.findings import Kind
-from handrail_collector.links.handoffs import HandOff, Link
-from handrail_collector.links.lines import LinkLine, link_lines
+from handrail_collector.links.devices import DeviceCounts, Medium, counted
+from handrail_collector.links.findings import LinkFindingKind
+from handrail_collector.links.handoffs import EngineLink, HandOff
+from handrail_collector.links.report import LinkLine, link_lines
 from handrail_collector.links.transport import Transport
 from handrail_collector.rows import LinkFactRow
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from link_parts import BEGAN, LO, Host, Moved, S, by, devices, hand_off, nothing, process
 
-ONE_HOST = Link("h:8100", "h:8200", "h", "h")
+ONE_HOST = EngineLink("h:8100", "h:8200", "h", "h")
 UNTIL_S = 120.0
 
 
@@ -55,12 +55,12 @@ def gpu(index: int, *, nvlink: tuple[Moved, Moved] | None = None, pcie: tuple[Mo
     return found
 
 
-def seen(*samples: Sequence[DeviceSample]) -> list[Counted]:
+def seen(*samples: Sequence[DeviceSample]) -> list[DeviceCounts]:
     loopback = devices([Host(host="h", device=LO)], UNTIL_S)
     return [*loopback, *counted(sample for of in samples for sample in of)]
 
 
-def line(fetched: Sequence[HandOff], read: Sequence[Counted], *lanes: str) -> LinkLine:
+def line(fetched: Sequence[HandOff], read: Sequence[DeviceCounts], *lanes: str) -> LinkLine:
     rows = [
         LinkFactRow(
             at_unix_ns=BEGAN,
@@ -87,28 +87,30 @@ def test_over_NVLink_with_the_line_rate_of_the_GPU() -> None:
     found = line(
         fetched, seen(gpu(0, nvlink=(moved, hum), pcie=(nothing, nothing)), gpu(1, nvlink=(hum, moved), pcie=(nothing, nothing)))
     )
-    assert found.told.transport is Transport.NVLINK
-    assert found.told.line_rate == 450_000_000_000
+    assert found.transport.transport is Transport.NVLINK
+    assert found.transport.line_rate == 450_000_000_000
     assert found.share_of_line == pytest.approx(23.5 / 450, rel=0.01)
-    assert "GPU-0 at h sent" in found.told.evidence[0]
+    assert "GPU-0 at h sent" in found.transport.evidence[0]
 
 
 @pytest.mark.parametrize(
-    ("lane", "transport", "said"),
+    ("lane", "transport", "output"),
     [
         ("cuda_ipc", Transport.PCIE, None),
         ("sysv", Transport.HOST_STAGED, None),
         (None, Transport.PCIE, "whether from GPU to GPU or through host memory, these counters cannot tell"),
     ],
 )
-def test_over_PCIe_the_log_tells_peer_to_peer_from_host_memory(lane: str | None, transport: Transport, said: str | None) -> None:
+def test_over_PCIe_the_log_tells_peer_to_peer_from_host_memory(
+    lane: str | None, transport: Transport, output: str | None
+) -> None:
     fetched = run(took_s=0.04)
     moved = by(fetched, times=1.1)
     read = seen(gpu(0, pcie=(moved, nothing)), gpu(1, pcie=(nothing, moved)))
     found = line(fetched, read, *([lane] if lane else []))
-    assert found.told.transport is transport
-    assert said is None or said in found.told.evidence
-    assert (Kind.HOST_STAGED in {finding.kind for finding in found.findings}) is (transport is Transport.HOST_STAGED)
+    assert found.transport.transport is transport
+    assert output is None or output in found.transport.evidence
+    assert (LinkFindingKind.HOST_STAGED in {finding.kind for finding in found.findings}) is (transport is Transport.HOST_STAGED)
 
 
 def test_PCIe_that_moved_beside_the_loopback_is_a_copy_to_host_memory_on_the_way_to_TCP() -> None:
@@ -116,29 +118,29 @@ def test_PCIe_that_moved_beside_the_loopback_is_a_copy_to_host_memory_on_the_way
     moved = by(fetched)
     loopback = devices([Host(host="h", device=LO, sent=moved, received=moved)], UNTIL_S)
     gpus = counted([*gpu(0, pcie=(moved, nothing)), *gpu(1, pcie=(nothing, moved))])
-    assert line(fetched, [*loopback, *gpus]).told.transport is Transport.TCP
+    assert line(fetched, [*loopback, *gpus]).transport.transport is Transport.TCP
 
 
 def test_PCIe_between_hosts_tells_nothing_of_what_lies_between_them() -> None:
-    link = Link("p0:8000", "h:8000", "p0", "h")
+    link = EngineLink("p0:8000", "h:8000", "p0", "h")
     fetched = [hand_off(2.0 + 4.0 * n, 0.04, link=link) for n in range(27)]
     (found,) = link_lines(fetched, counted(gpu(1, pcie=(nothing, by(fetched)))))
-    assert found.told.transport is Transport.UNKNOWN
-    assert any("GPU-1 at h received" in each for each in found.told.looked_at)
+    assert found.transport.transport is Transport.UNKNOWN
+    assert any("GPU-1 at h received" in each for each in found.transport.looked_at)
 
 
 def test_shared_memory_by_the_log_alone() -> None:
     found = line(run(), seen(), "posix")
-    assert found.told.transport is Transport.HOST_STAGED
+    assert found.transport.transport is Transport.HOST_STAGED
 
 
 def test_two_lanes_of_different_kinds_are_no_answer() -> None:
     found = line(run(), seen(), "posix", "tcp")
-    assert found.told.transport is Transport.UNKNOWN
+    assert found.transport.transport is Transport.UNKNOWN
 
 
 def test_the_line_rate_of_nvlink_and_pcie_is_asked_back_from_the_store(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(
         0, 10, 10, (), (), flat={Table.GPU_SAMPLES: runs(gpu(0, nvlink=(nothing, nothing), pcie=(nothing, nothing)))}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from builders import EPOCH, MS, exchange, kv
+from builders.plugin import fetch, publish, times
+from builders.records import EPOCH, MS, exchange, kv
 from handrail.records import Role
-from handrail_collector.explain.request import Fleet, explain_all
-from handrail_collector.links.figures import figures
+from handrail_collector.explain.request.request_row import Fleet, explain_all
 from handrail_collector.links.handoffs import hand_offs
+from handrail_collector.links.throughput import figures
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from plugin_parts import fetch, publish, times
 
 CASE = json.loads((Path(__file__).parents[2] / "data/replay/join/B15_handover_parts.json").read_text())
 EXPECTED = CASE["expected"]
@@ -49,8 +49,8 @@ def test_B15_the_parts_of_a_handover_and_no_network_of_168_ms() -> None:
     for offset, record in enumerate(records):
         stitcher.add(record, offset, NOW)
     fleet = Fleet(frozenset({(Role.PREFILL, "plugin"), (Role.DECODE, "plugin")}))
-    told = [explain_all(decision.group, fleet) for decision in stitcher.sweep(NOW + 3600 * SECOND)]
-    row, fetches = next((each.row, each.fetches) for each in told if each.row is not None)
+    explaineds = [explain_all(decision.group, fleet) for decision in stitcher.sweep(NOW + 3600 * SECOND)]
+    row, fetches = next((each.row, each.fetches) for each in explaineds if each.row is not None)
     took: dict[str, float] = {}
     for phase in row.phases:
         took[phase.phase] = took.get(phase.phase, 0) + phase.duration_ns / MS

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from handrail.links.counters import COUNTERS
-from handrail_collector.links.findings import SLOW, Kind
+from handrail.device_counters.link import COUNTERS
+from handrail_collector.links.findings import SLOW, LinkFindingKind
 from handrail_collector.links.transport import Transport
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "links.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_finding_has_its_row(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", LinkFindingKind)
+def test_every_finding_has_its_row(kind: LinkFindingKind) -> None:
     assert f"| `{kind.value}` |" in PAGE
 
 

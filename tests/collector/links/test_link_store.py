@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, process
-from fake_sysfs import FakeSysfs
-from handrail.export.device_batches import DeviceBatches
-from handrail.export.devices import named
-from handrail.export.resource import own_resource
-from handrail.links.counters import BYTES, COUNTERS, TRANSMIT
-from handrail.links.sampler import LinkSamplerSettings
-from handrail.otlp.contract import Signal
+from builders.links import fetch_row
+from builders.plugin import fact, fetch, publish, times
+from builders.records import EPOCH, MS, process
+from doubles.sysfs import FakeSysfs
+from handrail.device_counters.link import BYTES, COUNTERS, TRANSMIT
+from handrail.otlp.signals import Signal
 from handrail.records import LogKind, Role
-from handrail.sources.links import LinkSource
+from handrail.wire.device_samples import named
 from handrail_collector.links.answer import answered, period
 from handrail_collector.links.devices import Medium, counted
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import LinkFactRow
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
-from link_parts import fetch_row
-from pipelines import Clock, log_batch, plugin_batch, proxies, running, send, taken
-from plugin_parts import fact, fetch, publish, times
+from handrail_sidecar.export.device_batches import DeviceBatches
+from handrail_sidecar.export.resource import own_resource
+from handrail_sidecar.links.sampler import LinkSamplerSettings
+from handrail_sidecar.sources.links import LinkSource
+from harness.pipelines import Clock, log_batch, plugin_batch, proxies, running, send, taken
 
 LANE = (("transport", "tcp"), ("nic", "eth0"), ("reach", "intra-node"))
 READER, KEEPER = "cmpl-req-a-0-0000dddd", "cmpl-req-a-0-0000aaaa"
@@ -51,7 +51,7 @@ def a_request(mode: str = "pull") -> tuple[list[Any], list[Any]]:
     return [edge, p, d], [at_p, at_d]
 
 
-async def told(root: Path, mode: str = "pull") -> dict[str, Any]:
+async def link_report(root: Path, mode: str = "pull") -> dict[str, Any]:
     clock = Clock()
     seen, plugin = a_request(mode)
     async with running(root, clock) as (journal, pipeline):
@@ -70,7 +70,7 @@ async def told(root: Path, mode: str = "pull") -> dict[str, Any]:
 
 
 async def test_a_pull_and_a_line_of_ucx_become_a_link(tmp_path: Path) -> None:
-    answer = await told(tmp_path)
+    answer = await link_report(tmp_path)
     (link,) = answer["links"]
     assert (link["keeper"], link["reader"], link["hand_offs"], link["timed"]) == ("prefill:8000", "decode:8000", 1, 1)
     assert (link["busy_ns"], link["moved_bytes"]) == (59 * MS, 64 * 32768)
@@ -79,7 +79,7 @@ async def test_a_pull_and_a_line_of_ucx_become_a_link(tmp_path: Path) -> None:
 
 
 async def test_a_line_that_is_told_again_is_one_row(tmp_path: Path) -> None:
-    await told(tmp_path)
+    await link_report(tmp_path)
     with_reader = reader(tmp_path)
     (row,) = with_reader.events(Table.LINK_FACTS, 0, 1 << 62)
     with_reader.close()
@@ -89,7 +89,7 @@ async def test_a_line_that_is_told_again_is_one_row(tmp_path: Path) -> None:
 
 async def test_what_was_pushed_moved_by_the_clock_of_P(tmp_path: Path) -> None:
     """Posted 7 ms after P had published at 105 ms, 22 ms before D knew of the load."""
-    await told(tmp_path, "push")
+    await link_report(tmp_path, "push")
     with_reader = reader(tmp_path)
     ((row,), _) = with_reader.recent_fetches(0, 1 << 62, 10)
     with_reader.close()
@@ -99,7 +99,7 @@ async def test_what_was_pushed_moved_by_the_clock_of_P(tmp_path: Path) -> None:
 
 
 def test_of_a_longer_period_the_last_ones_are_told_and_that_is_said(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(0, 10, 10, (), (), flat={Table.KV_FETCHES: [fetch_row(n) for n in range(1, 30)]})
     publisher.close()
@@ -112,7 +112,7 @@ def test_of_a_longer_period_the_last_ones_are_told_and_that_is_said(tmp_path: Pa
 
 @pytest.mark.parametrize("most", [1, 100])
 def test_of_a_requests_hand_offs_those_of_its_last_version_count(tmp_path: Path, most: int) -> None:
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(
         0, 10, 10, (), (), flat={Table.KV_FETCHES: [fetch_row(1), fetch_row(1, version=2, outcome="failed", bytes_moved=None)]}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from builders.links import BEGAN, S, hand_off, process
 from handrail.records import EngineHistogram, EngineSample, Source
-from handrail_collector.links.findings import Kind
-from handrail_collector.links.lines import link_lines
-from handrail_collector.links.posts import posts_of
-from link_parts import BEGAN, S, hand_off, process
+from handrail_collector.links.findings import LinkFindingKind
+from handrail_collector.links.post_overhead import posts_of
+from handrail_collector.links.report import link_lines
 
 START = BEGAN - 500 * S
 
@@ -33,15 +33,15 @@ def sample(at_s: float, transfers: int, seconds: float, posted: float, *, start:
 
 
 def test_B05_by_what_grew_between_the_first_and_the_last_sample() -> None:
-    (told,) = posts_of([sample(60, 150, 1000 + 42.0, 100 + 30.5), sample(0, 100, 1000.0, 100.0), sample(30, 120, 1020.0, 112.0)])
-    assert (told.instance, told.transfers, told.transfer_ns, told.post_ns) == ("d0:8000", 50, 840_000_000, 610_000_000)
-    assert (told.descriptors, told.bytes) == (112_000, 5_040_000_000)
-    assert told.share == pytest.approx(0.726, abs=0.001)
+    (posts,) = posts_of([sample(60, 150, 1000 + 42.0, 100 + 30.5), sample(0, 100, 1000.0, 100.0), sample(30, 120, 1020.0, 112.0)])
+    assert (posts.instance, posts.transfers, posts.transfer_ns, posts.post_ns) == ("d0:8000", 50, 840_000_000, 610_000_000)
+    assert (posts.descriptors, posts.bytes) == (112_000, 5_040_000_000)
+    assert posts.share == pytest.approx(0.726, abs=0.001)
 
 
 def test_an_engine_that_began_anew_is_told_since_then() -> None:
-    (told,) = posts_of([sample(0, 100, 1000.0, 100.0), sample(60, 10, 8.0, 2.0, start=BEGAN + S)])
-    assert (told.transfers, told.transfer_ns, told.post_ns) == (10, 800_000_000, 200_000_000)
+    (posts,) = posts_of([sample(0, 100, 1000.0, 100.0), sample(60, 10, 8.0, 2.0, start=BEGAN + S)])
+    assert (posts.transfers, posts.transfer_ns, posts.post_ns) == (10, 800_000_000, 200_000_000)
 
 
 def test_one_sample_or_no_transfer_tells_nothing() -> None:
@@ -53,5 +53,5 @@ def test_one_sample_or_no_transfer_tells_nothing() -> None:
 def test_B05_what_metrics_say_makes_the_finding() -> None:
     fetched = [hand_off(2.0 * n, 0.84, 5_040_000_000) for n in range(20)]
     (line,) = link_lines(fetched, counted_posts=posts_of([sample(0, 1, 1.0, 1.0), sample(60, 51, 43.0, 31.5)]))
-    (finding,) = (each for each in line.findings if each.kind is Kind.SUBMISSION_BOUND)
+    (finding,) = (each for each in line.findings if each.kind is LinkFindingKind.SUBMISSION_BOUND)
     assert "d0:8000 spends 73 % of a transfer's time" in finding.seen

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from handrail.catalogue import Metric
-from handrail_collector.metrics.page import collector_metrics
+from handrail.metrics.catalogue import CatalogueMetric
+from handrail_collector.metrics.registry import collector_metrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 BEGIN, END = "<!-- collector -->\n", "<!-- /collector -->"
 METRICS = collector_metrics()
 
 
-def table(metrics: Sequence[Metric]) -> str:
+def table(metrics: Sequence[CatalogueMetric]) -> str:
     lines = ["| metric | type | labels | unit | what it is | at start |", "|---|---|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(metric.labels) or "–"
@@ -39,7 +39,7 @@ def test_the_page_has_every_metric(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_names_and_labels_are_as_prometheus_wants_them(metric: Metric) -> None:
+def test_names_and_labels_are_as_prometheus_wants_them(metric: CatalogueMetric) -> None:
     assert re.fullmatch(r"handrail_[a-z0-9_]+", metric.name)
     assert (metric.name.endswith("_total")) is (metric.type == "counter")
     assert not {"instance", "job", "le", "request_id", "trace_id"} & set(metric.labels)

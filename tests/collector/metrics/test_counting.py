@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, exchange, process, split_request
-from handrail.export.counts import counts_request
-from handrail.export.samples import metrics_request
-from handrail.export.spans import resource_of
-from handrail.otlp.contract import Signal
+from builders.records import EPOCH, MS, exchange, process, split_request
+from builders.stalls import seconds, step, stream
 from handrail.otlp.payload import with_batch_seq
+from handrail.otlp.signals import Signal
 from handrail.records import EngineSample, EngineValue, Exchange, LineClock, LogFact, LogKind, Outcome, Role, Source
-from handrail_collector.metrics.joined import phases
-from handrail_collector.observed import Observed, Seen, Timed
+from handrail.wire.counts import counts_request
+from handrail.wire.engine_samples import metrics_request
+from handrail.wire.exchange import resource_of
+from handrail_collector.counters import CounterKey, DurableCounters, Timed
+from handrail_collector.metrics.request_metrics import phases
 from handrail_collector.pipeline import Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
-from pipelines import START, Clock, log_batch, proxies, running, send, stored, taken
-from stall_parts import seconds, step, stream
+from harness.pipelines import START, Clock, log_batch, proxies, running, send, stored, taken
 
 QUICK = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -31,7 +31,7 @@ def of_model(records: list[Exchange], model: str = MODEL, **changes: Any) -> lis
     return [replace(r, model=model, **changes) for r in records]
 
 
-def phase_counts(seen: Observed) -> Mapping[tuple[str, ...], int]:
+def phase_counts(seen: DurableCounters) -> Mapping[tuple[str, ...], int]:
     return {words: found.histogram().count for words, found in seen.durations(Timed.PHASES, 2).items()}
 
 
@@ -51,7 +51,7 @@ async def test_a_request_counts_when_it_is_first_decided_and_is_joined_when_all_
         first = dict(phase_counts(pipeline.observed))
         assert first
         assert set(first.values()) == {1}
-        assert pipeline.observed.by_words(Seen.JOINED, 2) == {}
+        assert pipeline.observed.by_words(CounterKey.JOINED, 2) == {}
     for seq in (9, 10):  # one restart, then a late span, then nothing new
         async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
             if seq == 9:
@@ -59,7 +59,7 @@ async def test_a_request_counts_when_it_is_first_decided_and_is_joined_when_all_
             await decide(pipeline, journal, clock)
             seen = pipeline.observed
             assert phase_counts(seen) == first, "its phases were counted as they were first known"
-            assert seen.by_words(Seen.JOINED, 2) == {("ok", MODEL): 1}
+            assert seen.by_words(CounterKey.JOINED, 2) == {("ok", MODEL): 1}
             assert list(pipeline.counting.models.names) == [MODEL]
 
 
@@ -117,7 +117,7 @@ async def test_a_response_that_is_not_streamed_has_no_phases_of_a_first_token(tm
         await send(journal, of_model(proxies("req-a", "t1"), stream=False, ttft_token_ns=None))
         await decide(pipeline, journal, clock)
         assert phase_counts(pipeline.observed) == {}
-        assert pipeline.observed.by_words(Seen.JOINED, 2) == {("ok", MODEL): 1}
+        assert pipeline.observed.by_words(CounterKey.JOINED, 2) == {("ok", MODEL): 1}
 
 
 @pytest.mark.parametrize("outcome", [Outcome.HTTP_ERROR, Outcome.UPSTREAM_UNREACHABLE])
@@ -128,7 +128,7 @@ async def test_what_no_model_answered_is_not_joined_and_gives_no_model_a_name(tm
         await send(journal, made)
         await decide(pipeline, journal, clock)
         assert len(stored(tmp_path)) == 1
-        assert pipeline.observed.by_words(Seen.JOINED, 2) == {}
+        assert pipeline.observed.by_words(CounterKey.JOINED, 2) == {}
         assert not pipeline.counting.models.names
 
 
@@ -139,14 +139,14 @@ async def test_a_finding_counts_once_a_request_over_versions_and_restarts(tmp_pa
     async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
         await send(journal, [edge, replace(p, model="a"), replace(d, model="b")])
         await decide(pipeline, journal, clock)
-        assert pipeline.observed.by_word(Seen.FINDINGS) == {"model_mismatch": 1}
+        assert pipeline.observed.by_word(CounterKey.FINDINGS) == {"model_mismatch": 1}
     again = exchange(Role.PREFILL, 5, 3, rid="req-a", parent=edge, model="a")
     async with running(tmp_path, clock, stitch=QUICK) as (journal, pipeline):
         await send(journal, [again], 9)
         await decide(pipeline, journal, clock)
         (row,) = stored(tmp_path)
         assert row.version == 2
-        found = pipeline.observed.by_word(Seen.FINDINGS)
+        found = pipeline.observed.by_word(CounterKey.FINDINGS)
         assert found == dict.fromkeys({finding.split(":")[0] for finding in row.findings}, 1)
         assert set(found) == {"model_mismatch", "prefill_retried"}
 
@@ -159,7 +159,7 @@ async def test_a_stall_is_not_counted_again_by_a_version_of_another_life(tmp_pat
         await journal.consume(Signal.LOGS, log_batch([*seconds(0, 41_000), step(126, 131, prefill_tokens=2048)], 1))
         await send(journal, [edge, d])
         await decide(pipeline, journal, clock, 20)
-        counted = pipeline.observed.by_words(Seen.STALLS, 2)
+        counted = pipeline.observed.by_words(CounterKey.STALLS, 2)
         assert sum(counted.values()) == 1
         assert {model for _, model in counted} == {MODEL}
     async with running(tmp_path, clock) as (journal, pipeline):
@@ -167,7 +167,7 @@ async def test_a_stall_is_not_counted_again_by_a_version_of_another_life(tmp_pat
         await decide(pipeline, journal, clock, 20)
         (row,) = stored(tmp_path)
         assert row.version == 2
-        assert pipeline.observed.by_words(Seen.STALLS, 2) == counted
+        assert pipeline.observed.by_words(CounterKey.STALLS, 2) == counted
 
 
 def stalled() -> list[Exchange]:
@@ -190,7 +190,7 @@ def counts(at_unix_ns: int, ok: int, failed: int = 0, seq: int = 1) -> bytes:
 
 
 def finished(at_unix_ns: int, number: float, seq: int = 1, role: Role = Role.DECODE) -> bytes:
-    told = EngineSample(
+    engine_sample = EngineSample(
         process=process(role),
         source=Source.METRICS,
         at_unix_ns=at_unix_ns,
@@ -200,7 +200,7 @@ def finished(at_unix_ns: int, number: float, seq: int = 1, role: Role = Role.DEC
         ),
     )
     resource = resource_of(replace(process(role), sender="metrics"))
-    return with_batch_seq(metrics_request(resource, [told]), seq)
+    return with_batch_seq(metrics_request(resource, [engine_sample]), seq)
 
 
 def now_ish(rid: str, trace: str, at_unix_ns: int) -> list[Exchange]:
@@ -221,8 +221,8 @@ async def test_coverage_is_over_what_edges_counted_and_not_over_rows(tmp_path: P
         await journal.consume(Signal.METRICS, counts(clock.now, 4, failed=7, seq=2))  # three of them never came
         await decide(pipeline, journal, clock, 30)
         assert pipeline.counting.coverage.ratio(clock.now) == 1 / 4
-        assert pipeline.observed.by_word(Seen.COUNTED) == {"edge": 4}
-        assert sum(pipeline.observed.by_words(Seen.JOINED, 2).values()) == 1
+        assert pipeline.observed.by_word(CounterKey.COUNTED) == {"edge": 4}
+        assert sum(pipeline.observed.by_words(CounterKey.JOINED, 2).values()) == 1
         assert len(stored(tmp_path)) == 1
 
 
@@ -237,7 +237,7 @@ async def test_without_an_edge_the_engines_that_decode_count(tmp_path: Path) -> 
             await taken(pipeline, journal)
             clock.now += 10 * SECOND
         await decide(pipeline, journal, clock, 30)
-        assert pipeline.observed.by_word(Seen.COUNTED) == {"engine": 2}
+        assert pipeline.observed.by_word(CounterKey.COUNTED) == {"engine": 2}
         assert pipeline.counting.coverage.ratio(clock.now) == 0.5
 
 
@@ -254,7 +254,7 @@ async def test_counts_are_counted_once_over_replays_and_redeliveries(tmp_path: P
             if life == 2:
                 await journal.consume(Signal.METRICS, counts(clock.now, 9, seq=3))
             await decide(pipeline, journal, clock)
-            assert pipeline.observed.by_word(Seen.COUNTED) == {"edge": 9 if life == 2 else 5}
+            assert pipeline.observed.by_word(CounterKey.COUNTED) == {"edge": 9 if life == 2 else 5}
 
 
 async def test_failures_that_no_request_explains_are_found_once_over_restarts(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ async def test_failures_that_no_request_explains_are_found_once_over_restarts(tm
             if life == 0:
                 await journal.consume(Signal.LOGS, log_batch([fact], 1))
             await decide(pipeline, journal, clock, 10)
-            assert pipeline.observed.by_word(Seen.FINDINGS) == {"unexplained_failures": 1}
+            assert pipeline.observed.by_word(CounterKey.FINDINGS) == {"unexplained_failures": 1}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300], ids=str)
@@ -286,5 +286,5 @@ async def test_a_counter_that_is_no_number_of_requests_counts_nothing_and_breaks
             await journal.consume(Signal.METRICS, finished(clock.now, number, seq))
             clock.now += 10 * SECOND
         await decide(pipeline, journal, clock)
-        assert pipeline.observed.by_word(Seen.COUNTED) == {"engine": 2}
+        assert pipeline.observed.by_word(CounterKey.COUNTED) == {"engine": 2}
         assert pipeline.stats.faults == 0

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.buckets import LATENCY
+from handrail.metrics.histogram import LATENCY
+from handrail_collector.counters import CounterKey, DurableCounters, Timed
 from handrail_collector.metrics.durations import LAYOUT, Durations
-from handrail_collector.observed import Observed, Seen, Timed
-from handrail_collector.store.added import added_up
+from handrail_collector.store.counter_totals import added_up
 
 NS = st.integers(0, 200 * 10**9)
 
@@ -46,12 +46,12 @@ def test_what_publishes_add_is_the_whole_in_any_parts(parts: list[list[int]]) ->
 
 def test_durations_of_other_bounds_are_left_behind() -> None:
     kept = of([5, 10**9]).flat()
-    seen = Observed({}, {f"phases@{LAYOUT}.kv_wait.m": kept, "phases@0badc0de.kv_wait.m": kept})
+    seen = DurableCounters({}, {f"phases@{LAYOUT}.kv_wait.m": kept, "phases@0badc0de.kv_wait.m": kept})
     assert {words: found.histogram().count for words, found in seen.durations(Timed.PHASES, 2).items()} == {("kv_wait", "m"): 2}
 
 
 def test_a_failed_publish_loses_no_duration_and_a_good_one_counts_once() -> None:
-    seen = Observed({})
+    seen = DurableCounters({})
     seen.time(Timed.PHASES, ("kv_wait", "a/b-1.5"), 7)
     taken = seen.take()
     seen.time(Timed.PHASES, ("kv_wait", "a/b-1.5"), 8)
@@ -66,17 +66,17 @@ def test_a_failed_publish_loses_no_duration_and_a_good_one_counts_once() -> None
 
 def test_counts_by_model_are_said_as_what_is_added_and_those_of_earlier_releases_still_count() -> None:
     """Of 32 models all totals would be some 30 kB in each line of the manifest, every five seconds."""
-    seen = Observed({"stalls.kv_landing": 4, "rows": 7}, {"stalls.kv_landing.m": (0, 2), "joined.ok.a.b": (0, 5)})
-    seen.add(Seen.STALLS, 3, "kv_landing.m")
-    seen.add(Seen.JOINED, word="ok.c")
-    seen.add(Seen.ROWS)
+    seen = DurableCounters({"stalls.kv_landing": 4, "rows": 7}, {"stalls.kv_landing.m": (0, 2), "joined.ok.a.b": (0, 5)})
+    seen.add(CounterKey.STALLS, 3, "kv_landing.m")
+    seen.add(CounterKey.JOINED, word="ok.c")
+    seen.add(CounterKey.ROWS)
     taken = seen.take()
     assert taken.added() == {"stalls.kv_landing.m": (0, 3), "joined.ok.c": (0, 1)}
     totals = seen.with_added(taken)
     assert totals == {"stalls.kv_landing": 4, "rows": 8}
     seen.done(totals, taken)
-    assert seen.by_words(Seen.STALLS, 2) == {("kv_landing", ""): 4, ("kv_landing", "m"): 5}
-    assert seen.by_words(Seen.JOINED, 2) == {("ok", "a.b"): 5, ("ok", "c"): 1}
-    again = Observed(totals, added_up([{"stalls.kv_landing.m": (0, 2), "joined.ok.a.b": (0, 5)}, taken.added()]))
-    assert again.by_words(Seen.STALLS, 2) == seen.by_words(Seen.STALLS, 2)
-    assert again.by_words(Seen.JOINED, 2) == seen.by_words(Seen.JOINED, 2)
+    assert seen.by_words(CounterKey.STALLS, 2) == {("kv_landing", ""): 4, ("kv_landing", "m"): 5}
+    assert seen.by_words(CounterKey.JOINED, 2) == {("ok", "a.b"): 5, ("ok", "c"): 1}
+    again = DurableCounters(totals, added_up([{"stalls.kv_landing.m": (0, 2), "joined.ok.a.b": (0, 5)}, taken.added()]))
+    assert again.by_words(CounterKey.STALLS, 2) == seen.by_words(CounterKey.STALLS, 2)
+    assert again.by_words(CounterKey.JOINED, 2) == seen.by_words(CounterKey.JOINED, 2)

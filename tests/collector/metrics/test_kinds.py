@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import handrail_collector
-from handrail.cli.words import FINDING
-from handrail_collector.explain.handoff_findings import _EVENTS
-from handrail_collector.explain.kinds import FINDINGS
+from handrail_cli.glossary import FINDING
+from handrail_collector.explain.finding_kinds import FINDINGS
+from handrail_collector.explain.request.kv_findings import _EVENTS
 from handrail_collector.stitch.group import AMBIGUOUS
 
 ROOT = Path(handrail_collector.__file__).parent
-SAYING = (*sorted((ROOT / "explain").glob("*.py")), *sorted((ROOT / "stitch").glob("*.py")), ROOT / "pipeline.py")
+SAYING = (*sorted((ROOT / "explain").rglob("*.py")), *sorted((ROOT / "stitch").glob("*.py")), ROOT / "pipeline.py")
 KIND = re.compile(r"([a-z]+(?:_[a-z]+)+)(?:: |$)")
 CALLS = {"_find", "finding_row", "append", "extend", "Breakdown"}
 
 
-def said(source: str) -> Iterator[str]:
+def metric_values(source: str) -> Iterator[str]:
     """What begins a text that is yielded, found or appended as ``kind: detail``, or is a kind alone where one is asked for."""
     for node in ast.walk(ast.parse(source)):
         given: list[ast.expr] = []
@@ -38,15 +38,15 @@ def said(source: str) -> Iterator[str]:
 
 
 def test_the_list_is_what_the_code_says() -> None:
-    told = {kind for path in SAYING for kind in said(path.read_text())}
+    names = {kind for path in SAYING for kind in metric_values(path.read_text())}
     others = {*_EVENTS.values(), AMBIGUOUS, "handoff_near_lease", "handoff_over_lease", "unexplained_failures"}
-    assert len(told) >= 15
-    assert told | others == set(FINDINGS)
+    assert len(names) >= 15
+    assert names | others == set(FINDINGS)
     assert set(FINDING) <= set(FINDINGS)
 
 
 def test_a_new_kind_would_be_seen() -> None:
-    assert list(said('def f():\n    yield f"clock_gone: {1} s"\n    self._find(g, "odd_word", "x")\n')) == [
+    assert list(metric_values('def f():\n    yield f"clock_gone: {1} s"\n    self._find(g, "odd_word", "x")\n')) == [
         "clock_gone",
         "odd_word",
     ]

@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from builders import process
-from device_samples import START_UNIX_NS, busy_host, counter, flattened, port, sample
+from builders.device_samples import START_UNIX_NS, busy_host, counter, flattened, port, sample
+from builders.records import process
 from handrail import __version__
-from handrail.export.samples import metrics_request
-from handrail.export.spans import resource_of
-from handrail.otlp.contract import Signal
 from handrail.otlp.payload import with_batch_seq
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Signal
 from handrail.records import EngineSample, EngineValue, Role, Source
+from handrail.wire.engine_samples import metrics_request
+from handrail.wire.exchange import resource_of
 from handrail_collector.config import CollectorConfig
-from handrail_collector.metrics.own import own_rows
+from handrail_collector.counters import CounterKey
+from handrail_collector.metrics.collector_metrics import own_rows
 from handrail_collector.metrics.slow_links import SlowLinks
-from handrail_collector.observed import Seen
-from handrail_collector.running import Running, collector_gates
+from handrail_collector.status import Running, collector_gates
 from handrail_collector.stitch.stitcher import SECOND
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from pipelines import Clock, device_batch, proxies, running, send, taken
+from harness.pipelines import Clock, device_batch, proxies, running, send, taken
 
 
 @contextmanager
@@ -42,13 +42,13 @@ def telling(root: Path, journal: Any, pipeline: Any, clock: Clock) -> Iterator[A
 
 
 def scraped(at_unix_ns: int, seq: int) -> bytes:
-    told = EngineSample(
+    engine_sample = EngineSample(
         process=process(Role.PREFILL),
         source=Source.METRICS,
         at_unix_ns=at_unix_ns,
         values=(EngineValue(name="requests_running", value=1.0),),
     )
-    return with_batch_seq(metrics_request(resource_of(replace(told.process, sender="pages")), [told]), seq)
+    return with_batch_seq(metrics_request(resource_of(replace(engine_sample.process, sender="pages")), [engine_sample]), seq)
 
 
 async def test_sources_of_samples_are_heard_as_those_of_requests_are(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ async def test_sources_of_samples_are_heard_as_those_of_requests_are(tmp_path: P
                 assert {source for _, source in silent} == {"metrics", "nvml", "proxy", "rdma"}
                 assert set(silent.values()) == {7.0 * (life + 1)}
                 assert of("info") == {(__version__,): 1.0}
-            told = {f"{role.value}:{source}" for role, source in pipeline.reporting(clock.now)}
-            assert {"edge:proxy", "prefill:proxy", "decode:proxy", "prefill:metrics"} <= told
+            names = {f"{role.value}:{source}" for role, source in pipeline.reporting(clock.now)}
+            assert {"edge:proxy", "prefill:proxy", "decode:proxy", "prefill:metrics"} <= names
             assert {source for _, source in pipeline.reporting(clock.now)} == {"metrics", "nvml", "proxy", "rdma"}
             assert {source for _, source in pipeline.reporting(clock.now + 3600 * SECOND)} == set()
 
@@ -122,4 +122,4 @@ async def test_status_says_who_reports_how_much_came_and_no_coverage_that_nobody
             status = parts.status()
         assert status["requests"] == {"rows": 1, "edge": 1, "joined": 1, "coverage": None, "open": 0}
         assert status["samples"] == {"engine:metrics": 1}
-        assert pipeline.observed[Seen.ROWS] == 1
+        assert pipeline.observed[CounterKey.ROWS] == 1

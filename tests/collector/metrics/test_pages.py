@@ -9,18 +9,18 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
-from builders import MS
-from handrail.buckets import LATENCY_SECONDS
-from handrail.selfmetrics import SelfMetrics
-from handrail_collector.explain.kinds import FINDINGS
-from handrail_collector.explain.stall_evidence import Cause
+from builders.records import MS
+from handrail.metrics.histogram import LATENCY_SECONDS
+from handrail.metrics.registry import Registry
+from handrail_collector.counters import CounterKey, Timed
+from handrail_collector.explain.finding_kinds import FINDINGS
+from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.metrics.coverage import By
-from handrail_collector.metrics.joined import OUTCOMES, joined_rows
+from handrail_collector.metrics.request_metrics import OUTCOMES, joined_rows
 from handrail_collector.metrics.slow_links import SlowLinks
-from handrail_collector.observed import Seen, Timed
 from handrail_collector.pipeline import Pipeline
 from handrail_collector.store.read import StoreReader
-from pipelines import Clock, running
+from harness.pipelines import Clock, running
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -29,7 +29,7 @@ def page(pipeline: Pipeline, root: Path, clock: Clock, accept: str = "") -> dict
     links = SlowLinks(StoreReader(root / "store", threads=1), now_unix_ns=clock)
     links.found = {("p:1", "d:1", "slow_path"): 1.0}
     rows = joined_rows(pipeline.counting, pipeline.stitcher.clocks, links, clock)
-    text, _ = SelfMetrics(rows).expose(accept)
+    text, _ = Registry(rows).expose(accept)
     parse = open_metrics if accept else text_format
     return {family.name: family for family in parse(text.decode())}
 
@@ -45,7 +45,7 @@ async def test_counters_of_what_goes_wrong_are_there_from_the_start(tmp_path: Pa
     async with running(tmp_path, Clock()) as (_, pipeline):
         found = page(pipeline, tmp_path, Clock(), accept)
     assert {kind for ((_, kind),) in values(found["handrail_findings"])} == set(FINDINGS)
-    assert {labels[0][1] for labels in values(found["handrail_stalls"])} == {cause.value for cause in Cause}
+    assert {labels[0][1] for labels in values(found["handrail_stalls"])} == {cause.value for cause in StallCause}
     assert {dict(labels)["outcome"] for labels in values(found["handrail_joined_requests"])} == set(OUTCOMES)
     assert values(found["handrail_counted_requests"]) == {(("by", by.value),): 0.0 for by in By}
     born = [value for name in ("findings", "stalls", "joined_requests") for value in values(found[f"handrail_{name}"]).values()]
@@ -65,8 +65,8 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
     async with running(tmp_path, clock) as (_, pipeline):
         seen = pipeline.observed
         pipeline.counting.models.serve("org/model-1.5")
-        seen.add(Seen.JOINED, 3, "ok.org/model-1.5")
-        seen.add(Seen.STALLS, 2, "kv_landing")  # as by an earlier release, which knew no models
+        seen.add(CounterKey.JOINED, 3, "ok.org/model-1.5")
+        seen.add(CounterKey.STALLS, 2, "kv_landing")  # as by an earlier release, which knew no models
         for ns in (1 * MS, 66 * MS, 200_000 * MS):
             seen.time(Timed.PHASES, ("kv_transfer", "org/model-1.5"), ns, f"{ns:032x}", clock.now)
         assert "handrail_phase_seconds" in page(pipeline, tmp_path, clock, accept)
@@ -99,7 +99,7 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
 def test_help_says_how_exact_a_quantile_is(tmp_path: Path) -> None:
     from handrail_collector.metrics.counting import Counting
     from handrail_collector.stitch.clocks import HostClocks
-    from handrail_collector.store.recovered import Recovered
+    from handrail_collector.store.recovery import Recovered
 
     counting = Counting(Recovered(end_offset=0, low_water_offset=0, evidence={}), 0)
     rows = joined_rows(counting, HostClocks(), SlowLinks(StoreReader(tmp_path, threads=1)))

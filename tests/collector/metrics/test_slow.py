@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail_collector.metrics.slow import LEAST, MOST_WINDOWS, SHARE, WINDOW, SlowRequests
+from handrail_collector.metrics.slow_requests import LEAST, MOST_WINDOWS, SHARE, WINDOW, SlowRequests
 
 
 def test_one_in_a_hundred_is_slow_whatever_the_model_serves() -> None:
@@ -53,7 +53,7 @@ def test_the_windows_are_bounded() -> None:
 @given(st.lists(st.integers(0, 50), min_size=LEAST, max_size=3 * LEAST))
 def test_it_is_the_percentile_of_exactly_those_before(times: list[int]) -> None:
     slow = SlowRequests()
-    told = [slow.slow("m", "edge", each) for each in times]
+    reports = [slow.slow("m", "edge", each) for each in times]
     for at, each in enumerate(times):
         before = sorted(times[max(0, at - WINDOW) : at])
-        assert told[at] is (len(before) >= LEAST and each >= before[int(SHARE * len(before))])
+        assert reports[at] is (len(before) >= LEAST and each >= before[int(SHARE * len(before))])

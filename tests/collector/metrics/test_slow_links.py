@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from handrail_collector.links.findings import SLOW, Kind, LinkFinding
+from builders.links import BEGAN, S, fetch_row
+from handrail_collector.links.findings import SLOW, LinkFinding, LinkFindingKind
 from handrail_collector.links.handoffs import hand_offs
-from handrail_collector.links.lines import LinkLine, link_lines
+from handrail_collector.links.report import LinkLine, link_lines
 from handrail_collector.metrics.slow_links import LEAST_TIMED, MOST_PAIRS, WINDOW_NS, SlowLinks, slow
 from handrail_collector.rows import FetchRow
 from handrail_collector.store.manifest import MANIFEST
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from link_parts import BEGAN, S, fetch_row
 
 
 def crawling(number: int, pair: int = 0) -> FetchRow:
@@ -46,12 +46,12 @@ def test_few_timed_hand_offs_make_no_page_by_their_rate_but_by_their_transport()
     few = lines(each=LEAST_TIMED - 1)
     assert few[0].slow
     assert slow(few) == {}
-    on_tcp = replace(few[0], findings=(LinkFinding(kind=Kind.TCP_THOUGH_RDMA, seen=""), *few[0].findings))
+    on_tcp = replace(few[0], findings=(LinkFinding(kind=LinkFindingKind.TCP_THOUGH_RDMA, seen=""), *few[0].findings))
     assert slow([on_tcp]) == {("p0:8000", "d0:8000", "tcp_though_rdma"): 1.0}
 
 
-@pytest.mark.parametrize("kind", sorted(set(Kind) - SLOW))
-def test_what_is_only_odd_is_not_slow(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", sorted(set(LinkFindingKind) - SLOW))
+def test_what_is_only_odd_is_not_slow(kind: LinkFindingKind) -> None:
     assert slow([replace(line, findings=(LinkFinding(kind=kind, seen=""),)) for line in lines()]) == {}
 
 
@@ -61,7 +61,7 @@ def test_the_pairs_are_bounded_to_those_that_moved_most() -> None:
 
 
 async def test_it_looks_at_the_last_ten_minutes_of_the_store(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(0, 10, 0, [], [], flat={Table.KV_FETCHES: [crawling(n) for n in range(8)]})
     publisher.close()

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-import replayed
+import builders.replayed
+from doubles.otlp import RAW, Full, Gated, Keeping, Refusing, span, spans_of, traces, until
 from handrail.conventions import SCOPE_PROXY
-from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
-from handrail.otlp.delivery import Backoff
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.retry import Backoff
 from handrail.otlp.settings import ClientSettings
-from handrail_collector.sinks.otlp import Drop, ForwardSettings, OtlpForward, without_unsampled
-from otlp_parts import RAW, Full, Gated, Keeping, Refusing, span, spans_of, traces, until
-from ports import refusing_port
+from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail_collector.sinks.otlp import ForwardDropReason, ForwardSettings, OtlpForward, without_unsampled
+from harness.ports import refusing_port
 
 QUICK = Backoff(initial_s=0.001, max_s=0.01, wish_max_s=0.01)
 
@@ -61,7 +61,7 @@ async def test_a_full_queue_drops_and_counts_without_blocking() -> None:
     await asyncio.wait_for(gated.entered.wait(), 60)
     # The one on its way still counts: memory is bounded by the setting, not by the setting plus one.
     assert [forward.offer(Signal.TRACES, body(number)) for number in (2, 3, 4)] == [True, True, False]
-    assert forward.stats.dropped[Drop.QUEUE_FULL] == 1
+    assert forward.stats.dropped[ForwardDropReason.QUEUE_FULL] == 1
     gated.gate.set()
     await until(lambda: forward.queue_bytes == 0)
     assert forward.offer(Signal.TRACES, body(5))
@@ -78,12 +78,12 @@ async def test_what_is_not_sent_by_the_deadline_is_counted() -> None:
             forward.offer(Signal.TRACES, body(number, number + 10))
         await until(lambda: forward.stats.delivery.retries > 0)
         await forward.shutdown(0.05)
-        assert forward.stats.dropped[Drop.SHUTDOWN] == 8
+        assert forward.stats.dropped[ForwardDropReason.SHUTDOWN] == 8
         assert "Connect" in forward.stats.delivery.last_error
         assert not forward.offer(Signal.TRACES, body(9))
-        assert forward.stats.dropped[Drop.CLOSED] == 1
+        assert forward.stats.dropped[ForwardDropReason.CLOSED] == 1
         await forward.shutdown(0.05)
-        assert forward.stats.dropped[Drop.SHUTDOWN] == 8
+        assert forward.stats.dropped[ForwardDropReason.SHUTDOWN] == 8
 
 
 async def test_what_the_peer_refuses_is_counted() -> None:
@@ -92,7 +92,7 @@ async def test_what_the_peer_refuses_is_counted() -> None:
     await forward.start()
     forward.offer(Signal.TRACES, body(1, 2, 3))
     await forward.shutdown(20.0)
-    assert forward.stats.dropped[Drop.REJECTED] == 3
+    assert forward.stats.dropped[ForwardDropReason.REJECTED] == 3
     assert "not from you" in forward.stats.delivery.last_error
     await server.shutdown()
 
@@ -135,7 +135,7 @@ def test_a_mixed_batch_loses_its_unsampled_spans() -> None:
 
 @pytest.mark.parametrize("recording", RAW, ids=lambda path: path.name)
 def test_recorded_vllm_spans_are_forwarded_whole(recording: Path) -> None:
-    payload = replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest)
+    payload = builders.replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest)
     assert without_unsampled(payload) == (payload, 0)
 
 
@@ -176,7 +176,7 @@ async def test_one_lost_batch_does_not_hold_up_the_next() -> None:
         forward.offer(Signal.LOGS, body(number))
     await forward.shutdown(20.0)
     assert client.sent == [body(1), body(1), body(2), body(3)]
-    assert forward.stats.dropped[Drop.REJECTED] == 1
+    assert forward.stats.dropped[ForwardDropReason.REJECTED] == 1
 
 
 def test_settings_that_cannot_work() -> None:

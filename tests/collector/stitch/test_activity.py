@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.hardware import Device, DeviceKind, DeviceRun, Series
 from handrail.records import Iteration, KvFetch, Process, ProcessEvent, ProcessEventKind, Role, Source, SpanIds
-from handrail_collector.stitch.activity import LATELY, MAX_GPUS, MAX_TRIALS, Activity, Doings
+from handrail.records.devices import Device, DeviceKind, DeviceRun, Series
+from handrail_collector.stitch.engine_activity import LATELY, MAX_GPUS, MAX_TRIALS, Activity, EngineTimeline
 from handrail_collector.stitch.timeline import Timeline
 
 MS = 1_000_000
@@ -100,7 +100,7 @@ def sample(at_ns: int, hertz: float, *reasons: str, key: str = "GPU-1", engine: 
     )
 
 
-def taken(*records: Iteration | KvFetch | ProcessEvent | DeviceRun) -> Doings:
+def taken(*records: Iteration | KvFetch | ProcessEvent | DeviceRun) -> EngineTimeline:
     activity = Activity()
     for record in records:
         activity.take(record)
@@ -125,9 +125,12 @@ def test_each_thing_is_kept_once_and_as_what_it_is() -> None:
     (second,) = doings.seconds.during(0, 2 * START)
     assert (second.decode_tokens, second.prefill_tokens) == (90, 520)
     assert [x.begin_unix_ns - START for x in doings.landings.during(0, 2 * START)] == [6 * MS, 14 * MS, 51 * MS]
-    (stood,) = doings.pauses.during(0, 2 * START)
-    assert (stood.begin_unix_ns - START, stood.end_unix_ns - START) == (75 * MS, 180 * MS)  # half of its bound before
-    assert (stood.process, stood.why) == ("core 7", "throttled")
+    (paused_pause,) = doings.pauses.during(0, 2 * START)
+    assert (paused_pause.begin_unix_ns - START, paused_pause.end_unix_ns - START) == (
+        75 * MS,
+        180 * MS,
+    )  # half of its bound before
+    assert (paused_pause.process, paused_pause.why) == ("core 7", "throttled")
     assert len(doings.gpus["GPU-1"].readings) == 1
     assert doings.newest_unix_ns == START + 1000 * MS
 

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from builders import EPOCH, engine, process, router, split_request
-from handrail.otlp.contract import Signal
+from builders.plugin import altered, fact, facts_of, fetch, happened, publish, times
+from builders.records import EPOCH, engine, process, router, split_request
+from handrail.otlp.signals import Signal
 from handrail.records import (
     EngineRequest,
     EngineTimes,
@@ -27,12 +28,11 @@ from handrail.records import (
 from handrail_collector.metrics.counting import Counting
 from handrail_collector.metrics.coverage import By, Coverage
 from handrail_collector.stitch.arrival import AHEAD_NS, OLD_NS, as_of_arrival, reason_of
-from handrail_collector.stitch.engines import EngineBook
+from handrail_collector.stitch.engines import EngineRegistry
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
-from handrail_collector.store.recovered import Recovered
-from pipelines import START, Clock, batch, log_batch, plugin_batch, running, stored, taken
-from plugin_parts import altered, fact, facts_of, fetch, happened, publish, times
+from handrail_collector.store.recovery import Recovered
+from harness.pipelines import START, Clock, batch, log_batch, plugin_batch, running, stored, taken
 
 AGES: Final = {"1970": 3600 * SECOND, "now": START, "2099": 4_070_908_800 * SECOND, "most": 2**63 - 1 - 3600 * SECOND}
 ages = pytest.mark.parametrize("at", list(AGES.values()), ids=list(AGES))
@@ -122,21 +122,21 @@ def test_what_may_be_a_time(away: int, reason: str | None) -> None:
 
 
 def test_facts_from_ahead_are_not_the_newest_for_ever() -> None:
-    book = EngineBook()
+    book = EngineRegistry()
     ahead = altered(facts_of(Role.DECODE), at_unix_ns=AGES["2099"], tp_size=8)
     now = altered(facts_of(Role.DECODE), at_unix_ns=START + 2 * SECOND, tp_size=2)
-    for told, received in ((ahead, START), (now, START + 3 * SECOND)):
-        book.take(as_of_arrival(told, received))
+    for answer, received in ((ahead, START), (now, START + 3 * SECOND)):
+        book.take(as_of_arrival(answer, received))
     assert book.ranks(now.process.instance) == 2
 
 
 @pytest.mark.parametrize("at", [0, AGES["2099"]], ids=["1970", "2099"])
 def test_one_error_of_another_age_is_no_link_that_fails_since_then_or_until_then(at: int) -> None:
-    book = EngineBook()
-    said = fact(LogKind.LINK_ERROR, Role.DECODE, 0, None)
-    for told in (said, altered(said, at_unix_ns=at, last_unix_ns=at)):
-        book.take(as_of_arrival(told, EPOCH + SECOND))
-    instance = said.process.instance
+    book = EngineRegistry()
+    log_fact = fact(LogKind.LINK_ERROR, Role.DECODE, 0, None)
+    for report in (log_fact, altered(log_fact, at_unix_ns=at, last_unix_ns=at)):
+        book.take(as_of_arrival(report, EPOCH + SECOND))
+    instance = log_fact.process.instance
     assert book.link_fault(instance, EPOCH, EPOCH + SECOND) is not None
     assert book.link_fault(instance, EPOCH - 7200 * SECOND, EPOCH - 3600 * SECOND) is None
     assert book.link_fault(instance, EPOCH + 3600 * SECOND, EPOCH + 7200 * SECOND) is None

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from builders import EPOCH, MS, engine, exchange, ids, kv, process
-from builders import router as span
-from handrail.clocks import OffsetInterval
+from builders.plugin import altered, fetch, publish, times
+from builders.records import EPOCH, MS, engine, exchange, ids, kv, process
+from builders.records import router as span
+from handrail.clock_offset import OffsetInterval
 from handrail.identity import JoinKind
 from handrail.records import Direction, KvParams, Outcome, Role, Source
 from handrail_collector.stitch import clocks as module
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.evidence import Item, evidence_of
-from handrail_collector.stitch.group import Group
+from handrail_collector.stitch.group import RequestGroup
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
-from plugin_parts import altered, fetch, publish, times
 
 
 def stitched(*records: Item) -> HostClocks:
@@ -35,8 +35,8 @@ def learned(*records: Item, how: JoinKind = JoinKind.CONNECTOR) -> HostClocks:
     return known
 
 
-def group(*records: Item, how: JoinKind = JoinKind.CONNECTOR) -> Group:
-    made = Group([evidence_of(record, 0, EPOCH) for record in records])
+def group(*records: Item, how: JoinKind = JoinKind.CONNECTOR) -> RequestGroup:
+    made = RequestGroup([evidence_of(record, 0, EPOCH) for record in records])
     for each in made.evidence:
         each.how = how
     return made
@@ -119,9 +119,9 @@ def test_what_only_an_id_joined_proves_nothing() -> None:
 @pytest.mark.parametrize("key", [{"transfer_id": "t"}, {"bootstrap_room": "7"}], ids=["mooncake", "sglang"])
 def test_a_key_that_was_agreed_on_before_says_nothing_of_ps_answer(key: dict[str, str]) -> None:
     """P and D were called at once: D was asked while P still computed."""
-    asked = KvParams(do_remote_prefill=True, **key)  # type: ignore[arg-type]
-    p = exchange(Role.PREFILL, 10, 500, host="h-p", kv_out=asked)
-    assert learned(p, exchange(Role.DECODE, 11, 880, host="h-d", ttft_ms=160, kv_in=asked)).intervals() == {}
+    kv_params = KvParams(do_remote_prefill=True, **key)  # type: ignore[arg-type]
+    p = exchange(Role.PREFILL, 10, 500, host="h-p", kv_out=kv_params)
+    assert learned(p, exchange(Role.DECODE, 11, 880, host="h-d", ttft_ms=160, kv_in=kv_params)).intervals() == {}
 
 
 @pytest.mark.parametrize(("mode", "bound"), [("pull", 30.0), (None, 41.0), ("push", None)], ids=["pull", "not-said", "push"])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import EPOCH, exchange
-from handrail.clocks import DRIFT_PPM
+from builders.records import EPOCH, exchange
+from handrail.clock_offset import DRIFT_PPM
 from handrail.records import Outcome, Role
 from handrail_collector.stitch import bounds
 from handrail_collector.stitch.bounds import MAX_CORNERS, MAX_LATE, WANDER_PPM, WINDOW_NS, OffsetLine
@@ -90,10 +90,10 @@ def test_the_truth_lies_within_while_the_rate_wanders_and_messages_come_late(
         took = 100_000 + random.expovariate(1) * 300_000
         assert line.add(sign, round(at_s * 1e9), round(offset(at_s) + sign * took))
         for ago_s in (-50, 0, 100, 2000):
-            asked = max(0.0, min(times[place] - ago_s, every_s * len(wobbles)))
-            known = line.at(round(asked * 1e9))
-            assert known.low_ns is None or known.low_ns <= offset(asked) + 1
-            assert known.high_ns is None or offset(asked) <= known.high_ns + 1
+            query = max(0.0, min(times[place] - ago_s, every_s * len(wobbles)))
+            known = line.at(round(query * 1e9))
+            assert known.low_ns is None or known.low_ns <= offset(query) + 1
+            assert known.high_ns is None or offset(query) <= known.high_ns + 1
 
 
 @settings(max_examples=150, deadline=None)
@@ -103,29 +103,29 @@ def test_the_truth_lies_within_while_the_rate_wanders_and_messages_come_late(
     asked_s=st.integers(0, 200),
 )
 def test_nothing_that_holds_for_all_courses_is_narrower(
-    rate_ppm: int, messages: list[tuple[int, int, int]], asked_s: int
+    rate_ppm: int, messages: list[tuple[int, int, int]], requested_s: int
 ) -> None:
     """Where rates do not wander: every bound is reached by a line that no message forbids; found by trying them all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_WOBBLE", 0.0)
         patch.setattr(bounds, "ROUNDING_NS", 0)
         patch.setattr(bounds, "FINE", 1e12)
-        line, at_s, told = OffsetLine(), 0, []
+        line, at_s, reports = OffsetLine(), 0, []
         for later_s, sign, took_us in messages:
             at_s += later_s
-            told.append((sign, at_s, rate_ppm * at_s * 1000 + sign * took_us * US))
-            assert line.add(sign, at_s * SECOND, told[-1][2])
-        known = line.at(asked_s * SECOND)
+            reports.append((sign, at_s, rate_ppm * at_s * 1000 + sign * took_us * US))
+            assert line.add(sign, at_s * SECOND, reports[-1][2])
+        known = line.at(requested_s * SECOND)
     drift = DRIFT_PPM * 1000.0  # ns a second
-    rates = {drift, -drift} | {(x[2] - y[2]) / (x[1] - y[1]) for x, y in combinations(told, 2)}
+    rates = {drift, -drift} | {(x[2] - y[2]) / (x[1] - y[1]) for x, y in combinations(reports, 2)}
     corners = [
-        bound + rate * (asked_s - then)
+        bound + rate * (requested_s - then)
         for rate in rates
-        for _, then, bound in told
-        if abs(rate) <= drift + 1e-6 and all(s * (bound + rate * (t - then) - limit) <= 1e-3 for s, t, limit in told)
+        for _, then, bound in reports
+        if abs(rate) <= drift + 1e-6 and all(s * (bound + rate * (t - then) - limit) <= 1e-3 for s, t, limit in reports)
     ]
     for sign, found in ((1, known.high_ns), (-1, known.low_ns)):
-        if not any(s == sign for s, _, _ in told):
+        if not any(s == sign for s, _, _ in reports):
             assert found is None
         else:
             assert found is not None

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clock_fleet import fly, right, told, widths
+from builders.clock_fleet import fly, known_offsets, right, widths
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_fleet import scenario as scenarios
+from handrail_sim.emulator import scenario as scenarios
 
 US = 1_000
 SPLIT = scenarios.load("split")
@@ -34,7 +34,7 @@ def test_the_truth_lies_within_whatever_messages_take(
     scenario = replace(SPLIT, hop_ns=hop_ns, hop_spread_ns=spread_ns, arrivals_per_s=1 / every_s, router_traces=traced)
     fleet = fly(scenario, seed, 60, plugin=plugin)
     step = max(1, round(60 * every_s) // 50)
-    for now, known in told(fleet):
+    for now, known in known_offsets(fleet):
         if now // SECOND % step:
             continue
         for a, b in permutations(fleet.shows, 2):
@@ -46,7 +46,7 @@ def test_the_truth_lies_within_whatever_messages_take(
 
 
 def test_a_router_that_tells_its_spans_is_bounded_too() -> None:
-    for _, known in told(fly(TRACED, 1, 100, plugin=False)):
+    for _, known in known_offsets(fly(TRACED, 1, 100, plugin=False)):
         last = known
     for host in ("edge", "p0", "p1", "d0", "d1"):
         pair = last.intervals()[min(host, "router"), max(host, "router")]

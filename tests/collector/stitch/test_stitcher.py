@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import EPOCH, MS, engine, exchange, kv, router, split_request
+from builders.records import EPOCH, MS, engine, exchange, kv, router, split_request
 from handrail.records import EngineRequest, Exchange, Hint, Record, Role, SpanIds
-from handrail_collector.stitch.group import Closing, Group
+from handrail_collector.stitch.group import Closing, RequestGroup
 from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
 
 NOW = EPOCH + 10 * SECOND
 
 
-def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s: float = 4000) -> list[Group]:
+def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s: float = 4000) -> list[RequestGroup]:
     """Feed records 1 ms apart, then let time pass; the groups that were decided, each once."""
     stitcher = stitcher or Stitcher()
-    decided: dict[int, Group] = {}
+    decided: dict[int, RequestGroup] = {}
     for offset, record in enumerate(records):
         stitcher.add(record, offset, NOW + offset * MS)
         for decision in stitcher.advance(NOW + offset * MS):
@@ -33,7 +33,7 @@ def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s:
     return [g for g in decided.values() if g.merged_into is None]
 
 
-def shape(groups: Iterable[Group]) -> list[list[str]]:
+def shape(groups: Iterable[RequestGroup]) -> list[list[str]]:
     return sorted(sorted(e.label for e in g.evidence) for g in groups)
 
 

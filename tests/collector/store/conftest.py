@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept_store import Kept, kept_store
+from harness.store import Kept, kept_store
 
 
 @pytest.fixture

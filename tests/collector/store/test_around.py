@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from builders.period import period
+from builders.request_rows import ROWS, STARTED
 from handrail_collector.rows import RequestRow
-from handrail_collector.store import around as module
-from handrail_collector.store.around import HALF_NS, around
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.queries import neighbours as module
+from handrail_collector.store.queries.neighbours import HALF_NS, around
 from handrail_collector.store.read import StoreReader
-from made_period import period
-from made_rows import ROWS, STARTED
 
 
 def stored(folder: Path, rows: Sequence[RequestRow]) -> StoreReader:
-    publisher = Publisher(folder)
+    publisher = StorePublisher(folder)
     publisher.open()
     known = [replace(row, request_id=f"{number:016x}", trace_id=f"{number:032x}") for number, row in enumerate(rows)]
     publisher.publish(0, 10_000, 10_000, [], known)

@@ -14,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from builders.store_rows import request_rows as made_rows
+from builders.store_rows import spans_of_requests
+from builders.strategies import INT64, KEYS, VALUES, request_rows, span_rows
 from handrail import conventions as names
 from handrail.otlp.values import Attributes
 from handrail.phases import Phase
@@ -25,16 +28,13 @@ from handrail_collector.store.schema import (
     SCHEMA_VERSION,
     SCHEMA_VERSION_KEY,
     TABLE_KEY,
-    Column,
+    StoreColumn,
     Table,
     encode,
     phase_column,
 )
 from handrail_collector.store.span import SpanRow
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS, span_row, spans_table
-from store_rows import request_rows as made_rows
-from store_rows import spans_of_requests
-from store_strategies import INT64, KEYS, VALUES, request_rows, span_rows
 
 
 def read_back(data: bytes, folder: Path) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def test_a_peer_with_endless_keys_gets_a_bounded_number_of_columns(tmp_path: Pat
     back = stored_spans(rows, tmp_path)
     assert sorted(r.attributes["common"] for r in back if isinstance(r.attributes["common"], int)) == list(range(len(rows)))
     assert all(len(row.attributes) == 2 for row in back)
-    assert len({column.name for column in columns if isinstance(column, Column)}) == len(columns)
+    assert len({column.name for column in columns if isinstance(column, StoreColumn)}) == len(columns)
 
 
 @given(values=st.lists(INT64 | st.integers(), max_size=20))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from builders.store_rows import START_UNIX_NS, request_rows
 from handrail_collector.rows import MERGED, RequestRow
-from handrail_collector.store.columns_of import ScopeCount, Selection, columns, scopes
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.manifest import StoreDamagedError
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.queries.scan import ScopeCount, Selection, columns, scopes
 from handrail_collector.store.read import StoreReader
-from store_rows import START_UNIX_NS, request_rows
 
 SECOND = 10**9
 ROWS = [replace(row, version=1, started_unix_ns=START_UNIX_NS + at * SECOND) for at, row in enumerate(request_rows(40))]
@@ -28,7 +28,7 @@ LATER = [
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    publisher = Publisher(tmp_path)
+    publisher = StorePublisher(tmp_path)
     publisher.open()
     publisher.publish(0, 10, 10, [], ROWS[:30])
     publisher.publish(10, 20, 20, [], [*ROWS[30:], *LATER])

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from damages import DAMAGES, damage
+from builders.store_rows import START_UNIX_NS, request_rows
+from doubles.damaged_parquet import DAMAGES, damage
 from handrail_collector.rows import MERGED
-from handrail_collector.store.damaged import ADVICE, READ_ERRORS, read_checked
-from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.layout import DAY_NS, HOUR_NS
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.quarantine import ADVICE, READ_ERRORS, read_checked
 from handrail_collector.store.schema import Table
-from kept_store import EVERYTHING, PUBLISHED, ROWS, Kept, publish_all
-from store_rows import START_UNIX_NS, request_rows
+from harness.store import EVERYTHING, PUBLISHED, ROWS, Kept, publish_all
 
 
 @pytest.mark.parametrize("how", DAMAGES.values(), ids=DAMAGES)
@@ -35,10 +35,10 @@ def test_the_others_of_its_hour_are_folded_and_a_copy_mends_it(
     assert (upkeep.stats.failures, upkeep.stats.files_damaged) == (0, 1)
     assert sorted(file.rows for file in store.files(table)) == [3, 9]
     assert victim in store.files(table)
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(told) == 1
-    assert victim.path in told[0]
-    assert ADVICE in told[0]
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(lines) == 1
+    assert victim.path in lines[0]
+    assert ADVICE in lines[0]
     (store.root / victim.path).write_bytes(data)
     upkeep.run_pass()
     assert upkeep.stats.files_damaged == 0

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flat_rows import flat_row
-from handrail_collector.api.live import newest_told
+from builders.dataclass_rows import flat_row
+from builders.store_rows import START_UNIX_NS
+from handrail_collector.api.overlay import newest_version
 from handrail_collector.rows import WITHDRAWN_FETCHES, FetchRow
-from handrail_collector.store.compact import fold_flat
+from handrail_collector.store.compaction import fold_flat
 from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.flat import FLAT
 from handrail_collector.store.schema import Table, encode
-from kept_store import Kept
-from store_rows import START_UNIX_NS
+from handrail_collector.store.tables.dataclass_table import FLAT
+from harness.store import Kept
 
 
 @pytest.mark.parametrize("table", FLAT)
@@ -38,11 +38,11 @@ def fetch(number: int, version: int, **more: object) -> FetchRow:
 def test_of_a_requests_hand_offs_those_of_its_last_version_are_kept_each_number_once() -> None:
     flat = FLAT[Table.KV_FETCHES]
     other = flat_row(Table.KV_FETCHES, 9, START_UNIX_NS + 5, version=1, number=0)
-    told = [[fetch(0, 1), fetch(1, 1), other], [fetch(0, 2, outcome="ok"), fetch(0, 2, outcome="failed")]]
-    table, _ = fold_flat(Table.KV_FETCHES, [flat.encode(rows) for rows in told])
+    reports = [[fetch(0, 1), fetch(1, 1), other], [fetch(0, 2, outcome="ok"), fetch(0, 2, outcome="failed")]]
+    table, _ = fold_flat(Table.KV_FETCHES, [flat.encode(rows) for rows in reports])
     kept = [flat.decode(stored) for stored in table.to_pylist()]
     assert [(row.version, row.number, row.outcome) for row in kept] == [(2, 0, "failed"), (1, 0, other.outcome)]
-    assert kept == newest_told([row for rows in told for row in rows])
+    assert kept == newest_version([row for rows in reports for row in rows])
 
 
 def test_a_hand_off_that_was_withdrawn_is_answered_no_more(store: Kept) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.sketch import GapSketch
+from handrail.metrics.exponential_histogram import GapSketch
 from handrail_collector.store.gap_counts import GapCounts
 
 WEIGHTED = st.tuples(st.integers(0, 2**63 - 1), st.one_of(st.integers(1, 9), st.integers(1, 2**40)))

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders.store_rows import request_rows
 from handrail.printable import is_printable
-from handrail_collector.store.columns_of import Selection, columns
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.folders import is_data_path
-from handrail_collector.store.manifest import MANIFEST, ManifestReader, Publish, Retired, StoreDamagedError, encode_line
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.layout import is_data_path
+from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
+from handrail_collector.store.manifest import MANIFEST, ManifestReader, PublishRecord, Retired, StoreDamagedError, encode_line
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.queries.scan import Selection, columns
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.upkeep import Upkeep, UpkeepSettings
-from store_rows import request_rows
 
 ROWS = request_rows(12)
 LATER = 4_000_000_000 * 10**9
@@ -56,14 +56,14 @@ STRANGE = [
 
 def made(root: Path) -> Path:
     """A store of one publish."""
-    publisher = Publisher(root / "store")
+    publisher = StorePublisher(root / "store")
     publisher.open()
     publisher.publish(0, 10, 10, [], ROWS)
     publisher.close()
     return root / "store"
 
 
-def change_line(store: Path, change: Callable[[Publish], Publish]) -> None:
+def change_line(store: Path, change: Callable[[PublishRecord], PublishRecord]) -> None:
     (publish,) = ManifestReader(store).publishes()
     (store / MANIFEST).write_bytes(encode_line(change(publish)))
 
@@ -99,7 +99,7 @@ def test_retention_removes_nothing_outside(tmp_path: Path, path: str) -> None:
 def refused(store: Path, outside: Path) -> None:
     before = (store / MANIFEST).read_bytes()
     with pytest.raises(StoreDamagedError, match="where no data file of a store lies") as error:
-        Publisher(store).open()
+        StorePublisher(store).open()
     assert is_printable(str(error.value).replace("\n", ""))
     with pytest.raises(StoreDamagedError):
         every_question(store)
@@ -128,7 +128,7 @@ def test_a_line_of_other_things_is_damage_and_no_fault(tmp_path: Path, text: str
     store = made(tmp_path)
     (store / MANIFEST).write_bytes(b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode()))
     with pytest.raises(StoreDamagedError):
-        Publisher(store).open()
+        StorePublisher(store).open()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4], ids=["table", "day", "hour", "file"])
@@ -138,7 +138,7 @@ def test_a_link_below_the_store_is_not_followed(tmp_path: Path, depth: int) -> N
     (file,) = store.rglob(NAME)
     inside = store.joinpath(*file.relative_to(store).parts[:depth])
     outside = tmp_path / "outside"
-    publisher = Publisher(store, now_unix_ns=lambda: LATER)
+    publisher = StorePublisher(store, now_unix_ns=lambda: LATER)
     publisher.open()
     inside.rename(outside)
     inside.symlink_to(outside)
@@ -155,7 +155,7 @@ def test_a_link_below_the_store_is_not_followed(tmp_path: Path, depth: int) -> N
             publisher.publish(10, 20, 20, [], [replace(ROWS[0], version=2)])
     publisher.close()
     with pytest.raises(StoreDamagedError, match="is a link"):
-        Publisher(store).open()
+        StorePublisher(store).open()
     assert kept.read_bytes() == before
 
 
@@ -166,7 +166,7 @@ def test_a_start_removes_no_unfinished_file_behind_a_link(tmp_path: Path) -> Non
     victim = outside / f"{NAME}.tmp"
     victim.write_bytes(b"not ours")
     (store / "requests" / "day=2001-01-01").symlink_to(outside.parent)
-    publisher = Publisher(store)
+    publisher = StorePublisher(store)
     publisher.open()
     publisher.close()
     assert victim.read_bytes() == b"not ours"
@@ -176,7 +176,7 @@ def test_the_store_itself_may_be_a_link(tmp_path: Path) -> None:
     store = made(tmp_path / "disk")
     (tmp_path / "store").symlink_to(store)
     every_question(tmp_path / "store")
-    publisher = Publisher(tmp_path / "store")
+    publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(10, 20, 20, [], [replace(ROWS[0], version=2)])
     publisher.close()

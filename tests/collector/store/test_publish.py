@@ -14,25 +14,25 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
+from doubles.failing_disk import StoppedError, StoppingFiles
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.folders import HOUR_NS
+from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.manifest import (
     MANIFEST,
     ManifestReader,
-    Publish,
+    PublishRecord,
     StoreDamagedError,
     StoredFile,
     encode_line,
     files_of,
 )
-from handrail_collector.store.parts import MAX_HOURS_A_PUBLISH, by_hour
-from handrail_collector.store.publish import Publisher, StoreLockedError
+from handrail_collector.store.partitions import MAX_HOURS_A_PUBLISH, by_hour
+from handrail_collector.store.publish import StoreLockedError, StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.schema import Table
-from store_power import StoppedError, StoppingFiles
-from store_rows import START_UNIX_NS, request_rows, spans_of_requests
 
 ROWS = request_rows(12)
 SPANS = spans_of_requests(6)
@@ -40,14 +40,14 @@ RANGES = (0, 100, 250)  # the ends of what the scenario publishes
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    opened = Publisher(tmp_path / "store")
+def publisher(tmp_path: Path) -> Iterator[StorePublisher]:
+    opened = StorePublisher(tmp_path / "store")
     opened.open()
     yield opened
     opened.close()
 
 
-def scenario(publisher: Publisher, done: list[int]) -> None:
+def scenario(publisher: StorePublisher, done: list[int]) -> None:
     """Open, and publish the ranges that are not there yet; ``done`` gets each end that ``publish`` returned from."""
     recovered = publisher.open()
     done.append(recovered.end_offset)
@@ -75,7 +75,7 @@ def parquet_files(root: Path) -> list[str]:
 
 def operations_of_scenario(root: Path) -> int:
     files = StoppingFiles()
-    publisher = Publisher(root, files=files)
+    publisher = StorePublisher(root, files=files)
     scenario(publisher, [])
     publisher.close()
     return files.operations
@@ -86,7 +86,7 @@ def test_a_stop_at_any_operation_leaves_each_publish_whole_or_absent(tmp_path: P
     for stop_at in range(operations_of_scenario(tmp_path / "counted")):
         root = tmp_path / f"at{stop_at}"
         files = StoppingFiles(stop_at)
-        publisher = Publisher(root, files=files)
+        publisher = StorePublisher(root, files=files)
         done = [0]
         with pytest.raises(StoppedError):
             scenario(publisher, done)
@@ -97,7 +97,7 @@ def test_a_stop_at_any_operation_leaves_each_publish_whole_or_absent(tmp_path: P
 
 
 def _check_recovery(root: Path, acknowledged: int, stop_at: int) -> None:
-    again = Publisher(root)
+    again = StorePublisher(root)
     recovered = again.open()
     where = f"stopped at operation {stop_at}, {acknowledged} acknowledged"
     assert recovered.end_offset in RANGES, where
@@ -121,11 +121,11 @@ def test_a_stop_while_a_crash_is_mended_changes_nothing(tmp_path: Path) -> None:
     total = operations_of_scenario(tmp_path / "counted")
     for stop_at in range(3):
         root = tmp_path / f"again{stop_at}"
-        first = Publisher(root, files=StoppingFiles(total - 3 + stop_at))
+        first = StorePublisher(root, files=StoppingFiles(total - 3 + stop_at))
         with pytest.raises(StoppedError):
             scenario(first, [])
         first.close()
-        mending = Publisher(root, files=StoppingFiles(stop_at))
+        mending = StorePublisher(root, files=StoppingFiles(stop_at))
         with pytest.raises(StoppedError):
             scenario(mending, [])
         mending.close()
@@ -135,7 +135,7 @@ def test_a_stop_while_a_crash_is_mended_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.99], ids=["nothing", "a_third", "all_but_the_end"])
 def test_a_torn_last_line_was_never_published(tmp_path: Path, kept: float) -> None:
     root = tmp_path / "store"
-    publisher = Publisher(root)
+    publisher = StorePublisher(root)
     scenario(publisher, [])
     publisher.close()
     lines = (root / MANIFEST).read_bytes().splitlines(keepends=True)
@@ -147,29 +147,29 @@ def test_a_torn_last_line_was_never_published(tmp_path: Path, kept: float) -> No
 
 def test_a_wrong_line_in_the_middle_is_damage_and_removes_nothing(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    publisher = Publisher(root)
+    publisher = StorePublisher(root)
     scenario(publisher, [])
     publisher.close()
     files = parquet_files(root)
     data = bytearray((root / MANIFEST).read_bytes())
     data[20] ^= 1
     (root / MANIFEST).write_bytes(data)
-    for ask in (lambda: Publisher(root).open(), lambda: StoreReader(root).requests(RequestFilter())):
+    for ask in (lambda: StorePublisher(root).open(), lambda: StoreReader(root).requests(RequestFilter())):
         with pytest.raises(StoreDamagedError, match=r"manifest\.jsonl"):
             ask()
     assert parquet_files(root) == files
 
 
-def test_a_second_writer_is_kept_out(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_second_writer_is_kept_out(publisher: StorePublisher, tmp_path: Path) -> None:
     with pytest.raises(StoreLockedError, match="another collector"):
-        Publisher(tmp_path / "store").open()
+        StorePublisher(tmp_path / "store").open()
     publisher.close()
-    second = Publisher(tmp_path / "store")
+    second = StorePublisher(tmp_path / "store")
     second.open()
     second.close()
 
 
-def test_an_unlisted_file_is_not_part_of_the_store_and_goes_at_start(publisher: Publisher, tmp_path: Path) -> None:
+def test_an_unlisted_file_is_not_part_of_the_store_and_goes_at_start(publisher: StorePublisher, tmp_path: Path) -> None:
     """Where it is of a publish that was not finished; others: ``test_unlisted.py``."""
     root = tmp_path / "store"
     publisher.publish(0, 10, 0, [], ROWS[:3])
@@ -186,7 +186,7 @@ def test_an_unlisted_file_is_not_part_of_the_store_and_goes_at_start(publisher: 
 def test_publishes_of_one_empty_range_do_not_replace_each_other(tmp_path: Path) -> None:
     root = tmp_path / "store"
     for index in range(4):
-        publisher = Publisher(root)
+        publisher = StorePublisher(root)
         publisher.open()
         publisher.publish(7, 7, 0, [], ROWS[3 * index : 3 * index + 2])
         publisher.publish(7, 7, 0, [], ROWS[3 * index + 2 : 3 * index + 3])
@@ -194,13 +194,13 @@ def test_publishes_of_one_empty_range_do_not_replace_each_other(tmp_path: Path) 
     assert stored(root)[0] == {row.request_id for row in ROWS}
 
 
-def test_a_publish_without_rows_moves_the_offsets(publisher: Publisher) -> None:
+def test_a_publish_without_rows_moves_the_offsets(publisher: StorePublisher) -> None:
     publisher.publish(0, 40, 30, [], [])
     publisher.close()
     assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, evidence={})
 
 
-def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> None:
+def test_rows_below_the_low_water_mark_are_not_told(publisher: StorePublisher) -> None:
     publisher.publish(0, 10, 0, [], ROWS[:2])
     publisher.publish(10, 20, 10, [], ROWS[2:3])
     publisher.close()
@@ -214,14 +214,14 @@ def test_rows_below_the_low_water_mark_are_not_told(publisher: Publisher) -> Non
     [(5, 20, 5), (10, 9, 5), (10, 20, 21), (10, 20, 4)],
     ids=["before_the_end", "backwards", "low_water_ahead", "low_water_back"],
 )
-def test_offsets_out_of_order_are_refused(publisher: Publisher, first: int, end: int, low: int) -> None:
+def test_offsets_out_of_order_are_refused(publisher: StorePublisher, first: int, end: int, low: int) -> None:
     publisher.publish(0, 10, 5, [], [])
     with pytest.raises(ValueError, match="out of order"):
         publisher.publish(first, end, low, [], [])
 
 
 def test_a_publisher_that_is_not_open_refuses(tmp_path: Path) -> None:
-    closed = Publisher(tmp_path)
+    closed = StorePublisher(tmp_path)
     closed.close()
     with pytest.raises(ValueError, match="not open"):
         closed.publish(0, 1, 0, [], [])
@@ -243,7 +243,7 @@ class FullDisk(StoppingFiles):
 def test_what_a_full_disk_stopped_can_be_tried_again(tmp_path: Path) -> None:
     for fail_at in range(1, operations_of_scenario(tmp_path / "counted") + 1):
         root = tmp_path / f"full{fail_at}"
-        publisher = Publisher(root, files=FullDisk(fail_at))
+        publisher = StorePublisher(root, files=FullDisk(fail_at))
         reader = ManifestReader(root)
         _twice(publisher.open)
         for index, (first, end) in enumerate(pairwise(RANGES)):
@@ -261,14 +261,14 @@ def _twice(act: Callable[[], object]) -> None:
         act()
 
 
-def test_a_reader_forgets_a_line_that_was_taken_back(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_reader_forgets_a_line_that_was_taken_back(publisher: StorePublisher, tmp_path: Path) -> None:
     reader = StoreReader(tmp_path / "store")
     publisher.publish(0, 10, 0, [], ROWS[:1])
     manifest = tmp_path / "store" / MANIFEST
     before = manifest.read_bytes()
     publisher.publish(10, 20, 0, [], ROWS[1:2])
     assert [publish.end_offset for publish in reader.publishes()] == [10, 20]
-    line = Publish(shard=0, first_offset=10, end_offset=90, low_water_offset=10, files=())
+    line = PublishRecord(shard=0, first_offset=10, end_offset=90, low_water_offset=10, files=())
     manifest.write_bytes(before + encode_line(line) + encode_line(replace(line, first_offset=90)))
     assert [publish.end_offset for publish in reader.publishes()] == [10, 90, 90]
     reader.close()
@@ -286,7 +286,7 @@ def test_a_reader_notices_a_new_generation_where_its_last_line_stands_where_it_s
         max_version=1,
         columns_crc=1,
     )
-    head = Publish(generation=1, shard=0, first_offset=0, end_offset=9, low_water_offset=0, files=())
+    head = PublishRecord(generation=1, shard=0, first_offset=0, end_offset=9, low_water_offset=0, files=())
     first, last = (replace(head, generation=0, end_offset=end, files=(file,)) for end in (5, 9))
     reader = ManifestReader(tmp_path)
     for generation, path in ((1, file.path), (2, file.path.replace("a.", "b."))):
@@ -295,7 +295,7 @@ def test_a_reader_notices_a_new_generation_where_its_last_line_stands_where_it_s
         assert [f.path for f in files_of(reader.publishes(), Table.REQUESTS)] == [path, file.path]
 
 
-def test_a_manifest_of_the_first_version_is_read(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_manifest_of_the_first_version_is_read(publisher: StorePublisher, tmp_path: Path) -> None:
     publisher.publish(0, 10, 0, [], ROWS[:2])
     publisher.close()
     manifest = tmp_path / "store" / MANIFEST
@@ -310,7 +310,7 @@ def test_a_manifest_of_the_first_version_is_read(publisher: Publisher, tmp_path:
         publisher.retire({"requests/day=2026-11-30/hour=00/other.parquet"})
 
 
-def test_rows_lie_in_the_hour_of_their_start(publisher: Publisher, tmp_path: Path) -> None:
+def test_rows_lie_in_the_hour_of_their_start(publisher: StorePublisher, tmp_path: Path) -> None:
     rows = [replace(row, started_unix_ns=START_UNIX_NS + index * HOUR_NS) for index, row in enumerate(ROWS[:3])]
     publisher.publish(0, 1, 0, [], rows)
     assert [Path(file).parent.as_posix() for file in parquet_files(tmp_path / "store")] == [

@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from damages import DAMAGES, damage
-from first_answer import disagreement, requests_in
-from handrail_collector.explain.period import explain
+from builders.store_rows import START_UNIX_NS
+from doubles.damaged_parquet import DAMAGES, damage
+from handrail_collector.explain.period.report import explain
 from handrail_collector.rows import MERGED, RequestRow
-from handrail_collector.store.ask import ask
-from handrail_collector.store.cells import Scoped
-from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.layout import DAY_NS, HOUR_NS
 from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.queries.aggregates import PeriodQuery
+from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.schema import Table
-from kept_store import ROWS, Kept
-from store_rows import START_UNIX_NS
+from harness.rollup_check import disagreement, requests_in
+from harness.store import ROWS, Kept
 
 HOUR0 = (START_UNIX_NS // HOUR_NS + 1) * HOUR_NS
-PERIOD = Scoped(since_unix_ns=HOUR0 - HOUR_NS, until_unix_ns=HOUR0 + 4 * HOUR_NS)
+PERIOD = PeriodQuery(since_unix_ns=HOUR0 - HOUR_NS, until_unix_ns=HOUR0 + 4 * HOUR_NS)
 
 
 def at(row: RequestRow, hour: int, version: int = 1, **changes: str) -> RequestRow:
@@ -44,7 +44,7 @@ class Growing:
 
     def answers(self, requests: int, rolled_hours: int) -> bool:
         """Whether the first answer counts so many, from so many rollups, and is what the rows say."""
-        first = explain(ask(self.kept.reader, PERIOD, fast=True))
+        first = explain(load_period(self.kept.reader, PERIOD, fast=True))
         assert (requests_in(first), first.rolled_hours) == (requests, rolled_hours)
         assert disagreement(self.kept.reader, PERIOD) == ""
         return True
@@ -75,10 +75,10 @@ def test_one_that_is_damaged_is_answered_by_rows_and_made_again(
     assert victim not in growing.kept.files(Table.ROLLUPS)
     assert (upkeep.stats.rollups.damaged, upkeep.stats.rollups.made) == (1, 1 if restarted else 2)
     assert (upkeep.stats.failures, upkeep.stats.files_damaged) == (0, 0)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == 1
-    assert victim.path in told[0]
-    assert "made again" in told[0]
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == 1
+    assert victim.path in lines[0]
+    assert "made again" in lines[0]
 
 
 def test_a_failing_machine_costs_no_rollup(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +119,9 @@ def test_a_rollup_answers_for_a_file_that_was_damaged_later(growing: Growing) ->
     growing.kept.upkeep(rollups=True).run_pass()
     damage(growing.kept.root / growing.kept.files(Table.REQUESTS)[0].path, DAMAGES["other_bytes"])
     growing.kept.upkeep(rollups=True).run_pass()
-    assert requests_in(explain(ask(growing.kept.reader, PERIOD, fast=True))) == 12
+    assert requests_in(explain(load_period(growing.kept.reader, PERIOD, fast=True))) == 12
     with pytest.raises(StoreDamagedError):
-        ask(growing.kept.reader, PERIOD, fast=False)
+        load_period(growing.kept.reader, PERIOD, fast=False)
 
 
 @pytest.mark.parametrize("hour", [-1, 1, 3], ids=["an_earlier_hour", "the_next_hour", "a_later_hour"])
@@ -205,7 +205,7 @@ def test_whatever_comes_in_whatever_order_the_first_answer_is_that_of_the_rows(g
         assert disagreement(growing.kept.reader, PERIOD) == ""
     growing.kept.clock.unix_ns += DAY_NS
     upkeep.run_pass()
-    first = explain(ask(growing.kept.reader, PERIOD, fast=True))
+    first = explain(load_period(growing.kept.reader, PERIOD, fast=True))
     assert first.rolled_hours == len(growing.kept.files(Table.REQUESTS)) > 1
     assert disagreement(growing.kept.reader, PERIOD) == ""
     assert upkeep.stats.failures == 0

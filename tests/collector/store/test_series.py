@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_samples import COUNTING_SINCE, START_UNIX_NS, S, busy_host, counter, flattened, gauge, gpu, process, sample
-from engine_samples import engine_sample
-from handrail.hardware import DeviceSample, DeviceValue, runs
-from handrail_collector.store.compact import alike, fold_samples
-from handrail_collector.store.folders import DAY_NS
+from builders.device_samples import COUNTING_SINCE, START_UNIX_NS, S, busy_host, counter, flattened, gauge, gpu, process, sample
+from builders.engine_samples import engine_sample
+from handrail.records.devices import DeviceSample, DeviceValue, runs
+from handrail_collector.store.compaction import alike, fold_samples
+from handrail_collector.store.layout import DAY_NS
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table, encode
 from handrail_collector.store.series import MAX_SERIES_COLUMNS, is_series
-from kept_store import ROWS, Kept
+from harness.store import ROWS, Kept
 
 GPU = SAMPLED[Table.GPU_SAMPLES]
 EVERYTHING = SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)
@@ -106,10 +106,10 @@ def test_files_whose_columns_do_not_fit_into_one_are_not_folded_together() -> No
 
 @pytest.mark.parametrize("table", [Table.GPU_SAMPLES, Table.ENGINE_SAMPLES])
 def test_samples_are_folded_expire_and_count_for_the_quota(store: Kept, table: Table) -> None:
-    told = flattened(list(busy_host(2)))
-    samples: list[Any] = told if table is Table.GPU_SAMPLES else [engine_sample(at) for at in range(8)]
+    device_samples = flattened(list(busy_host(2)))
+    samples: list[Any] = device_samples if table is Table.GPU_SAMPLES else [engine_sample(at) for at in range(8)]
     for number in range(4):
-        rows = runs(told[number::4]) if table is Table.GPU_SAMPLES else samples[number::4]
+        rows = runs(device_samples[number::4]) if table is Table.GPU_SAMPLES else samples[number::4]
         store.publisher.publish(number * 10, number * 10 + 10, 0, [], [], flat={table: rows})
     assert len(store.files(table)) == 4
     upkeep = store.upkeep(closed_after_ns=0)
@@ -167,7 +167,7 @@ def test_where_space_is_short_the_oldest_samples_go_first_then_whole_days(store:
 
 
 def test_a_second_of_many_hosts_is_folded_into_files_of_bounded_size(store: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail_collector.store.compact.MAX_SAMPLES", 50)
+    monkeypatch.setattr("handrail_collector.store.compaction.MAX_SAMPLES", 50)
     for number in range(4):
         of = process(f"h{number}")
         rows = [sample(gpu(), START_UNIX_NS + at * S // 20, gauge("x", at), of=of) for at in range(20)]

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from builders.store_rows import request_rows, spans_of_requests
 from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.folders import files_below
+from handrail_collector.store.layout import files_below
 from handrail_collector.store.manifest import MANIFEST, StoreDamagedError
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.orphan_files import UNLISTED
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.unlisted import UNLISTED
-from store_rows import request_rows, spans_of_requests
 
 ROWS = request_rows(30)
 
 
 def made(root: Path, publishes: int = 10) -> dict[str, bytes]:
     """A store of so many publishes of three rows each; its data files."""
-    publisher = Publisher(root)
+    publisher = StorePublisher(root)
     publisher.open()
     for number in range(publishes):
         at = 10 * number
@@ -80,7 +80,7 @@ def test_a_damaged_manifest_removes_nothing_and_is_refused(tmp_path: Path, damag
     manifest.unlink() if left is None else manifest.write_bytes(left)
     for _ in range(2):
         with pytest.raises(StoreDamagedError, match=r"manifest\.jsonl.*put a copy of .* nothing was removed"):
-            Publisher(tmp_path).open()
+            StorePublisher(tmp_path).open()
     assert contents(tmp_path) == files
     assert (manifest.read_bytes() if manifest.exists() else None) == left
 
@@ -92,12 +92,12 @@ def test_readers_say_that_the_manifest_is_damaged_and_not_that_nothing_is_stored
     left = DAMAGES[damage](manifest.read_bytes())
     manifest.unlink() if left is None else manifest.write_bytes(left)
     reader = StoreReader(tmp_path)
-    said = (
+    output = (
         "10 data files"
         if damage in ("missing", "empty", "garbage_without_newline", "zeros", "first_line_cut")
         else "line at byte"
     )
-    with pytest.raises(StoreDamagedError, match=said):
+    with pytest.raises(StoreDamagedError, match=output):
         reader.requests(RequestFilter())
     reader.close()
 
@@ -108,7 +108,7 @@ def test_a_line_that_names_files_in_the_middle_and_is_gone_sets_them_aside(
     files = made(tmp_path)
     manifest = tmp_path / MANIFEST
     manifest.write_bytes(_without_lines(-4)(manifest.read_bytes()))
-    publisher = Publisher(tmp_path)
+    publisher = StorePublisher(tmp_path)
     with caplog.at_level(logging.WARNING):
         publisher.open()
     publisher.close()
@@ -130,7 +130,7 @@ def test_what_is_set_aside_takes_no_other_files_place(tmp_path: Path) -> None:
     strange = listed.with_name("mine.parquet")
     for text in (b"one", b"two", b"three"):
         strange.write_bytes(text)
-        publisher = Publisher(tmp_path)
+        publisher = StorePublisher(tmp_path)
         publisher.open()
         publisher.close()
     assert {path.read_bytes() for path in listed.parent.glob(f"*{UNLISTED}")} == {b"one", b"two", b"three"}
@@ -142,7 +142,7 @@ def test_a_copy_that_no_one_reads_is_left_alone(tmp_path: Path) -> None:
     for suffix in (".bak", ".damaged", UNLISTED):
         listed.with_name(f"{listed.name}{suffix}").write_bytes(b"kept")
     before = contents(tmp_path)
-    publisher = Publisher(tmp_path)
+    publisher = StorePublisher(tmp_path)
     publisher.open()
     publisher.close()
     assert contents(tmp_path) == before
@@ -152,7 +152,7 @@ def test_a_copy_that_no_one_reads_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zeros", [False, True], ids=["cut", "zeros_within"])
 def test_a_publish_whose_line_is_torn_was_never_there_and_leaves_nothing(tmp_path: Path, kept: float, zeros: bool) -> None:
     """Blocks that power loss kept from the disk read as zeros, also in front of the newline of a longer line."""
-    publisher = Publisher(tmp_path)
+    publisher = StorePublisher(tmp_path)
     publisher.open()
     publisher.publish(0, 10, 10, [], ROWS[:3])
     whole = (tmp_path / MANIFEST).read_bytes()
@@ -177,5 +177,5 @@ def test_a_start_that_is_refused_leaves_a_torn_end_of_the_manifest_too(tmp_path:
     left = _without_lines(-1, -2)(manifest.read_bytes()) + manifest.read_bytes()[-300:-1]
     manifest.write_bytes(left)
     with pytest.raises(StoreDamagedError, match="nothing was removed"):
-        Publisher(tmp_path).open()
+        StorePublisher(tmp_path).open()
     assert (manifest.read_bytes(), contents(tmp_path)) == (left, files)

@@ -12,18 +12,18 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from builders.store_rows import START_UNIX_NS, request_rows
+from doubles.failing_disk import StoppedError, StoppingFiles
 from handrail_collector.rows import MERGED, RequestRow
-from handrail_collector.store.folders import DAY_NS, HOUR_NS
+from handrail_collector.store.layout import DAY_NS, HOUR_NS
+from handrail_collector.store.maintenance import SteadyClock, Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, files_of
-from handrail_collector.store.publish import Publisher
+from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.recovered import Recovered
+from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.schema import Table
 from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
-from handrail_collector.store.upkeep import SteadyClock, Upkeep, UpkeepSettings
-from kept_store import EVERYTHING, LATER, ROWS, SPANS, Clock, Kept, publish_all
-from store_power import StoppedError, StoppingFiles
-from store_rows import START_UNIX_NS, request_rows
+from harness.store import EVERYTHING, LATER, ROWS, SPANS, Clock, Kept, publish_all
 
 
 def test_an_hour_that_is_over_becomes_one_file_a_table_named_by_the_range_it_covers(store: Kept) -> None:
@@ -315,7 +315,7 @@ OLD = [replace(row, started_unix_ns=row.started_unix_ns - 40 * DAY_NS) for row i
 def scenario(root: Path, files: StoppingFiles, done: list[int]) -> None:
     """Publish, fold, publish into the folded hour, fold again, expire an old day, remove; ``done`` gets each publish's end."""
     clock = Clock()
-    publisher = Publisher(root, files=files, now_unix_ns=clock)
+    publisher = StorePublisher(root, files=files, now_unix_ns=clock)
     try:
         end = publisher.open().end_offset
         clock.unix_ns = OLD[0].started_unix_ns
@@ -362,7 +362,7 @@ def test_a_stop_at_any_operation_loses_nothing_and_shows_nothing_twice(
 
 
 def _check_recovery(root: Path, acknowledged: int, where: str) -> None:
-    publisher = Publisher(root)
+    publisher = StorePublisher(root)
     end = publisher.open().end_offset
     assert end >= acknowledged, where
     publishes = (0, *ENDS).index(end)
@@ -397,7 +397,7 @@ def test_what_a_full_disk_stopped_is_done_at_the_next_pass_and_leaves_nothing_be
     while failures:
         fails_in += 1
         root, files, clock = tmp_path / f"full{fails_in}", FullDisk(), Clock()
-        publisher = Publisher(root, files=files, now_unix_ns=clock)
+        publisher = StorePublisher(root, files=files, now_unix_ns=clock)
         publisher.open()
         publish_all(publisher)
         upkeep = Upkeep(publisher, UpkeepSettings(grace_ns=0), clock)

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from doctor_servers import listening, serving
-from handrail.doctor.engines import ask_engine
-from handrail.doctor.facts import ClockPair, EngineView, Reach
-from handrail.doctor.observed import ask_collector, traffic
-from handrail.doctor.pair import Side
-from handrail.doctor.reach import connect, export_nothing, is_local, is_loopback
+from doubles.doctor_servers import listening, serving
+from handrail_doctor.facts import ClockPair, EngineView, Reach
+from handrail_doctor.gather.collector import ask_collector, traffic
+from handrail_doctor.gather.engines import ask_engine
+from handrail_doctor.gather.reachability import connect, export_nothing, is_local, is_loopback
+from handrail_doctor.pair import PairSide
 
 DATA = Path(__file__).parents[2] / "data/recordings"
 SECOND = 10**9
 
 
 async def ask(url: str, timeout_s: float = 60.0, **more: Any) -> EngineView:
-    return await ask_engine(Side.DECODE, url, timeout_s=timeout_s, headers={}, **more)
+    return await ask_engine(PairSide.DECODE, url, timeout_s=timeout_s, headers={}, **more)
 
 
 def models(*entries: dict[str, Any]) -> dict[str, Any]:
@@ -63,10 +63,10 @@ async def test_server_info_as_vllm_0_32_makes_it() -> None:
     """Recorded by the functions that answer the route, for a producer with a lease of 8 s."""
     async with serving({"/health": "", "/server_info": (DATA / "server_info_0.32.json").read_bytes()}) as url:
         engine = await ask(url)
-    said = {
+    fields = {
         name: engine.value(name) for name in ("model", "dtype", "kv_cache_dtype", "block_size", "tp", "hybrid", "max_model_len")
     }
-    assert said == {
+    assert fields == {
         "model": "/models/tiny-qwen3",
         "dtype": "bfloat16",
         "kv_cache_dtype": "auto",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from doctor_facts import SOCKET, D, P, facts, failures, found, live, model, same_host, setup, verdict, view
-from handrail.doctor.checks_pair import EQUAL
-from handrail.doctor.facts import ANY, Answer, Facts, Setup, SidecarSetup
-from handrail.doctor.verdict import Verdict
+from builders.doctor_facts import SOCKET, D, P, facts, failures, found, live, model, same_host, setup, verdict, view
+from handrail_doctor.checks.pair import EQUAL
+from handrail_doctor.checks.result import CheckStatus
+from handrail_doctor.facts import ANY, Facts, HttpAnswer, Setup, SidecarSetup
 
 OTHER: dict[str, Any] = {
     "version": "0.31.2",
@@ -37,69 +37,69 @@ def test_a_difference_is_found_and_both_sides_named(equal: Any) -> None:
     whole = facts(view(D, setup(D, **{equal.name: OTHER[equal.name]})))
     finding = found(whole, f"pair.{equal.name}")
     assert finding is not None
-    assert finding.verdict is (Verdict.WARN if equal.loose else Verdict.FAIL)
+    assert finding.verdict is (CheckStatus.WARN if equal.loose else CheckStatus.FAIL)
     assert "(pair.yaml: prefill)" in finding.seen
     assert "(pair.yaml: decode)" in finding.seen
     assert finding.why
     assert finding.do
-    assert verdict(facts(), f"pair.{equal.name}") is Verdict.PASS
+    assert verdict(facts(), f"pair.{equal.name}") is CheckStatus.PASS
 
 
 @pytest.mark.parametrize("equal", EQUAL, ids=lambda equal: str(equal.name))
 def test_what_neither_engine_says_is_not_judged(equal: Any) -> None:
     mute = [view(side, setup(side, whole=False, **{equal.name: None})) for side in (P, D)]
-    assert verdict(facts(*mute), f"pair.{equal.name}") is Verdict.SKIP
+    assert verdict(facts(*mute), f"pair.{equal.name}") is CheckStatus.SKIP
     half = facts(mute[0], view(D))
     finding = found(half, f"pair.{equal.name}")
     assert finding is not None
-    assert (finding.verdict, finding.seen.startswith("decode says ")) == (Verdict.SKIP, True)
+    assert (finding.verdict, finding.seen.startswith("decode says ")) == (CheckStatus.SKIP, True)
 
 
 def test_what_a_command_line_leaves_out_is_the_default() -> None:
     both = facts(view(P, setup(P, revision=None)), view(D, setup(D, revision=None)))
-    assert verdict(both, "pair.revision") is Verdict.PASS
+    assert verdict(both, "pair.revision") is CheckStatus.PASS
     one = facts(view(P, setup(P, revision=None)))
     finding = found(one, "pair.revision")
     assert finding is not None
-    assert finding.verdict is Verdict.FAIL
+    assert finding.verdict is CheckStatus.FAIL
     assert "the default" in finding.seen
 
 
 def test_no_model_is_a_default_so_one_that_nobody_told_is_not_judged() -> None:
     """Compose names it by a variable whose value is elsewhere."""
-    assert verdict(facts(view(P, setup(P, model=None)), view(D, setup(D, model=None))), "pair.model") is Verdict.SKIP
+    assert verdict(facts(view(P, setup(P, model=None)), view(D, setup(D, model=None))), "pair.model") is CheckStatus.SKIP
 
 
 def test_a_dtype_of_auto_is_the_models() -> None:
     one = view(P, setup(P, dtype="auto"))
-    assert verdict(facts(one), "pair.dtype") is Verdict.PASS
-    assert verdict(facts(one, view(D, setup(D, dtype="float16"))), "pair.dtype") is Verdict.FAIL
-    assert verdict(facts(one, sizes=None), "pair.dtype") is Verdict.SKIP
+    assert verdict(facts(one), "pair.dtype") is CheckStatus.PASS
+    assert verdict(facts(one, view(D, setup(D, dtype="float16"))), "pair.dtype") is CheckStatus.FAIL
+    assert verdict(facts(one, sizes=None), "pair.dtype") is CheckStatus.SKIP
 
 
 def test_a_kv_dtype_of_auto_is_compared_as_it_is_written() -> None:
     """So does the handshake."""
-    assert verdict(facts(view(P, setup(P, kv_cache_dtype="bfloat16"))), "pair.kv_cache_dtype") is Verdict.FAIL
+    assert verdict(facts(view(P, setup(P, kv_cache_dtype="bfloat16"))), "pair.kv_cache_dtype") is CheckStatus.FAIL
 
 
 def test_mla_has_but_one_layout() -> None:
     other = view(D, setup(D, kv_layout="NHD"))
-    assert verdict(facts(other, sizes=model("deepseek-v3")), "pair.kv_layout") is Verdict.PASS
+    assert verdict(facts(other, sizes=model("deepseek-v3")), "pair.kv_layout") is CheckStatus.PASS
 
 
 @pytest.mark.parametrize(
     ("prefill", "decode", "name", "expected"),
     [
-        (8, 8, "llama-3.1-70b", Verdict.PASS),
-        (4, 8, "llama-3.1-70b", Verdict.PASS),
-        (8, 4, "llama-3.1-70b", Verdict.PASS),
-        (16, 8, "llama-3.1-70b", Verdict.FAIL),  # P holds each head twice, and D has fewer ranks
-        (16, 8, "deepseek-v3", Verdict.PASS),  # MLA has no heads to hold
-        (8, 16, "llama-3.1-70b", Verdict.PASS),
-        (6, 4, "llama-3.1-70b", Verdict.FAIL),
+        (8, 8, "llama-3.1-70b", CheckStatus.PASS),
+        (4, 8, "llama-3.1-70b", CheckStatus.PASS),
+        (8, 4, "llama-3.1-70b", CheckStatus.PASS),
+        (16, 8, "llama-3.1-70b", CheckStatus.FAIL),  # P holds each head twice, and D has fewer ranks
+        (16, 8, "deepseek-v3", CheckStatus.PASS),  # MLA has no heads to hold
+        (8, 16, "llama-3.1-70b", CheckStatus.PASS),
+        (6, 4, "llama-3.1-70b", CheckStatus.FAIL),
     ],
 )
-def test_ranks(prefill: int, decode: int, name: str, expected: Verdict) -> None:
+def test_ranks(prefill: int, decode: int, name: str, expected: CheckStatus) -> None:
     whole = facts(view(P, setup(P, tp=prefill)), view(D, setup(D, tp=decode)), sizes=model(name))
     assert verdict(whole, "pair.tp") is expected
 
@@ -107,17 +107,17 @@ def test_ranks(prefill: int, decode: int, name: str, expected: Verdict) -> None:
 @pytest.mark.parametrize(
     ("prefill", "decode", "expected"),
     [
-        ({}, {}, Verdict.PASS),
-        ({"kv_role": "kv_both"}, {"kv_role": "kv_both"}, Verdict.PASS),
-        ({"kv_role": "kv_consumer"}, {}, Verdict.FAIL),
-        ({}, {"kv_role": "kv_producer"}, Verdict.FAIL),
-        ({"connector": "NixlPullConnector"}, {}, Verdict.PASS),  # an alias
-        ({"connector": "NixlPushConnector"}, {}, Verdict.FAIL),
-        ({"connector": None}, {"connector": None}, Verdict.SKIP),
-        ({"connector": None}, {}, Verdict.PASS),
+        ({}, {}, CheckStatus.PASS),
+        ({"kv_role": "kv_both"}, {"kv_role": "kv_both"}, CheckStatus.PASS),
+        ({"kv_role": "kv_consumer"}, {}, CheckStatus.FAIL),
+        ({}, {"kv_role": "kv_producer"}, CheckStatus.FAIL),
+        ({"connector": "NixlPullConnector"}, {}, CheckStatus.PASS),  # an alias
+        ({"connector": "NixlPushConnector"}, {}, CheckStatus.FAIL),
+        ({"connector": None}, {"connector": None}, CheckStatus.SKIP),
+        ({"connector": None}, {}, CheckStatus.PASS),
     ],
 )
-def test_connectors_and_roles(prefill: dict[str, Any], decode: dict[str, Any], expected: Verdict) -> None:
+def test_connectors_and_roles(prefill: dict[str, Any], decode: dict[str, Any], expected: CheckStatus) -> None:
     assert verdict(facts(view(P, setup(P, **prefill)), view(D, setup(D, **decode))), "pair.connector") is expected
 
 
@@ -129,8 +129,8 @@ def test_the_policy_of_failed_loads_is_told() -> None:
 
 def test_one_name_of_the_model_must_be_served_by_both() -> None:
     whole = facts(view(P, live=live(models=("a", "b"))), view(D, live=live(models=("b",))))
-    assert verdict(whole, "pair.served") is Verdict.PASS
-    assert verdict(facts(view(P, live=live(models=("a",))), view(D, live=live())), "pair.served") is Verdict.FAIL
+    assert verdict(whole, "pair.served") is CheckStatus.PASS
+    assert verdict(facts(view(P, live=live(models=("a",))), view(D, live=live())), "pair.served") is CheckStatus.FAIL
     assert found(facts(view(P, live=live(models=()))), "pair.served") is None
 
 
@@ -144,27 +144,30 @@ def test_nothing_is_said_of_a_pair_of_which_one_side_is_not_known() -> None:
 
 
 def test_an_engine_that_does_not_answer_fails() -> None:
-    dead = live(health=Answer(error="cannot connect: Connection refused"))
+    dead = live(health=HttpAnswer(error="cannot connect: Connection refused"))
     finding = found(facts(view(P, url="http://10.0.0.7:8100", live=dead)), "engine.prefill")
     assert finding is not None
-    assert (finding.verdict, finding.seen) == (Verdict.FAIL, "http://10.0.0.7:8100/health: cannot connect: Connection refused")
-    assert verdict(facts(view(P, live=live(health=Answer(status=503)))), "engine.prefill") is Verdict.FAIL
-    assert verdict(facts(view(P, live=live())), "engine.prefill") is Verdict.PASS
+    assert (finding.verdict, finding.seen) == (
+        CheckStatus.FAIL,
+        "http://10.0.0.7:8100/health: cannot connect: Connection refused",
+    )
+    assert verdict(facts(view(P, live=live(health=HttpAnswer(status=503)))), "engine.prefill") is CheckStatus.FAIL
+    assert verdict(facts(view(P, live=live())), "engine.prefill") is CheckStatus.PASS
     assert found(facts(), "engine.prefill") is None
 
 
 @pytest.mark.parametrize(
-    ("told", "across", "within"),
+    ("output", "across", "within"),
     [
-        ("localhost", Verdict.FAIL, Verdict.PASS),
-        ("127.0.0.1", Verdict.FAIL, Verdict.PASS),
-        (None, Verdict.FAIL, Verdict.PASS),  # vLLM's default
-        ("0.0.0.0", Verdict.FAIL, Verdict.FAIL),
-        ("10.0.0.7", Verdict.PASS, Verdict.PASS),
+        ("localhost", CheckStatus.FAIL, CheckStatus.PASS),
+        ("127.0.0.1", CheckStatus.FAIL, CheckStatus.PASS),
+        (None, CheckStatus.FAIL, CheckStatus.PASS),  # vLLM's default
+        ("0.0.0.0", CheckStatus.FAIL, CheckStatus.FAIL),
+        ("10.0.0.7", CheckStatus.PASS, CheckStatus.PASS),
     ],
 )
-def test_the_host_that_peers_are_told(told: str | None, across: Verdict, within: Verdict) -> None:
-    engine = view(P, setup(P, side_host=told))
+def test_the_host_that_peers_are_told(output: str | None, across: CheckStatus, within: CheckStatus) -> None:
+    engine = view(P, setup(P, side_host=output))
     assert verdict(facts(engine), "engine.prefill.side_channel_host") is across
     assert verdict(same_host(engine), "engine.prefill.side_channel_host") is within
 
@@ -174,11 +177,11 @@ def test_what_is_set_where_the_engine_runs_is_not_called_unset() -> None:
     names = frozenset({"VLLM_NIXL_SIDE_CHANNEL_HOST", "HANDRAIL_SOCKET"})
     for elsewhere in (names, frozenset({ANY})):
         whole = facts(view(P, setup(P, side_host=None, env={}, elsewhere=elsewhere, plugins=None)))
-        assert verdict(whole, "engine.prefill.side_channel_host") is Verdict.SKIP
-        assert verdict(whole, "engine.prefill.plugin") is Verdict.SKIP
-    said = facts(view(P, setup(P, elsewhere=frozenset({ANY}))))
-    assert verdict(said, "engine.prefill.side_channel_host") is Verdict.PASS
-    assert verdict(said, "engine.prefill.plugin") is Verdict.PASS
+        assert verdict(whole, "engine.prefill.side_channel_host") is CheckStatus.SKIP
+        assert verdict(whole, "engine.prefill.plugin") is CheckStatus.SKIP
+    reported_facts = facts(view(P, setup(P, elsewhere=frozenset({ANY}))))
+    assert verdict(reported_facts, "engine.prefill.side_channel_host") is CheckStatus.PASS
+    assert verdict(reported_facts, "engine.prefill.plugin") is CheckStatus.PASS
 
 
 def test_the_host_is_not_judged_where_it_is_not_known_or_not_used() -> None:
@@ -197,46 +200,49 @@ class TestPlugin:
     def test_a_list_without_us_fails(self, plugins: tuple[str, ...]) -> None:
         finding = found(self.of(plugins=plugins), "engine.decode.plugin")
         assert finding is not None
-        assert finding.verdict is Verdict.FAIL
+        assert finding.verdict is CheckStatus.FAIL
         assert "VLLM_PLUGINS" in finding.seen
 
     def test_a_list_with_us_passes(self) -> None:
-        assert verdict(self.of(plugins=("other", "handrail")), "engine.decode.plugin") is Verdict.PASS
+        assert verdict(self.of(plugins=("other", "handrail")), "engine.decode.plugin") is CheckStatus.PASS
 
     def test_without_a_socket_it_is_inert(self) -> None:
-        assert verdict(self.of(env={}), "engine.decode.plugin") is Verdict.WARN
+        assert verdict(self.of(env={}), "engine.decode.plugin") is CheckStatus.WARN
 
     def test_an_environment_that_is_not_known(self) -> None:
-        assert verdict(self.of(env=None), "engine.decode.plugin") is Verdict.SKIP
+        assert verdict(self.of(env=None), "engine.decode.plugin") is CheckStatus.SKIP
 
     def test_a_sidecar_that_listens_elsewhere_fails(self) -> None:
         sidecar = SidecarSetup(by="sidecar.yaml", role="decode", plugin_socket="/run/other.sock")
         finding = found(replace(self.of(), sidecars=(sidecar,)), "engine.decode.plugin")
         assert finding is not None
-        assert finding.verdict is Verdict.FAIL
+        assert finding.verdict is CheckStatus.FAIL
         assert "/run/handrail/engine.sock" in finding.seen
         assert "/run/other.sock" in finding.seen
         same = replace(sidecar, plugin_socket=SOCKET["HANDRAIL_SOCKET"])
-        assert verdict(replace(self.of(), sidecars=(same,)), "engine.decode.plugin") is Verdict.PASS
+        assert verdict(replace(self.of(), sidecars=(same,)), "engine.decode.plugin") is CheckStatus.PASS
         of_prefill = replace(sidecar, role="prefill")
-        assert verdict(replace(self.of(), sidecars=(of_prefill,)), "engine.decode.plugin") is Verdict.PASS
+        assert verdict(replace(self.of(), sidecars=(of_prefill,)), "engine.decode.plugin") is CheckStatus.PASS
 
 
 @pytest.mark.parametrize(
     ("more", "engine", "expected"),
     [
-        pytest.param({}, live(), Verdict.PASS, id="good"),
-        pytest.param({"log_stats": False}, live(), Verdict.FAIL, id="statistics-off"),
-        pytest.param({}, live(metrics=Answer(status=404)), Verdict.FAIL, id="no-page"),
-        pytest.param({}, live(families=frozenset({"go_info"})), Verdict.WARN, id="another-page"),
-        pytest.param({"middleware": ()}, live(), Verdict.WARN, id="no-middleware"),
-        pytest.param({"middleware": None}, live(), Verdict.PASS, id="flags-not-known"),
+        pytest.param({}, live(), CheckStatus.PASS, id="good"),
+        pytest.param({"log_stats": False}, live(), CheckStatus.FAIL, id="statistics-off"),
+        pytest.param({}, live(metrics=HttpAnswer(status=404)), CheckStatus.FAIL, id="no-page"),
+        pytest.param({}, live(families=frozenset({"go_info"})), CheckStatus.WARN, id="another-page"),
+        pytest.param({"middleware": ()}, live(), CheckStatus.WARN, id="no-middleware"),
+        pytest.param({"middleware": None}, live(), CheckStatus.PASS, id="flags-not-known"),
         pytest.param(
-            {}, live(health=Answer(error="dead"), metrics=Answer(error="dead")), Verdict.PASS, id="dead-says-engine.decode"
+            {},
+            live(health=HttpAnswer(error="dead"), metrics=HttpAnswer(error="dead")),
+            CheckStatus.PASS,
+            id="dead-says-engine.decode",
         ),
     ],
 )
-def test_telemetry(more: dict[str, Any], engine: Any, expected: Verdict) -> None:
+def test_telemetry(more: dict[str, Any], engine: Any, expected: CheckStatus) -> None:
     assert verdict(facts(view(D, setup(D, **more), live=engine)), "engine.decode.telemetry") is expected
 
 
@@ -244,14 +250,14 @@ def test_sources_that_disagree_are_named() -> None:
     page = Setup(by="http://d/metrics", block_size=32, kv_cache_dtype="fp8")
     finding = found(facts(view(D, page, setup(D))), "engine.decode.drift")
     assert finding is not None
-    assert finding.verdict is Verdict.WARN
+    assert finding.verdict is CheckStatus.WARN
     assert "block_size is 32 by http://d/metrics and 16 by pair.yaml: decode" in finding.seen
     assert "kv_cache_dtype" not in finding.seen  # auto is whatever the engine made of it
     assert found(facts(), "engine.decode.drift") is None
 
 
 def test_of_a_dead_engine_nothing_is_said_but_that_it_is_dead() -> None:
-    dead = replace(view(D, setup(D)), setups=(), live=live(health=Answer(error="cannot connect")))
+    dead = replace(view(D, setup(D)), setups=(), live=live(health=HttpAnswer(error="cannot connect")))
     whole = facts(dead)
-    assert verdict(whole, "engine.decode") is Verdict.FAIL
+    assert verdict(whole, "engine.decode") is CheckStatus.FAIL
     assert found(whole, "engine.decode.telemetry") is None

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
-from handrail.doctor.facts import Facts
-from handrail.doctor.hostfacts import Gid, Nic, RdmaPort
-from handrail.doctor.pair import Side
-from handrail.doctor.predict import predicted
-from handrail.doctor.ucx import devices, transports
-from handrail.doctor.verdict import Verdict
+from builders.doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
+from handrail_doctor.checks.result import CheckStatus
+from handrail_doctor.facts import Facts
+from handrail_doctor.host_facts import Gid, Nic, RdmaPort
+from handrail_doctor.pair import PairSide
+from handrail_doctor.prediction import predicted
+from handrail_doctor.ucx import devices, transports
 
 
 def on_ports(*ports: RdmaPort, env: dict[str, str] | None = None, **more: Any) -> Facts:
@@ -29,44 +29,44 @@ def down(adapter: str, **more: Any) -> RdmaPort:
 def test_ports_that_are_up_pass_and_those_down_are_named() -> None:
     finding = found(on_ports(port("mlx5_0"), port("mlx5_1"), down("mlx5_2")), "wire.rdma")
     assert finding is not None
-    assert finding.verdict is Verdict.PASS
+    assert finding.verdict is CheckStatus.PASS
     assert finding.seen == "mlx5_0:1, mlx5_1:1 at 400 Gb/s InfiniBand; not up: mlx5_2:1 DOWN (Polling)"
 
 
 def test_across_hosts_rdma_is_needed() -> None:
-    assert verdict(on_ports(), "wire.rdma") is Verdict.FAIL
-    assert verdict(on_ports(down("mlx5_0")), "wire.rdma") is Verdict.FAIL
-    assert verdict(on_ports(port(state="")), "wire.rdma") is Verdict.FAIL  # a state that cannot be read is not up
+    assert verdict(on_ports(), "wire.rdma") is CheckStatus.FAIL
+    assert verdict(on_ports(down("mlx5_0")), "wire.rdma") is CheckStatus.FAIL
+    assert verdict(on_ports(port(state="")), "wire.rdma") is CheckStatus.FAIL  # a state that cannot be read is not up
 
 
 def test_a_host_without_an_engine_says_nothing_of_the_engines_wire() -> None:
     """CI, or a laptop: its lack of adapters and its slow interface are not theirs."""
     elsewhere = facts(host=host(here=frozenset(), nics=(Nic(name="eth0", up=True, physical=True, bits_per_s=1e9, mtu=1500),)))
-    assert verdict(elsewhere, "wire.rdma") is Verdict.SKIP
+    assert verdict(elsewhere, "wire.rdma") is CheckStatus.SKIP
     assert "neither engine is known to run here" in str(found(elsewhere, "wire.rdma"))
     assert found(elsewhere, "wire.nic") is None
     assert predicted(elsewhere) is None
     adapters = facts(host=host(here=frozenset(), rdma=(port("a"), port("b", bits_per_s=100e9))))
-    assert verdict(adapters, "wire.rdma") is Verdict.SKIP
+    assert verdict(adapters, "wire.rdma") is CheckStatus.SKIP
     assert found(adapters, "wire.rate") is None
     assert predicted(adapters) is None
 
 
 def test_within_a_host_it_is_not() -> None:
-    assert verdict(same_host(), "wire.rdma") is Verdict.SKIP
-    assert verdict(same_host(host=host(rdma=(down("mlx5_0"),), gpus=gpus())), "wire.rdma") is Verdict.WARN
+    assert verdict(same_host(), "wire.rdma") is CheckStatus.SKIP
+    assert verdict(same_host(host=host(rdma=(down("mlx5_0"),), gpus=gpus())), "wire.rdma") is CheckStatus.WARN
 
 
 def test_a_sysfs_that_cannot_be_read_is_no_host_without_rdma() -> None:
     finding = found(facts(host=host(rdma=None, unread=("/sys/class/infiniband cannot be read",))), "wire.rdma")
     assert finding is not None
-    assert (finding.verdict, finding.seen) == (Verdict.SKIP, "/sys/class/infiniband cannot be read")
+    assert (finding.verdict, finding.seen) == (CheckStatus.SKIP, "/sys/class/infiniband cannot be read")
 
 
 def test_ports_of_other_rates_or_lanes_warn() -> None:
-    assert verdict(on_ports(port("a"), port("b", bits_per_s=100e9)), "wire.rate") is Verdict.WARN
-    assert verdict(on_ports(port(lanes=1, bits_per_s=100e9)), "wire.rate") is Verdict.WARN
-    assert verdict(on_ports(port("a"), port("b")), "wire.rate") is Verdict.PASS
+    assert verdict(on_ports(port("a"), port("b", bits_per_s=100e9)), "wire.rate") is CheckStatus.WARN
+    assert verdict(on_ports(port(lanes=1, bits_per_s=100e9)), "wire.rate") is CheckStatus.WARN
+    assert verdict(on_ports(port("a"), port("b")), "wire.rate") is CheckStatus.PASS
     assert found(on_ports(port(bits_per_s=None)), "wire.rate") is None
 
 
@@ -79,26 +79,26 @@ def test_roce_needs_a_large_mtu_for_its_rate() -> None:
     def with_mtu(mtu: int | None) -> Facts:
         return on_ports(roce(), nics=(Nic(name="eth1", up=True, bits_per_s=100e9, mtu=mtu, physical=True),))
 
-    assert verdict(with_mtu(1500), "wire.mtu") is Verdict.WARN
-    assert verdict(with_mtu(9000), "wire.mtu") is Verdict.PASS
+    assert verdict(with_mtu(1500), "wire.mtu") is CheckStatus.WARN
+    assert verdict(with_mtu(9000), "wire.mtu") is CheckStatus.PASS
     assert found(with_mtu(None), "wire.mtu") is None
     assert found(on_ports(port()), "wire.mtu") is None  # InfiniBand's is not in sysfs
 
 
 def test_roce_needs_a_gid_with_an_address() -> None:
-    assert verdict(on_ports(roce()), "wire.gid") is Verdict.PASS
-    assert verdict(on_ports(roce(gids=())), "wire.gid") is Verdict.FAIL
+    assert verdict(on_ports(roce()), "wire.gid") is CheckStatus.PASS
+    assert verdict(on_ports(roce(gids=())), "wire.gid") is CheckStatus.FAIL
     only_local = (Gid(index=1, address="fe80:0000:0000:0000:0e42:a1ff:fe00:0001", kind="RoCE v2"),)
-    assert verdict(on_ports(roce(gids=only_local)), "wire.gid") is Verdict.FAIL
+    assert verdict(on_ports(roce(gids=only_local)), "wire.gid") is CheckStatus.FAIL
     nonsense = (Gid(index=1, address="what", kind="RoCE v2"),)
-    assert verdict(on_ports(roce(gids=nonsense)), "wire.gid") is Verdict.FAIL
+    assert verdict(on_ports(roce(gids=nonsense)), "wire.gid") is CheckStatus.FAIL
     assert found(on_ports(port()), "wire.gid") is None
 
 
 @pytest.mark.parametrize(
-    ("index", "verdict_"), [("3", Verdict.PASS), ("0", Verdict.FAIL), ("7", Verdict.FAIL), ("auto", Verdict.PASS)]
+    ("index", "verdict_"), [("3", CheckStatus.PASS), ("0", CheckStatus.FAIL), ("7", CheckStatus.FAIL), ("auto", CheckStatus.PASS)]
 )
-def test_the_chosen_gid_must_be_one(index: str, verdict_: Verdict) -> None:
+def test_the_chosen_gid_must_be_one(index: str, verdict_: CheckStatus) -> None:
     assert verdict(on_ports(roce(), env={"UCX_IB_GID_INDEX": index}), "wire.gid") is verdict_
 
 
@@ -109,56 +109,56 @@ class TestDevices:
         for named in ("mlx5_9:1", "mlx5_1:1", "mlx5_0:2", "mlx5_0:1,mlx5_1:1"):
             finding = found(on_ports(port("mlx5_0"), down("mlx5_1"), env={"UCX_NET_DEVICES": named}), "wire.ucx_devices")
             assert finding is not None
-            assert finding.verdict is Verdict.FAIL, named
+            assert finding.verdict is CheckStatus.FAIL, named
             assert "300 s" in finding.why
             assert finding.do.endswith("mlx5_0:1")
 
     def test_B08_ports_that_differ_and_no_choice_warn(self) -> None:
         finding = found(on_ports(port("mlx5_0"), port("mlx5_bond", link_layer="Ethernet", bits_per_s=25e9)), "wire.ucx_devices")
         assert finding is not None
-        assert finding.verdict is Verdict.WARN
+        assert finding.verdict is CheckStatus.WARN
         assert "38 s" in finding.why
         assert finding.do.endswith("mlx5_0:1")
-        assert verdict(on_ports(port("a"), port("b"), down("c")), "wire.ucx_devices") is Verdict.WARN
+        assert verdict(on_ports(port("a"), port("b"), down("c")), "wire.ucx_devices") is CheckStatus.WARN
 
     @pytest.mark.parametrize("named", [None, "all", "mlx5_0:1", "mlx5_0", "eth0"])
     def test_what_is_there_passes(self, named: str | None) -> None:
         nics = (Nic(name="eth0", up=True, bits_per_s=None, mtu=1500, physical=True),)
         whole = on_ports(port("mlx5_0"), env={"UCX_NET_DEVICES": named} if named else {}, nics=nics)
-        assert verdict(whole, "wire.ucx_devices") is Verdict.PASS
+        assert verdict(whole, "wire.ucx_devices") is CheckStatus.PASS
 
     def test_what_is_not_known_is_skipped(self) -> None:
         unknown = facts(view(P, setup(P, env=None)), view(D, setup(D, env=None)), host=host(rdma=(port(),)))
-        assert verdict(unknown, "wire.ucx_devices") is Verdict.SKIP
+        assert verdict(unknown, "wire.ucx_devices") is CheckStatus.SKIP
         elsewhere = on_ports(env={"UCX_NET_DEVICES": "mlx5_0:1"}, here=frozenset())
-        assert verdict(elsewhere, "wire.ucx_devices") is Verdict.SKIP
+        assert verdict(elsewhere, "wire.ucx_devices") is CheckStatus.SKIP
         unread = facts(view(D, setup(D, env={"UCX_NET_DEVICES": "mlx5_0:1"})), host=host(rdma=None))
-        assert verdict(unread, "wire.ucx_devices") is Verdict.SKIP
+        assert verdict(unread, "wire.ucx_devices") is CheckStatus.SKIP
 
     def test_what_may_be_set_where_they_run_is_not_judged(self) -> None:
         engine = view(D, setup(D, elsewhere=frozenset({"UCX_NET_DEVICES"})))
-        assert verdict(facts(engine, host=host(rdma=(port(),))), "wire.ucx_devices") is Verdict.SKIP
+        assert verdict(facts(engine, host=host(rdma=(port(),))), "wire.ucx_devices") is CheckStatus.SKIP
 
     def test_the_engine_that_runs_here_is_asked_first(self) -> None:
         sides = {P: "mlx5_0:1", D: "mlx5_9:1"}
         views = [view(side, setup(side, env={"UCX_NET_DEVICES": named})) for side, named in sides.items()]
-        on_p = facts(*views, host=host(rdma=(port(),), here=frozenset({Side.PREFILL})))
-        assert verdict(on_p, "wire.ucx_devices") is Verdict.PASS
+        on_p = facts(*views, host=host(rdma=(port(),), here=frozenset({PairSide.PREFILL})))
+        assert verdict(on_p, "wire.ucx_devices") is CheckStatus.PASS
 
 
 @pytest.mark.parametrize(
     ("tls", "verdict_"),
     [
-        ("all", Verdict.PASS),
-        ("rc,cuda_copy,cuda_ipc", Verdict.PASS),
-        ("dc_x,cuda", Verdict.PASS),
-        ("^tcp", Verdict.PASS),
-        ("tcp,cuda_copy,self,sm", Verdict.FAIL),  # adapters are up, and KV would go over TCP
-        ("^ib,cuda_ipc", Verdict.FAIL),
-        ("rc", Verdict.FAIL),  # no cuda_copy: GPU memory cannot be touched
+        ("all", CheckStatus.PASS),
+        ("rc,cuda_copy,cuda_ipc", CheckStatus.PASS),
+        ("dc_x,cuda", CheckStatus.PASS),
+        ("^tcp", CheckStatus.PASS),
+        ("tcp,cuda_copy,self,sm", CheckStatus.FAIL),  # adapters are up, and KV would go over TCP
+        ("^ib,cuda_ipc", CheckStatus.FAIL),
+        ("rc", CheckStatus.FAIL),  # no cuda_copy: GPU memory cannot be touched
     ],
 )
-def test_transports_across_hosts(tls: str, verdict_: Verdict) -> None:
+def test_transports_across_hosts(tls: str, verdict_: CheckStatus) -> None:
     assert verdict(on_ports(port(), env={"UCX_TLS": tls}, gpus=gpus()), "wire.ucx_tls") is verdict_
 
 
@@ -166,15 +166,15 @@ def test_transports_within_a_host_need_cuda_ipc() -> None:
     def whole(tls: str) -> Facts:
         return same_host(view(D, setup(D, env={**SOCKET, "UCX_TLS": tls})))
 
-    assert verdict(whole("tcp,cuda_copy"), "wire.ucx_tls") is Verdict.FAIL
-    assert verdict(whole("tcp,cuda_copy,cuda_ipc"), "wire.ucx_tls") is Verdict.PASS
+    assert verdict(whole("tcp,cuda_copy"), "wire.ucx_tls") is CheckStatus.FAIL
+    assert verdict(whole("tcp,cuda_copy,cuda_ipc"), "wire.ucx_tls") is CheckStatus.PASS
     assert found(same_host(), "wire.ucx_tls") is None
 
 
 def test_the_pair_of_the_test_bed_is_no_failure() -> None:
     """A CPU pair over TCP: no GPU, no adapter."""
     whole = same_host(view(D, setup(D, env={**SOCKET, "UCX_TLS": "tcp,self,sm"})), host=host())
-    assert verdict(whole, "wire.ucx_tls") is Verdict.PASS
+    assert verdict(whole, "wire.ucx_tls") is CheckStatus.PASS
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a first run builds tables of characters
@@ -185,9 +185,9 @@ def test_any_text_is_read_as_transports_and_devices(text: str) -> None:
 
 
 def test_nixl() -> None:
-    assert verdict(facts(host=host(packages={"nixl": "1.5.1", "nixl-cu12": "1.5.1"})), "wire.nixl") is Verdict.PASS
-    assert verdict(facts(host=host(packages={"nixl-cu12": "1.5.1", "nixl-cu13": "1.6.0"})), "wire.nixl") is Verdict.WARN
-    assert verdict(facts(), "wire.nixl") is Verdict.SKIP
+    assert verdict(facts(host=host(packages={"nixl": "1.5.1", "nixl-cu12": "1.5.1"})), "wire.nixl") is CheckStatus.PASS
+    assert verdict(facts(host=host(packages={"nixl-cu12": "1.5.1", "nixl-cu13": "1.6.0"})), "wire.nixl") is CheckStatus.WARN
+    assert verdict(facts(), "wire.nixl") is CheckStatus.SKIP
     other = facts(view(P, setup(P, connector="LMCacheConnectorV1")), view(D, setup(D, connector="LMCacheConnectorV1")))
     assert found(other, "wire.nixl") is None
     backend = found(facts(view(D, setup(D, backends=("GDS",))), host=host(packages={"nixl": "1"})), "wire.nixl")
@@ -201,8 +201,10 @@ def test_interfaces_matter_where_there_is_no_rdma() -> None:
 
     slow = Nic(name="eth0", up=True, bits_per_s=10e9, mtu=1500, physical=True)
     fast = Nic(name="eth1", up=True, bits_per_s=100e9, mtu=9000, physical=True)
-    assert verdict(with_nics(slow), "wire.nic") is Verdict.WARN
-    assert verdict(with_nics(slow, fast), "wire.nic") is Verdict.PASS
-    assert verdict(with_nics(Nic(name="eth0", up=True, bits_per_s=None, mtu=None, physical=False)), "wire.nic") is Verdict.SKIP
+    assert verdict(with_nics(slow), "wire.nic") is CheckStatus.WARN
+    assert verdict(with_nics(slow, fast), "wire.nic") is CheckStatus.PASS
+    assert (
+        verdict(with_nics(Nic(name="eth0", up=True, bits_per_s=None, mtu=None, physical=False)), "wire.nic") is CheckStatus.SKIP
+    )
     assert found(on_ports(port(), nics=(slow,)), "wire.nic") is None
     assert found(same_host(), "wire.nic") is None

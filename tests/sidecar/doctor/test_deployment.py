@@ -9,10 +9,10 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doctor_doubles import pair_yaml
-from handrail.doctor.deployment import Started, engines_in
-from handrail.doctor.facts import ALL_PLUGINS, ANY
-from handrail.doctor.pair import Side
+from doubles.doctor import pair_yaml
+from handrail_doctor.facts import ALL_PLUGINS, ANY
+from handrail_doctor.gather.deployment import Started, engines_in
+from handrail_doctor.pair import PairSide
 
 KUBERNETES = """
 apiVersion: apps/v1
@@ -32,7 +32,7 @@ spec:
               exec vllm serve /models/qwen \\
                 --port 8100 --block-size=32 --tensor-parallel-size 4 --kv-cache-dtype fp8 --dtype bfloat16 \\
                 --revision 0123abc --max-model-len 32768 --disable-hybrid-kv-cache-manager \\
-                --otlp-traces-endpoint grpc://127.0.0.1:4327 --middleware a.B --middleware handrail.guest.middleware.Handrail \\
+                --otlp-traces-endpoint grpc://127.0.0.1:4327 --middleware a.B --middleware handrail.plugin.middleware.Handrail \\
                 --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_load_failure_policy":"recompute",
                   "kv_connector_extra_config":{"kv_lease_duration":120,"backends":["UCX","GDS"]}}'
           env:
@@ -59,7 +59,7 @@ def test_a_kubernetes_manifest() -> None:
     setup = engine.setup
     assert (engine.name, engine.side, engine.port, setup.by) == (
         "chat-prefill/server",
-        Side.PREFILL,  # kv_both says nothing, the name does
+        PairSide.PREFILL,  # kv_both says nothing, the name does
         8100,
         "pair.yaml: chat-prefill/server",
     )
@@ -73,7 +73,7 @@ def test_a_kubernetes_manifest() -> None:
     )
     assert setup.backends == ("UCX", "GDS")
     assert setup.otlp_endpoint == "grpc://127.0.0.1:4327"
-    assert setup.middleware == ("a.B", "handrail.guest.middleware.Handrail")
+    assert setup.middleware == ("a.B", "handrail.plugin.middleware.Handrail")
     assert setup.version == "0.32.0-cu129"
     assert (setup.side_host, setup.side_port) == (None, 5601)  # its host is filled in later
     assert setup.plugins == ("lora", "handrail")
@@ -83,7 +83,7 @@ def test_a_kubernetes_manifest() -> None:
 
 def test_a_compose_file() -> None:
     prefill, decode = read(pair_yaml(decode_env={"VLLM_PLUGINS": ""}))
-    assert [(each.name, each.side) for each in (prefill, decode)] == [("prefill", Side.PREFILL), ("decode", Side.DECODE)]
+    assert [(each.name, each.side) for each in (prefill, decode)] == [("prefill", PairSide.PREFILL), ("decode", PairSide.DECODE)]
     assert (prefill.setup.model, prefill.setup.tp, prefill.setup.version) == ("Qwen/Qwen2.5-7B", 1, "0.32.0")
     assert prefill.setup.plugins == ALL_PLUGINS
     assert decode.setup.plugins == ("",)  # set to nothing it allows none
@@ -103,7 +103,7 @@ def test_a_compose_file() -> None:
 )
 def test_the_ways_to_start_one(command: Any, model: str | None) -> None:
     (engine,) = engines_in([{"name": "decode", "command": command}], "f")
-    assert (engine.setup.model, engine.side) == (model, Side.DECODE)
+    assert (engine.setup.model, engine.side) == (model, PairSide.DECODE)
 
 
 def test_what_starts_something_else_is_no_engine() -> None:
@@ -184,15 +184,15 @@ def test_two_services_may_be_one_by_an_alias() -> None:
 @pytest.mark.parametrize(
     ("name", "role", "side"),
     [
-        ("decode", "kv_producer", Side.DECODE),  # copied from prefill: the check of roles is to see it
-        ("vllm-prefill-0", "kv_consumer", Side.PREFILL),
-        ("engine", "kv_consumer", Side.DECODE),
-        ("decode-of-prefill", "kv_producer", Side.PREFILL),
-        ("decode", "kv_both", Side.DECODE),
+        ("decode", "kv_producer", PairSide.DECODE),  # copied from prefill: the check of roles is to see it
+        ("vllm-prefill-0", "kv_consumer", PairSide.PREFILL),
+        ("engine", "kv_consumer", PairSide.DECODE),
+        ("decode-of-prefill", "kv_producer", PairSide.PREFILL),
+        ("decode", "kv_both", PairSide.DECODE),
         ("engine", "kv_both", None),
     ],
 )
-def test_a_name_that_says_one_side_counts_before_the_role(name: str, role: str, side: Side | None) -> None:
+def test_a_name_that_says_one_side_counts_before_the_role(name: str, role: str, side: PairSide | None) -> None:
     transfer = f'{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'
     (engine,) = read(f"services:\n  {name}:\n    command: [vllm, serve, x, --kv-transfer-config, '{transfer}']\n")
     assert engine.side is side

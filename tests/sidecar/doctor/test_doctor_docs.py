@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.doctor.checks_pair import EQUAL
-from handrail.doctor.predict import HOST_STAGED_BYTES_PER_S, RateSource
-from handrail.doctor.worth import BURSTY, BUSY_SHARE, FAST_BYTES_PER_S, LONG_PROMPT, SLOW_BYTES_PER_S, TTFT_SHARE
+from handrail_doctor.checks.pair import EQUAL
+from handrail_doctor.prediction import HOST_STAGED_BYTES_PER_S, RateSource
+from handrail_doctor.split_worth import BURSTY, BUSY_SHARE, FAST_BYTES_PER_S, LONG_PROMPT, SLOW_BYTES_PER_S, TTFT_SHARE
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
-SOURCE = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "sidecar/handrail/doctor").glob("checks_*.py")))
+SOURCE = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "sidecar/handrail_doctor/checks").glob("*.py")))
 
 
 def checks() -> set[str]:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from doctor_doubles import NO_NVML, l40s, pair_yaml
-from doctor_facts import CONFIGS, D, P, found, verdict
-from doctor_servers import listening, serving
-from handrail.doctor.checks import findings
-from handrail.doctor.deployment import Started, engines_in
-from handrail.doctor.facts import Asked, Facts, Reach, SidecarSetup
-from handrail.doctor.gather import Wanted, gather
-from handrail.doctor.hostfacts import Gpus
-from handrail.doctor.pair import SIDES, Placement, Side
-from handrail.doctor.verdict import Verdict
-from handrail.kvsize.size import Serving
+from builders.doctor_facts import CONFIGS, D, P, found, verdict
+from doubles.doctor import NO_NVML, l40s, pair_yaml
+from doubles.doctor_servers import listening, serving
+from handrail_doctor.checks.all_checks import findings
+from handrail_doctor.checks.result import CheckStatus
+from handrail_doctor.facts import DoctorOptions, Facts, Reach, SidecarSetup
+from handrail_doctor.gather.deployment import Started, engines_in
+from handrail_doctor.gather.gather import Wanted, gather
+from handrail_doctor.host_facts import GpusFacts
+from handrail_doctor.kv_size.size import Serving
+from handrail_doctor.pair import SIDES, PairSide, Placement
 
 
 def started(**how: Any) -> tuple[Started, ...]:
@@ -27,7 +27,7 @@ def started(**how: Any) -> tuple[Started, ...]:
 
 
 async def look(root: Path, environment: Mapping[str, str] | None = None, **wanted: Any) -> Facts:
-    given: dict[str, Any] = {"asked": Asked(tokens=8000), "root": root, "timeout_s": 10.0}
+    given: dict[str, Any] = {"options": DoctorOptions(tokens=8000), "root": root, "timeout_s": 10.0}
     return await gather(Wanted(**{**given, **wanted}), NO_NVML.reader(), environment or {})
 
 
@@ -46,15 +46,15 @@ async def test_what_runs_wins_over_what_the_file_says(tmp_path: Path) -> None:
         facts = await look(tmp_path, urls={D: url}, started=started(decode_flags="--block-size 32"))
     engine = facts.engine(D)
     assert (engine.value("block_size"), engine.value("kv_cache_dtype"), engine.value("tp")) == (64, "fp8", 1)
-    assert verdict(facts, "engine.decode.drift") is Verdict.WARN
+    assert verdict(facts, "engine.decode.drift") is CheckStatus.WARN
 
 
 async def test_where_they_stand_is_told_from_their_addresses(tmp_path: Path) -> None:
     async with serving({"/health": ""}) as prefill, serving({"/health": ""}) as decode:
         here = await look(tmp_path, urls={P: prefill, D: decode})
-        said = await look(tmp_path, urls={P: prefill, D: decode}, placement=Placement.ACROSS_HOSTS, on=frozenset({D}))
+        facts = await look(tmp_path, urls={P: prefill, D: decode}, placement=Placement.ACROSS_HOSTS, on=frozenset({D}))
     assert (here.placement, here.placement_by, here.host.here) == (Placement.SAME_HOST, "by their addresses", frozenset(SIDES))
-    assert (said.placement, said.placement_by, said.host.here) == (Placement.ACROSS_HOSTS, "--placement", frozenset({D}))
+    assert (facts.placement, facts.placement_by, facts.host.here) == (Placement.ACROSS_HOSTS, "--placement", frozenset({D}))
 
 
 async def test_two_names_of_this_host_are_one_host_though_neither_engine_is_here(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_two_names_of_this_host_are_one_host_though_neither_engine_is_here
 class Untouched:
     """GPUs that nobody may look at."""
 
-    def read(self) -> Gpus:
+    def read(self) -> GpusFacts:
         raise AssertionError("this host's GPUs were asked")
 
 
@@ -80,8 +80,10 @@ class Untouched:
     ids=["said", "by-address"],
 )
 async def test_the_gpus_of_a_host_that_runs_neither_engine_are_not_judged(tmp_path: Path, wanted: dict[str, Any]) -> None:
-    facts = await gather(Wanted(**{"asked": Asked(tokens=8000), "root": tmp_path, "timeout_s": 10.0, **wanted}), Untouched(), {})
-    judged = [each for each in findings(facts)["GPUs"] if each.verdict is not Verdict.SKIP]
+    facts = await gather(
+        Wanted(**{"options": DoctorOptions(tokens=8000), "root": tmp_path, "timeout_s": 10.0, **wanted}), Untouched(), {}
+    )
+    judged = [each for each in findings(facts)["GPUs"] if each.verdict is not CheckStatus.SKIP]
     assert judged == []
     nvml = found(facts, "gpu.nvml")
     assert nvml is not None
@@ -94,15 +96,15 @@ async def test_a_side_channel_is_tried_by_the_surest_address(tmp_path: Path) -> 
 
     async with listening(greet) as port:
         env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
-        told = await look(tmp_path, started=started(prefill_env=env), on=frozenset(SIDES))
+        reported_facts = await look(tmp_path, started=started(prefill_env=env), on=frozenset(SIDES))
         elsewhere = await look(tmp_path, started=started(prefill_env=env), on=frozenset({D}))
         given = await look(tmp_path, side_channels={P: ("127.0.0.1", port)}, on=frozenset(SIDES))
-    assert [(each.side, each.reach) for each in told.side_channels] == [(P, Reach.OPEN)]
-    assert verdict(told, "path.prefill_side_channel") is Verdict.PASS
+    assert [(each.side, each.reach) for each in reported_facts.side_channels] == [(P, Reach.OPEN)]
+    assert verdict(reported_facts, "path.prefill_side_channel") is CheckStatus.PASS
     finding = found(elsewhere, "path.prefill_side_channel")
     assert finding is not None
     assert (finding.verdict, finding.seen) == (
-        Verdict.SKIP,
+        CheckStatus.SKIP,
         f"127.0.0.1:{port} (pair.yaml: prefill) is an address of its own host",
     )
     assert given.side_channels[0].by == "--prefill-side-channel"
@@ -125,11 +127,11 @@ async def test_the_environment_of_this_pod_fills_in_what_the_file_leaves_out(tmp
     engines = tuple(engines_in(list(yaml.safe_load_all(text)), "pair.yaml"))
     own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": "1", "UCX_TLS": "rc", "HOME": "/root"}
     without = await look(tmp_path, own, started=engines, on=frozenset({D}))
-    assert verdict(without, "engine.decode.side_channel_host") is Verdict.SKIP
+    assert verdict(without, "engine.decode.side_channel_host") is CheckStatus.SKIP
     facts = await look(tmp_path, own, started=engines, on=frozenset({D}), own_environment=True)
-    told = facts.engine(D).told("side_host")
-    assert told is not None
-    assert (told.value, told.by) == ("127.0.0.1", "this environment")
+    sourced_value = facts.engine(D).setting("side_host")
+    assert sourced_value is not None
+    assert (sourced_value.value, sourced_value.by) == ("127.0.0.1", "this environment")
     assert facts.engine(D).variable("HOME") is None
     assert not facts.engine(D).set_elsewhere("UCX_NET_DEVICES")
     assert facts.engine(P).variable("UCX_TLS") is None
@@ -139,12 +141,16 @@ async def test_the_size_is_of_the_model_as_it_is_served(tmp_path: Path) -> None:
     engines = started(
         tp=4, decode_flags="--kv-cache-dtype fp8 --block-size 32", prefill_flags="--kv-cache-dtype fp8 --block-size 32"
     )
-    told = await look(tmp_path, model=CONFIGS / "qwen2.5-7b.json", started=engines)
-    assert told.sizes is not None
-    assert (told.sizes.serving.tp, told.sizes.serving.block_size, told.sizes.kv_dtype) == (4, 32, "fp8")
-    said = await look(tmp_path, model=CONFIGS / "qwen2.5-7b.json", started=engines, serving=Serving(tp=2, kv_dtype="bfloat16"))
-    assert said.sizes is not None
-    assert (said.sizes.serving.tp, said.sizes.kv_dtype) == (2, "bfloat16")
+    reported_facts = await look(tmp_path, model=CONFIGS / "qwen2.5-7b.json", started=engines)
+    assert reported_facts.sizes is not None
+    assert (reported_facts.sizes.serving.tp, reported_facts.sizes.serving.block_size, reported_facts.sizes.kv_dtype) == (
+        4,
+        32,
+        "fp8",
+    )
+    facts = await look(tmp_path, model=CONFIGS / "qwen2.5-7b.json", started=engines, serving=Serving(tp=2, kv_dtype="bfloat16"))
+    assert facts.sizes is not None
+    assert (facts.sizes.serving.tp, facts.sizes.kv_dtype) == (2, "bfloat16")
 
 
 async def test_a_model_that_lies_on_this_host_is_read_without_being_named(tmp_path: Path) -> None:
@@ -175,7 +181,7 @@ async def test_every_otlp_endpoint_is_tried_once(tmp_path: Path) -> None:
 async def test_a_collector_that_is_not_there_is_said(tmp_path: Path) -> None:
     facts = await look(tmp_path, api="http://127.0.0.1:1")
     assert "no collector answers at http://127.0.0.1:1" in facts.no_clocks
-    assert verdict(facts, "path.clock") is Verdict.SKIP
+    assert verdict(facts, "path.clock") is CheckStatus.SKIP
 
 
 async def test_the_clock_of_an_engine_elsewhere_is_bounded_by_its_date(tmp_path: Path) -> None:
@@ -187,12 +193,12 @@ async def test_the_clock_of_an_engine_elsewhere_is_bounded_by_its_date(tmp_path:
 
 
 @pytest.mark.parametrize("side", SIDES)
-async def test_one_side_alone_is_looked_at(side: Side, tmp_path: Path) -> None:
+async def test_one_side_alone_is_looked_at(side: PairSide, tmp_path: Path) -> None:
     nvml = l40s(tmp_path)
     async with serving({"/health": ""}) as url:
-        wanted = Wanted(asked=Asked(tokens=1), urls={side: url}, root=tmp_path, timeout_s=10.0)
+        wanted = Wanted(options=DoctorOptions(tokens=1), urls={side: url}, root=tmp_path, timeout_s=10.0)
         facts = await gather(wanted, nvml.reader(), {})
-    assert verdict(facts, f"engine.{side.value}") is Verdict.PASS
+    assert verdict(facts, f"engine.{side.value}") is CheckStatus.PASS
     assert len(facts.host.gpus.devices) == 2
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from doctor_facts import SOCKET, D, facts, gpus, host, model, port, same_host, setup, view
-from handrail.doctor.facts import Asked, Facts, Traffic
-from handrail.doctor.hostfacts import Nic, P2pStatus
-from handrail.doctor.pair import SIDES, Placement
-from handrail.doctor.predict import Rate, RateSource, predicted
-from handrail.doctor.worth import Answer, Side, Worth, judged
+from builders.doctor_facts import SOCKET, D, facts, gpus, host, model, port, same_host, setup, view
+from handrail_doctor.facts import DoctorOptions, Facts, ObservedTraffic
+from handrail_doctor.host_facts import Nic, P2pStatus
+from handrail_doctor.pair import SIDES, Placement
+from handrail_doctor.prediction import Rate, RateSource, predicted
+from handrail_doctor.split_worth import CriterionSide, SplitAdvice, Worth, judged
 
 BOTH = frozenset(SIDES)
 
@@ -29,9 +29,9 @@ def on(**more: Any) -> Facts:
 def test_what_was_measured_wins_over_what_was_said_and_that_over_hardware() -> None:
     whole = on(gpus=gpus(nvlink=True))
     assert rate_of(whole) == (RateSource.NVLINK, 450e9)
-    said = replace(whole, asked=replace(whole.asked, link_bits_per_s=100e9))
-    assert rate_of(said) == (RateSource.CONFIGURED, 12.5e9)
-    seen = replace(said, traffic=Traffic(by="http://c", fetches=40, fetch_bytes_per_s=3e9))
+    reported_facts = replace(whole, options=replace(whole.options, link_bits_per_s=100e9))
+    assert rate_of(reported_facts) == (RateSource.CONFIGURED, 12.5e9)
+    seen = replace(reported_facts, traffic=ObservedTraffic(by="http://c", fetches=40, fetch_bytes_per_s=3e9))
     assert rate_of(seen) == (RateSource.MEASURED, 3e9)
 
 
@@ -100,7 +100,7 @@ def test_where_nothing_is_known_nothing_is_predicted(whole: Facts) -> None:
 FAST = Rate(bytes_per_s=50e9, source=RateSource.RDMA, why="")
 SLOW = Rate(bytes_per_s=0.36e9, source=RateSource.HOST_STAGED, why="")
 MIDDLE = Rate(bytes_per_s=4e9, source=RateSource.CONFIGURED, why="")
-BUSY = Traffic(
+BUSY = ObservedTraffic(
     by="http://c",
     requests=1000,
     requests_per_s=1.0,
@@ -111,30 +111,32 @@ BUSY = Traffic(
 )
 
 
-def answer(rate: Rate | None, traffic: Traffic | None = BUSY, *, ttft_ms: int | None = 1000, itl_ms: int | None = 50) -> Answer:
-    asked = Asked(
+def answer(
+    rate: Rate | None, traffic: ObservedTraffic | None = BUSY, *, ttft_ms: int | None = 1000, itl_ms: int | None = 50
+) -> SplitAdvice:
+    doctor_options = DoctorOptions(
         tokens=8000,
         ttft_ns=ttft_ms * 10**6 if ttft_ms is not None else None,
         itl_ns=itl_ms * 10**6 if itl_ms is not None else None,
     )
-    return judged(facts(asked=asked, traffic=traffic), rate)
+    return judged(facts(options=doctor_options, traffic=traffic), rate)
 
 
-def side_of(given: Answer, criterion: str) -> Side:
+def side_of(given: SplitAdvice, criterion: str) -> CriterionSide:
     return next(reason.side for reason in given.reasons if reason.criterion == criterion)
 
 
 def test_a_fast_link_and_a_tail_that_misses_its_objective_are_likely_to_pay() -> None:
     given = answer(FAST)
     assert given.worth is Worth.LIKELY
-    assert {reason.side for reason in given.reasons} == {Side.SPLIT}
+    assert {reason.side for reason in given.reasons} == {CriterionSide.SPLIT}
 
 
 def test_B02_a_slow_link_says_stay_whatever_else_is_so() -> None:
     given = answer(SLOW)
     assert given.worth is Worth.UNLIKELY
-    assert side_of(given, "interconnect") is Side.STAY
-    assert side_of(given, "time to first token") is Side.STAY
+    assert side_of(given, "interconnect") is CriterionSide.STAY
+    assert side_of(given, "time to first token") is CriterionSide.STAY
 
 
 @pytest.mark.parametrize(
@@ -148,39 +150,39 @@ def test_B02_a_slow_link_says_stay_whatever_else_is_so() -> None:
 def test_one_reason_against_is_enough(changed: dict[str, Any], criterion: str) -> None:
     given = answer(FAST, replace(BUSY, **changed))
     assert given.worth is Worth.UNLIKELY
-    assert side_of(given, criterion) is Side.STAY
+    assert side_of(given, criterion) is CriterionSide.STAY
 
 
 def test_the_first_token_as_the_tightest_limit() -> None:
     """459 MB over 4 GB/s are 115 ms: much of an objective of 200 ms, little of 2 s."""
-    assert side_of(answer(MIDDLE, ttft_ms=200), "time to first token") is Side.STAY
-    assert side_of(answer(MIDDLE, ttft_ms=2000), "time to first token") is Side.SPLIT
+    assert side_of(answer(MIDDLE, ttft_ms=200), "time to first token") is CriterionSide.STAY
+    assert side_of(answer(MIDDLE, ttft_ms=2000), "time to first token") is CriterionSide.SPLIT
 
 
 def test_without_an_objective_the_prefill_is_the_measure() -> None:
-    assert side_of(answer(FAST, ttft_ms=None), "time to first token") is Side.SPLIT  # 9 ms beside 680
-    assert side_of(answer(SLOW, ttft_ms=None), "time to first token") is Side.STAY  # 1.3 s beside 0.7
-    assert side_of(answer(FAST, None, ttft_ms=None), "time to first token") is Side.OPEN
+    assert side_of(answer(FAST, ttft_ms=None), "time to first token") is CriterionSide.SPLIT  # 9 ms beside 680
+    assert side_of(answer(SLOW, ttft_ms=None), "time to first token") is CriterionSide.STAY  # 1.3 s beside 0.7
+    assert side_of(answer(FAST, None, ttft_ms=None), "time to first token") is CriterionSide.OPEN
 
 
 def test_what_is_not_known_is_said_and_decides_nothing() -> None:
     given = answer(None, None, ttft_ms=None, itl_ms=None)
     assert given.worth is Worth.OPEN
-    assert {reason.side for reason in given.reasons} == {Side.OPEN}
+    assert {reason.side for reason in given.reasons} == {CriterionSide.OPEN}
     assert answer(FAST, None).worth is Worth.OPEN
     assert answer(MIDDLE).worth is Worth.OPEN
 
 
 def test_gaps_of_requests_that_were_served_split_say_nothing_of_collocation() -> None:
-    assert side_of(answer(FAST, replace(BUSY, split=True)), "gaps between tokens") is Side.OPEN
+    assert side_of(answer(FAST, replace(BUSY, split=True)), "gaps between tokens") is CriterionSide.OPEN
 
 
 def test_tcp_is_never_fast() -> None:
     tcp = Rate(bytes_per_s=12.5e9, source=RateSource.TCP, why="")
-    assert side_of(answer(tcp), "interconnect") is Side.OPEN
+    assert side_of(answer(tcp), "interconnect") is CriterionSide.OPEN
 
 
 def test_a_rate_that_was_given_counts_for_the_load() -> None:
-    asked = Asked(tokens=8000, requests_per_s=0.4)
-    given = judged(facts(asked=asked, traffic=replace(BUSY, requests_per_s=None)), FAST)
-    assert side_of(given, "load") is Side.SPLIT
+    doctor_options = DoctorOptions(tokens=8000, requests_per_s=0.4)
+    given = judged(facts(options=doctor_options, traffic=replace(BUSY, requests_per_s=None)), FAST)
+    assert side_of(given, "load") is CriterionSide.SPLIT

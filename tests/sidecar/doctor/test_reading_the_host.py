@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doctor_doubles import CNS, ROCE_GIDS, FakeGpu, FakeNvml, add_driver, add_nic, add_rdma, h100, write
-from handrail.doctor import sysfs
-from handrail.doctor.gpus import NvmlReader
-from handrail.doctor.host import packages, plugin_found, read_host, within
-from handrail.doctor.hostfacts import Gid, Gpus, P2pStatus
-from handrail.doctor.pair import Side
+from doubles.doctor import CNS, ROCE_GIDS, FakeGpu, FakeNvml, add_driver, add_nic, add_rdma, h100, write
+from handrail_doctor.gather import sysfs
+from handrail_doctor.gather.gpus import NvmlReader
+from handrail_doctor.gather.host import packages, plugin_found, read_host, within
+from handrail_doctor.host_facts import Gid, GpusFacts, P2pStatus
+from handrail_doctor.pair import PairSide
 
 # --- NVML -------------------------------------------------------------------------------------------------------------------
 
@@ -125,15 +125,15 @@ def test_nvml_is_shut_down_again() -> None:
 
 def test_the_numbers_of_capabilities_are_nvmls() -> None:
     """Not pynvml's names: its NVML_P2P_CAPS_INDEX_READ is a tuple by a stray comma."""
-    asked: set[int] = set()
+    queries: set[int] = set()
 
     class Noting(FakeNvml):
         def nvmlDeviceGetP2PStatus(self, source: int, target: int, capability: int) -> int:
-            asked.add(capability)
+            queries.add(capability)
             return 0
 
     Noting(gpus=[FakeGpu(), FakeGpu()]).reader().read()
-    assert asked == {0, pynvml.NVML_P2P_CAPS_INDEX_WRITE, pynvml.NVML_P2P_CAPS_INDEX_NVLINK}
+    assert queries == {0, pynvml.NVML_P2P_CAPS_INDEX_WRITE, pynvml.NVML_P2P_CAPS_INDEX_NVLINK}
 
 
 # --- hanging ------------------------------------------------------------------------------------------------------------------
@@ -143,13 +143,13 @@ def test_F04_a_driver_that_hangs_costs_its_part_alone(tmp_path: Path) -> None:
     hang = threading.Event()
 
     class Hanging:
-        def read(self) -> Gpus:
+        def read(self) -> GpusFacts:
             hang.wait()
-            return Gpus()
+            return GpusFacts()
 
     add_rdma(tmp_path, "mlx5_0")
     try:
-        found = read_host(frozenset({Side.DECODE}), Hanging(), tmp_path, timeout_s=2.0)
+        found = read_host(frozenset({PairSide.DECODE}), Hanging(), tmp_path, timeout_s=2.0)
     finally:
         hang.set()
     assert "the driver hangs" in found.gpus.missing
@@ -247,7 +247,7 @@ def test_any_text_in_a_port_is_read(state: str, rate: str, gid: str, tmp_path_fa
 
 
 def test_the_h100_host_is_read_whole(tmp_path: Path) -> None:
-    found = read_host(frozenset({Side.DECODE}), h100(tmp_path).reader(), tmp_path, timeout_s=60.0)
+    found = read_host(frozenset({PairSide.DECODE}), h100(tmp_path).reader(), tmp_path, timeout_s=60.0)
     assert len(found.gpus.devices) == 8
     assert len(found.gpus.p2p) == 56
     assert found.rdma is not None

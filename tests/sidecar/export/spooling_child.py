@@ -9,26 +9,26 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from exchanges import PROCESS, exchange
-from handrail.export.exporter import Exporter, ExportSettings
-from handrail.export.spans import resource_of
+from builders.exchanges import PROCESS, exchange
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.delivery import Backoff
+from handrail.otlp.retry import Backoff
+from handrail.wire.exchange import resource_of
+from handrail_sidecar.export.exporter import Exporter, ExportSettings
 
 
 async def main(folder: str, endpoint: str, sender: str, first: int, count: int) -> None:
     settings = ExportSettings(folder=folder, batch_spans=20, flush_interval_s=0.002, backoff=Backoff(initial_s=0.005, max_s=0.02))
     exporter = Exporter(settings, resource_of(replace(PROCESS, sender=sender)), lambda: OtlpClient(endpoint))
     await exporter.start()
-    number = said = 0
+    number = statement = 0
     while number < count or not count:
         exporter.sink(exchange(first + number))
         number += 1
         if number % 7 == 0:
             await asyncio.sleep(0.0005)  # lets the tasks run; what is told is counted, not timed
-        if exporter.stats.spans_spooled > said:
-            said = exporter.stats.spans_spooled
-            print(said, flush=True)
+        if exporter.stats.spans_spooled > statement:
+            statement = exporter.stats.spans_spooled
+            print(statement, flush=True)
     await exporter.shutdown(60)
     print(exporter.stats.spans_spooled, exporter.waiting_bytes, flush=True)
 

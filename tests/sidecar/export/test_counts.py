@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from builders import EPOCH, process
-from handrail.catalogue import everything
+from builders.records import EPOCH, process
 from handrail.conventions import METRIC_FINISHED, SCOPE_COUNTS
-from handrail.export.counts import CountsExport, counts_request, read_counts
-from handrail.export.spans import resource_of
-from handrail.otlp.contract import Rejected, Retryable, Signal
+from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail.records import Outcome, RequestCounts, Role
-from handrail.sidecar import make
+from handrail.wire.counts import CountsExport, counts_request, read_counts
+from handrail.wire.exchange import resource_of
+from handrail_sidecar.app import make
+from handrail_sidecar.catalogue import everything
 
 EDGE = process(Role.EDGE)
 
 
-def told(payload: bytes) -> list[RequestCounts]:
+def counts_read(payload: bytes) -> list[RequestCounts]:
     request = ExportMetricsServiceRequest.FromString(payload)
     (scope,) = request.resource_metrics[0].scope_metrics
     assert scope.scope.name == SCOPE_COUNTS
@@ -32,7 +32,7 @@ def told(payload: bytes) -> list[RequestCounts]:
 @given(st.dictionaries(st.sampled_from(Outcome), st.integers(0, 2**62), min_size=1))
 def test_what_is_told_is_read(finished: dict[Outcome, int]) -> None:
     payload = counts_request(resource_of(replace(EDGE, sender="s")), finished, EPOCH, EPOCH + 5)
-    (found,) = told(payload)
+    (found,) = counts_read(payload)
     assert found == RequestCounts(
         process=EDGE, at_unix_ns=EPOCH + 5, start_unix_ns=EPOCH, finished={k.value: n for k, n in finished.items()}
     )
@@ -67,7 +67,7 @@ async def test_it_tells_at_its_start_and_at_its_end() -> None:
     now += 10**9
     await export.shutdown()
     await export.shutdown()
-    assert [(c.finished["ok"], c.start_unix_ns, c.at_unix_ns) for payload in taken for c in told(payload)] == [
+    assert [(c.finished["ok"], c.start_unix_ns, c.at_unix_ns) for payload in taken for c in counts_read(payload)] == [
         (0, EPOCH, EPOCH),
         (7, EPOCH, EPOCH + 10**9),
     ]

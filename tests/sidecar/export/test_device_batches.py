@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from device_samples import START_UNIX_NS, S, counter, flattened, gpu, port, process, sample
-from device_samples import busy_host as busy
-from handrail.devicemetrics import device_rows
-from handrail.export import device_batches
-from handrail.export.device_batches import DeviceBatches
-from handrail.export.devices import read_devices
-from handrail.export.resource import own_resource
-from handrail.hardware import DeviceSample
-from handrail.otlp.contract import Rejected, Retryable, Signal
-from handrail.selfmetrics import SelfMetrics
+from builders.device_samples import START_UNIX_NS, S, counter, flattened, gpu, port, process, sample
+from builders.device_samples import busy_host as busy
+from handrail.metrics.registry import Registry
+from handrail.otlp.signals import Rejected, Retryable, Signal
+from handrail.records.devices import DeviceSample
+from handrail.wire.device_samples import read_devices
+from handrail_sidecar.export import device_batches
+from handrail_sidecar.export.device_batches import DeviceBatches
+from handrail_sidecar.export.resource import own_resource
+from handrail_sidecar.live_metrics.device_metrics import device_rows
 
 
 @dataclass
@@ -52,13 +52,13 @@ def batches(taken: Taken, room: Callable[[], bool] = lambda: True, every_s: floa
 async def test_what_came_from_any_thread_is_one_request() -> None:
     taken = Taken()
     made = batches(taken)
-    told = flattened(list(busy(1, gpus=2)))
-    by_device = [[one for one in told if one.device.index == index] for index in range(2)]
+    device_samples = flattened(list(busy(1, gpus=2)))
+    by_device = [[one for one in device_samples if one.device.index == index] for index in range(2)]
     await asyncio.gather(*(asyncio.to_thread(lambda of=of: [made.sample(one) for one in of]) for of in by_device))  # type: ignore[misc,func-returns-value]
     assert await made.samples([sample(port(), START_UNIX_NS)])
     await made.flush()
     assert len(taken.payloads) == 1
-    assert len(taken.samples()) == len(told) + 1
+    assert len(taken.samples()) == len(device_samples) + 1
     assert (made.stats.taken, made.stats.sent) == (21, 21)
     await made.flush()
     assert len(taken.payloads) == 1  # nothing came, nothing is sent
@@ -99,7 +99,7 @@ async def test_what_became_of_samples_is_on_the_metrics_page() -> None:
     for at in range(2):
         made.sample(sample(gpu(), START_UNIX_NS + at))
         await made.flush()
-    text = SelfMetrics(device_rows(made)).expose("text/plain")[0].decode()
+    text = Registry(device_rows(made)).expose("text/plain")[0].decode()
     assert "handrail_sidecar_device_samples_total 2.0" in text
     assert "handrail_sidecar_device_samples_sent_total 1.0" in text
     assert 'handrail_sidecar_device_samples_dropped_total{reason="no_room"} 1.0' in text

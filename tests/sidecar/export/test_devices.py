@@ -10,13 +10,25 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from device_samples import COUNTING_SINCE, GPU_TABLE, START_UNIX_NS, S, counter, flattened, gauge, gpu, port, process, sample
-from device_samples import busy_host as busy
+from builders.device_samples import (
+    COUNTING_SINCE,
+    GPU_TABLE,
+    START_UNIX_NS,
+    S,
+    counter,
+    flattened,
+    gauge,
+    gpu,
+    port,
+    process,
+    sample,
+)
+from builders.device_samples import busy_host as busy
 from handrail import conventions as names
-from handrail.export.devices import CONVENTIONS, DeviceMetrics, devices_request, named, read_devices
-from handrail.export.resource import own_resource
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
 from handrail.records import Source
+from handrail.records.devices import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.wire.device_samples import CONVENTIONS, DeviceMetrics, devices_request, named, read_devices
+from handrail_sidecar.export.resource import own_resource
 
 TABLES = named(gpu=GPU_TABLE)
 OF = process()
@@ -98,8 +110,8 @@ def test_a_second_of_a_host_has_one_point_a_series_with_the_earlier_values_as_ex
     utilization = by_name["hw.gpu.utilization"]
     assert (utilization.unit, utilization.WhichOneof("data")) == ("1", "gauge")
     assert [len(point.exemplars) for point in utilization.gauge.data_points] == [9, 9]
-    told = [{a.key: a.value.string_value for a in point.attributes} for point in utilization.gauge.data_points]
-    assert sorted(told, key=str) == [{"hw.id": gpu(index).key, "hw.type": "gpu"} for index in range(2)]
+    reports = [{a.key: a.value.string_value for a in point.attributes} for point in utilization.gauge.data_points]
+    assert sorted(reports, key=str) == [{"hw.id": gpu(index).key, "hw.type": "gpu"} for index in range(2)]
     nvlink = by_name["handrail_gpu_nvlink_bytes"]
     assert nvlink.sum.is_monotonic
     assert [a.key for a in nvlink.sum.data_points[0].attributes] == ["hw.id", "direction"]

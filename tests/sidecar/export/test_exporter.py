@@ -15,19 +15,19 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from crash_files import CrashFiles
-from exchanges import PROCESS, exchange
-from failing_files import KINDS, NAMES, FailingFiles
-from handrail.export.exporter import Drop, Exporter, ExportSettings, encode_batch
-from handrail.export.plugin import read_plugin_log, read_plugin_span
-from handrail.export.spans import process_of, read_exchange, resource_of, to_span
+from builders.exchanges import PROCESS, exchange
+from doubles.crash_files import CrashFiles
+from doubles.failing_files import KINDS, NAMES, FailingFiles
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
-from handrail.otlp.delivery import Backoff
+from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.fields import delimited
-from handrail.otlp.refusals import Unavailable
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.retry import Backoff
+from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
 from handrail.records import EngineRequest, KvFetch, ProcessEvent, ProcessEventKind, Source, SpanIds
+from handrail.wire.exchange import process_of, read_exchange, resource_of, to_span
+from handrail.wire.plugin import read_plugin_log, read_plugin_span
+from handrail_sidecar.export.exporter import ExportDropReason, Exporter, ExportSettings, encode_batch
 
 QUICK = Backoff(initial_s=0.002, max_s=0.01)
 RESOURCE = resource_of(PROCESS)
@@ -189,7 +189,7 @@ async def test_an_empty_tapped_request_uses_no_number(collector: Collector) -> N
     "answers",
     [
         [Retryable("429", 0.0)] * 3,
-        [Unavailable("503", 0.001)],
+        [ReceiverUnavailable("503", 0.001)],
         [RuntimeError("a bug")],
     ],
     ids=["full", "unavailable", "bug"],
@@ -197,7 +197,7 @@ async def test_an_empty_tapped_request_uses_no_number(collector: Collector) -> N
 async def test_what_fails_is_sent_again_in_order(
     collector: Collector, answers: list[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.export.exporter._FAULT_WAIT_S", 0.001)
+    monkeypatch.setattr("handrail_sidecar.export.exporter._FAULT_WAIT_S", 0.001)
     collector.answers = list(answers)
     sending = exporter(collector)
     await sending.start()
@@ -223,7 +223,7 @@ async def test_when_the_spool_is_full_the_newest_of_ours_is_dropped_and_the_tap_
     sending = exporter(collector, batch_spans=512, max_pending_spans=100, max_bytes=100_000)
     await sending.start()
     taken = 0
-    while sending.stats.dropped[Drop.SPOOL_FULL] == 0:
+    while sending.stats.dropped[ExportDropReason.SPOOL_FULL] == 0:
         sending.sink(exchange(taken))
         sending.flush()
         taken += 1
@@ -242,7 +242,7 @@ async def test_pending_is_bounded_before_the_start(collector: Collector) -> None
     sending = exporter(collector, max_pending_spans=3)
     for number in range(5):
         sending.sink(exchange(number))
-    assert sending.stats.dropped[Drop.PENDING_FULL] == 2
+    assert sending.stats.dropped[ExportDropReason.PENDING_FULL] == 2
     await sending.start()
     await sending.shutdown(10)
     assert request_ids(collector) == ["req-0", "req-1", "req-2"]
@@ -254,7 +254,7 @@ async def test_a_record_that_makes_no_span_is_counted_and_raises_nothing(collect
     sending.sink(exchange(ids=SpanIds(trace_id="no hex", span_id="")))
     sending.sink(exchange(1))
     await sending.shutdown(10)
-    assert sending.stats.dropped[Drop.UNENCODABLE] == 1
+    assert sending.stats.dropped[ExportDropReason.UNENCODABLE] == 1
     assert request_ids(collector) == ["req-1"]
 
 
@@ -301,7 +301,7 @@ async def test_a_disk_that_fails_for_good_lets_all_through_numbered_and_says_so(
 
 
 async def test_the_disk_is_tried_again_by_itself(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.export.exporter._REPAIR_S", 0.001)
+    monkeypatch.setattr("handrail_sidecar.export.exporter._REPAIR_S", 0.001)
     collector.down = True
     files = FailingFiles()
     sending = exporter(collector, folder="spool", files=files)
@@ -312,7 +312,7 @@ async def test_the_disk_is_tried_again_by_itself(collector: Collector, monkeypat
     files.failing = {}
     await until(lambda: not sending.degraded and not sending.held_bytes)
     await sending.shutdown(0.01)
-    assert sending.stats.dropped[Drop.STOPPED] == 0
+    assert sending.stats.dropped[ExportDropReason.STOPPED] == 0
     collector.down = False
     following = exporter(collector, folder="spool", files=files)
     await following.start()
@@ -329,7 +329,7 @@ async def test_what_memory_cannot_hold_is_counted_and_said(collector: Collector,
     with pytest.raises(Retryable, match="spool full"):
         await fill(sending)
     number = 0
-    while sending.stats.dropped[Drop.SPOOL_FULL] == 0:
+    while sending.stats.dropped[ExportDropReason.SPOOL_FULL] == 0:
         sending.sink(exchange(number))
         sending.flush()
         number += 1
@@ -337,7 +337,9 @@ async def test_what_memory_cannot_hold_is_counted_and_said(collector: Collector,
         "spool spool: Read-only file system: evidence goes on from memory; memory is full as well: new evidence is dropped"
     )
     await sending.shutdown(0.01)
-    assert sending.stats.dropped[Drop.STOPPED] >= sending.stats.tapped_batches  # each of one span, and what was pending
+    assert (
+        sending.stats.dropped[ExportDropReason.STOPPED] >= sending.stats.tapped_batches
+    )  # each of one span, and what was pending
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
     assert "of them are lost with this process, whose disk fails; the others wait in spool" in caplog.text
@@ -346,7 +348,7 @@ async def test_what_memory_cannot_hold_is_counted_and_said(collector: Collector,
 async def test_a_spool_that_cannot_be_read_is_tried_again_and_then_passed_over(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.export.exporter._FAULT_WAIT_S", 0.001)
+    monkeypatch.setattr("handrail_sidecar.export.exporter._FAULT_WAIT_S", 0.001)
     files = FailingFiles()
     sending = exporter(collector, folder="spool", files=files)
     await sending.start()
@@ -366,7 +368,7 @@ async def test_what_is_too_large_for_the_spool_is_refused_or_counted(collector: 
     await sending.start()
     sending.sink(exchange(0, model="m" * 60_000))
     sending.flush()
-    assert sending.stats.dropped[Drop.TOO_LARGE] == 1
+    assert sending.stats.dropped[ExportDropReason.TOO_LARGE] == 1
     with pytest.raises(Rejected, match="above the limit"):
         await sending.take(Signal.LOGS, encode_batch(bytes(60_000), 1, [delimited(2, b"")]))
     await sending.shutdown(10)
@@ -379,8 +381,8 @@ async def test_after_the_shutdown_nothing_is_taken(collector: Collector) -> None
     await sending.shutdown(10)
     await sending.shutdown(10)
     sending.sink(exchange(0))
-    assert sending.stats.dropped[Drop.STOPPED] == 1
-    with pytest.raises(Unavailable):
+    assert sending.stats.dropped[ExportDropReason.STOPPED] == 1
+    with pytest.raises(ReceiverUnavailable):
         await sending.take(Signal.TRACES, tapped(1))
 
 
@@ -396,7 +398,7 @@ async def test_shutdown_without_start(collector: Collector) -> None:
     sending = exporter(collector)
     sending.sink(exchange(0))
     await sending.shutdown(10)
-    assert sending.stats.dropped[Drop.STOPPED] == 1
+    assert sending.stats.dropped[ExportDropReason.STOPPED] == 1
 
 
 async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(
@@ -410,7 +412,7 @@ async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(
     await collector.until(attempts=1)
     await sending.shutdown(0.01)
     assert f"not acknowledged by the collector; they wait in {tmp_path} for the next start" in caplog.text
-    assert sending.stats.dropped[Drop.STOPPED] == 0
+    assert sending.stats.dropped[ExportDropReason.STOPPED] == 0
     collector.down = False
     following = Exporter(
         ExportSettings(folder=tmp_path, max_bytes=1 << 20, backoff=QUICK),
@@ -435,7 +437,7 @@ async def test_what_the_deadline_leaves_in_memory_is_lost_counted_and_told(
         sending.sink(exchange(number))
     await sending.shutdown(0.01)
     assert "not acknowledged by the collector; they are lost: spool.dir would keep them" in caplog.text
-    assert sending.stats.dropped[Drop.STOPPED] == 6
+    assert sending.stats.dropped[ExportDropReason.STOPPED] == 6
 
 
 async def test_against_the_real_client_and_server(collector: Collector) -> None:

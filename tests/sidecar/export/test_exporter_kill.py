@@ -15,10 +15,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from handrail.conventions import BATCH_SEQ
-from handrail.export.spans import process_of
-from handrail.otlp.contract import Retryable, Signal
-from handrail.otlp.server import OtlpServer
-from ports import held_port
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Retryable, Signal
+from handrail.wire.exchange import process_of
+from harness.ports import held_port
 
 CHILD = Path(__file__).with_name("spooling_child.py")
 TESTS = Path(__file__).parents[2]
@@ -62,9 +62,9 @@ async def spooling(
 
 async def spooled_until_killed(folder: Path, port: int, sender: str, first: int, lines: int) -> int:
     """How many spans the child said were spooled before it was killed."""
-    async with spooling(folder, port, sender, first) as (_, told):
+    async with spooling(folder, port, sender, first) as (_, stream_reader):
         for _ in range(lines):
-            last = await asyncio.wait_for(told.readline(), 60)
+            last = await asyncio.wait_for(stream_reader.readline(), 60)
         return int(last)
 
 
@@ -78,8 +78,8 @@ async def test_every_spooled_span_arrives_exactly_once(tmp_path: Path, seed: int
         await server.start()
         try:
             while_up = await spooled_until_killed(tmp_path, port, "b" * 32, ROUND, draw.randint(1, 40))
-            async with spooling(tmp_path, port, "c" * 32, 2 * ROUND, 50) as (child, told):
-                report = (await asyncio.wait_for(told.read(), 60)).splitlines()[-1].split()
+            async with spooling(tmp_path, port, "c" * 32, 2 * ROUND, 50) as (child, stream_reader):
+                report = (await asyncio.wait_for(stream_reader.read(), 60)).splitlines()[-1].split()
                 assert await child.wait() == 0
         finally:
             await server.shutdown(1)

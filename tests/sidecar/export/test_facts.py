@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from builders import EPOCH, process
+from builders.records import EPOCH, process
 from handrail import conventions as names
-from handrail.export.facts import fact_log, logs_request, read_fact, read_report, report_log
-from handrail.export.resource import own_resource
 from handrail.records import LineClock, LogFact, LogKind, Role, SchemaNote, SchemaReport, SchemaState, Source
+from handrail.wire.log_events import fact_log, logs_request, read_fact, read_report, report_log
+from handrail_sidecar.export.resource import own_resource
 
 _PROCESS = process(Role.DECODE)
 _WORD = st.text(alphabet="abcXYZ019-_.:", min_size=1, max_size=20)

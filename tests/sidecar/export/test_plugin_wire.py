@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from exchanges import PROCESS
+from builders.any_plugin_record import sane
+from builders.exchanges import PROCESS
 from handrail import conventions as names
-from handrail.export.plugin import TABLES, plugin_log, plugin_spans, read_plugin_log, read_plugin_span
 from handrail.records import (
     EngineFacts,
     EngineTimes,
@@ -27,7 +27,7 @@ from handrail.records import (
     Source,
     SpanIds,
 )
-from plugin_records import sane
+from handrail.wire.plugin import TABLES, plugin_log, plugin_spans, read_plugin_log, read_plugin_span
 
 _span_records = sane(EngineTimes) | sane(KvFetch) | sane(KvPublish)
 _event_records = sane(Iteration) | sane(ProcessEvent) | sane(EngineFacts)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from handrail.export.resource import Host, host_identity, new_sender_id, own_process, own_resource, tap_attributes
-from handrail.export.spans import process_of
 from handrail.records import Process, Role
+from handrail.wire.exchange import process_of
+from handrail_sidecar.export.resource import HostIdentity, host_identity, new_sender_id, own_process, own_resource, tap_attributes
 
-HERE = Host("ab" * 16, "node-1")
+HERE = HostIdentity("ab" * 16, "node-1")
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from builders import EPOCH, process
+from builders.records import EPOCH, process
 from handrail import conventions as names
-from handrail.export.resource import own_resource
-from handrail.export.samples import metrics_request, read_samples, sample_metrics
-from handrail.families.counters import CounterTracks
-from handrail.families.reading import PageReader
-from handrail.families.schema import QUANTITIES, Kind
 from handrail.records import EngineHistogram, EngineSample, EngineValue, Role, Source
-from handrail.sources.metrics import sample_of
+from handrail.records.quantities import QUANTITIES, QuantityKind
+from handrail.wire.engine_samples import metrics_request, read_samples, sample_metrics
+from handrail_sidecar.engine_metrics.counters import CounterTracks
+from handrail_sidecar.engine_metrics.page import PageReader
+from handrail_sidecar.export.resource import own_resource
+from handrail_sidecar.sources.engine_metrics import sample_of
 
 _PROCESS = process(Role.DECODE)
 _WORD = st.text(alphabet="abcXYZ019-_.:", max_size=8)
@@ -36,9 +36,9 @@ def _value(name: str, counter: bool, labelled: bool) -> st.SearchStrategy[Engine
     )
 
 
-_PLAIN = [quantity for quantity in QUANTITIES if quantity.kind is not Kind.HISTOGRAM]
+_PLAIN = [quantity for quantity in QUANTITIES if quantity.kind is not QuantityKind.HISTOGRAM]
 _VALUES = st.tuples(
-    *(st.lists(_value(each.name, each.kind is Kind.COUNTER, bool(each.label)), max_size=2) for each in _PLAIN[::6])
+    *(st.lists(_value(each.name, each.kind is QuantityKind.COUNTER, bool(each.label)), max_size=2) for each in _PLAIN[::6])
 ).map(lambda lists: tuple(value for values in lists for value in values))
 _HISTOGRAMS = st.lists(
     st.builds(

@@ -12,9 +12,10 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from exchanges import PROCESS, exchange, exchanges
+from builders.exchanges import PROCESS, exchange, exchanges
 from handrail import conventions as names
-from handrail.export.spans import (
+from handrail.records import Exchange, Hint, Outcome, Process, Role, Source, SpanIds
+from handrail.wire.exchange import (
     EXCHANGE_ATTRIBUTES,
     GAP_ATTRIBUTES,
     ITL_ATTRIBUTES,
@@ -23,7 +24,6 @@ from handrail.export.spans import (
     resource_of,
     to_span,
 )
-from handrail.records import Exchange, Hint, Outcome, Process, Role, Source, SpanIds
 
 
 @given(exchanges())

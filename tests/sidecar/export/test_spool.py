@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from crash_files import CrashFiles
-from handrail.export.spool import Spool, Spooled
-from handrail.otlp.contract import Signal
-from handrail.segments import Full
+from doubles.crash_files import CrashFiles
+from handrail.otlp.signals import Signal
+from handrail.wal.log import Full
+from handrail_sidecar.export.spool import Spool, Spooled
 
 MIB = 1 << 20
 

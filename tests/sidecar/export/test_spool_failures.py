@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from failing_files import KINDS, NAMES, FailingFiles
-from handrail.export.spool import READ_TRIES, Spool
-from handrail.otlp.contract import Signal
-from handrail.segments import Full
+from doubles.failing_files import KINDS, NAMES, FailingFiles
+from handrail.otlp.signals import Signal
+from handrail.wal.log import Full
+from handrail_sidecar.export.spool import READ_TRIES, Spool
 
 MIB = 1 << 20
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from builders import EPOCH, MS
+from builders.records import EPOCH, MS
 from handrail import conventions as names
-from handrail.export.stalls import read_stalls, write_stalls
 from handrail.otlp.values import attributes_of
 from handrail.stalls import KEPT, Stall, Stalls, pack_times
+from handrail.wire.stalls import read_stalls, write_stalls
 
 _NS = st.integers(0, 2**40)
 

@@ -36,16 +36,16 @@ def test_F01_with_mig_on_utilization_is_absent_and_memory_comes_by_mig_uuid(doub
 
 def test_F01_an_absent_counter_is_said_once_and_is_no_zero_on_the_page(double: Double) -> None:
     scenario = h100().add("gpu 0 mig 2", f"gpu 0 error UtilizationRates {NOT_SUPPORTED}")
-    found = double.call("nvml.runs:said", scenario, 60)
+    found = double.call("nvml.runs:reported", scenario, 60)
     page = found["page"].splitlines()
     assert not [line for line in page if line.startswith("handrail_gpu_utilization_ratio{")]
     supported = 'handrail_gpu_counter_supported{counter="%s",gpu="0",uuid="GPU-fake-0"} %s'
     assert supported % ("utilization_ratio", "0.0") in page
     assert supported % ("power_watts", "1.0") in page
-    said = [line for line in found["lines"] if "utilization_ratio" in line]
-    assert len(said) == 1
-    assert "not supported" in said[0]
-    assert "sm_active_ratio says more" in said[0]
+    statements = [line for line in found["lines"] if "utilization_ratio" in line]
+    assert len(statements) == 1
+    assert "not supported" in statements[0]
+    assert "sm_active_ratio says more" in statements[0]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_F13_a_storm_of_one_error_is_counted_and_said_once(double: Double) -> No
 
 
 def test_F13_where_events_are_refused_the_series_is_absent(double: Double) -> None:
-    found = double.call("nvml.runs:said", h100().add(f"gpu * error RegisterEvents {NOT_SUPPORTED}"), 60)
+    found = double.call("nvml.runs:reported", h100().add(f"gpu * error RegisterEvents {NOT_SUPPORTED}"), 60)
     page = found["page"].splitlines()
     assert not [line for line in page if line.startswith("handrail_gpu_xid_errors_total{")]
     assert 'handrail_gpu_counter_supported{counter="xid_errors",gpu="0",uuid="GPU-fake-0"} 0.0' in page

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from handrail.families.schema import Kind
-from handrail.gpu.counters import BY_NAME
-from handrail.gpu.dcgm import FIELDS, DcgmPage
-from handrail.gpumetrics import dcgm_rows
-from handrail.hardware import DeviceSample
+from handrail.device_counters.gpu import BY_NAME
+from handrail.metrics.registry import Registry
 from handrail.records import Process, ProcessEvent, Role, Source
-from handrail.selfmetrics import SelfMetrics
-from handrail.sources.dcgm import DcgmSource
-from handrail.sources.metrics import MetricsSettings
+from handrail.records.devices import DeviceSample
+from handrail.records.quantities import QuantityKind
+from handrail_sidecar.gpu.dcgm import FIELDS, DcgmPage
+from handrail_sidecar.live_metrics.gpu_metrics import dcgm_rows
+from handrail_sidecar.sources.dcgm import DcgmSource
+from handrail_sidecar.sources.engine_metrics import MetricsSettings
 
 PROCESS = Process(role=Role.DECODE, instance="a:1", host="h")
 NS = 1_000_000_000
@@ -111,24 +111,24 @@ def test_a_mig_instance_is_a_device_of_its_own() -> None:
 def test_an_exporter_that_began_again_gives_a_counter_a_new_start() -> None:
     line = 'DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0",UUID="GPU-a"} %d\n'
     samples = read(line % 5000, line % 7000, line % 1000)
-    told = [(each.value, each.start_unix_ns) for sample in samples for each in sample[0].values]
-    assert told == [(5, NS), (7, NS), (1, 3 * NS)]
+    reports = [(each.value, each.start_unix_ns) for sample in samples for each in sample[0].values]
+    assert reports == [(5, NS), (7, NS), (1, 3 * NS)]
 
 
 def test_every_field_names_a_counter_of_the_table_with_its_kind_and_label() -> None:
     for name, field in FIELDS.items():
         row = BY_NAME[field.name]
         assert field.label in {value.label for value in row.values}, name
-        assert (row.counter.kind is Kind.COUNTER) is field.counts, name
+        assert (row.counter.kind is QuantityKind.COUNTER) is field.counts, name
 
 
 @pytest.fixture
 async def exporter() -> AsyncIterator[dict[str, str]]:
     """A page that the test writes; '' answers 500."""
-    said = {"page": ""}
+    statement = {"page": ""}
 
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=said["page"], status=200 if said["page"] else 500)
+        return web.Response(text=statement["page"], status=200 if statement["page"] else 500)
 
     app = web.Application()
     app.router.add_get("/metrics", answer)
@@ -137,8 +137,8 @@ async def exporter() -> AsyncIterator[dict[str, str]]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    said["url"] = f"http://{host}:{port}/metrics"
-    yield said
+    statement["url"] = f"http://{host}:{port}/metrics"
+    yield statement
     await runner.cleanup()
 
 
@@ -151,7 +151,7 @@ async def test_the_source_hands_on_samples_and_events_and_shows_nothing_old(expo
     )
 
     def shown() -> str:
-        page, _ = SelfMetrics(dcgm_rows(source, monotonic_s=lambda: now / NS)).expose("text/plain")
+        page, _ = Registry(dcgm_rows(source, monotonic_s=lambda: now / NS)).expose("text/plain")
         return page.decode()
 
     await source.scrape()

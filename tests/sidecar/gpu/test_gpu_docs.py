@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.gpu.counters import ALL, BY_NAME, Call, Field, GpuCounter
+from handrail.device_counters.gpu import ALL, BY_NAME, GpuCounter, NvmlCall, NvmlField
 
 PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
 BEGIN, END = "<!-- counters -->\n", "<!-- /counters -->"
@@ -19,7 +19,7 @@ def test_the_page_has_the_table(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update"):
         PAGE.write_text(before + BEGIN + table() + END + after, encoding="utf-8")
         return
-    assert kept == table(), "docs/gpu.md differs from gpu/counters.py: run this test with --update"
+    assert kept == table(), "docs/gpu.md differs from device_counters/gpu.py: run this test with --update"
 
 
 def table() -> str:
@@ -36,8 +36,8 @@ def _how(row: GpuCounter) -> str:
     found: dict[str, None] = {}
     for value in row.values:
         for way in value.reads:
-            if isinstance(way, Call):
+            if isinstance(way, NvmlCall):
                 found[way.function.removeprefix("nvmlDeviceGet")] = None
             else:
-                found[f"field {way.id}" if isinstance(way, Field) else f"GPM {way.id}"] = None
+                found[f"field {way.id}" if isinstance(way, NvmlField) else f"GPM {way.id}"] = None
     return ", ".join(found)

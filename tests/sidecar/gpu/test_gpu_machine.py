@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpu.check import Span
-from handrail.gpu.counters import ALL
-from handrail.gpu.counters import BY_NAME as TABLE
-from handrail.hardware import Device, DeviceKind, DeviceSample, DeviceValue
+from handrail.device_counters.gpu import ALL
+from handrail.device_counters.gpu import BY_NAME as TABLE
 from handrail.records import Process, Role, Source
+from handrail.records.devices import Device, DeviceKind, DeviceSample, DeviceValue
 from nvml.child import TESTS, Double
 from nvml.scenario import h100
 

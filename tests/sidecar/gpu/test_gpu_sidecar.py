@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from handrail.config import ConfigError, parse
-from handrail.settings import SidecarConfig
+from handrail.config.schema import ConfigError, parse
+from handrail_sidecar.settings import SidecarConfig
 from nvml.child import Double
 from nvml.scenario import GPU_IS_LOST, MISMATCH, Scenario, h100, l40s, memory
 
-MAIN = "import sys; from handrail.cli.main import main; sys.exit(main())"
+MAIN = "import sys; from handrail_cli.main import main; sys.exit(main())"
 
 
 def config(text: str) -> SidecarConfig:
@@ -136,7 +136,7 @@ def test_a_recording_holds_every_sample(double: Double, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "output"),
     [
         (("--interval", "1ms"), "is shorter than 10ms"),
         (("--for", "0s"), "is shorter than two intervals (200 ms)"),
@@ -145,10 +145,10 @@ def test_a_recording_holds_every_sample(double: Double, tmp_path: Path) -> None:
         (("--record", "/nowhere/x"), "cannot be written"),
     ],
 )
-def test_wrong_flags_are_told(double: Double, flags: tuple[str, ...], said: str) -> None:
+def test_wrong_flags_are_told(double: Double, flags: tuple[str, ...], output: str) -> None:
     done = gpus(double, h100(), *flags)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert output in done.stderr
 
 
 def test_the_table_needs_no_gpu(double: Double) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.gpu.growth import Growth, Standing
+from handrail_sidecar.gpu.monotonic import Growth, Standing
 
 MS = 1_000_000
 GEN5 = 63e9

@@ -7,9 +7,9 @@ from math import isclose
 
 import pytest
 
-from handrail.gpu.counters import ALL, COUNTERS, KNOWN_XIDS, NAMES, Call, Field
-from handrail.gpu.failures import FAILURES, Meaning, code_of, failure
-from handrail.gpu.slots import decoded
+from handrail.device_counters.gpu import ALL, COUNTERS, KNOWN_XIDS, NAMES, NvmlCall, NvmlField
+from handrail_sidecar.gpu.failures import FAILURES, Meaning, code_of, failure
+from handrail_sidecar.gpu.values import decoded
 from nvml.child import Double
 from nvml.scenario import DOUBLE, DRIVER_NOT_LOADED, GPU_IS_LOST, SIGNED_INT, UNSIGNED_INT, Scenario, h100, l40s
 
@@ -97,9 +97,9 @@ def test_rates_that_are_refused_later_give_way_to_their_counts(double: Double) -
     later = [f"at 5 gpu 0 error {call} 3" for call in ("GpmMetricsGet", "GpmSampleGet")]
     before = double.call("nvml.virtual:paces", h100(), 10.0, virtual=True)["paces"]
     after = double.call("nvml.virtual:paces", h100().add(*later), 10.0, virtual=True)["paces"]
-    asked = ("pcie_bytes receive", "nvlink_bytes transmit", "utilization_ratio", "memory_busy_ratio")
-    assert [before[name] for name in asked] == ["window", "window", "second", "second"]
-    assert [after[name] for name in asked] == ["tick", "tick", "window", "window"]
+    lines = ("pcie_bytes receive", "nvlink_bytes transmit", "utilization_ratio", "memory_busy_ratio")
+    assert [before[name] for name in lines] == ["window", "window", "second", "second"]
+    assert [after[name] for name in lines] == ["tick", "tick", "window", "window"]
 
 
 def test_a_narrow_counter_whose_first_reading_fails_is_read_in_haste_all_the_same(double: Double) -> None:
@@ -144,14 +144,14 @@ def test_a_gpu_is_lost_in_one_field_of_a_batch(double: Double) -> None:
 @pytest.mark.parametrize("lost", [True, False])
 def test_what_was_asked_is_told_though_the_gpu_is_lost_or_the_sampler_stops(double: Double, lost: bool) -> None:
     scenario = h100(2).add(*([f"at 3 gpu 1 error * {GPU_IS_LOST}"] if lost else []))
-    found = double.call("nvml.runs:told_to_the_last", scenario, lost, virtual=True)
+    found = double.call("nvml.runs:samples_to_the_end", scenario, lost, virtual=True)
     assert found["told"] > 12
     assert found["asked"] - found["told"] in ((0, 1) if lost else (0,))  # the round in which it was lost is none
 
 
 def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double) -> None:
     scenario = h100().add("gpu 0 error field.186 3")
-    found = double.call("nvml.virtual:asked_twice", scenario, virtual=True)
+    found = double.call("nvml.virtual:called_twice", scenario, virtual=True)
     assert found["gone"] == ["power_watts"]
     assert set(found["left"]) == {"nvlink_bytes"}
     assert found["told"] == [["nvlink_bytes", "nvlink_bytes"]] * 2
@@ -242,6 +242,6 @@ def test_the_table_holds_what_it_promises() -> None:
         for value in row.values:
             for how in value.reads:
                 assert how.times == 1 or how.per == 1
-                assert not (isinstance(how, Field) and 251 <= how.id <= 273), "driver 580.82 gave these ids other meanings"
-                assert not (isinstance(how, Call) and "PcieThroughput" in how.function) or row.pace.value == "snapshot"
+                assert not (isinstance(how, NvmlField) and 251 <= how.id <= 273), "driver 580.82 gave these ids other meanings"
+                assert not (isinstance(how, NvmlCall) and "PcieThroughput" in how.function) or row.pace.value == "snapshot"
     assert json.dumps(sorted(KNOWN_XIDS))

@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from handrail.gpu.alarm import Alarm
-from handrail.gpu.asking import Asker
-from handrail.gpu.counters import Pace
-from handrail.gpu.devices import Gpu
-from handrail.gpu.failures import HANGS, NvmlFailed
-from handrail.gpu.halt import Halt
-from handrail.gpu.lane import Lane
-from handrail.gpu.lanes import Lanes
-from handrail.gpu.reader import DeviceReader, Job, Laid, window_ns
-from handrail.gpu.state import SystemClock
-from handrail.gpu.steps import Step
-from handrail.gpu.wave import MOST_UNTOLD, Wave, is_to_tell, read_round
-from handrail.hardware import Device, DeviceKind
+from handrail.device_counters.gpu import Pace
 from handrail.records import Process, Role
+from handrail.records.devices import Device, DeviceKind
+from handrail_sidecar.gpu.alarm import Alarm
+from handrail_sidecar.gpu.asking import Asker
+from handrail_sidecar.gpu.call_batch import MOST_UNTOLD, Wave, is_to_tell, read_round
+from handrail_sidecar.gpu.devices import GpuDevice
+from handrail_sidecar.gpu.failures import HANGS, NvmlFailed
+from handrail_sidecar.gpu.halt import Halt
+from handrail_sidecar.gpu.reader import DeviceReader, Laid, ReadingJob, window_ns
+from handrail_sidecar.gpu.state import SystemClock
+from handrail_sidecar.gpu.steps import NvmlStep
+from handrail_sidecar.gpu.worker import Lane
+from handrail_sidecar.gpu.workers import GpuWorkers
 
 
-class Asked(Step):
+class RecordedCalls(NvmlStep):
     """A call that is what the test says it is."""
 
     def __init__(self, name: str, call: Callable[[], Any] = lambda: 7) -> None:
@@ -39,7 +39,7 @@ class Asked(Step):
         return self.call
 
 
-def wave_of(*steps: Step) -> Wave:
+def wave_of(*steps: NvmlStep) -> Wave:
     job = reader(100).jobs[Pace.TICK]
     return Wave(SystemClock, [(job, Laid(steps, SystemClock.mono_ns))])
 
@@ -50,10 +50,15 @@ def test_what_has_not_begun_can_be_taken_and_the_call_that_runs_stays_with_its_t
     def hangs() -> str:  # the watch, in the middle of it
         place, since_ns = wave.inside() or (-1, 0)
         seen.extend((place, wave.take(since_ns), [step.name for _, steps in wave.rest(place + 1) for step in steps]))
-        seen.append([step.name for round_ in wave.done(place) for step, *_ in round_.asked()])
+        seen.append([step.name for round_ in wave.done(place) for step, *_ in round_.add_call()])
         return "late"
 
-    wave = wave_of(Asked("first"), Asked("hangs", hangs), Asked("third", lambda: seen.append("made")), Asked("fourth"))
+    wave = wave_of(
+        RecordedCalls("first"),
+        RecordedCalls("hangs", hangs),
+        RecordedCalls("third", lambda: seen.append("made")),
+        RecordedCalls("fourth"),
+    )
     assert not wave.ask()
     assert seen == [1, True, ["third", "fourth"], ["first"]]
     assert wave.out[1::2] == [7, "late"]
@@ -62,7 +67,9 @@ def test_what_has_not_begun_can_be_taken_and_the_call_that_runs_stays_with_its_t
 
 def test_a_call_that_has_returned_when_the_watch_looks_goes_on_with_the_rest() -> None:
     looks: list[bool] = []
-    wave = wave_of(Asked("first"), Asked("second", lambda: looks.append(wave.take(wave.out[0]))), Asked("third"))
+    wave = wave_of(
+        RecordedCalls("first"), RecordedCalls("second", lambda: looks.append(wave.take(wave.out[0]))), RecordedCalls("third")
+    )
     assert not wave.ask()  # "second" began later than what the watch had seen hanging
     assert looks == [False]
     wave.go_on()
@@ -72,11 +79,11 @@ def test_a_call_that_has_returned_when_the_watch_looks_goes_on_with_the_rest() -
 
 
 def test_what_a_call_raises_is_its_answer_and_hides_no_other() -> None:
-    wave = wave_of(Asked("fails", _fails), Asked("answers"))
+    wave = wave_of(RecordedCalls("fails", _fails), RecordedCalls("answers"))
     assert wave.ask()
     assert wave.failed
     (round_,) = wave.rounds
-    (_, error, *_), (step, answer, began_ns, ended_ns) = round_.asked()
+    (_, error, *_), (step, answer, began_ns, ended_ns) = round_.add_call()
     assert isinstance(error, NvmlFailed)
     assert (step.name, answer) == ("answers", 7)
     assert round_.began_ns <= began_ns <= ended_ns == wave.out[-1]
@@ -89,8 +96,8 @@ def test_every_call_is_made_by_one_thread_whenever_the_watch_looks() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(60):
-            taken_rest: list[Step] = []
-            steps = [Asked(str(n), lambda n=n: made.update([n])) for n in range(40)]  # type: ignore[misc]
+            taken_rest: list[NvmlStep] = []
+            steps = [RecordedCalls(str(n), lambda n=n: made.update([n])) for n in range(40)]  # type: ignore[misc]
             wave, lock, over = wave_of(*steps), threading.Lock(), threading.Event()
             given_up = False
 
@@ -129,10 +136,10 @@ def _fails() -> None:
 
 
 def test_a_question_that_is_not_answered_is_not_asked_twice() -> None:
-    asked, begun, let_go = [], threading.Event(), threading.Event()
+    queries, begun, let_go = [], threading.Event(), threading.Event()
 
     def hangs() -> str:
-        asked.append(1)
+        queries.append(1)
         begun.set()
         let_go.wait(60)
         return "late"
@@ -143,7 +150,7 @@ def test_a_question_that_is_not_answered_is_not_asked_twice() -> None:
             ask("GPU 0", hangs)
         assert caught.value.code == HANGS
     assert begun.wait(60)
-    assert (len(asked), ask.hanging) == (1, 1)
+    assert (len(queries), ask.hanging) == (1, 1)
     patient = Asker(30.0)
     assert patient("GPU 1", lambda value: value + 1, 6) == 7
     with pytest.raises(NvmlFailed):
@@ -173,21 +180,21 @@ def test_everybody_who_sleeps_is_woken_once_it_stops() -> None:
 
 
 def test_a_job_is_laid_out_anew_where_its_steps_are_others_and_without_what_is_paused() -> None:
-    def asked() -> list[str]:
+    def query() -> list[str]:
         return [step.name for step in job.laid_out(100, SystemClock.mono_ns).steps]
 
-    one, two, three = Asked("one"), Asked("two"), Asked("three")
-    job = Job(reader(100), Pace.TICK, 1)
+    one, two, three = RecordedCalls("one"), RecordedCalls("two"), RecordedCalls("three")
+    job = ReadingJob(reader(100), Pace.TICK, 1)
     job.add([one, two])
-    assert asked() == ["one", "two"]
+    assert query() == ["one", "two"]
     assert job.laid_out(100, SystemClock.mono_ns) is job.laid_out(100, SystemClock.mono_ns)
     job.remove(one)
     job.add([three])
-    assert asked() == ["two", "three"]
+    assert query() == ["two", "three"]
     two.resume_ns = job.paused_ns = 101
-    assert asked() == ["three"]
+    assert query() == ["three"]
     two.resume_ns = job.paused_ns = 100
-    assert asked() == ["two", "three"]
+    assert query() == ["two", "three"]
 
 
 def test_an_alarm_that_is_put_off_rings_once_and_not_before() -> None:
@@ -239,7 +246,7 @@ class Noted(Alarm):
 
 def test_one_lane_that_is_well_lets_the_watch_sleep_and_two_do_not() -> None:
     alarm = Noted()
-    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=alarm)
+    lanes = GpuWorkers(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=alarm)
     one, two = (Quiet(lanes, name, reader(100).lane_jobs(), 50) for name in ("one", "two"))
     lanes._lanes = [one]
     lanes.well(one, 1_000)
@@ -263,19 +270,19 @@ class At(SystemClock):
 
 @pytest.mark.parametrize(("now_ms", "again_ms"), [(10, 40), (49, 2), (50, 2), (51, 50)])
 def test_the_watch_looks_again_when_a_call_has_had_its_time_and_not_a_time_later(now_ms: int, again_ms: int) -> None:
-    lanes = Lanes(At, lambda sample: None, lambda of, code: None, limit_ns=50_000_000, alarm=Noted())
+    lanes = GpuWorkers(At, lambda sample: None, lambda of, code: None, limit_ns=50_000_000, alarm=Noted())
     lane = Quiet(lanes, "reads", reader(100).lane_jobs(), 50_000_000)
     lanes._lanes = [lane]
     At.now_ns = now_ms * 1_000_000
-    asked = Asked("hangs")
-    asked.warm = True
-    lane.inside = lambda: (asked, lane.reader, 0)  # type: ignore[method-assign]
+    recorded_calls = RecordedCalls("hangs")
+    recorded_calls.warm = True
+    lane.inside = lambda: (recorded_calls, lane.reader, 0)  # type: ignore[method-assign]
     assert lanes.look() == again_ms * 1_000_000
 
 
 @pytest.mark.parametrize("pace", [Pace.BYTES, Pace.WINDOW])
 def test_a_call_that_is_well_again_rejoins_at_its_own_pace_though_nothing_else_is_read_at_it(pace: Pace) -> None:
-    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=Noted())
+    lanes = GpuWorkers(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=Noted())
     of = reader(100)
     home_job = of.jobs[pace]
     step = home_job.steps[0]
@@ -295,7 +302,7 @@ def test_a_call_that_is_well_again_rejoins_at_its_own_pace_though_nothing_else_i
 
 
 def test_what_a_lane_was_given_when_it_ended_begins_anew() -> None:
-    lanes = Lanes(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=Noted())
+    lanes = GpuWorkers(SystemClock, lambda sample: None, lambda of, code: None, limit_ns=50, alarm=Noted())
     given = reader(100).lane_jobs()
     lane = Quiet(lanes, "reads", reader(100).lane_jobs(), 50)
     lane.incoming.append(given)
@@ -307,7 +314,7 @@ def test_what_a_lane_was_given_when_it_ended_begins_anew() -> None:
 
 
 def reader(period_ms: int) -> DeviceReader:
-    gpu = Gpu(device=Device(kind=DeviceKind.GPU, key="GPU-a", index=0), handle=None)
+    gpu = GpuDevice(device=Device(kind=DeviceKind.GPU, key="GPU-a", index=0), handle=None)
     nvml: Any = SimpleNamespace()
     return DeviceReader(nvml, gpu, SystemClock, Process(role=Role.UNKNOWN, instance="", host=""), period_ms * 1_000_000)
 
@@ -328,7 +335,7 @@ def test_many_gpus_have_longer_windows_unless_they_are_sampled_faster_than_usual
 
 
 @pytest.mark.parametrize(
-    ("asked_ms", "next_ms", "told"),
+    ("requested_ms", "next_ms", "reported"),
     [
         ((0, 100, 200, 300), 400, False),
         ((0, 100, 200, 300, 400), 500, True),
@@ -338,14 +345,14 @@ def test_many_gpus_have_longer_windows_unless_they_are_sampled_faster_than_usual
     ],
     ids=["waits", "half-a-second", "once-a-second", "nothing-asked", "enough"],
 )
-def test_answers_are_told_together(asked_ms: tuple[int, ...], next_ms: int, told: bool) -> None:
+def test_answers_are_told_together(requested_ms: tuple[int, ...], next_ms: int, reported: bool) -> None:
     rounds = []
-    for at in asked_ms:
-        wave = wave_of(Asked("one"))
+    for at in requested_ms:
+        wave = wave_of(RecordedCalls("one"))
         wave.ask()
         wave.out[0] = at * 1_000_000
         rounds += wave.rounds
-    assert is_to_tell(rounds, next_ms * 1_000_000) is told
+    assert is_to_tell(rounds, next_ms * 1_000_000) is reported
 
 
 def test_periods_that_passed_are_counted_and_not_made_up_for() -> None:

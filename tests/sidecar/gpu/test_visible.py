@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from handrail.gpu.visible import visible
-from handrail.hardware import Device, DeviceKind
+from handrail.records.devices import Device, DeviceKind
+from handrail_sidecar.gpu.visible import visible
 
 
 def gpu(index: int, uuid: str, product: str = "H100", parent: str = "") -> Device:
@@ -16,7 +16,7 @@ HOST = [gpu(0, "GPU-aaa1"), gpu(1, "GPU-aab2"), gpu(2, "GPU-ccc3"), gpu(3, "GPU-
 
 
 @pytest.mark.parametrize(
-    ("environment", "keys", "said_by"),
+    ("environment", "keys", "reported_by"),
     [
         ({}, None, ""),
         ({"CUDA_VISIBLE_DEVICES": "2,0"}, ("GPU-ccc3", "GPU-aaa1"), "CUDA_VISIBLE_DEVICES"),
@@ -35,9 +35,9 @@ HOST = [gpu(0, "GPU-aaa1"), gpu(1, "GPU-aab2"), gpu(2, "GPU-ccc3"), gpu(3, "GPU-
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-aab2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-aaa1",), "CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_the_environment_says_which(environment: dict[str, str], keys: tuple[str, ...] | None, said_by: str) -> None:
+def test_the_environment_says_which(environment: dict[str, str], keys: tuple[str, ...] | None, reported_by: str) -> None:
     found = visible(HOST, environment)
-    assert (found.keys, found.said_by) == (keys, said_by)
+    assert (found.keys, found.variable) == (keys, reported_by)
 
 
 def test_a_wrong_entry_is_told() -> None:
@@ -62,5 +62,5 @@ def test_the_old_form_of_mig_names_nothing() -> None:
 
 def test_the_setting_wins_and_a_wrong_entry_there_hides_only_itself() -> None:
     found = visible(HOST, {"CUDA_VISIBLE_DEVICES": "0"}, ["7", "1", "GPU-ccc3"])
-    assert (found.keys, found.said_by) == (("GPU-aab2", "GPU-ccc3"), "gpu.devices")
+    assert (found.keys, found.variable) == (("GPU-aab2", "GPU-ccc3"), "gpu.devices")
     assert found.notes == ("gpu.devices: '7' is no GPU here",)

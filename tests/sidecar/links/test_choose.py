@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fake_sysfs import FakeSysfs
-from handrail.links.choose import MOST_DEVICES, choose
-from handrail.links.sysfs import Why
+from doubles.sysfs import FakeSysfs
+from handrail_sidecar.links.selection import MOST_DEVICES, choose
+from handrail_sidecar.links.sysfs import Why
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from builders import process
-from handrail.links.lanes import WELL_AGAIN_NS, Lanes
-from handrail.links.nic import NicReader
-from handrail.links.watch import SECOND, Watch
+from builders.records import process
 from handrail.records import Role
+from handrail_sidecar.links.device_state import SECOND, DeviceState
+from handrail_sidecar.links.nic import NicReader
+from handrail_sidecar.links.workers import WELL_AGAIN_NS, LinkWorkers
 
 SOON_S = 60.0
 INTERVAL_NS = 1_000_000
@@ -30,10 +30,10 @@ class Bench:
         self.hangs: dict[str, threading.Event] = {}
         self.gone: set[str] = set()
         self.stop = threading.Event()
-        self.lanes = Lanes(self.read, INTERVAL_NS, lambda: self.now_ns, self.stop)
-        self.watches = {name: Watch(NicReader("/nowhere", name), process(Role.DECODE)) for name in ("a", "b", "c")}
+        self.lanes = LinkWorkers(self.read, INTERVAL_NS, lambda: self.now_ns, self.stop)
+        self.watches = {name: DeviceState(NicReader("/nowhere", name), process(Role.DECODE)) for name in ("a", "b", "c")}
 
-    def read(self, watch: Watch) -> bool:
+    def read(self, watch: DeviceState) -> bool:
         name = watch.reader.key
         self.at_once[name] = self.at_once.get(name, 0) + 1
         self.worst[name] = max(self.worst.get(name, 0), self.at_once[name])

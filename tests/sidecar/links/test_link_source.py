@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders import process
-from fake_sysfs import FakeSysfs
-from handrail.hardware import DeviceSample
-from handrail.linkmetrics import link_rows
-from handrail.links.choose import choose
-from handrail.links.counters import COUNTERS
-from handrail.links.sampler import LinkSamplerSettings, State
-from handrail.links.sysfs import Why
+from builders.records import process
+from doubles.sysfs import FakeSysfs
+from handrail.device_counters.link import COUNTERS
+from handrail.metrics.registry import Registry
 from handrail.records import Role
-from handrail.selfmetrics import SelfMetrics
-from handrail.sources.links import LinkSource, told
+from handrail.records.devices import DeviceSample
+from handrail_sidecar.links.sampler import LinkSamplerSettings, ReadState
+from handrail_sidecar.links.selection import choose
+from handrail_sidecar.links.sysfs import Why
+from handrail_sidecar.live_metrics.link_metrics import link_rows
+from handrail_sidecar.sources.links import LinkSource, selection_text
 
 SOON_S = 60.0
 MILLISECOND = 10**6
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool], made: LinkSource) -> None:
 
 
 def page(made: LinkSource) -> str:
-    return SelfMetrics(link_rows(made)).expose("text/plain")[0].decode()
+    return Registry(link_rows(made)).expose("text/plain")[0].decode()
 
 
 async def test_samples_are_handed_on_and_what_is_refused_is_given_again(sysfs: FakeSysfs) -> None:
@@ -120,22 +120,22 @@ async def test_a_device_that_hangs_or_is_gone_is_absent_not_old(sysfs: FakeSysfs
         watch = made.sampler.watches["mlx5_0/1"]
         await until(lambda: sysfs.caught(hangs), made)
         now_ns += HUNG_NS
-        assert made.sampler.state(watch) is State.HUNG
+        assert made.sampler.state(watch) is ReadState.HUNG
         await made.hand_on()
         assert 'device="mlx5_0/1"' not in page(made)
         assert 'handrail_sidecar_links{state="hung"} 1.0' in page(made)
         sysfs.let_go(hangs, 0)
-        await until(lambda: made.sampler.state(watch) is State.READ, made)
+        await until(lambda: made.sampler.state(watch) is ReadState.READ, made)
         await made.hand_on()
         sysfs.take_away(sysfs.root / "class/infiniband/mlx5_0")
-        await until(lambda: made.sampler.state(watch) is State.GONE, made)
+        await until(lambda: made.sampler.state(watch) is ReadState.GONE, made)
         await made.hand_on()
         assert 'device="mlx5_0/1"' not in page(made)
         assert 'device="eth0"' in page(made)
-    said = [record.getMessage() for record in caplog.records]
-    assert sum("mlx5_0/1: a read of its counters does not return" in each for each in said) == 1
-    assert sum("mlx5_0/1 is read again" in each for each in said) == 1
-    assert "link mlx5_0/1 is gone" in said
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("mlx5_0/1: a read of its counters does not return" in each for each in lines) == 1
+    assert sum("mlx5_0/1 is read again" in each for each in lines) == 1
+    assert "link mlx5_0/1 is gone" in lines
 
 
 async def test_a_port_whose_bytes_cannot_be_read_is_told_once_with_the_cure(
@@ -146,9 +146,9 @@ async def test_a_port_whose_bytes_cannot_be_read_is_told_once_with_the_cure(
     caplog.set_level(logging.INFO)
     async with source(sysfs, Taker()) as made:
         await until(lambda: bool(made.sampler.watches) and made.sampler.watches["mlx5_0/1"].stats.reads > 10, made)
-    said = [record.getMessage() for record in caplog.records if "does not say how many bytes" in record.getMessage()]
-    assert len(said) == 1
-    assert "newer firmware" in said[0]
+    lines = [record.getMessage() for record in caplog.records if "does not say how many bytes" in record.getMessage()]
+    assert len(lines) == 1
+    assert "newer firmware" in lines[0]
 
 
 async def test_shutdown_without_start_and_twice(sysfs: FakeSysfs) -> None:
@@ -160,11 +160,11 @@ async def test_shutdown_without_start_and_twice(sysfs: FakeSysfs) -> None:
 
 
 def test_what_is_read_is_told_in_one_line(sysfs: FakeSysfs) -> None:
-    assert "no RDMA adapter or its driver is not loaded" in told(choose(sysfs.root))
+    assert "no RDMA adapter or its driver is not loaded" in selection_text(choose(sysfs.root))
     sysfs.add_nic()
     for number in range(12):
         sysfs.add_nic(f"veth{number:02d}", real=False)
-    line = told(choose(sysfs.root))
+    line = selection_text(choose(sysfs.root))
     assert line.startswith("links read: eth0; ")
     assert line.endswith("veth06, veth07 and 4 more (links.devices names what to read)")
 
@@ -172,4 +172,4 @@ def test_what_is_read_is_told_in_one_line(sysfs: FakeSysfs) -> None:
 def test_a_class_that_may_not_be_listed(sysfs: FakeSysfs) -> None:
     chosen = choose(sysfs.root)
     assert chosen.rdma is Why.ABSENT
-    assert "is sysfs mounted?" in told(chosen)
+    assert "is sysfs mounted?" in selection_text(chosen)

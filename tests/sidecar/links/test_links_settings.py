@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail.config import ConfigError, parse
-from handrail.settings import SidecarConfig
+from handrail.config.schema import ConfigError, parse
+from handrail_sidecar.settings import SidecarConfig
 
 
 def config(text: str = "", role: str = "decode") -> SidecarConfig:

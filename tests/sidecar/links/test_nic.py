@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fake_sysfs import FakeSysfs, Refuses
-from handrail.hardware import DeviceKind
-from handrail.links import counters as names
-from handrail.links import nic
-from handrail.links.nic import Nature, NicReader
-from handrail.links.sysfs import Why
+from doubles.sysfs import FakeSysfs, Refuses
+from handrail.device_counters import link as names
+from handrail.device_counters.link import Nature
+from handrail.records.devices import DeviceKind
+from handrail_sidecar.links import nic
+from handrail_sidecar.links.nic import NicReader
+from handrail_sidecar.links.sysfs import Why
 
 SENT, RECEIVED = (names.BYTES, names.TRANSMIT), (names.BYTES, names.RECEIVE)
 

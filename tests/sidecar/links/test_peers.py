@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import EPOCH, process
-from handrail.links.peers import MOST_INTERVALS, MOST_PEERS, OTHER, QUIET_NS, Covered, PeerTally
+from builders.records import EPOCH, process
 from handrail.records import FetchEffect, KvFetch, Role, Source, SpanIds
-from handrail.sources.merging.tally import outcome_of
+from handrail_sidecar.links.peers import MOST_INTERVALS, MOST_PEERS, OTHER, QUIET_NS, Covered, PeerTally
+from handrail_sidecar.plugin_merge.handoff_counters import outcome_of
 
 MS = 10**6
 

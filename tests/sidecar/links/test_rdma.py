@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_sysfs import STUCK_32, FakeSysfs, Refuses
-from handrail.hardware import DeviceKind
-from handrail.links import counters as names
-from handrail.links import rdma
-from handrail.links.rdma import PortReader, rate_bytes
-from handrail.links.sysfs import Why
+from doubles.sysfs import STUCK_32, FakeSysfs, Refuses
+from handrail.device_counters import link as names
+from handrail.records.devices import DeviceKind
+from handrail_sidecar.links import rdma
+from handrail_sidecar.links.rdma import PortReader, rate_bytes
+from handrail_sidecar.links.sysfs import Why
 
 SENT, RECEIVED = (names.BYTES, names.TRANSMIT), (names.BYTES, names.RECEIVE)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from builders import process
-from fake_sysfs import FakeSysfs
-from handrail.links.sampler import LinkSampler, LinkSamplerSettings, State
+from builders.records import process
+from doubles.sysfs import FakeSysfs
 from handrail.records import Role
+from handrail_sidecar.links.sampler import LinkSampler, LinkSamplerSettings, ReadState
 
 SOON_S = 60.0
 MILLISECOND = 10**6
@@ -62,7 +62,7 @@ def hang(sysfs: FakeSysfs, clock: Clock, running: LinkSampler, *adapters: str) -
         until(lambda count=count: sum(map(sysfs.caught, paths)) >= count)  # type: ignore[misc]
         clock.now_ns += HUNG_NS
     for adapter in adapters:
-        assert running.state(running.watches[f"{adapter}/1"]) is State.HUNG
+        assert running.state(running.watches[f"{adapter}/1"]) is ReadState.HUNG
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def test_one_that_hangs_delays_no_other_and_is_told(sysfs: FakeSysfs, clock: Clo
     before, hung = reads(running, "eth0"), reads(running, "mlx5_0/1")
     until(lambda: reads(running, "eth0") > before + 10)
     assert reads(running, "mlx5_0/1") == hung
-    assert running.state(running.watches["eth0"]) is State.READ
+    assert running.state(running.watches["eth0"]) is ReadState.READ
     sysfs.let_go(sysfs.port() / "counters/port_xmit_data", 200)
     until(lambda: reads(running, "mlx5_0/1") > hung + 2)
-    assert running.state(running.watches["mlx5_0/1"]) is State.READ
+    assert running.state(running.watches["mlx5_0/1"]) is ReadState.READ
 
 
 def test_however_long_it_hangs_one_thread_waits_for_it_and_one_reads_the_others(
@@ -144,11 +144,11 @@ def test_what_comes_later_is_found_and_what_goes_may_come_back(sysfs: FakeSysfs,
     sysfs.add_port("mlx5_1", sent=40)
     until(lambda: reads(running, "mlx5_1/1") > 1)
     sysfs.take_away(sysfs.root / "class/infiniband/mlx5_1")
-    until(lambda: running.state(running.watches["mlx5_1/1"]) is State.GONE)
+    until(lambda: running.state(running.watches["mlx5_1/1"]) is ReadState.GONE)
     before = reads(running, "mlx5_1/1")
     sysfs.add_port("mlx5_1", sent=4)
     until(lambda: reads(running, "mlx5_1/1") > before + 1)
-    assert running.state(running.watches["mlx5_1/1"]) is State.READ
+    assert running.state(running.watches["mlx5_1/1"]) is ReadState.READ
 
 
 def test_a_host_without_links_is_looked_at_again(sysfs: FakeSysfs, clock: Clock) -> None:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import process
-from fake_sysfs import FakeSysfs
-from handrail.hardware import DeviceSample
-from handrail.links import counters as names
-from handrail.links import nic, rdma
-from handrail.links.nic import NicReader
-from handrail.links.rdma import PortReader
-from handrail.links.reading import LinkReader
-from handrail.links.watch import MOST_WAITING, SECOND, Watch
+from builders.records import process
+from doubles.sysfs import FakeSysfs
+from handrail.device_counters import link as names
 from handrail.records import Role, Source
+from handrail.records.devices import DeviceSample
+from handrail_sidecar.links import nic, rdma
+from handrail_sidecar.links.device_state import MOST_WAITING, SECOND, DeviceState
+from handrail_sidecar.links.nic import NicReader
+from handrail_sidecar.links.rdma import PortReader
+from handrail_sidecar.links.reading import LinkReader
 
 BEGAN_UNIX = 1_700_000_000 * SECOND
 
@@ -27,7 +27,7 @@ class Watched:
     """A watch and its clock."""
 
     def __init__(self, reader: LinkReader) -> None:
-        self.watch = Watch(reader, process(Role.DECODE))
+        self.watch = DeviceState(reader, process(Role.DECODE))
         self.now_ns = 0
 
     def tick(self, after_s: float = 0.1, *, everything: bool = False) -> bool:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from certs import Authority, replace
-from handrail.auth import Guard, tokens
-from handrail.connections import Bounds, Expiry, Gate, Refusal
-from handrail.descriptors import DescriptorBudget
+from doubles.otlp import Gated, Keeping, span, spans_of, traces, until
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Accepted, Signal
-from handrail.otlp.grpc_front import DESCRIPTORS, sender_of
-from handrail.otlp.refusals import Unauthorized
-from handrail.otlp.server import OtlpServer
-from handrail.tls import ServerTls
-from otlp_parts import Gated, Keeping, span, spans_of, traces, until
+from handrail.otlp.errors import Unauthorized
+from handrail.otlp.receiver.grpc_front import DESCRIPTORS, sender_of
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.signals import Accepted, Signal
+from handrail.runtime.connections import Bounds, Expiry, Gate, Refusal
+from handrail.runtime.descriptors import DescriptorBudget
+from handrail.security.tls import ServerTls
+from handrail.security.tokens import Authenticator, tokens
+from harness.certs import Authority, replace
 
 BATCH = traces(span(1), span(2)).SerializeToString()
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -38,7 +38,7 @@ def gate(
 
 @asynccontextmanager
 async def serving(
-    consumer: Keeping, doors: Gate, *, tls: ServerTls | None = None, guard: Guard | None = None
+    consumer: Keeping, doors: Gate, *, tls: ServerTls | None = None, guard: Authenticator | None = None
 ) -> AsyncIterator[OtlpServer]:
     server = OtlpServer(consumer, grpc=("127.0.0.1", 0), loopback_only=True, grpc_gate=doors, grpc_tls=tls, grpc_guard=guard)
     await server.start()
@@ -65,12 +65,12 @@ async def sender(server: OtlpServer) -> AsyncIterator[OtlpClient]:
 
 @asynccontextmanager
 async def connected(
-    server: OtlpServer, said: bytes = b"", *, source: str = "127.0.0.2", context: ssl.SSLContext | None = None
+    server: OtlpServer, data: bytes = b"", *, source: str = "127.0.0.2", context: ssl.SSLContext | None = None
 ) -> AsyncIterator[asyncio.StreamReader]:
     opening = asyncio.open_connection(*address(server), local_addr=(source, 0), ssl=context)
     reader, writer = await asyncio.wait_for(opening, 60)
     try:
-        writer.write(said)
+        writer.write(data)
         yield reader
     finally:
         writer.transport.abort()
@@ -105,10 +105,10 @@ async def test_connection_that_says_nothing_is_ended() -> None:
         assert doors.expired == {Expiry.HANDSHAKE: 0, Expiry.HEAD: 1, Expiry.IDLE: 0}
 
 
-@pytest.mark.parametrize("said", [PREFACE[:5], PREFACE], ids=["half a preface", "no settings"])
-async def test_connection_that_never_gets_to_a_request_is_ended(said: bytes) -> None:
+@pytest.mark.parametrize("data", [PREFACE[:5], PREFACE], ids=["half a preface", "no settings"])
+async def test_connection_that_never_gets_to_a_request_is_ended(data: bytes) -> None:
     doors = gate(handshake_s=SHORT_S, head_s=SHORT_S)
-    async with serving(Keeping(), doors) as server, connected(server, said) as reader:
+    async with serving(Keeping(), doors) as server, connected(server, data) as reader:
         await ended(reader)
         await until(lambda: doors.open == 0)
 
@@ -145,12 +145,12 @@ async def test_large_batches_pass_whole_in_both_directions_at_once() -> None:
 
 async def test_log_names_the_sender_not_the_front(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     replace(tmp_path / "tokens", b"0123456789abcdef")
-    guard = Guard("otlp_grpc", tokens(tmp_path / "tokens", use="tokens", setting="auth.token_file"))
+    guard = Authenticator("otlp_grpc", tokens(tmp_path / "tokens", use="tokens", setting="auth.token_file"))
     async with serving(Keeping(), gate(), guard=guard) as server, sender(server) as client:
         with pytest.raises(Unauthorized):
             await client.send(Signal.TRACES, BATCH)
-    said = [record.getMessage() for record in caplog.records if record.name == "handrail.auth"]
-    assert said == [
+    lines = [record.getMessage() for record in caplog.records if record.name == "handrail.security.tokens"]
+    assert lines == [
         "otlp_grpc: a request from 127.0.0.1 was turned away: a token is wanted: Authorization: Bearer TOKEN (said once a host)"
     ]
 

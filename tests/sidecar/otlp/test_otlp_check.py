@@ -12,17 +12,17 @@ import grpc.aio
 import pytest
 from aiohttp import web
 
-from handrail.config import keys
-from handrail.otlp import probe
+from doubles.otlp import CA, SERVER_CERT, SERVER_KEY, Keeping, until
+from handrail.config.schema import keys
+from handrail.otlp import diagnose
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.endpoint import parse_endpoint
-from handrail.otlp.refusals import Unauthorized, Untrusted
+from handrail.otlp.errors import Unauthorized, Untrusted
+from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.security import ClientSecurity
-from handrail.otlp.server import OtlpServer
 from handrail.otlp.settings import NAMELESS, ClientSettings, Names
-from handrail.settings import CollectorEndpoint, OtlpMetricsConfig, SidecarConfig
-from otlp_parts import CA, SERVER_CERT, SERVER_KEY, Keeping, until
-from ports import refusing_port
+from handrail_sidecar.settings import CollectorEndpoint, OtlpMetricsConfig, SidecarConfig
+from harness.ports import refusing_port
 
 
 @asynccontextmanager
@@ -253,9 +253,9 @@ METRICS = OtlpMetricsConfig().client("grpc://127.0.0.1:4317").names
 )
 def test_settings_are_called_what_users_call_them(names: Names, token: str, authority: str, certificate: str) -> None:
     endpoint = parse_endpoint("https://collector:4318")
-    assert probe.named_by_answer(endpoint, "HTTP 401: no", names).endswith(token)
-    for peer, said in ((probe.Peer.UNTRUSTED, authority), (probe.Peer.CHOOSY, certificate)):
-        assert said in probe.named_by_peer(endpoint, peer, "why", "reason", names)
+    assert diagnose.named_by_answer(endpoint, "HTTP 401: no", names).endswith(token)
+    for peer, output in ((diagnose.PeerProtocol.UNTRUSTED, authority), (diagnose.PeerProtocol.CHOOSY, certificate)):
+        assert output in diagnose.named_by_peer(endpoint, peer, "why", "reason", names)
 
 
 def test_the_settings_that_messages_name_are_ones_that_there_are() -> None:

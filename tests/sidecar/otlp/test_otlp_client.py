@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from doubles.otlp import Full, Gated, Keeping, Refusing, replay, span, traces
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Accepted, Rejected, Retryable, Signal
-from handrail.otlp.refusals import PayloadRejected
-from handrail.otlp.server import OtlpServer
+from handrail.otlp.errors import PayloadRejected
+from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from otlp_parts import Full, Gated, Keeping, Refusing, replay, span, traces
-from ports import refusing_port
+from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from harness.ports import refusing_port
 
 BATCH = traces(span(1), span(2)).SerializeToString()
 PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])

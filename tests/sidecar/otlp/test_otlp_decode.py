@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from doubles.otlp import DATA, RAW, span, traces
 from handrail.otlp.compression import deflate, inflate
-from handrail.otlp.contract import Rejected, Signal
 from handrail.otlp.decode import JSON, PROTOBUF, decode, receive, screen
-from handrail.otlp.refusals import TooLarge, Unsupported
-from otlp_parts import DATA, RAW, span, traces
+from handrail.otlp.errors import TooLarge, Unsupported
+from handrail.otlp.signals import Rejected, Signal
 
 SPEC_TRACE = (DATA / "otlp" / "otel_proto_example_trace.json").read_bytes()
 ONE_BATCH = RAW[7].read_bytes()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Signal
 from handrail.otlp.endpoint import parse_endpoint
 from handrail.otlp.settings import ClientSettings, parse_headers
+from handrail.otlp.signals import Signal
 
 
 @pytest.mark.parametrize(

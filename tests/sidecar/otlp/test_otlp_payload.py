@@ -9,10 +9,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from doubles.otlp import RAW, span, span_bytes, spans_of, traces
 from handrail.conventions import BATCH_SEQ, ROLE
 from handrail.otlp.fields import SGROUP, delimited, fields
 from handrail.otlp.payload import count_items, halves, slice_items, with_batch_seq, with_resource
-from otlp_parts import RAW, span, span_bytes, spans_of, traces
 
 MARKS = {ROLE: "decode", "service.name": "handrail", "host.id": "h"}
 

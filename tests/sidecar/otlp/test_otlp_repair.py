@@ -13,11 +13,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from handrail.otlp.contract import Rejected, Signal
+from doubles.otlp import RAW, span, spans_of, traces
 from handrail.otlp.decode import JSON, PROTOBUF, Unparsed, receive
 from handrail.otlp.fields import delimited
 from handrail.otlp.repair import repaired
-from otlp_parts import RAW, span, spans_of, traces
+from handrail.otlp.signals import Rejected, Signal
 
 MARK = b"@@@@@@@@"
 BAD = st.binary(min_size=len(MARK), max_size=len(MARK))

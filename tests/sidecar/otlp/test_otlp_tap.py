@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-import replayed
+import builders.replayed
+from doubles.otlp import RAW, Full, Keeping, span_bytes, traces
 from handrail.conventions import HOST_ID, INSTANCE, ROLE, SENDER_ID
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.contract import Rejected, Retryable, Signal
-from handrail.sources.otlp import OtlpTap, TapSettings
-from otlp_parts import RAW, Full, Keeping, span_bytes, traces
+from handrail.otlp.signals import Rejected, Retryable, Signal
+from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
 
 RESOURCE = {ROLE: "decode", INSTANCE: "127.0.0.1:8200", SENDER_ID: "ab" * 16, HOST_ID: "cd" * 16, "host.name": "d0"}
 ANY_PORT = TapSettings(grpc_port=0, http_port=0, resource=RESOURCE)
@@ -35,7 +35,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[OtlpTap, O
 @pytest.mark.parametrize("recording", RAW, ids=lambda path: path.name)
 async def test_recorded_vllm_spans_pass_byte_for_byte(pair: tuple[OtlpTap, OtlpClient, Keeping], recording: Path) -> None:
     tap, client, kept = pair
-    body = replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest)  # noqa: ASYNC240
+    body = builders.replayed.otlp(recording.read_bytes(), ExportTraceServiceRequest)  # noqa: ASYNC240
     await client.send(Signal.TRACES, body)
     assert span_bytes(kept.payloads) == span_bytes([body])
     attributes = ExportTraceServiceRequest.FromString(kept.payloads[0]).resource_spans[0].resource.attributes

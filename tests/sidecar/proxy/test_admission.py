@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from handrail.connections import QUIET_S
-from handrail.descriptors import DescriptorBudget
-from handrail.proxy.admission import DESCRIPTORS_EACH, KEPT, REFUSALS, Admission
 from handrail.records import Outcome
-from proxied import (
+from handrail.runtime.connections import QUIET_S
+from handrail.runtime.descriptors import DescriptorBudget
+from handrail_sidecar.proxy.admission import DESCRIPTORS_EACH, KEPT, REFUSALS, Admission
+from harness.proxy import (
     DEADLINE_S,
     DONE,
     END,
@@ -31,7 +31,7 @@ from proxied import (
     post,
     until,
 )
-from proxied import proxied as any_proxied
+from harness.proxy import proxied as any_proxied
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 TICKS = {"idle_after_finish_s": 0.04}  # the proxy looks at its limits every 10 ms

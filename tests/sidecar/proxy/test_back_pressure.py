@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from handrail.proxy.upstream import BUFFER_BYTES
 from handrail.records import Hint, Outcome
-from proxied import (
+from handrail_sidecar.proxy.upstream import BUFFER_BYTES
+from harness.proxy import (
     DEADLINE_S,
     DONE,
     END,
@@ -253,8 +253,8 @@ async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> Non
 
     async with (
         Upstream(handler) as upstream,
-        child("proxychild.py", str(upstream.port), "edge") as (port, pid, process),
-        child("proxypeers.py", "relay", str(upstream.port)) as (bare_port, bare_pid, _),
+        child("harness/proxy_child.py", str(upstream.port), "edge") as (port, pid, process),
+        child("harness/proxy_peers.py", "relay", str(upstream.port)) as (bare_port, bare_pid, _),
     ):
         for each in (port, bare_port):
             await send(each, b'{"model":"m"}')
@@ -268,8 +268,8 @@ async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> Non
         grown = peak_rss_bytes(pid) - before
         process.send_signal(signal.SIGTERM)
         out, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
-    said = json.loads(out)
-    assert (said["records"], said["outcomes"], said["observer_errors"]) == (4, {"ok": 4}, 0)
+    answer = json.loads(out)
+    assert (answer["records"], answer["outcomes"], answer["observer_errors"]) == (4, {"ok": 4}, 0)
     assert grown < 16 << 20
     # It passes a body on while it comes in, so what it adds is at most the time it works on it: about as much as the least that
     # a relay does, which takes the same processor as much longer as it is busier. The wall clock is for tests/bench.

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, client, event, post, proxied
+from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, client, event, post, proxied
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 STREAM = SSE_HEAD + chunk(event("a", finish="stop")) + chunk(DONE) + END

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from certs import Authority
 from handrail.records import Outcome
-from handrail.tls import ServerTls, client_identity
-from proxied import DEADLINE_S, Peer, Proxied, Upstream, event, post, proxied, until
+from handrail.security.tls import ServerTls, client_identity
+from harness.certs import Authority
+from harness.proxy import DEADLINE_S, Peer, Proxied, Upstream, event, post, proxied, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 pytestmark = pytest.mark.both_loops

@@ -10,11 +10,11 @@ import struct
 
 import pytest
 
-from handrail.proxy.settings import ProxySettings
 from handrail.records import Hint, Outcome, Process, Role
-from handrail.sources.proxy import ProxySource
-from ports import refusing_port
-from proxied import (
+from handrail_sidecar.proxy.settings import ProxySettings
+from handrail_sidecar.sources.proxy import ProxySource
+from harness.ports import refusing_port
+from harness.proxy import (
     DATA,
     DEADLINE_S,
     DONE,

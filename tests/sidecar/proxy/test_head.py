@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.proxy.head import BadRequestError, HeadProbe, parse_head, rewrite
+from handrail_sidecar.proxy.head import HeadProbe, MalformedHeadError, parse_head, rewrite
 
 
 def raw(*lines: str, start: str = "POST /v1/completions HTTP/1.1") -> bytes:
@@ -61,13 +61,13 @@ def test_path_is_the_target_without_query_in_every_form(target: str, path: str) 
     ],
 )
 def test_ambiguous_or_foreign_heads_are_refused(bad: bytes) -> None:
-    with pytest.raises(BadRequestError):
+    with pytest.raises(MalformedHeadError):
         parse_head(bad)
 
 
 @pytest.mark.parametrize("start", [b"\x16\x03\x01", b"GET / HTTP/1.1\n", b"SSH-2.0-x\r\n"])
 def test_probe_refuses_before_the_head_is_whole(start: bytes) -> None:
-    with pytest.raises(BadRequestError):
+    with pytest.raises(MalformedHeadError):
         HeadProbe().feed(start)
 
 

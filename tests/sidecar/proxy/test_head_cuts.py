@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from handrail.proxy.head import BadRequestError, HeadReader, HeadTooLongError, RequestHead
-from proxied import DEADLINE_S, Peer, Upstream, client, everything, proxied, until
-from request_heads import HEADS, LIMIT, Head, raw
+from builders.request_heads import HEADS, LIMIT, Head, raw
+from handrail_sidecar.proxy.head import HeadReader, HeadTooLongError, MalformedHeadError, RequestHead
+from harness.proxy import DEADLINE_S, Peer, Upstream, client, everything, proxied, until
 
 EMPTY_LINES = (0, 1, 2, 5)
 BODY = b"GET /behind"  # what may have been sent ahead
@@ -36,7 +36,7 @@ def read(parts: Iterable[bytes]) -> tuple[int | None, RequestHead | None, bytes]
             continue
         try:
             head = reader.take(pending)
-        except BadRequestError:
+        except MalformedHeadError:
             return 400, None, b""
         except HeadTooLongError:
             return 431, None, b""

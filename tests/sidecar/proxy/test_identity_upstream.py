@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from handrail.export.spans import to_span
 from handrail.records import Hint, Outcome, Role
-from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, case, chunk, client, event, everything, post, proxied
+from handrail.wire.exchange import to_span
+from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, case, chunk, client, event, everything, post, proxied
 
 T, S = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -64,8 +64,8 @@ async def test_C26_a_gateway_that_drops_the_context_on_one_route_shows_in_each_r
             agent = "User-Agent: AsyncOpenAI/Python 1.30\r\n"
             await everything(proxy.port, post(b'{"model":"m","input":"x"}', path=f"/v1/{route}", headers=headers + agent))
         await proxy.recorded(4)
-        told = [(record.path, record.operation, record.trace_origin, record.outcome) for record in proxy.records]
-    assert sorted(told, key=str) == [
+        reports = [(record.path, record.operation, record.trace_origin, record.outcome) for record in proxy.records]
+    assert sorted(reports, key=str) == [
         *[("/v1/chat/completions", "chat", "inbound", Outcome.OK)] * 2,
         *[("/v1/embeddings", None, "random", Outcome.OK)] * 2,
     ]
@@ -268,7 +268,7 @@ async def test_the_record_says_what_was_asked_and_when() -> None:
     async with Upstream(handler) as upstream, proxied(upstream.port, role=Role.DECODE) as proxy:
         await everything(proxy.port, post(body))
         record = await proxy.recorded()
-        assert (record.operation, record.model, record.choices, record.stream, record.stream_asked) == (
+        assert (record.operation, record.model, record.choices, record.stream, record.stream_requested) == (
             "text_completion",
             "m",
             2,

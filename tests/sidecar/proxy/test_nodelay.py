@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from certs import Authority
-from handrail.tls import ServerTls, client_identity
-from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Proxied, Upstream, chunk, event, post, proxied, until
+from handrail.security.tls import ServerTls, client_identity
+from harness.certs import Authority
+from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Proxied, Upstream, chunk, event, post, proxied, until
 
 pytestmark = pytest.mark.both_loops
 

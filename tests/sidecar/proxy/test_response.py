@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from handrail.proxy.response import Body, Headers, ResponseWatch
+from handrail_sidecar.proxy.response import Body, Headers, ResponseWatch
 
 CASES = [
     # id, bytes, head only, status, body, complete, until close, unreadable

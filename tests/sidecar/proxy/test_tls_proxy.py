@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from certs import Authority, Files
 from handrail.records import Outcome
-from handrail.tls import ServerTls, client_identity
-from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, event, post, proxied, until
+from handrail.security.tls import ServerTls, client_identity
+from harness.certs import Authority, Files
+from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, event, post, proxied, until
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_a_new_certificate_cuts_no_running_stream(ca: Authority, files: Fi
         await early.reader.readuntil(b'"a"')
         former = serial(early)
         files.put(ca.leaf())
-        assert tls.identity.look()
+        assert tls.identity.poll()
         async with client(proxy.port, ca) as late:
             assert serial(late) != former
         more.set()
@@ -108,18 +108,18 @@ async def test_a_client_that_reads_nothing_stops_the_upstream(ca: Authority, fil
 
 
 async def test_a_client_that_leaves_is_noticed(ca: Authority, files: Files) -> None:
-    asked = asyncio.Event()
+    requested_event = asyncio.Event()
 
     async def handler(peer: Peer) -> None:
         await peer.request()
-        asked.set()
+        requested_event.set()
         await peer.gone()
 
     tls = ServerTls(files.cert, files.key)
     async with Upstream(handler) as upstream, proxied(upstream.port, tls=tls.context()) as proxy:
         async with client(proxy.port, ca) as peer:
             await peer.send(post())
-            await asked.wait()
+            await requested_event.wait()
         assert (await proxy.recorded()).outcome is Outcome.CLIENT_DISCONNECT
 
 

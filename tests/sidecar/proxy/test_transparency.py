@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from handrail.records import Outcome
-from proxied import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, client, event, everything, post, proxied
+from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Upstream, chunk, client, event, everything, post, proxied
 
 GZIP = gzip.compress(event("hi", finish="stop") + DONE, mtime=0)
 RAW_GET = b"GET /anything?q=1 HTTP/1.1\r\nHost: h\r\n\r\n"

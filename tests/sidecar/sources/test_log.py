@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from builders import process
-from handrail.kv.logfold import FoldSettings
+from builders.records import process
 from handrail.records import LineClock, LogFact, LogKind, Role
-from handrail.sources.log import LogSettings, LogSource
-from handrail.sources.logtail import TailSettings
+from handrail_sidecar.engine_logs.aggregate import FoldSettings
+from handrail_sidecar.sources.engine_log import LogSettings, LogSource
+from handrail_sidecar.sources.log_tail import TailSettings
 
 S = 10**9
 _NOW = int(datetime(2026, 11, 29, 10, 0, 5, tzinfo=timezone.utc).timestamp()) * S
@@ -38,10 +38,10 @@ class Taker:
 
     facts: list[LogFact] = field(default_factory=list)
     full: bool = False
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    called: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, facts: Sequence[LogFact]) -> bool:
-        self.asked.set()
+        self.called.set()
         if self.full:
             return False
         self.facts += facts
@@ -52,8 +52,8 @@ class Taker:
 
     async def _until(self, met: Callable[[], bool]) -> None:
         while not met():
-            self.asked.clear()
-            await self.asked.wait()
+            self.called.clear()
+            await self.called.wait()
 
     @property
     def requests(self) -> list[str | None]:

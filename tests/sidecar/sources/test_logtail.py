@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from failing_files import KINDS, NAMES, failure
-from handrail.sources.logtail import LONGEST_LINE, FileTail, LineSplitter, Position, TailSettings, TailStats
+from doubles.failing_files import KINDS, NAMES, failure
+from handrail_sidecar.sources.log_tail import LONGEST_LINE, FileTail, LineSplitter, Position, TailSettings, TailStats
 
 _FROM_START = TailSettings(from_start=True, idle_polls=2)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from builders import EPOCH, process
+from builders.records import EPOCH, process
 from handrail.records import (
     EngineSample,
     LogFact,
@@ -26,7 +26,7 @@ from handrail.records import (
     SchemaState,
     Source,
 )
-from handrail.sources.metrics import MetricsSettings, MetricsSource
+from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSource
 
 _PAGE = (Path(__file__).parents[2] / "data/recordings/metrics_decode.txt").read_bytes()
 _COUNTER = "metrics.kv_transfer_failures"
@@ -65,7 +65,7 @@ class Engine:
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     url: str = ""
-    asked: dict[str, str] = field(default_factory=dict)
+    request_headers: dict[str, str] = field(default_factory=dict)
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def engine(answer: Callable[[web.Request], Awaitable[web.StreamResponse]])
     made = Engine(answer)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        made.asked = dict(request.headers)
+        made.request_headers = dict(request.headers)
         return await made.answer(request)
 
     app = web.Application()
@@ -118,8 +118,8 @@ async def test_a_page_becomes_a_report_and_samples() -> None:
     got = Got()
     async with engine(of(_PAGE)) as at, source(at.url, got, headers={"Authorization": "Bearer x"}) as tap:
         await tap.scrape()
-    assert "version=0.0.4" in at.asked["Accept"]
-    assert at.asked["Authorization"] == "Bearer x"
+    assert "version=0.0.4" in at.request_headers["Accept"]
+    assert at.request_headers["Authorization"] == "Bearer x"
     assert [report.emitters for report in got.reports] == [("vllm", "vllm-nixl")]
     first, second = got.samples
     assert (first.model, second.at_unix_ns - first.at_unix_ns) == ("tiny", 20 * S)
@@ -133,7 +133,7 @@ async def test_gzip_is_asked_for_and_read() -> None:
     got = Got()
     async with engine(of(gzip.compress(_PAGE), headers={"Content-Encoding": "gzip"})) as at, source(at.url, got) as tap:
         assert tap.stats.page_bytes == len(_PAGE)
-    assert "gzip" in at.asked["Accept-Encoding"]
+    assert "gzip" in at.request_headers["Accept-Encoding"]
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip_bomb"])

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from prometheus_client import generate_latest
 
-from builders import EPOCH, MS, process
-from handrail.guest.pauses import GC, HELD, LATE_NS, QUEUED, SLEEP_S
+from builders.records import EPOCH, MS, process
+from handrail.metrics.registry import Registry
+from handrail.plugin.pauses import GC, HELD, LATE_NS, QUEUED, SLEEP_S
 from handrail.records import ProcessEvent, ProcessEventKind, Role, Source
-from handrail.selfmetrics import SelfMetrics
-from handrail.sources.ownpauses import OwnPauses, pause_rows
+from handrail_sidecar.sources.self_pauses import OwnPauses, pause_rows
 
 DUE_NS = round(SLEEP_S * 1e9)
 
@@ -24,13 +24,13 @@ class Loop:
 
     def __init__(self) -> None:
         self.now_ns = 5_000 * MS
-        self.told: list[ProcessEvent] = []
+        self.events: list[ProcessEvent] = []
         self.waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self.own = OwnPauses(process(Role.DECODE), self._take, clock=lambda: self.now_ns, wall=lambda: EPOCH + self.now_ns)
 
     def _take(self, event: object) -> None:
         assert isinstance(event, ProcessEvent)
-        self.told.append(event)
+        self.events.append(event)
 
     def wake(self, late_ns: int = 0) -> None:
         self.now_ns += DUE_NS + late_ns
@@ -46,12 +46,12 @@ async def test_a_late_turn_of_the_loop_is_a_pause_of_this_process() -> None:
     gc.callbacks.remove(loop.own._watch._collected)  # whatever the test run collects is not meant here
     loop.wake()
     loop.wake(LATE_NS - 1)
-    assert loop.told == []
+    assert loop.events == []
     began_ns = loop.now_ns + DUE_NS
     loop.wake(300 * MS)
     loop.wake()
     await loop.own.shutdown()
-    (event,) = loop.told
+    (event,) = loop.events
     assert (event.kind, event.source, event.pid, event.process_kind) == (
         ProcessEventKind.PAUSED,
         Source.PROXY,
@@ -60,7 +60,7 @@ async def test_a_late_turn_of_the_loop_is_a_pause_of_this_process() -> None:
     )
     assert (event.at_unix_ns, event.duration_ns, event.at_bound_ns) == (EPOCH + began_ns, 300 * MS, DUE_NS)
     assert event.detail in (HELD, QUEUED)
-    page = generate_latest(SelfMetrics(pause_rows(loop.own)).registry).decode()
+    page = generate_latest(Registry(pause_rows(loop.own)).registry).decode()
     assert "handrail_sidecar_pauses_total 1" in page
     assert "handrail_sidecar_pause_seconds_total 0.3" in page
 
@@ -73,7 +73,7 @@ async def test_a_long_collection_of_garbage_is_one() -> None:
     loop.now_ns += 80 * MS
     loop.own._watch._collected("stop", {"generation": 2})
     await loop.own.shutdown()
-    assert [(event.detail, event.duration_ns) for event in loop.told] == [(GC, 80 * MS)]
+    assert [(event.detail, event.duration_ns) for event in loop.events] == [(GC, 80 * MS)]
 
 
 async def test_nothing_is_told_after_the_end_and_the_end_may_come_twice() -> None:
@@ -88,16 +88,16 @@ async def test_nothing_is_told_after_the_end_and_the_end_may_come_twice() -> Non
     assert timer.cancelled()
     assert gc.callbacks == before
     await asyncio.sleep(0)
-    assert loop.told == []
+    assert loop.events == []
 
 
 async def test_a_real_loop_that_stands_is_noticed() -> None:
-    told: list[ProcessEvent] = []
+    process_events: list[ProcessEvent] = []
     noticed = asyncio.Event()
 
     def take(event: object) -> None:
         assert isinstance(event, ProcessEvent)
-        told.append(event)
+        process_events.append(event)
         if event.detail != GC and event.duration_ns >= 200 * MS:
             noticed.set()
 
@@ -108,4 +108,4 @@ async def test_a_real_loop_that_stands_is_noticed() -> None:
         await asyncio.wait_for(noticed.wait(), 20)
     finally:
         await own.shutdown()
-    assert told
+    assert process_events

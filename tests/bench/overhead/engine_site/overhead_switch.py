@@ -87,13 +87,13 @@ def _serve(switch: Switch, plugin: Any) -> None:
         listening.bind(path)
         listening.listen()
         while True:
-            asked, _ = listening.accept()
-            with asked:
+            requested_socket, _ = listening.accept()
+            with requested_socket:
                 try:
-                    answer = switch.turn(asked.recv(16) == b"on", plugin)
+                    answer = switch.turn(requested_socket.recv(16) == b"on", plugin)
                 except Exception as error:
                     answer = {"error": f"{type(error).__name__}: {error}"}
-                asked.sendall(json.dumps(answer).encode())
+                requested_socket.sendall(json.dumps(answer).encode())
 
 
 def register() -> None:
@@ -102,9 +102,9 @@ def register() -> None:
     if _started or FOLDER_ENV not in os.environ:
         return
     _started = True
-    from handrail.guest import middleware
-    from handrail.guest import mixin as observed
-    from handrail.guest import plugin as installed
+    from handrail.plugin import middleware
+    from handrail.plugin import mixin as observed
+    from handrail.plugin import plugin as installed
 
     guest: Any = installed
     mixin: Any = observed

@@ -1,0 +1,109 @@
+"""How a command is let in by what it asks (a collector's API, a Prometheus): certificates and a token, by flag or environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import ssl
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from handrail.security.tls import client_identity
+from handrail.security.tokens import AUTHORIZATION, Access, bearer, tokens
+from handrail_cli.errors import EXIT_USAGE, CliError
+
+
+@dataclass(frozen=True, slots=True)
+class QueriedServer:
+    """Whom a command asks. ``variable``: how the names of its environment variables begin; one's token is not for another."""
+
+    name: str
+    variable: str
+
+    def let_in(self, status: int) -> str:
+        """What to give to a peer that answers so: 401, 403; '' for anything else."""
+        if status == 401:
+            return f"--token-file FILE (or {self.variable}_TOKEN_FILE) with one of {self.name}'s tokens"
+        if status == 403:
+            files = f"{self.variable}_CERT_FILE, {self.variable}_KEY_FILE"
+            return f"--cert-file FILE and --key-file FILE (or {files}) that {self.name} accepts"
+        return ""
+
+    def no_tls(self, url: str, reason: ssl.SSLError) -> CliError:
+        """Why TLS with it failed."""
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            what = f"{self.name}'s certificate is not accepted: {reason.verify_message}"
+            valid = f"--ca-file FILE (or {self.variable}_CA_FILE) with its authority, and an address that the certificate names"
+        elif "ALERT" in str(reason.reason):
+            what, valid = f"{self.name} does not accept our certificate: {reason.reason}", self.let_in(403)
+        else:
+            what = f"no TLS there: {reason.reason or reason}"
+            valid = f"http://{url.partition('://')[2]} where it speaks plaintext"
+        return CliError(what=what, where=url, valid=valid)
+
+
+COLLECTOR: Final = QueriedServer("the collector", "HANDRAIL_API")
+PROMETHEUS: Final = QueriedServer("Prometheus", "HANDRAIL_PROMETHEUS")
+
+# flag's destination: what it is
+_FILES: Final = {
+    "ca_file": "authorities that {name}'s certificate is checked by, with https:// (default: the system's)",
+    "cert_file": "certificate to show to {name}",
+    "key_file": "its private key",
+    "token_file": "file with {name}'s bearer token",
+}
+
+
+def add_access_flags(parser: argparse.ArgumentParser, peer: QueriedServer = COLLECTOR) -> None:
+    """``--ca-file``, ``--cert-file``, ``--key-file``, ``--token-file``."""
+    group = parser.add_argument_group(f"being let in by {peer.name} (docs/security.md)")
+    for name, text in _FILES.items():
+        help_text = f"{text.format(name=peer.name)}; or ${_variable(peer, name)}"
+        group.add_argument(_flag(name), metavar="FILE", type=Path, help=help_text)
+
+
+def access(arguments: argparse.Namespace, url: str, peer: QueriedServer = COLLECTOR) -> Access:
+    """What flags and environment say for ``url``; the flag wins. Raises ``CliError`` for files that cannot be used."""
+    files = {name: _given(arguments, name, peer) for name in _FILES}
+    ca, cert, key, token = files.values()
+    if (cert is None) != (key is None):
+        raise CliError(what="--cert-file and --key-file belong together", valid="both, or neither", exit_code=EXIT_USAGE)
+    try:
+        context = None
+        if url.startswith("https://"):
+            context = client_identity(ca, cert, key, use="peer").value.context
+        headers = {}
+        if token is not None:
+            headers[AUTHORIZATION] = bearer(tokens(token, use="peer_token", setting=_flag("token_file")).value[0])
+    except (OSError, ValueError) as error:
+        raise CliError(what=str(error), valid="readable files in PEM; see docs/security.md", exit_code=EXIT_USAGE) from None
+    return Access(context, headers)
+
+
+def access_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The flags of access as they were given, for a command line that is shown."""
+    given = {name: getattr(arguments, name, None) for name in _FILES}
+    return tuple(word for name, path in given.items() if path is not None for word in (_flag(name), str(path)))
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """What is asked never redirects, and a token is for nobody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _given(arguments: argparse.Namespace, name: str, peer: QueriedServer) -> Path | None:
+    path: Path | None = getattr(arguments, name, None)
+    text = os.environ.get(_variable(peer, name))
+    return path if path is not None else Path(text) if text else None
+
+
+def _variable(peer: QueriedServer, name: str) -> str:
+    return f"{peer.variable}_{name.upper()}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

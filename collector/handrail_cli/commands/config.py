@@ -1,0 +1,67 @@
+"""Check a configuration file: every problem at once, or the configuration as it takes effect, secrets masked.
+
+example:
+  handrail config check decode.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from handrail.config.schema import ConfigError, keys, load, plain, to_yaml
+from handrail_cli.errors import EXIT_OK, EXIT_USAGE
+from handrail_collector.config import CollectorConfig
+from handrail_sidecar.settings import SidecarConfig
+
+KINDS: Final[dict[str, type]] = {"sidecar": SidecarConfig, "collector": CollectorConfig}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail config``."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="check")
+    check = commands.add_parser("check", help="check a file")
+    check.add_argument("file", metavar="FILE", type=Path)
+    check.add_argument("--kind", choices=sorted(KINDS), help="what the file configures (default: told from its keys)")
+    check.add_argument(
+        "--json", action="store_true", help="one JSON object: valid, kind, problems or the effective configuration"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when valid, 2 when not."""
+    file: Path = arguments.file
+    kind = arguments.kind or guess_kind(file)
+    try:
+        config: Any = load(KINDS[kind], file)
+    except ConfigError as error:
+        if arguments.json:
+            problems = [asdict(problem) for problem in error.problems]
+            print(json.dumps({"file": str(file), "kind": kind, "valid": False, "problems": problems}))
+        else:
+            print(f"{error}\n(checked as a {kind} configuration{'' if arguments.kind else '; --kind says otherwise'})")
+        return EXIT_USAGE
+    if arguments.json:
+        print(json.dumps({"file": str(file), "kind": kind, "valid": True, "effective": plain(config)}))
+    else:
+        print(f"# {file}: a valid {kind} configuration; this is what takes effect")
+        print(to_yaml(config), end="")
+    return EXIT_OK
+
+
+def guess_kind(file: Path) -> str:
+    """The kind whose own top-level keys the file uses more of; a sidecar where nothing tells (or nothing can be read)."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return "sidecar"
+    used = {line.partition(":")[0] for line in lines if line[:1].isalpha()}
+    own = {kind: {key.path.partition(".")[0] for key in keys(cls)} for kind, cls in KINDS.items()}
+    return (
+        "collector"
+        if len(used & (own["collector"] - own["sidecar"])) > len(used & (own["sidecar"] - own["collector"]))
+        else "sidecar"
+    )

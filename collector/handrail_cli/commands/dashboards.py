@@ -1,0 +1,98 @@
+"""Write the Grafana dashboards as JSON files, to import, to provision or to mount. Needs no clone and no Grafana.
+
+examples:
+  handrail dashboards export ./dashboards
+  handrail dashboards export /var/lib/grafana/dashboards/handrail --datasource Prometheus --handrail-url
+  https://handrail.internal:4380
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from handrail.config.types import InvalidValueError, url
+from handrail.printable import is_printable
+from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.formatting import counted
+from handrail_dashboards.export import Choices, dashboards, provisioning
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail dashboards``."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="export")
+    export = commands.add_parser("export", help="write the files")
+    export.add_argument("folder", metavar="DIR", type=Path, help="made where it is missing; files of the same names are replaced")
+    export.add_argument("--datasource", metavar="NAME", help="Grafana's Prometheus data source (default: chosen in Grafana)")
+    export.add_argument("--tempo", metavar="NAME", help="Grafana's Tempo data source, for links")
+    export.add_argument("--jaeger-url", metavar="URL", help="Jaeger as a browser reaches it, for links")
+    export.add_argument("--handrail-url", metavar="URL", help="the collector as a browser reaches it, for links")
+    export.add_argument("--provisioning", action="store_true", help="examples for Grafana's provisioning folder as well")
+    export.add_argument("--json", action="store_true", help="one JSON object: what was written")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0, or ``CliError``: 1 where a file cannot be written, 2 for a flag that no dashboard could use."""
+    folder: Path = arguments.folder
+    choices = Choices(
+        datasource=_name("--datasource", arguments.datasource),
+        tempo=_name("--tempo", arguments.tempo),
+        jaeger=_address("--jaeger-url", arguments.jaeger_url, "https://jaeger.example.org"),
+        handrail=_address("--handrail-url", arguments.handrail_url, "https://handrail.example.org:4380"),
+    )
+    made = dict(dashboards(choices))
+    extra = {f"provisioning/{name}": text for name, text in provisioning().items()} if arguments.provisioning else {}
+    for name, text in (made | extra).items():
+        _write(folder / name, text)
+    boards: list[dict[str, Any]] = [{"file": str(folder / name), **_about(text)} for name, text in made.items()]
+    if arguments.json:
+        print(json.dumps({"dashboards": boards, "provisioning": [str(folder / name) for name in extra]}))
+        return EXIT_OK
+    for board in boards:
+        print(f"{board['file']}  {board['title']}, {counted(board['panels'], 'panel')}")
+    for name in extra:
+        print(f"{folder / name}  an example: see its comments")
+    return EXIT_OK
+
+
+def _name(flag: str, text: str | None) -> str:
+    """Of a data source; '' where none was given. Whether Grafana has it, only Grafana knows."""
+    if text is not None and (text != text.strip() or not text or not is_printable(text)):
+        what = f"{flag} is {text!r}: no name of a data source"
+        valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} it is chosen in Grafana"
+        raise CliError(what=what, where="command line", valid=valid, exit_code=EXIT_USAGE)
+    return text or ""
+
+
+def _address(flag: str, text: str | None, example: str) -> str:
+    if text is None:
+        return ""
+    try:
+        return url(text).rstrip("/")
+    except InvalidValueError as error:
+        raise CliError(
+            what=f"{flag} is {text!r}: {error.rule}",
+            where="command line",
+            valid=f"as a browser reaches it: {flag} {example}",
+            nearest=(error.nearest,) if error.nearest else (),
+            exit_code=EXIT_USAGE,
+        ) from None
+
+
+def _about(text: str) -> dict[str, Any]:
+    board = json.loads(text)
+    return {"title": board["title"], "panels": sum(panel["type"] != "row" for panel in board["panels"])}
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(
+            what=f"cannot write: {error.strerror}",
+            where=str(file),
+            valid="a folder that exists or can be made, and may be written to",
+        ) from None

@@ -1,0 +1,334 @@
+"""Check a prefill/decode pair before traffic: GPUs, wire, engines and the ways between; predict what the hand-off costs.
+
+Each check passes, warns, fails or could not be judged, with what was seen, why it matters and what to do. Give it running
+engines, what starts them, or both; on the host of an engine it also looks at GPUs and adapters. It changes nothing and sends no
+request.
+
+examples:
+  handrail doctor --prefill http://10.0.0.7:8100 --decode http://10.0.0.8:8200 --model /models/Llama-3.1-70B
+  handrail doctor --config pair.yaml --config sidecar.yaml --on decode
+  handrail doctor --same-env --on prefill --config pair.yaml --strict      # in an init container
+  handrail doctor --model config.json --link-gbps 400 --tokens 10000 --ttft 1s --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from handrail.config.schema import ConfigError, load, not_yaml, read_text
+from handrail.durations import TimeError, parse_duration_ns
+from handrail.security.tokens import OPEN
+from handrail_cli.access import access, add_access_flags
+from handrail_cli.commands.kv_size import add_serving_flags, config_failure, serving
+from handrail_cli.config_file import invalid_file
+from handrail_cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
+from handrail_doctor.checks.all_checks import counts, findings, nothing_was_judged
+from handrail_doctor.checks.result import CheckStatus
+from handrail_doctor.facts import DoctorOptions, SidecarSetup
+from handrail_doctor.gather.deployment import Started, engines_in
+from handrail_doctor.gather.gather import Wanted, gather
+from handrail_doctor.gather.gpus import NvmlReader, P2pReader
+from handrail_doctor.kv_size.keys import ModelConfigError
+from handrail_doctor.kv_size.read import read_model
+from handrail_doctor.pair import PairSide, Placement
+from handrail_doctor.prediction import predicted
+from handrail_doctor.split_worth import judged
+from handrail_sidecar.settings import SidecarConfig
+
+EXIT_NOTHING: Final = 3
+"""Nothing could be judged or predicted: an init container that checks nothing must not look like one whose checks pass."""
+
+DEFAULT_TOKENS: Final = 8000
+_MOST_TOKENS: Final = 10**9
+_API_VARIABLE: Final = "HANDRAIL_API"
+_ON: Final = {
+    "prefill": {PairSide.PREFILL},
+    "decode": {PairSide.DECODE},
+    "both": {PairSide.PREFILL, PairSide.DECODE},
+    "neither": set(),
+}
+_READS: Final = "Kubernetes or Compose YAML with 'vllm serve' in a command, or a sidecar's configuration with its role"
+_PLACEMENTS: Final = (Placement.SAME_HOST.value, Placement.ACROSS_HOSTS.value)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail doctor``."""
+    what = parser.add_argument_group("what to check")
+    what.add_argument("--prefill", metavar="URL", help="the prefill engine's HTTP address")
+    what.add_argument("--decode", metavar="URL", help="the decode engine's")
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="what starts the engines (Kubernetes or Compose YAML), or a sidecar's configuration; may be given several times",
+    )
+    what.add_argument(
+        "--model", metavar="MODEL_CONFIG", type=Path, help="the model's config.json or its folder, for the prediction"
+    )
+    what.add_argument(
+        "--api", metavar="URL", help=f"a collector's HTTP API: clocks, traffic, measured rates (default: ${_API_VARIABLE})"
+    )
+    what.add_argument("--otlp", metavar="ENDPOINT", action="append", default=[], help="an OTLP endpoint that must take an export")
+    what.add_argument("--header", metavar="NAME=VALUE", action="append", default=[], help="sent to the engines, such as a token")
+    add_access_flags(parser)
+    where = parser.add_argument_group("where they stand")
+    where.add_argument("--on", choices=tuple(_ON), help="the engines that run on this host (default: told from their addresses)")
+    where.add_argument(
+        "--placement", choices=_PLACEMENTS, help="whether both stand on one host (default: told from their addresses)"
+    )
+    where.add_argument(
+        "--same-env", action="store_true", help="this environment is the engine's: doctor runs in its pod; needs --on"
+    )
+    for side in PairSide:
+        where.add_argument(f"--{side.value}-gpus", metavar="N,N", help=f"the GPUs of {side.value}, as NVML numbers them")
+        where.add_argument(
+            f"--{side.value}-side-channel",
+            metavar="HOST:PORT",
+            help=f"where {side.value} tells its peers of its KV (NIXL; port 5600)",
+        )
+    where.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help="where sys and proc of the host are mounted")
+    expected = parser.add_argument_group("what is expected")
+    expected.add_argument(
+        "--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"of a usual prompt (default {DEFAULT_TOKENS})"
+    )
+    expected.add_argument(
+        "--link-gbps", metavar="GBIT", type=float, help="what the link carries, where you know better than its hardware"
+    )
+    expected.add_argument("--ttft", metavar="DURATION", help="objective for the time to first token, such as 1s")
+    expected.add_argument("--itl", metavar="DURATION", help="objective for the gaps of a stream, such as 50ms")
+    expected.add_argument("--rate", metavar="N", type=float, help="requests a second")
+    add_serving_flags(parser.add_argument_group("how the model is served (default: as the engines say)"))
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="how long each answer may take (default 5)")
+    parser.add_argument("--strict", action="store_true", help="a warning is a failure")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: nothing failed; 1: something did (with ``--strict``: or warned); 3: nothing could be judged.
+
+    Raises ``CliError`` (2) for flags and files.
+    """
+    return check(arguments, NvmlReader())
+
+
+def check(arguments: argparse.Namespace, reader: P2pReader) -> int:
+    """As ``run``, with whatever reads the GPUs."""
+    from handrail_cli.console import waiting
+    from handrail_cli.render import doctor
+
+    wanted = wanted_of(arguments)
+    with waiting("looking at engines, host and network"):
+        facts = asyncio.run(gather(wanted, reader, dict(os.environ)))
+    found = findings(facts)
+    rate = predicted(facts)
+    answer = judged(facts, rate)
+    if arguments.json:
+        doctor.print_json(facts, found, rate, answer)
+    else:
+        doctor.print_page(facts, found, rate, answer)
+    if nothing_was_judged(facts, found):
+        return EXIT_NOTHING
+    number = counts(found)
+    return EXIT_FAILED if number[CheckStatus.FAIL] or (arguments.strict and number[CheckStatus.WARN]) else EXIT_OK
+
+
+# --- what the flags mean ----------------------------------------------------------------------------------------------------
+
+
+def wanted_of(arguments: argparse.Namespace) -> Wanted:
+    """Everything that the flags and files say. Raises ``CliError``."""
+    started, sidecars = _files(arguments.config)
+    if arguments.model is not None:
+        try:
+            read_model(arguments.model)
+        except ModelConfigError as error:
+            raise config_failure(error) from None
+    if arguments.same_env and arguments.on not in ("prefill", "decode"):
+        raise CliError(
+            what="--same-env needs to know whose environment this is", valid="--on prefill or --on decode", exit_code=EXIT_USAGE
+        )
+    _positive("--timeout", arguments.timeout, 600)
+    api = _api(arguments.api)
+    return Wanted(
+        options=_options(arguments),
+        urls={side: url for side in PairSide if (url := _url(side, getattr(arguments, side.value))) is not None},
+        started=started,
+        sidecars=sidecars,
+        model=arguments.model,
+        serving=serving(arguments),
+        placement=Placement(arguments.placement) if arguments.placement else Placement.UNKNOWN,
+        on=frozenset(_ON[arguments.on]) if arguments.on else None,
+        own_environment=arguments.same_env,
+        side_channels={side: each for side in PairSide if (each := _side_channel(arguments, side)) is not None},
+        otlp=tuple(("--otlp", endpoint) for endpoint in arguments.otlp),
+        headers=_headers(arguments.header),
+        api=api,
+        access=access(arguments, api) if api is not None else OPEN,
+        root=arguments.root,
+        timeout_s=arguments.timeout,
+    )
+
+
+def _options(arguments: argparse.Namespace) -> DoctorOptions:
+    _positive("--tokens", arguments.tokens, _MOST_TOKENS)
+    for flag, value in (("--link-gbps", arguments.link_gbps), ("--rate", arguments.rate)):
+        if value is not None:
+            _positive(flag, value, 10**6)
+    return DoctorOptions(
+        tokens=arguments.tokens,
+        link_bits_per_s=arguments.link_gbps * 1e9 if arguments.link_gbps is not None else None,
+        ttft_ns=_duration("--ttft", arguments.ttft),
+        itl_ns=_duration("--itl", arguments.itl),
+        requests_per_s=arguments.rate,
+        gpus={side: each for side in PairSide if (each := _gpus(arguments, side)) is not None},
+    )
+
+
+def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, ...]]:
+    """Engines of deployments, and sidecars. A file must hold the one or the other. Raises ``CliError``."""
+    started: list[Started] = []
+    sidecars: list[SidecarSetup] = []
+    for path in paths:
+        documents = _documents(path)
+        if len(documents) == 1 and isinstance(documents[0], dict) and "role" in documents[0]:
+            sidecars.append(_sidecar(path))
+            continue
+        found = engines_in(documents, str(path))
+        if not found:
+            raise CliError(
+                what="neither an engine nor a sidecar is in it",
+                where=str(path),
+                valid=_READS,
+                exit_code=EXIT_USAGE,
+            )
+        started += found
+    nameless = [each for each in started if each.side is None]
+    if nameless:
+        raise CliError(
+            what=f"it cannot be told which side {', '.join(each.name or 'an engine' for each in nameless)} is",
+            where=nameless[0].setup.by,
+            valid="kv_role of kv_producer or kv_consumer in --kv-transfer-config, or prefill or decode in its name",
+            exit_code=EXIT_USAGE,
+        )
+    return tuple(started), tuple(sidecars)
+
+
+def _documents(path: Path) -> list[Any]:
+    """Of one file, those that are not empty. Raises ``CliError``."""
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+
+    if path.is_dir():
+        what = f"is a folder, and --config reads one file: {_READS}"
+        raise CliError(what=what, where=str(path), valid=_rendered(path), exit_code=EXIT_USAGE)
+    try:
+        return [each for each in yaml.safe_load_all(read_text(path)) if each is not None]
+    except ConfigError as error:
+        what, where = error.problems[0].rule, str(path)
+    except yaml.YAMLError as error:
+        problem = not_yaml(error, str(path))
+        what, where = problem.rule, problem.where or str(path)
+    except RecursionError:
+        what, where = "is nested too deeply to be read", str(path)
+    raise CliError(what=what, where=where, valid=_READS, exit_code=EXIT_USAGE)
+
+
+def _rendered(folder: Path) -> str:
+    """How what stands in a folder becomes one file."""
+    kustomize, helm = f"kubectl kustomize {folder}", f"helm template NAME {folder}"
+    if (folder / "Chart.yaml").exists():
+        makers = [helm]
+    elif any((folder / name).exists() for name in ("kustomization.yaml", "kustomization.yml", "Kustomization")):
+        makers = [kustomize]
+    else:
+        makers = [kustomize, helm]
+    return f"{' or '.join(makers)} > pair.yaml, then --config pair.yaml"
+
+
+def _sidecar(path: Path) -> SidecarSetup:
+    try:
+        config = load(SidecarConfig, path)
+    except ConfigError as error:
+        raise invalid_file(error, f"repair the file; 'handrail config check {path}' says the same") from None
+    return SidecarSetup(
+        by=str(path),
+        role=config.role.value,
+        collector=str(config.collector.endpoint),
+        sends=config.collector.client,
+        plugin_socket=str(config.plugin_socket) if config.plugin_socket else None,
+        metrics_url=str(config.metrics.url) if config.metrics.url else None,
+    )
+
+
+def _url(side: PairSide, text: str | None) -> str | None:
+    if text is None:
+        return None
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise CliError(what=f"--{side.value} is {text!r}", valid="http://10.0.0.7:8100", exit_code=EXIT_USAGE)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _side_channel(arguments: argparse.Namespace, side: PairSide) -> tuple[str, int] | None:
+    text = getattr(arguments, f"{side.value}_side_channel")
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise CliError(
+            what=f"--{side.value}-side-channel is {text!r}", valid="HOST:PORT, such as 10.0.0.7:5600", exit_code=EXIT_USAGE
+        )
+    return host, port
+
+
+def _gpus(arguments: argparse.Namespace, side: PairSide) -> tuple[int, ...] | None:
+    text = getattr(arguments, f"{side.value}_gpus")
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() for word in words):
+        raise CliError(what=f"--{side.value}-gpus is {text!r}", valid="numbers with commas, such as 0,1", exit_code=EXIT_USAGE)
+    return tuple(map(int, words))
+
+
+def _headers(given: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if any(not name or not equals for name, equals, _ in pairs):
+        raise CliError(what="--header has no value", valid="NAME=VALUE, such as Authorization='Bearer ...'", exit_code=EXIT_USAGE)
+    return {name: value for name, _, value in pairs}
+
+
+def _api(given: str | None) -> str | None:
+    url = given or os.environ.get(_API_VARIABLE)
+    return None if not url else url if url.startswith(("http://", "https://")) else f"http://{url}"
+
+
+def _duration(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        found = parse_duration_ns(text)
+    except TimeError as error:
+        raise CliError(what=f"{flag}: {error}", exit_code=EXIT_USAGE) from None
+    _positive(flag, found, 10**15)
+    return found
+
+
+def _positive(flag: str, value: float, most: Any) -> None:
+    if not 0 < value <= most:
+        raise CliError(what=f"{flag} is {value:,}", valid=f"above 0, at most {most:,}", exit_code=EXIT_USAGE)

@@ -1,0 +1,128 @@
+"""List what happened to the engines: started, stopped, dead, hung; and what was found wrong of no single request.
+
+examples:
+  handrail events --since -1h
+  handrail events --instance 10.0.0.7:8000
+  handrail events --since 14:00 --until 14:30 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Final
+
+from handrail.durations import TIME_RULE, TimeError, format_duration, format_time, parse_time
+from handrail_cli.client import add_source_flags, row_source
+from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.formatting import counted
+from handrail_cli.sanitize import print_document
+from handrail_collector.api.events import Happened, HappenedFilter, happened_to_json
+from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_PIPE_WIDTH: Final = 220
+_WIDE: Final = 110
+_BAD: Final = frozenset({"dead", "hung", "transfers_stuck", "unreachable", "plugin_degraded", "plugin_lost"})
+_GOOD: Final = frozenset({"recovered", "reachable", "transfers_moving"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail events``."""
+    add_source_flags(parser)
+    parser.add_argument("--since", metavar="TIME", help=f"at or after (default: the last day): {TIME_RULE}")
+    parser.add_argument("--until", metavar="TIME", help="before")
+    parser.add_argument("--instance", metavar="HOST:PORT", help="of this engine, or between it and a peer")
+    parser.add_argument(
+        "--limit", metavar="N", type=int, default=DEFAULT_LIMIT, help=f"default {DEFAULT_LIMIT}, at most {MAX_LIMIT}"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 also when there are none: an empty list is an answer."""
+    now_unix_ns = time.time_ns()
+    wanted = happened_filter(arguments, now_unix_ns)
+    from handrail_cli.console import answer_console, remark, waiting
+
+    with closing(row_source(arguments)) as source:
+        with waiting(f"asking {source.where}"):
+            found = source.happened(wanted, now_unix_ns)
+        where = source.where
+    if arguments.json:
+        for one in found:
+            print_document(happened_to_json(one))
+        return EXIT_OK
+    if not found:
+        print(f"Nothing is known to have happened to an engine then. Searched {where}.")
+        print("Events are told by the plugin in the engines, by their metrics pages and by their logs.")
+        return EXIT_OK
+    from handrail_cli.sanitize import cleaned
+
+    console = answer_console(in_pipe=_PIPE_WIDTH)
+    console.print(render_events(cleaned(found), console.width, now_unix_ns=now_unix_ns))
+    more = "; there may be more (--limit)" if len(found) == wanted.limit else ""
+    remark(f"{counted(len(found), 'event')}, latest first{more}.")
+    return EXIT_OK
+
+
+def happened_filter(arguments: argparse.Namespace, now_unix_ns: int) -> HappenedFilter:
+    """The filter that the flags describe. Raises ``CliError``."""
+    if not 1 <= arguments.limit <= MAX_LIMIT:
+        raise CliError(what=f"--limit {arguments.limit}: not from 1 to {MAX_LIMIT}", exit_code=EXIT_USAGE)
+    try:
+        wanted = HappenedFilter(
+            since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
+            until_unix_ns=None if arguments.until is None else parse_time(arguments.until, now_unix_ns),
+            instance=arguments.instance,
+            limit=arguments.limit,
+        )
+    except TimeError as error:
+        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
+    if problems := wanted.validate():
+        raise CliError(what="; ".join(problems), exit_code=EXIT_USAGE)
+    return wanted
+
+
+def render_events(
+    found: Sequence[Happened], width: int, *, now_unix_ns: int | None = None, zone: tzinfo | None = None
+) -> RenderableType:
+    """In their order; what an engine's process did, and what was found. Where it is narrow, the detail stands below."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    narrow = width < _WIDE
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
+    for title in ("time", "engine", "what", "of"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("detail", overflow="fold")
+    parts: list[RenderableType] = []
+    for one in found:
+        tone = "red" if one.kind in _BAD else "green" if one.kind in _GOOD else "yellow" if one.finding else ""
+        when = format_time(one.at_unix_ns, now_unix_ns, zone)
+        engine = one.instance + (f" → {one.peer_instance}" if one.peer_instance else "")
+        if narrow:
+            line = Text.assemble((when, "dim"), f"  {engine}  ", (one.kind, tone), (f"  {_of(one)}", "dim"))
+            parts += [line, *(Text(f"    {part}") for part in textwrap.wrap(_detail(one), max(20, width - 4)))]
+        else:
+            cells = (Text(when, style="dim"), Text(engine), Text(one.kind, style=tone), Text(_of(one), style="dim"))
+            table.add_row(*cells, Text(_detail(one)))
+    return Group(*parts) if narrow else table
+
+
+def _of(one: Happened) -> str:
+    process = f"{one.process_kind or 'process'} {one.pid}" if one.pid is not None else ""
+    return ", ".join(filter(None, (one.role, process, one.source)))
+
+
+def _detail(one: Happened) -> str:
+    parts = [one.detail, f"{one.count}" if one.count else ""]
+    parts.append(f"up to {format_duration(one.at_bound_ns)} before" if one.at_bound_ns >= 10**9 else "")
+    return "; ".join(filter(None, parts))

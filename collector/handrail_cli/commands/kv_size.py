@@ -1,0 +1,188 @@
+"""How large a model's KV cache is, by its config.json: bytes a token, what a prompt hands over, and how long a link takes for it.
+
+Nothing is fetched and no engine is needed. Sizes are decimal (1 GB = 10^9 bytes), as links are.
+
+examples:
+  handrail kv-size /models/Llama-3.1-70B --tokens 10000 --link-gbps 400
+  handrail kv-size config.json --tp 16 --kv-dtype fp8
+  handrail kv-size /models/gemma-3-27b-it --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from handrail.config.schema import Flags
+from handrail.durations import format_duration
+from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.formatting import format_bytes
+from handrail_doctor.kv_size.dtypes import AUTO, KV_DTYPES
+from handrail_doctor.kv_size.keys import ModelConfigError
+from handrail_doctor.kv_size.read import read_model
+from handrail_doctor.kv_size.shape import LayerKind
+from handrail_doctor.kv_size.size import BLOCK_SIZE, LayerGroupSize, Serving, Sizes, sizes
+
+DEFAULT_TOKENS: Final = 10_000
+_PIPE_WIDTH: Final = 160
+_MOST_TOKENS: Final = 10**9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail kv-size``."""
+    parser.add_argument("model", metavar="MODEL_CONFIG", type=Path, help="a model's config.json, or the folder that holds it")
+    parser.add_argument(
+        "--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"tokens of a prompt (default {DEFAULT_TOKENS})"
+    )
+    parser.add_argument(
+        "--link-gbps", metavar="GBIT", type=float, help="rate of the link, in 10^9 bits a second: how long it takes"
+    )
+    add_serving_flags(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def add_serving_flags(parser: Flags) -> None:
+    """How the engine serves the model: the same flags for ``kv-size`` and ``doctor``."""
+    parser.add_argument("--dtype", metavar="NAME", help="the model's number format (default: the config's)")
+    parser.add_argument("--kv-dtype", metavar="NAME", help=f"the KV's: {', '.join(KV_DTYPES)} (default {AUTO})")
+    parser.add_argument("--tp", metavar="N", type=int, help="tensor-parallel ranks (default 1)")
+    parser.add_argument("--block-size", metavar="N", type=int, help=f"tokens of a block (default {BLOCK_SIZE})")
+    parser.add_argument(
+        "--no-hybrid", action="store_true", help="the hybrid KV cache manager of the engines is off: windows keep every token"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0, or ``CliError`` (2) for a config or flags that cannot be read."""
+    for flag, value, most in (("--tokens", arguments.tokens, _MOST_TOKENS), ("--link-gbps", arguments.link_gbps, 10**6)):
+        if value is not None and not 0 < value <= most:
+            raise CliError(what=f"{flag} is {value}", valid=f"above 0, at most {most}", exit_code=EXIT_USAGE)
+    try:
+        found = sizes(read_model(arguments.model), serving(arguments))
+    except ModelConfigError as error:
+        raise config_failure(error) from None
+    if arguments.json:
+        print(json.dumps(sizes_json(found, arguments.tokens, arguments.link_gbps)))
+    else:
+        _print(found, arguments.tokens, arguments.link_gbps)
+    return EXIT_OK
+
+
+def serving(arguments: argparse.Namespace) -> Serving:
+    """How the engine serves the model, as the flags say. Raises ``CliError``."""
+    for flag, value, most in (("--tp", arguments.tp, 4096), ("--block-size", arguments.block_size, 10**6)):
+        if value is not None and not 1 <= value <= most:
+            raise CliError(what=f"{flag} is {value}", valid=f"a whole number from 1 to {most}", exit_code=EXIT_USAGE)
+    return Serving(
+        kv_dtype=arguments.kv_dtype or AUTO,
+        dtype=arguments.dtype,
+        tp=arguments.tp or 1,
+        block_size=arguments.block_size or BLOCK_SIZE,
+        windowed=not arguments.no_hybrid,
+    )
+
+
+def config_failure(error: ModelConfigError) -> CliError:
+    """The same error as a command shows it."""
+    return CliError(what=error.what, where=error.where, valid=error.valid, exit_code=EXIT_USAGE)
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def sizes_json(found: Sizes, tokens: int, link_gbps: float | None) -> dict[str, Any]:
+    """Everything in bytes and ns; ``assumed`` is what the config does not say."""
+    request, serving = found.request(tokens), found.serving
+    return {
+        "architecture": found.shape.architecture,
+        "model_type": found.shape.model_type,
+        "known": found.shape.known,
+        "layers": found.shape.depth,
+        "dtype": found.dtype,
+        "kv_dtype": found.kv_dtype,
+        "tp": serving.tp,
+        "block_size": serving.block_size,
+        "windowed": serving.windowed,
+        "token_bytes": found.token_bytes,
+        "moved_token_bytes": found.moved_token_bytes,
+        "state_bytes": found.state_bytes,
+        "parts": [_part_json(part, moved) for part, moved in zip(found.parts, request.by_part, strict=True)],
+        "request": {"tokens": tokens, "blocks": request.blocks, "bytes": request.bytes},
+        "link": None
+        if link_gbps is None
+        else {"bits_per_s": link_gbps * 1e9, "transfer_ns": request.transfer_ns(link_gbps * 1e9 / 8)},
+        "assumed": list(found.shape.assumed),
+        "notes": list(found.notes[len(found.shape.assumed) :]),
+    }
+
+
+def _part_json(part: LayerGroupSize, moved: int) -> dict[str, Any]:
+    layer = asdict(part.layer)
+    layer["kind"] = part.layer.kind.value
+    sums = {
+        name: getattr(part, name) for name in ("token_bytes", "rank_token_bytes", "state_bytes", "rank_state_bytes", "arithmetic")
+    }
+    return {"layers": part.layers, **layer, **sums, "request_bytes": moved}
+
+
+# --- for a person ---------------------------------------------------------------------------------------------------------
+
+
+def _print(found: Sizes, tokens: int, link_gbps: float | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from handrail_cli.console import answer_console
+
+    console = answer_console(in_pipe=_PIPE_WIDTH)
+    request, serving = found.request(tokens), found.serving
+    ranks = f", {serving.tp} tensor-parallel ranks" if serving.tp > 1 else ""
+    console.print(Text(f"{found.shape.architecture}, {found.shape.depth} layers, KV in {found.kv_dtype}{ranks}", style="bold"))
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
+    table.add_column("layers", justify="right")
+    table.add_column("keep")
+    table.add_column("how")
+    table.add_column("bytes a token", justify="right", no_wrap=True)
+    table.add_column(f"{tokens:,} tokens", justify="right", no_wrap=True)
+    for part, moved in zip(found.parts, request.by_part, strict=True):
+        kept = f"{part.token_bytes:,}" if part.layer.by_token else "–"
+        table.add_row(str(part.layers), _keeps(part), part.arithmetic, kept, f"{moved:,}" if moved else "–")
+    if len(found.parts) > 1:
+        table.add_row("", "", Text("together"), f"{found.token_bytes:,}", f"{request.bytes:,}", style="bold")
+    console.print(table)
+    console.print()
+    for line in _sentences(found, tokens, link_gbps):
+        console.print(line)
+    for note in found.notes:
+        word = "assumed: " if note in found.shape.assumed else ""
+        console.print(Text(f"{word}{note}", style="yellow" if word else "dim"))
+
+
+def _keeps(part: LayerGroupSize) -> str:
+    layer = part.layer
+    if layer.kind is LayerKind.WINDOW:
+        return f"sliding window of {layer.window:,}"
+    if layer.kind is LayerKind.CHUNK:
+        return f"chunks of {layer.window:,}"
+    return f"state ({layer.name})" if layer.kind is LayerKind.STATE else layer.kind.value
+
+
+def _sentences(found: Sizes, tokens: int, link_gbps: float | None) -> list[str]:
+    request, serving = found.request(tokens), found.serving
+    size = format_bytes(request.bytes)
+    lines = [
+        f"{tokens:,} tokens fill {request.blocks:,} blocks of {serving.block_size} and hand over {size} ({request.bytes:,} bytes)"
+    ]
+    if serving.tp > 1:
+        rank = sum(part.rank_token_bytes for part in found.parts)
+        lines.append(f"one rank keeps {rank:,} bytes a token; {serving.tp} ranks move {found.moved_token_bytes:,}")
+    if found.state_bytes:
+        lines.append(f"of that, {format_bytes(found.state_bytes)} is state: the same for a prompt of any length")
+    if link_gbps is not None:
+        took = format_duration(request.transfer_ns(link_gbps * 1e9 / 8))
+        lines.append(f"over {link_gbps:g} Gb/s ({link_gbps / 8:g} GB/s) that is {took} at line rate, before any overhead")
+    return lines

@@ -1,0 +1,214 @@
+"""Read one engine's or router's metrics page as the sidecar reads it: one schema, base units, and what the page cannot know.
+
+examples:
+  handrail metrics http://127.0.0.1:8200/metrics --role decode
+  handrail metrics saved-page.txt --engines 4 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from handrail.durations import format_duration
+from handrail.records import EngineHistogram, EngineSample, Process, Role, SchemaNote, SchemaState
+from handrail.records.quantities import BY_NAME
+from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.formatting import format_bytes
+from handrail_cli.sanitize import print_document
+from handrail_sidecar.engine_metrics.checks import Expected, page_notes
+from handrail_sidecar.engine_metrics.counters import CounterTracks
+from handrail_sidecar.engine_metrics.exposition import families_of
+from handrail_sidecar.engine_metrics.histogram import LimitSide, Quantile, mean, quantile, saturated_share
+from handrail_sidecar.engine_metrics.page import PageReader, PageReading
+from handrail_sidecar.engine_metrics.report import schema_notes
+from handrail_sidecar.settings import ROLES
+
+_PIPE_WIDTH: Final = 160
+_SHARES: Final = (0.5, 0.9, 0.99)
+_STATES: Final = {
+    SchemaState.MISSING: "not exported",
+    SchemaState.RENAMED: "another version's name",
+    SchemaState.BOTH: "two names, newer read",
+    SchemaState.UNIT_CHANGED: "other unit, converted",
+    SchemaState.UNKNOWN: "perhaps renamed, not read",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail metrics``."""
+    parser.add_argument("page", metavar="URL|FILE", help="the page's address, or a file that holds one")
+    parser.add_argument(
+        "--role", choices=[role.value for role in ROLES], help="which process it is: what is normal depends on it"
+    )
+    parser.add_argument("--engines", metavar="N", type=int, help="data-parallel engines that there should be")
+    parser.add_argument("--agents", metavar="N", type=int, help="transport agents (ranks) that there should be")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=10.0, help="how long an answer may take (default 10)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 also where the page has flaws: they are the answer."""
+    page = _page(arguments.page, arguments.timeout)
+    reading = PageReader().read(page)
+    emitters, schema = schema_notes(families_of(page))
+    if not reading.values and not reading.histograms:
+        families = len(families_of(page))
+        raise CliError(
+            what=f"the page holds none of the families we know ({families} others)" if families else "that is no metrics page",
+            where=arguments.page,
+            valid="a page of vLLM, SGLang, vllm-router, NIXL, Mooncake, LMCache, Dynamo or TensorRT-LLM",
+        )
+    role = Role(arguments.role) if arguments.role else Role.UNKNOWN
+    sample = _sample(reading, role)
+    expected = Expected(role=role, engines=arguments.engines, agents=arguments.agents)
+    notes = list(page_notes(sample, reading, expected))
+    if arguments.json:
+        print_document({**_json(sample, emitters, schema), "notes": [asdict(note) for note in notes]})
+        return EXIT_OK
+    _print(sample, emitters, schema, [note.text for note in notes], role)
+    return EXIT_OK
+
+
+def _page(where: str, timeout_s: float) -> bytes:
+    """The page's bytes. Raises ``CliError``."""
+    if "://" not in where:
+        try:
+            return Path(where).read_bytes()
+        except OSError as error:
+            valid = "a file, or an address such as http://127.0.0.1:8200/metrics"
+            raise CliError(what=f"cannot be read: {error.strerror}", where=where, valid=valid, exit_code=EXIT_USAGE) from None
+    from handrail_sidecar.sources.engine_metrics import MetricsSettings, NoPageError, fetch_once
+
+    try:
+        return asyncio.run(fetch_once(MetricsSettings(url=where, timeout_s=timeout_s)))
+    except NoPageError as problem:
+        raise CliError(what=str(problem), where=where, valid="the engine's own /metrics, http or https") from None
+
+
+def _sample(reading: PageReading, role: Role) -> EngineSample:
+    from handrail_sidecar.sources.engine_metrics import sample_of
+
+    return sample_of(reading, Process(role=role, instance="", host=""), time.time_ns(), CounterTracks())
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def _json(sample: EngineSample, emitters: tuple[str, ...], schema: tuple[SchemaNote, ...]) -> dict[str, Any]:
+    return {
+        "emitters": list(emitters),
+        "model": sample.model,
+        "values": [
+            {"name": each.name, "engine": each.engine, "label": each.label, "value": each.value, "unit": BY_NAME[each.name].unit}
+            for each in sample.values
+        ],
+        "histograms": [_histogram_json(each) for each in sample.histograms],
+        "schema": [{**asdict(note), "state": note.state.value} for note in schema],
+    }
+
+
+def _histogram_json(each: EngineHistogram) -> dict[str, Any]:
+    found = {share: quantile(each, share) for share in _SHARES}
+    return {
+        "name": each.name,
+        "engine": each.engine,
+        "label": each.label,
+        "unit": BY_NAME[each.name].unit,
+        "count": each.count,
+        "mean": mean(each),
+        "share_above_last_bucket": saturated_share(each),
+        "quantiles": {
+            f"p{share * 100:g}": None if q is None else {**asdict(q), "side": q.side.value} for share, q in found.items()
+        },
+    }
+
+
+# --- for a person ---------------------------------------------------------------------------------------------------------
+
+
+def _print(sample: EngineSample, emitters: tuple[str, ...], schema: tuple[SchemaNote, ...], notes: list[str], role: Role) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from handrail_cli.console import answer_console
+
+    console = answer_console(in_pipe=_PIPE_WIDTH)
+    console.print(Text(", ".join(emitters) + (f"  model {sample.model}" if sample.model else ""), style="bold"))
+    plain = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title, justify in (("quantity", "left"), ("engine", "left"), ("label", "left"), ("value", "right"), ("unit", "left")):
+        plain.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    before = ""
+    for each in sample.values:
+        plain.add_row("" if each.name == before else each.name, each.engine, each.label, _number(each.value), _unit(each.name))
+        before = each.name
+    if sample.values:
+        console.print()
+        console.print(plain)
+    if sample.histograms:
+        spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        spread.add_column("distribution", no_wrap=True)
+        spread.add_column("engine", no_wrap=True)
+        spread.add_column("label", no_wrap=True)
+        for title in ("samples", "mean", *(f"p{share * 100:g}" for share in _SHARES)):
+            spread.add_column(title, justify="right", no_wrap=True)
+        for found in sample.histograms:
+            spread.add_row(found.name, found.engine, found.label, f"{found.count:,}", *_figures(found, role))
+        console.print()
+        console.print(spread)
+        console.print(Text("≤ in the lowest bucket, > above the last, ~ interpolated between two bounds", style="dim"))
+    if schema or notes:
+        console.print()
+    for note in schema:
+        console.print(Text.assemble((f"{_STATES[note.state]}: ", "yellow"), _seen(note)))
+    for text in notes:
+        console.print(Text.assemble(("note: ", "yellow"), text))
+
+
+def _figures(each: EngineHistogram, role: Role) -> list[str]:
+    if not each.count:
+        nothing = "not applicable" if role is Role.PREFILL and each.name == "inter_token_seconds" else "–"
+        return [nothing] + ["–"] * len(_SHARES)
+    average = mean(each)
+    if average is None:  # its sum makes no sense, so some of its samples do not either
+        return ["not known", _quantile(each.name, quantile(each, _SHARES[0])), *["not known"] * (len(_SHARES) - 1)]
+    return [_amount(each.name, average), *(_quantile(each.name, quantile(each, share)) for share in _SHARES)]
+
+
+def _quantile(name: str, found: Quantile | None) -> str:
+    if found is None:
+        return "–"
+    if found.side is LimitSide.ABOVE:
+        return f"> {_amount(name, found.low)}"
+    if found.side is LimitSide.AT_MOST:
+        return f"≤ {_amount(name, found.high or 0.0)}"
+    return f"~ {_amount(name, found.value or 0.0)}"
+
+
+def _amount(name: str, value: float) -> str:
+    if BY_NAME[name].unit == "s":
+        return format_duration(round(value * 1e9))
+    if BY_NAME[name].unit == "By":
+        return format_bytes(value)
+    return f"{value:,.4g}"
+
+
+def _number(value: float) -> str:
+    if value.is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _unit(name: str) -> str:
+    unit = BY_NAME[name].unit
+    return {"1": "ratio", "By": "bytes", "s": "s"}.get(unit, unit.strip("{}") + "s")
+
+
+def _seen(note: SchemaNote) -> str:
+    if not note.seen:
+        return note.expected
+    return f"{note.seen} (expected {note.expected})" if note.expected else note.seen

@@ -1,0 +1,66 @@
+"""Show one request as a waterfall: where its time went, how sure that is, and how the evidence was joined.
+
+ID is any id of it: the client's X-Request-Id, a response id, an engine's or router's id, a trace id, a request's own id, or the
+first characters of one (six or more).
+
+examples:
+  handrail trace user-42-7
+  handrail trace chatcmpl-lab-0002-b6e1c6fd --json
+  handrail trace 4bf92f3577b3 --data /var/lib/handrail
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import Final
+
+from handrail_cli.client import add_source_flags, not_found, row_source
+from handrail_cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.sanitize import print_document
+
+_PIPE_WIDTH: Final = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``handrail trace``."""
+    parser.add_argument("id", metavar="ID")
+    add_source_flags(parser)
+    parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """1 when the id is unknown or fits several requests."""
+    from handrail_cli.console import answer_console, waiting
+    from handrail_cli.render.requests import render_requests
+    from handrail_cli.render.waterfall import render_waterfall
+    from handrail_cli.sanitize import cleaned
+
+    any_id = arguments.id.strip().rstrip("…")  # as the table shortens it
+    if not any_id:
+        raise CliError(what="the ID is empty", valid="any id of a request, or its first 6 characters", exit_code=EXIT_USAGE)
+    with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
+        found = source.find(any_id)
+    if found.row is None and not found.candidates:
+        raise not_found(any_id, source.where, found.nearest)
+    if arguments.json:
+        print_document(found.answer)
+        return EXIT_OK if found.row is not None else EXIT_FAILED
+    console = answer_console(in_pipe=_PIPE_WIDTH)
+    if found.row is None:
+        print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
+        console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
+        return EXIT_FAILED
+    row, spans, fetches, usual = cleaned(found.row), cleaned(found.spans), cleaned(found.fetches), cleaned(found.usual)
+    drawn = render_waterfall(
+        row,
+        spans,
+        console.width,
+        provisional=found.provisional,
+        fetches=fetches,
+        usual=usual,
+        hardware=cleaned(found.hardware),
+        stalls=cleaned(found.stalls),
+    )
+    console.print(drawn)
+    return EXIT_OK

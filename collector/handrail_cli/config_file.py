@@ -1,0 +1,60 @@
+"""The command-line side of a configuration: ``--config FILE``, one flag a key, and how its problems are printed or raised."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from handrail.config.schema import ConfigError, Problem, add_flags, given_flags, load
+from handrail_cli.errors import EXIT_USAGE, CliError
+
+_Config = TypeVar("_Config")
+
+
+def add_config_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+    """``--config``, ``--json`` and a flag for every key of ``cls``."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file; flags win over it (see docs/configuration.md)")
+    parser.add_argument("--json", action="store_true", help="log and report problems as one JSON object a line")
+    add_flags(parser.add_argument_group("configuration"), cls)
+
+
+def configuration(arguments: argparse.Namespace, cls: type[_Config]) -> _Config:
+    """The configuration of parsed arguments. Raises ``ConfigError``."""
+    return load(cls, arguments.config, given_flags(vars(arguments), cls))
+
+
+def print_problems(error: ConfigError, *, as_json: bool) -> None:
+    """Every problem, on standard error."""
+    if as_json:
+        print(json.dumps({"valid": False, "problems": [asdict(problem) for problem in error.problems]}), file=sys.stderr)
+    else:
+        print(error, file=sys.stderr)
+
+
+@dataclass(kw_only=True, eq=False)
+class InvalidFileError(CliError):
+    """A command cannot answer because a file that it reads is not valid: every problem of it, a line each."""
+
+    problems: tuple[Problem, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """With the problems as ``handrail config check --json`` has them."""
+        fields = super().to_json()
+        fields.pop("lines", None)
+        return {**fields, "problems": [asdict(problem) for problem in self.problems]}
+
+
+def invalid_file(error: ConfigError, valid: str) -> InvalidFileError:
+    """``valid``: what to do about it."""
+    first, *lines = str(error).splitlines()
+    return InvalidFileError(
+        what=first,
+        lines=tuple(line.removeprefix("  ") for line in lines),
+        valid=valid,
+        exit_code=EXIT_USAGE,
+        problems=error.problems,
+    )

@@ -1,0 +1,83 @@
+"""Asks a Prometheus over its HTTP API (https://prometheus.io/docs/prometheus/latest/querying/api/)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from handrail.security.tokens import OPEN, Access
+from handrail_cli.access import PROMETHEUS, NoRedirects
+from handrail_cli.errors import CliError
+
+TIMEOUT_S: Final = 10.0
+_LONGEST: Final = 16 * 2**20
+_ADDRESS: Final = "the address of its HTTP API with its prefix, such as http://127.0.0.1:9090"
+
+
+class QueryRefusedError(Exception):
+    """Prometheus answers, and does not evaluate the query; the message is its own."""
+
+
+def base_of(url: str) -> str:
+    """The address with its scheme, without a slash at its end."""
+    return url.rstrip("/") if url.startswith(("http://", "https://")) else f"http://{url.rstrip('/')}"
+
+
+def has_result(base: str, access: Access = OPEN) -> Callable[[str], bool]:
+    """A function that says whether a query has any result now.
+
+    It raises ``QueryRefusedError`` where the query itself is refused, ``CliError`` where Prometheus cannot be asked.
+    """
+    opener = urllib.request.build_opener(NoRedirects(), urllib.request.HTTPSHandler(context=access.context))
+
+    def ask(query: str) -> bool:
+        target = f"{base}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        try:
+            with opener.open(urllib.request.Request(target, headers=dict(access.headers)), timeout=TIMEOUT_S) as response:
+                return bool(json.loads(response.read(_LONGEST))["data"]["result"])
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refused(base, error.code, error.headers.get("Location"), _error_text(error)) from None
+        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            reason = getattr(error, "reason", None) or error
+            if isinstance(reason, ssl.SSLError):
+                raise PROMETHEUS.no_tls(base, reason) from None
+            raise CliError(what=f"Prometheus cannot be asked: {reason}", where=base, valid=_ADDRESS) from None
+        except (ValueError, KeyError, TypeError):
+            raise CliError(what="what answers is no Prometheus", where=base, valid=_ADDRESS) from None
+
+    return ask
+
+
+def _error_text(answer: urllib.error.HTTPError) -> Mapping[str, Any]:
+    """What Prometheus says in the body of a failure; nothing where it is not Prometheus' own."""
+    try:
+        reported_answer = json.loads(answer.read(_LONGEST))
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}
+    return reported_answer if isinstance(reported_answer, dict) and reported_answer.get("status") == "error" else {}
+
+
+def _refused(base: str, status: int, location: str | None, fields: Mapping[str, Any]) -> Exception:
+    text = str(fields.get("error") or "")
+    if status in (400, 422) and text:  # it cannot be parsed; it cannot be evaluated
+        return QueryRefusedError(text)
+    if status == 401:
+        return CliError(what="it wants to know who asks (HTTP 401)", where=base, valid=PROMETHEUS.let_in(401))
+    if status == 403:
+        what = f"it does not let us in (HTTP 403{f': {text}' if text else ''})"
+        return CliError(what=what, where=base, valid=f"{PROMETHEUS.let_in(403)}, or another token: --token-file FILE")
+    if location:
+        return CliError(what=f"it sends us to {location} (HTTP {status})", where=base, valid=_ADDRESS)
+    if status == 400 and base.startswith("http://"):  # Go's server says so in plain text
+        what = "it does not understand plain HTTP (HTTP 400)"
+        return CliError(what=what, where=base, valid=f"https://{base.partition('://')[2]} where it speaks TLS")
+    if status == 404:
+        return CliError(what="no Prometheus has its API there (HTTP 404)", where=base, valid=_ADDRESS)
+    return CliError(what=f"Prometheus cannot answer: {text or f'HTTP {status}'}", where=base, valid="ask again, or see its log")

@@ -1,0 +1,309 @@
+"""A comparison as text: the verdict and why, the picture, the figures, what each arm is, and what to know before believing it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from datetime import tzinfo
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from handrail.durations import format_duration, format_time
+from handrail.phases import KV_AND_QUEUE, ORDER, Phase
+from handrail_cli.render.sparkline import Strip, draw, legend
+from handrail_cli.render.waterfall import LOOKS, MIN_WIDTH
+from handrail_collector.compare import verdict as words
+from handrail_collector.compare.formatting import bounds, label, points, portion, rate, signed
+from handrail_collector.compare.report import TPOT, ArmReport, Change, Comparison, Estimate, HandoffOverhead, PairReport
+
+_TONES: Final = {
+    words.PAYS: "green",
+    words.BETTER: "green",
+    words.DOES_NOT_PAY: "red",
+    words.WORSE: "red",
+    words.MIXED: "yellow",
+    words.CANNOT_TELL: "yellow",
+    words.NO_DIFFERENCE: "",
+}
+
+
+def render_comparison(comparison: Comparison, width: int, *, zone: tzinfo | None = None) -> RenderableType:
+    """``width`` columns wide, at least 60. ``zone`` is that of the times; None is the local one."""
+    width = max(width, MIN_WIDTH)
+    sections = (
+        _verdict(comparison, width),
+        _picture(comparison, width),
+        *(_changes(comparison, pair) for pair in comparison.pairs),
+        _phases(comparison, width),
+        _goodput(comparison, width),
+        _handoffs(comparison, width),
+        _arms(comparison, zone),
+        _notes(comparison, width),
+    )
+    shown: list[RenderableType] = []
+    for section in sections:
+        found = list(section)
+        if found:
+            shown += [*([Text()] if shown else []), *found]
+    return Group(*shown)
+
+
+def _verdict(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    yield Text(
+        "\n".join(textwrap.wrap(f"▶ {comparison.headline}", width, subsequent_indent="  ")),
+        style=f"bold {_TONES.get(comparison.word, '')}".strip(),
+    )
+    goal = comparison.objectives
+    of_gaps = {"p99": "the p99 of its gaps", "max": "its largest gap", "mean": "its mean time per output token"}[goal.itl_of]
+    query = (
+        f"for at least {goal.attain:.0%} of requests: TTFT at most {format_duration(goal.ttft_ns)}, "
+        f"{of_gaps} at most {format_duration(goal.itl_ns)}"
+    )
+    yield Text("\n".join(textwrap.wrap(query, width, initial_indent="  ", subsequent_indent="  ")), style="dim")
+    for pair in comparison.pairs:
+        if len(comparison.pairs) > 1:
+            yield Text(f"  {pair.to} against {pair.of}: {pair.word}", style=_TONES.get(pair.word, ""))
+        for reason in pair.reasons:
+            yield _bullet(reason, width)
+
+
+def _bullet(text: str, width: int) -> Text:
+    lines = textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
+    return Text("\n".join(lines))
+
+
+def _picture(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    goal = comparison.objectives
+    unit = comparison.arms[0].gap_unit
+    gaps = "Gaps between tokens" if unit == "token" else "Gaps between chunks of a stream (a chunk may hold several tokens)"
+    drawn = False
+    for title, figure, objective_ns in (
+        ("TTFT", "ttft", goal.ttft_ns),
+        (gaps, "gap", None if goal.itl_of == "mean" else goal.itl_ns),
+    ):
+        strips = [Strip(arm.name, arm.quantiles_ns.get(figure, {})) for arm in comparison.arms]
+        for line in draw(title, strips, objective_ns, width):
+            drawn = True
+            yield line
+    if drawn:
+        yield legend(objective=True)
+
+
+def _changes(comparison: Comparison, pair: PairReport) -> Iterator[RenderableType]:
+    arm = next(arm for arm in comparison.arms if arm.name == pair.of)
+    yield Text(f"{pair.to} against {pair.of}", style="bold")
+    head = f"difference (all {comparison.simultaneous} within these bounds: {comparison.confidence:.0%})"
+    table = _table("", pair.of, pair.to, head, "")
+    for change in pair.changes:
+        shown = _share if change.figure == "failed_share" else _duration
+        moved = points(change.difference) if change.figure == "failed_share" else signed(change.difference)
+        table.add_row(
+            label(change.figure, arm.gap_unit),
+            shown(change.of),
+            shown(change.to),
+            moved,
+            Text(change.says, style=_TONES.get(change.says, "")),
+        )
+    yield table
+
+
+def _phases(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    """Mean contributions to TTFT, one bar an arm on one scale, then the figures."""
+    arms = [arm for arm in comparison.arms if arm.phases_ns]
+    if not arms:
+        return
+    yield Text("Where the mean TTFT went", style="bold")
+    names = max(len(arm.name) for arm in arms) + 2
+    longest = max(sum(_value(each) for each in arm.phases_ns.values()) for arm in arms)
+    for arm in arms:
+        whole = sum(_value(each) for each in arm.phases_ns.values())
+        line = Text(f"{arm.name:<{names}}{_duration(whole):>8}  ")
+        scale = (width - names - 10) / longest if longest else 0.0
+        reached, drawn = 0.0, 0
+        for phase in _in_path_order(arm):
+            reached += _value(arm.phases_ns[phase])
+            look = LOOKS[_place(phase)]
+            line.append(look.glyph * (round(reached * scale) - drawn), style=look.style)
+            drawn = round(reached * scale)
+        yield line
+    yield Text("   ".join(f"{look.glyph * 2} {look.label}" for look in LOOKS.values()), style="dim")
+    two = len(arms) == 2 and len(comparison.pairs) == 1
+    changes = {change.figure: change for change in comparison.pairs[0].phases} if two else {}
+    shown = [comparison.pairs[0].of, comparison.pairs[0].to] if two else [arm.name for arm in arms]
+    table = _table("phase", *shown, *(("difference", "") if two else ()), right=1 + len(shown))
+    by_name = {arm.name: arm for arm in arms}
+    for phase in (each.value for each in Phase):
+        if any(phase in arm.phases_ns for arm in arms):
+            values = [_duration(_value(by_name[name].phases_ns.get(phase))) for name in shown]
+            reported_change = changes.get(phase)
+            more = (
+                (signed(reported_change.difference), Text(_longer_shorter(reported_change), style="dim"))
+                if reported_change is not None
+                else ()
+            )
+            table.add_row(Text(phase, style=LOOKS[_place(phase)].style), *values, *more)
+    yield table
+
+
+def _in_path_order(arm: ArmReport) -> list[str]:
+    """What P does, what lies between, what D does; what is unattributed last."""
+    return sorted(arm.phases_ns, key=lambda phase: (tuple(LOOKS).index(_place(phase)), ORDER[Phase(phase)]))
+
+
+def _place(phase: str) -> str:
+    """Whose look a phase has."""
+    if phase == Phase.UNATTRIBUTED.value:
+        return phase
+    return next(
+        (place for place in ("prefill", "decode") if phase.startswith(f"{place}_") and "hops" not in phase),
+        _OTHER_PLACES.get(phase, "path"),
+    )
+
+
+_OTHER_PLACES: Final = {phase.value: "decode" for phase in (*KV_AND_QUEUE, Phase.FIRST_STEP)}
+
+
+def _value(estimate: Estimate | None) -> float:
+    return estimate.value if estimate is not None and estimate.value is not None else 0.0
+
+
+def _longer_shorter(change: Change) -> str:
+    return {words.BETTER: "shorter", words.WORSE: "longer"}.get(change.says, change.says)
+
+
+def _goodput(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    """By the objectives, and beside it DistServe's, whose second objective is about the mean time per output token (TPOT)."""
+    yield Text("Goodput: the highest rate per GPU at which enough requests meet both objectives", style="bold")
+    chosen = {"p99": "gap p99", "max": "longest gap", "mean": "TPOT"}[comparison.objectives.itl_of]
+    both = comparison.objectives.itl_of != TPOT
+    more = ("TPOT", "TTFT and TPOT") if both else ()
+    table = _table("met by", "rate per GPU", "judged", "TTFT", chosen, f"TTFT and {chosen}", *more, right=2)
+    for arm in comparison.arms:
+        for at, (level, tpot) in enumerate(zip(arm.goodput.levels, arm.goodput_tpot.levels, strict=True)):
+            table.add_row(
+                arm.name if not at else "",
+                rate(level.rate / arm.gpus),
+                f"{level.judged:,}",
+                _share(level.met_ttft.value),
+                _share(level.met_itl.value),
+                portion(level.met),
+                *((_share(tpot.met_itl.value), portion(tpot.met)) if both else ()),
+            )
+    if table.row_count:
+        yield table
+    for arm in comparison.arms:
+        yield from (_bullet(f"{arm.name}: {each}", width) for each in _bounded(arm, chosen, both))
+    if both:
+        yield _bullet(f"the verdict goes by {chosen}; by TPOT is how DistServe defines goodput (--itl-of mean)", width)
+    if any(len(arm.goodput.levels) == 1 for arm in comparison.arms):
+        yield _bullet("one rate gives a bound; rates on both sides of the goal give a value (several runs with commas)", width)
+
+
+def _bounded(arm: ArmReport, chosen: str, both: bool) -> Iterator[str]:
+    if not arm.goodput.levels:
+        yield "too few requests can be judged"
+        return
+    yield f"by {chosen} {bounds(arm.goodput)}" + (f"; by TPOT {bounds(arm.goodput_tpot)}" if both else "")
+    if arm.goodput.contradicts:
+        yield "a lower rate missed the goal that a higher one reached, so more than the rate differs"
+
+
+def _handoffs(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    reports = [(arm.name, arm.handoff) for arm in comparison.arms if arm.handoff is not None]
+    if reports:
+        yield Text("What the hand-off added to TTFT, mean over requests", style="bold")
+    for name, handoff in reports:
+        yield from (_bullet(each, width) for each in _handoff(name, handoff))
+
+
+def _handoff(name: str, handoff: HandoffOverhead) -> Iterator[str]:
+    requests = f"{handoff.requests:,} requests"
+    if handoff.measured == 1:
+        per_tokens = _within(handoff.at_most_per_1000_tokens_ns)
+        yield f"{name}: {_within(handoff.at_most_ns)} a request, {per_tokens} per 1,000 prompt tokens ({requests}, kv_* phases)"
+        yield _beside(name, handoff)
+        return
+    yield (
+        f"{name}: at most {_within(handoff.at_most_ns)} a request, "
+        f"{_within(handoff.at_most_per_1000_tokens_ns)} per 1,000 prompt tokens ({requests})"
+    )
+    if handoff.at_least_ns.value:
+        yield f"{name}: at least {_within(handoff.at_least_ns)} a request (kv_* phases)"
+    yield (
+        f"the transfer was measured for {handoff.measured:.0%} of them; the bound is the unattributed time at D or between, "
+        "which holds D's queue as well"
+    )
+    yield _beside(name, handoff)
+
+
+def _beside(name: str, handoff: HandoffOverhead) -> str:
+    return f"{name}: beside it, router and network between the processes took {_within(handoff.between_ns)} a request"
+
+
+def _within(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "an unknown time"
+    if estimate.low is None or estimate.high is None:
+        return _duration(estimate.value)
+    return f"{_duration(estimate.value)} ({_duration(estimate.low)} to {_duration(estimate.high)})"
+
+
+def _arms(comparison: Comparison, zone: tzinfo | None) -> Iterator[RenderableType]:
+    yield Text("What was compared", style="bold")
+    table = _table("", *(arm.name for arm in comparison.arms), right=0)
+    for title, cell in _FACTS:
+        cells = [cell(arm, zone) for arm in comparison.arms]
+        if any(cells):
+            table.add_row(Text(title, style="dim"), *cells)
+    yield table
+
+
+def _observed(arm: ArmReport, zone: tzinfo | None) -> str:
+    first, last = format_time(arm.begin_unix_ns, None, zone), format_time(arm.end_unix_ns, arm.begin_unix_ns, zone)
+    return f"{first.partition('.')[0]} to {last.partition('.')[0]}"
+
+
+_FACTS: Final[Sequence[tuple[str, Callable[[ArmReport, tzinfo | None], str]]]] = (
+    ("where", lambda arm, _: ", ".join(arm.where)),
+    ("requests began", _observed),
+    ("layout", lambda arm, _: f"{arm.layout}: {arm.layout_told_by}"),
+    ("requests", lambda arm, _: f"{arm.requests:,}, scope {arm.scope}"),
+    ("rate", lambda arm, _: f"{rate(arm.rate)}, {rate(arm.rate / arm.gpus)} per GPU"),
+    ("GPUs", lambda arm, _: f"{arm.gpus} ({arm.gpus_told_by})"),
+    ("failed", lambda arm, _: portion(arm.failed)),
+    ("clients left", lambda arm, _: f"{arm.left:,}" if arm.left else ""),
+    ("prompt, answer", lambda arm, _: f"{_tokens(arm.prompt_tokens)}, {_tokens(arm.output_tokens)} tokens in the mean"),
+    ("prefix cache", lambda arm, _: f"{arm.cached_share:.0%} of prompt tokens" if arm.cached_share else ""),
+    ("gaps", lambda arm, _: f"{arm.gaps:,} between {'tokens' if arm.gap_unit == 'token' else 'chunks'}" if arm.gaps else "none"),
+    ("model", lambda arm, _: ", ".join(arm.models)),
+)
+
+
+def _tokens(mean: float | None) -> str:
+    return "?" if mean is None else f"{mean:,.0f}"
+
+
+def _notes(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    lines = [f"{arm.name}: {note}" for arm in comparison.arms for note in arm.notes]
+    if lines:
+        yield Text("To know before believing it", style="bold")
+        yield from (_bullet(each, width) for each in lines)
+
+
+def _table(*titles: str, right: int = 3) -> Table:
+    """The columns after the first, up to the ``right``-th, are figures."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", collapse_padding=True)
+    for at, title in enumerate(titles):
+        table.add_column(title, justify="right" if 0 < at < right else "left", no_wrap=0 < at < right)
+    return table
+
+
+def _duration(duration_ns: float | None) -> str:
+    return "–" if duration_ns is None else format_duration(round(duration_ns))
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else portion(Estimate(share, None, None))

@@ -1,0 +1,107 @@
+"""The KV hand-offs of a request in words: from whom to whom, how much, how fast, what became of it and who says so."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from handrail.durations import format_duration
+from handrail.kv_outcomes import FAILURES, FetchOutcome
+from handrail_cli import glossary
+from handrail_cli.formatting import format_bytes
+from handrail_collector.rows import FetchRow
+
+_INDENT: Final = "  "
+_FAILED: Final = frozenset(outcome.value for outcome in FAILURES)
+
+
+def handoff_lines(fetches: Sequence[FetchRow], width: int) -> Iterator[Text]:
+    """A few lines for each."""
+    for fetch in fetches:
+        line = Text(overflow="fold")
+        line.append(f"{_ways(fetch)}  ")
+        line.append(f" {fetch.outcome} ", style=f"bold reverse {kv_tone(fetch)}")
+        reason = ", ".join(filter(None, (fetch.reason, fetch.error)))
+        line.append(f" {reason}" if reason else "", style=kv_tone(fetch))
+        line.append("  open" if fetch.open else "", style="yellow")
+        yield line
+        meaning = glossary.plain(fetch.outcome, glossary.KV_OUTCOME)
+        yield from _wrapped(f"{meaning}{'; the answer cannot be trusted' if fetch.tainted else ''}", width, "")
+        for text in (_amount(fetch), _times(fetch), _lease(fetch), _clocks(fetch)):
+            if text:
+                yield from _wrapped(text, width, "")
+        for reported_text in fetch.evidence:
+            yield from _wrapped(f"by {reported_text}", width, "dim")
+
+
+def kv_tone(fetch: FetchRow) -> str:
+    """The colour of an outcome."""
+    if fetch.outcome in _FAILED or fetch.tainted:
+        return "red"
+    return "green" if fetch.outcome == FetchOutcome.OK.value else "yellow"
+
+
+def rate(fetch: FetchRow) -> str:
+    """Bytes over the time of the transfer; nothing where either is unknown or the end was only seen by a poll as long as that."""
+    took, bound = fetch.transfer_ns, fetch.transfer_bound_ns or 0
+    if not took or fetch.bytes_moved is None or bound >= took:
+        return ""
+    return f"{fetch.bytes_moved / took:.2f} GB/s"
+
+
+def _ways(fetch: FetchRow) -> str:
+    keeper = fetch.keeper_instance or fetch.keeper_address or fetch.keeper_engine_id or "a process that is not known"
+    reader = fetch.reader_instance or "nobody yet"
+    back = fetch.direction == "d_to_p"
+    names = ("D", "P") if back else ("P", "D")
+    turn = "  (KV of an earlier turn)" if back else ""
+    return f"{names[0]} {keeper} → {names[1]} {reader}{turn}"
+
+
+def _amount(fetch: FetchRow) -> str:
+    parts = [f"{format_bytes(fetch.bytes_moved)} moved" if fetch.bytes_moved is not None else ""]
+    if fetch.bytes_expected is not None and fetch.bytes_expected != fetch.bytes_moved:
+        parts.append(f"{format_bytes(fetch.bytes_expected)} expected")
+    parts += [f"{fetch.blocks} blocks" if fetch.blocks is not None else "", f"{fetch.tokens} tokens" if fetch.tokens else ""]
+    parts += [f"{fetch.tokens_local} tokens were there" if fetch.tokens_local else "", rate(fetch)]
+    parts += [fetch.mode or "", fetch.connector or ""]
+    return ", ".join(filter(None, parts))
+
+
+def _times(fetch: FetchRow) -> str:
+    parts = []
+    for name, took in (("waited", fetch.wait_ns), ("handshake", fetch.handshake_ns), ("transfer", fetch.transfer_ns)):
+        if took is not None:
+            known = name == "handshake" and took == 0
+            parts.append("peer known, no handshake" if known else f"{name} {format_duration(took)}")
+    if fetch.transfer_ns is not None and fetch.transfer_bound_ns:
+        parts[-1] += f" (its end was seen by a poll: up to {format_duration(fetch.transfer_bound_ns)} less)"
+    if fetch.notice_ns is not None:
+        parts.append(f"seen by the scheduler {format_duration(fetch.notice_ns)} later")
+    if fetch.lost_ns is not None:
+        parts.append(f"cost {format_duration(fetch.lost_ns)}")
+    return ", ".join(parts)
+
+
+def _lease(fetch: FetchRow) -> str:
+    """Only where it matters: the rest is every healthy hand-off."""
+    if fetch.late_ns is not None:
+        return f"read {format_duration(fetch.late_ns)} after its lease had ended"
+    if fetch.held_ns is not None and fetch.lease_ns and 2 * fetch.held_ns >= fetch.lease_ns:
+        return f"lay at least {format_duration(fetch.held_ns)} before its read, of a lease of {format_duration(fetch.lease_ns)}"
+    return ""
+
+
+def _clocks(fetch: FetchRow) -> str:
+    if fetch.clock_bound_ns is None:
+        return ""
+    bound = format_duration(fetch.clock_bound_ns)
+    return f"the two hosts' clocks are related to within {bound}; only how long the KV lay compares them"
+
+
+def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:
+    for line in textwrap.wrap(text, max(20, width - len(_INDENT))):
+        yield Text(_INDENT + line, style=style)

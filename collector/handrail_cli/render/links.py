@@ -1,0 +1,138 @@
+"""Links for a terminal: a table, and below it of each link what it is told by and what is wrong with it. Pure, from JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from datetime import tzinfo
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from handrail.durations import format_duration, format_time
+from handrail_cli.formatting import counted, format_bytes
+from handrail_cli.render.period import dated
+from handrail_cli.tables import FittedColumn, Trimmed, fitted
+
+Plain = Mapping[str, Any]
+
+_GB: Final = 1e9
+_DOUBTFUL: Final = 1000  # fewer than ten of so many lie beyond the 99th percentile
+_INDENT: Final = "    "
+_COLUMNS: Final = (
+    FittedColumn("", right=False),
+    FittedColumn("link", right=False),
+    FittedColumn("hand-offs", 5),
+    FittedColumn("moved", 4),
+    FittedColumn("while transferring"),
+    FittedColumn("line rate", 6),
+    FittedColumn("share", 7),
+    FittedColumn("median", 8),
+    FittedColumn("p99", 3),
+    FittedColumn("by", right=False),
+)
+
+
+def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
+    """The whole answer."""
+    parts: list[RenderableType] = [_period(answer, zone)]
+    if not answer["links"]:
+        return Trimmed(Group(*parts, Text(), *_nothing(answer, now_unix_ns, zone)))
+    parts += [Text(), fitted(_COLUMNS, [_row(link) for link in answer["links"]], width)]
+    if answer["other"] is not None:
+        parts.append(_other(answer["other"]))
+    for link in answer["links"]:
+        parts += [Text(), *_transport_text(link, width)]
+    return Trimmed(Group(*parts))
+
+
+def _period(answer: Plain, zone: tzinfo | None) -> Text:
+    since, until = answer["since_unix_ns"], answer["until_unix_ns"]
+    count = f"{'the last ' if answer['limited'] else ''}{counted(answer['hand_offs'], 'hand-off')}"
+    return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count} of KV", style="dim")
+
+
+def _other(other: Plain) -> Text:
+    slow = f", {other['slow']} of them slow" if other["slow"] else ""
+    moved = format_bytes(other["moved_bytes"])
+    return Text(f"  and {other['links']} more (--limit){slow}: {other['hand_offs']:,} hand-offs, {moved}", style="dim")
+
+
+def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[RenderableType]:
+    latest = answer["latest_unix_ns"]
+    if latest is None:
+        hint = "they are told by the plugin in the engines (pip install handrail there, and HANDRAIL_SOCKET)"
+        return [Text("No hand-off of KV is known at all, so no link is."), Text(f"Hand-offs: {hint}.")]
+    return [
+        Text("No hand-off of KV of this period fits, so there is no link to tell of."),
+        Text(f"The latest one began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
+    ]
+
+
+def _row(link: Plain) -> list[Text | str]:
+    failed = f" ({link['failed']:,} failed)" if link["failed"] else ""
+    share, transfer = link["share_of_line"], link["transfer"]
+    return [
+        Text("▶", style="yellow") if link["findings"] else "",
+        _name(link),
+        Text(f"{link['hand_offs']:,}{failed}", style="red" if failed else ""),
+        format_bytes(link["moved_bytes"] or None),
+        Text(_rate(link), style="yellow" if link["slow"] else ""),
+        _gigabytes(link["line_rate"]) if link["line_rate"] else Text("–", style="dim"),
+        Text(f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %") if share is not None else Text("–", style="dim"),
+        _time(transfer, "p50_ns"),
+        _time(transfer, "p99_ns", doubtful=transfer is not None and transfer["count"] < _DOUBTFUL),
+        Text(link["transport"], style="dim" if link["transport"] == "unknown" else ""),
+    ]
+
+
+def _name(link: Plain) -> str:
+    return f"{link['keeper']} → {link['reader']}{' (back)' if link['backwards'] else ''}"
+
+
+def _rate(link: Plain) -> str:
+    low, high = link["rate_low"], link["rate_high"]
+    if low is None:
+        return "–"
+    if high is None:
+        return f"≥ {_gigabytes(low)}"
+    return f"{_gigabytes(low)}–{_gigabytes(high)}" if high > 1.1 * low else _gigabytes(link["rate"])
+
+
+def _gigabytes(rate: float) -> str:
+    value = rate / _GB
+    return f"{value:.0f} GB/s" if value >= 100 else f"{value:.1f} GB/s" if value >= 10 else f"{value:.2f} GB/s"
+
+
+def _time(times: Plain | None, name: str, *, doubtful: bool = False) -> Text:
+    if times is None:
+        return Text("–", style="dim")
+    return Text(format_duration(times[name]) + ("?" if doubtful else ""), style="dim" if doubtful else "")
+
+
+def _transport_text(link: Plain, width: int) -> Iterator[RenderableType]:
+    """What is wrong with it, what it is told by, and how."""
+    how = ", ".join(filter(None, (*link["connectors"], *link["modes"])))
+    yield Text.assemble((_name(link), "bold"), (f"  {how}" if how else "", "dim"))
+    for finding in link["findings"]:
+        yield from _wrapped(f"▶ {finding['kind']}  {finding['seen']}", width, "yellow" if link["slow"] else "")
+        if finding["advice"]:
+            yield from _wrapped(f"  {finding['advice']}", width, "")
+    for evidence in link["evidence"]:
+        yield from _wrapped(f"by {evidence}", width, "dim")
+    for other in link["looked_at"]:
+        yield from _wrapped(other, width, "dim")
+    if not link["bytes_counted"] and link["moved_bytes"]:
+        yield from _wrapped("bytes are those of the blocks: the transport did not count them", width, "dim")
+    for device in link["devices"]:
+        if device["carried"] and device["peak"]:
+            way, peak = max(device["peak"].items(), key=lambda each: float(each[1]))
+            rates = f"{_gigabytes(device['mean'][way])} on average, {_gigabytes(peak)} at most in a second"
+            yield from _wrapped(f"{device['device']} at {device['host']}: {way} {rates}", width, "dim")
+
+
+def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:
+    lines = textwrap.wrap(text, max(40, width - len(_INDENT)), subsequent_indent="  ", break_on_hyphens=False)
+    for line in lines:
+        yield Text(f"{_INDENT}{line}", style=style)

@@ -1,0 +1,190 @@
+"""The collector's process: receivers, journal, pipeline, store, forward sinks and the API, in that order of the data's way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from handrail.config.addresses import bound, write_ready
+from handrail.config.listeners import ListenerSecurity
+from handrail.config.schema import plain
+from handrail.metrics.registry import Registry
+from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.settings import NAMELESS, ClientSettings
+from handrail.otlp.signals import Signal
+from handrail.runtime.descriptors import raise_limit
+from handrail.runtime.process import Parts, Stop, freeze_gc
+from handrail.runtime.process import run as run_process
+from handrail.security.file_reload import Watcher
+from handrail_collector.api.server import ApiServer
+from handrail_collector.config import CollectorConfig
+from handrail_collector.journal.journal import Journal, JournalSettings
+from handrail_collector.metrics.registry import page_rows
+from handrail_collector.metrics.slow_links import SlowLinks
+from handrail_collector.pipeline import Pipeline, PipelineSettings
+from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
+from handrail_collector.status import Running, collector_gates
+from handrail_collector.stitch.stitcher import StitchSettings
+from handrail_collector.store.maintenance import SteadyClock, Upkeep, UpkeepSettings
+from handrail_collector.store.manifest import StoreDamagedError
+from handrail_collector.store.publish import StoreLockedError, StorePublisher
+from handrail_collector.store.read import StoreReader
+
+log = logging.getLogger(__name__)
+
+
+def run(config: CollectorConfig) -> int:
+    """Run until SIGTERM or Ctrl-C; the exit code."""
+    return run_process(_main(config))
+
+
+async def _main(config: CollectorConfig) -> int:
+    stop = Stop()
+    limit = raise_limit()
+    gates = collector_gates(config)
+    protection = ListenerSecurity(config.tls, config.auth, [each.value for each in config.plaintext])
+    protection.warn_of_open(config.listeners)
+    publisher = StorePublisher(config.data / "store")
+    try:
+        recovered = await asyncio.to_thread(publisher.open)
+    except (StoreLockedError, StoreDamagedError) as error:
+        raise OSError(str(error)) from error
+    settings = JournalSettings(folder=config.data / "journal", max_bytes=config.journal_max_bytes)
+    log_file = await asyncio.to_thread(lambda: settings.open_log(floor=recovered.end_offset))
+    journal = Journal(log_file, max_pending_bytes=settings.max_pending_bytes, retry_delay_s=settings.retry_delay_s)
+    forwards = tuple(OtlpForward(ForwardSettings(client=ClientSettings(endpoint=url, names=NAMELESS))) for url in config.forward)
+
+    def forward(signal: Signal, payload: bytes) -> None:
+        for each in forwards:
+            each.offer(signal, payload)
+
+    pipeline = Pipeline(
+        journal,
+        publisher,
+        recovered,
+        _pipeline_settings(config),
+        journal_max_bytes=config.journal_max_bytes,
+        forward=forward if forwards else None,
+    )
+    grpc, http = config.otlp_grpc, config.otlp_http
+    receiver = OtlpServer(
+        journal,
+        grpc=(grpc.host, grpc.port) if grpc else None,
+        http=(http.host, http.port) if http else None,
+        loopback_only=False,  # the configuration's check has seen to it
+        grpc_tls=protection.tls("otlp_grpc"),
+        http_tls=protection.tls("otlp_http"),
+        grpc_guard=protection.guard("otlp_grpc"),
+        http_guard=protection.guard("otlp_http"),
+        grpc_gate=gates.gate("otlp_grpc"),
+        http_gate=gates.gate("otlp_http"),
+    )
+    api_guard = protection.guard("api", certificates=True)
+    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=SteadyClock())
+    running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
+    parts = Parts()
+    addresses: dict[str, str] = {}
+    for each in forwards:
+        await parts.start("forward", each.start(), each.shutdown)
+    await parts.start("journal", journal.start(), _nothing)
+    working = asyncio.create_task(pipeline.run())
+
+    async def drain() -> None:
+        # the journal's end lets the pipeline read to its end and publish; only then may the store be let go
+        await journal.shutdown()
+        await asyncio.wait({working})
+        publisher.close()
+
+    await parts.start("pipeline", _nothing(), drain)
+    ending = asyncio.Event()
+    in_order = asyncio.create_task(_keep_in_order(upkeep, config.store.upkeep_interval.seconds, ending))
+
+    async def end_upkeep() -> None:
+        ending.set()
+        upkeep.stop()
+        await in_order
+
+    await parts.start("upkeep", _nothing(), end_upkeep)
+    watcher = Watcher(protection.watched)
+    await parts.start("certificates", watcher.start(), watcher.shutdown)
+    await parts.start("receivers", receiver.start(), receiver.shutdown)
+    addresses.update(bound(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
+    if config.api is not None:
+        reader = StoreReader(config.data / "store")
+        links = SlowLinks(reader)
+        api = ApiServer(
+            reader,
+            pipeline,
+            running.status,
+            config.api.host,
+            config.api.port,
+            metrics=Registry(page_rows(running, links, protection.watched, protection.guards)),
+            not_ready=running.not_ready,
+            tls=protection.context("api", ask_only=True),
+            guard=api_guard,
+            gate=gates.gate("api"),
+        )
+        await parts.start("api", api.start(), api.shutdown)
+        await parts.start("links", links.start(), links.shutdown)
+        addresses.update(bound(api=api.address))
+    log.info("collecting into %s: %s; %s", config.data, protection.describe(addresses, config.listeners), limit)
+    log.debug("configuration: %s", plain(config))
+    # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
+    # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).
+    freeze_gc(young=50_000)
+    if config.ready_file is not None:
+        write_ready(config.ready_file, addresses)
+    stopped, gone = asyncio.create_task(stop.wait()), asyncio.create_task(journal.gone())
+    await asyncio.wait({stopped, working, gone}, return_when=asyncio.FIRST_COMPLETED)
+    failed = not stopped.done()
+    if failed and not journal.lost:
+        log.error("the pipeline ended by itself", exc_info=working.exception())
+    stopped.cancel()
+    gone.cancel()
+    await parts.end()
+    fault = working.exception() if working.done() else None
+    if journal.lost:  # maybe only in the last publish of a stop
+        log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
+    elif not failed and fault is not None:
+        log.error("the pipeline failed while it was stopping", exc_info=fault)
+    return 1 if failed or journal.lost or fault is not None else 0
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _keep_in_order(upkeep: Upkeep, interval_s: float, ending: asyncio.Event) -> None:
+    """A pass now and after every interval, in a thread, until ``ending``."""
+    while not ending.is_set():
+        await asyncio.to_thread(upkeep.run_pass)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ending.wait(), interval_s)
+
+
+def _upkeep_settings(config: CollectorConfig) -> UpkeepSettings:
+    store = config.store
+    return UpkeepSettings(
+        closed_after_ns=store.compact_after,
+        grace_ns=store.grace,
+        retention_ns=store.retention,
+        samples_retention_ns=store.samples_retention,
+        max_bytes=store.max_bytes,
+        rollups=True,
+    )
+
+
+def _pipeline_settings(config: CollectorConfig) -> PipelineSettings:
+    decision = config.decision
+    return PipelineSettings(
+        flush_interval_ns=config.flush_interval,
+        hung_ns=decision.hung_after,
+        stitch=StitchSettings(
+            settle_ns=decision.settle,
+            engine_wait_ns=decision.engine_wait,
+            max_open_ns=decision.max_open,
+            max_groups=decision.max_open_requests,
+        ),
+    )

@@ -1,0 +1,174 @@
+"""Records straight to rows and to a store, by the clock at which they came: the collector's stitching without its journal.
+
+For runs in virtual time, and for whatever else has records and not OTLP. The stitcher, the explanation and the store are the
+collector's; times are the records' own, so a day takes seconds and two runs of the same records give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handrail.records import Iteration, ProcessEvent
+from handrail.records.devices import DeviceRun
+from handrail_collector.explain.request.request_row import Fleet, explain_all
+from handrail_collector.explain.stalls.stall_rows import StallDesk, no_stalls
+from handrail_collector.pipeline import numbered, withdrawn, withdrawn_fetches
+from handrail_collector.rows import MERGED, ClockPairRow, FetchRow, LinkFactRow, RequestRow, StallRow
+from handrail_collector.stitch.arrival import AHEAD_NS, latest_of
+from handrail_collector.stitch.engine_activity import Activities
+from handrail_collector.stitch.events import MINUTE_NS, clock_rows
+from handrail_collector.stitch.evidence import Item
+from handrail_collector.stitch.group import RequestGroup
+from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.samples import SampleRow, table_of
+from handrail_collector.store.schema import Table
+from handrail_collector.store.tables.dataclass_table import FlatRows
+
+ROWS_A_PUBLISH = 20_000
+
+STORE = "store"
+"""The store's folder in a data folder."""
+
+
+def rows_of(
+    records: Iterable[tuple[int, Item | Activities]],
+    settings: StitchSettings | None = None,
+    fetches: list[FetchRow] | None = None,
+    stalls: list[StallRow] | None = None,
+    clocks: list[ClockPairRow] | None = None,
+) -> Iterator[RequestRow]:
+    """Rows in the order in which they are decided, later versions and withdrawals included.
+
+    ``records``: each with the wall time at which it was received, in that order. A record's place among them is its offset.
+    ``fetches``: gets the hand-offs of a request when its row is decided; ``stalls``: those of its stream;
+    ``clocks``: how the hosts' clocks are related, once a minute.
+    """
+    decided = _Decided(Stitcher(settings), StallDesk(), fetches, stalls)
+    stitcher = decided.stitcher
+    swept = 0
+    for offset, (received_unix_ns, record) in enumerate(records):
+        for second in range(swept + SECOND, received_unix_ns + 1, SECOND) if swept else ():
+            yield from decided.rows(stitcher.sweep(second), second)
+            swept = second
+            if clocks is not None and second // MINUTE_NS != (second - SECOND) // MINUTE_NS:
+                clocks.extend(clock_rows(stitcher.clocks.intervals(), second, offset))
+        swept = swept or received_unix_ns
+        yield from decided.rows(stitcher.advance(received_unix_ns), received_unix_ns)
+        if isinstance(record, Activities) and latest_of(record) <= received_unix_ns + AHEAD_NS:
+            decided.desk.activity.take(record)
+        if not isinstance(record, Iteration | ProcessEvent | DeviceRun):
+            stitcher.add(record, offset, received_unix_ns)
+    if clocks is not None and swept:
+        clocks.extend(clock_rows(stitcher.clocks.intervals(), swept + MINUTE_NS, offset))
+    # what is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain
+    of = stitcher.settings
+    soon = swept + of.engine_wait_ns + of.settle_ns + 2 * SECOND
+    for now in (*range(swept + SECOND, soon, SECOND), soon + of.max_open_ns, soon + of.max_open_ns + 2 * SECOND):
+        yield from decided.rows(stitcher.sweep(now), now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What is said of requests when they are decided; lists that are None get nothing."""
+
+    stitcher: Stitcher
+    desk: StallDesk
+    fetches: list[FetchRow] | None
+    stalls: list[StallRow] | None
+
+    def rows(self, decisions: Iterable[Decision], now: int) -> Iterator[RequestRow]:
+        for decision in decisions:
+            group = decision.group
+            if not group.is_request:
+                continue
+            reporting = frozenset(self.stitcher.reporting(min(now, group.deadline_unix_ns or now)))
+            explained = explain_all(group, Fleet(reporting, clocks=self.stitcher.clocks))
+            if explained.row is None:
+                continue
+            row = self.desk.with_standstills(group, explained.row)
+            report = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
+            group.superseded.clear()
+            report.pop((row.trace_id, row.request_id), None)
+            earlier = sorted(report.items())
+            if self.fetches is not None:
+                self.fetches.extend(numbered(explained.fetches, row))
+                self.fetches.extend(withdrawn_fetches(row, *of, version) for of, version in earlier)
+            if self.stalls is not None:
+                self._stalls(group, row, self.stalls)
+                self.stalls.extend(no_stalls(row, *of, version + 1) for of, version in earlier)
+            yield row
+            yield from (withdrawn(row, *of, version) for of, version in earlier)
+
+    def _stalls(self, group: RequestGroup, row: RequestRow, stalls: list[StallRow]) -> None:
+        found = self.desk.explain(group, row)
+        group.stalls_reported = bool(found)
+        stalls.extend(found)
+
+
+def newest(rows: Iterable[RequestRow]) -> list[RequestRow]:
+    """The last version of each request, without those that were withdrawn."""
+    last: dict[tuple[str, str], RequestRow] = {}
+    for row in rows:
+        key = row.trace_id, row.request_id
+        if key not in last or last[key].version < row.version:
+            last[key] = row
+    return [row for row in last.values() if row.version and row.scope != MERGED]
+
+
+def publish(
+    folder: Path,
+    rows: Iterable[RequestRow],
+    fetches: list[FetchRow] | None = None,
+    stalls: list[StallRow] | None = None,
+    clocks: list[ClockPairRow] | None = None,
+) -> int:
+    """Store them as the collector of the data folder ``folder`` would; the number of rows, versions included.
+
+    ``fetches``, ``stalls``, ``clocks``: the lists that ``rows`` fills as it goes; they are emptied.
+
+    The store is a new one, or one of which nothing is replayed any more. Raises what ``Publisher`` raises.
+    """
+    publisher = StorePublisher(folder / STORE)
+    at = publisher.open().end_offset
+    published = 0
+    try:
+        for batch in _batches(rows):
+            end = at + len(batch)
+            found = {Table.KV_FETCHES: fetches, Table.STALLS: stalls, Table.CLOCK_PAIRS: clocks}
+            flat: FlatRows = {table: list(report) for table, report in found.items() if report}
+            publisher.publish(at, end, end, (), batch, flat=flat)
+            for report in found.values():
+                if report:
+                    report.clear()
+            at, published = end, published + len(batch)
+    finally:
+        publisher.close()
+    return published
+
+
+def publish_samples(folder: Path, samples: Iterable[SampleRow], facts: Iterable[LinkFactRow] = ()) -> None:
+    """Put samples, and what was logged of links, into such a store, beside what is there. Raises what ``Publisher`` raises."""
+    publisher = StorePublisher(folder / STORE)
+    at = publisher.open().end_offset
+    flat: dict[Table, list[Any]] = {Table.LINK_FACTS: list(facts)} if facts else {}
+    for row in samples:
+        flat.setdefault(table_of(row), []).append(row)
+    try:
+        publisher.publish(at, at, at, (), (), flat=flat)
+    finally:
+        publisher.close()
+
+
+def _batches(rows: Iterable[RequestRow]) -> Iterator[list[RequestRow]]:
+    batch: list[RequestRow] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == ROWS_A_PUBLISH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

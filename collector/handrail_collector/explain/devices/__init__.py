@@ -1,0 +1,1 @@
+"""Devices during a request or a period."""

@@ -1,0 +1,1 @@
+"""Explain a period: baselines, causes, tail."""

@@ -1,0 +1,15 @@
+"""From what size on a difference is worth telling: statistics alone find tenths of a millisecond among enough requests. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handrail_collector.store.queries.aggregates import Measure
+
+TIMES_LONGER: Final = 1.5
+LEAST_LONGER_NS: Final = {Measure.TTFT: 50_000_000, Measure.GAP: 20_000_000}
+
+
+def much_longer(measure: Measure, slow_from_ns: int, usual_mean_ns: int) -> bool:
+    """Whether even the shortest of the slowest took longer than usual by both: that many times, and that much."""
+    return slow_from_ns >= TIMES_LONGER * usual_mean_ns and slow_from_ns - usual_mean_ns >= LEAST_LONGER_NS[measure]

@@ -1,0 +1,77 @@
+"""Whether one request was slow for its size, and which phase grew where: by the requests around it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any
+
+from handrail_collector.explain.period.attribution import cause_of
+from handrail_collector.explain.period.baseline import LEAST_REQUESTS, fit
+from handrail_collector.explain.period.request_columns import RequestColumns
+from handrail_collector.rows import RequestRow
+
+
+class RequestVerdict(str, Enum):
+    """What can be said of the request's time to first token."""
+
+    SLOW = "slow"
+    USUAL = "usual"
+    CANNOT_TELL = "cannot_tell"  # too few requests around it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineComparison:
+    """One request against the ``compared`` ones of its scope and model that began in that time.
+
+    ``usual_ttft_ns``: typical of prompts with as many tokens to compute. ``phase``: what grew most, likely enough to be
+    the answer, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""); None: none did, or those
+    in ``alike`` may have grown most. ``standing``: such growths are much more frequent there and then than elsewhere.
+    """
+
+    verdict: RequestVerdict
+    since_unix_ns: int
+    until_unix_ns: int
+    compared: int
+    needed: int = LEAST_REQUESTS
+    uncached_tokens: int | None = None
+    usual_ttft_ns: int | None = None
+    late_ns: int | None = None
+    phase: str | None = None
+    place: str = ""
+    excess_ns: int = 0
+    alike: tuple[str, ...] = ()
+    may_be: tuple[str, ...] = ()
+    standing: bool = False
+
+
+def against(row: RequestRow, others: RequestColumns, since_unix_ns: int, until_unix_ns: int) -> BaselineComparison | None:
+    """None for a request whose phases do not sum to a time to first token: there is nothing to compare."""
+    if row.phase_of != "ttft" or row.ttft_token_ns is None:
+        return None
+    typical = fit(others)
+    nothing = BaselineComparison(
+        verdict=RequestVerdict.CANNOT_TELL, since_unix_ns=since_unix_ns, until_unix_ns=until_unix_ns, compared=len(others)
+    )
+    if typical is None:
+        return nothing
+    cause = cause_of(row, typical)
+    assert cause.late_ns is not None
+    return replace(
+        nothing,
+        verdict=RequestVerdict.SLOW if cause.slow else RequestVerdict.USUAL,
+        uncached_tokens=None if row.prompt_tokens is None else row.prompt_tokens - (row.cached_tokens or 0),
+        usual_ttft_ns=row.ttft_token_ns - cause.late_ns,
+        late_ns=cause.late_ns,
+        phase=cause.phase.value if cause.phase is not None else None,
+        place=cause.place,
+        excess_ns=cause.excess_ns,
+        alike=tuple(phase.value for phase in cause.alike),
+        may_be=tuple(phase.value for phase in cause.may_be),
+        standing=cause.standing,
+    )
+
+
+def to_json(found: BaselineComparison | None) -> dict[str, Any] | None:
+    """As docs/http-api.md has it."""
+    return None if found is None else asdict(found) | {"verdict": found.verdict.value}

@@ -1,0 +1,203 @@
+"""The explanation of a period in a few plain sentences, for a person who was woken by it; and the whole as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from handrail.durations import format_duration
+from handrail.phases import Phase
+from handrail_collector.explain.period.concentration import PLACES, Concentration
+from handrail_collector.explain.period.minimum_effect import LEAST_LONGER_NS, TIMES_LONGER
+from handrail_collector.explain.period.report import NEEDED, PeriodAnswer, ScopeAnswer, Tail, TailVerdict, standing
+from handrail_collector.explain.period.stalls import CauseShare
+from handrail_collector.explain.period.tail import PhaseMore, TailCause
+
+_MAX_CAUSES: Final = 3  # causes, phases or places in one sentence
+_LITTLE: Final = 0.005
+_MOST: Final = 0.6
+
+WHERE: Final = {
+    "prefill_host": "prefill host {}",
+    "decode_host": "decode host {}",
+    "link": "the link {}",
+    "model": "the model {}",
+    "outcome": "the outcome {}",
+    "kv_outcome": "the KV outcome {}",
+}
+
+
+def summary(scope: ScopeAnswer) -> list[str]:
+    """What a scope comes to, most important first."""
+    times, failed = [*_ttft(scope), *_gaps(scope), *_stalls(scope)], _failed(scope)
+    lines = [*failed, *times] if mostly_failed(scope) else [*times, *failed]
+    if scope.requests and scope.complete < scope.requests:
+        missing = scope.requests - scope.complete
+        lines.append(f"{_count(missing)} ({_percent(missing / scope.requests)}) lack evidence from a process on their path.")
+    return lines
+
+
+def mostly_failed(scope: ScopeAnswer) -> bool:
+    """Whether failures are the news: what the others waited for says little beside them."""
+    return scope.failures.requests > 0 and 2 * scope.failures.requests >= scope.requests
+
+
+def to_json(answer: PeriodAnswer) -> dict[str, Any]:
+    """Every field by its own name, enums by their values, and of each scope its ``summary``."""
+    plain = asdict(answer)
+    for scope, made in zip(plain["scopes"], answer.scopes, strict=True):
+        scope["summary"] = summary(made)
+        for name, tail in (("ttft", made.ttft), ("gap", made.gap)):
+            if tail is not None:
+                scope[name] |= {"measure": tail.measure.value, "verdict": tail.verdict.value, "longer_ns": tail.longer_ns}
+                for phase, of in zip(scope[name]["phases"], tail.phases, strict=True):
+                    phase["more_ns"] = of.more_ns
+    return plain
+
+
+def _ttft(scope: ScopeAnswer) -> list[str]:
+    tail = scope.ttft
+    if tail is None:
+        return ["No request of this scope has a time to first token."]
+    if tail.verdict is TailVerdict.CANNOT_TELL:
+        return [
+            f"Cannot tell why the slowest are slow: {_count(scope.timed)} with a time to first token; {NEEDED:,} are needed, "
+            "so that the slowest 1 % are ten."
+        ]
+    slow = (
+        f"the slowest 1 % ({_count(tail.requests)}, TTFT {format_duration(tail.from_ns)} or more) waited "
+        f"{format_duration(tail.longer_ns)} longer than the middle half"
+    )
+    if tail.verdict is TailVerdict.NOTHING:
+        return [f"Nothing stands out: {slow}{_nowhere(tail)}.", *_spread(tail)]
+    lines = [f"{slow[0].upper()}{slow[1:]}."]
+    if tail.causes is not None and tail.causes.named:
+        lines.append(_named(tail))
+    lines += [_place(contrast) for contrast in standing(tail.contrasts)[:_MAX_CAUSES]]
+    if tail.causes is None or not tail.causes.named:
+        lines += _spread(tail)
+    elif tail.unattributed_share is not None and tail.unattributed_share > _LITTLE:
+        lines.append(f"{_percent(tail.unattributed_share)} of the extra time is unattributed: no evidence says what it was.")
+    return lines
+
+
+def _nowhere(tail: Tail) -> str:
+    """Where the slowest were though nothing stands out, as the table below has it."""
+    if not tail.much_longer:
+        least = format_duration(LEAST_LONGER_NS[tail.measure])
+        return f"; that is too little to ask why (from {TIMES_LONGER} times as long and {least} more on it is)"
+    hints = [contrast for contrast in tail.contrasts if contrast.perhaps]
+    if hints:
+        first = hints[0]
+        where = WHERE[first.dimension].format(first.value)
+        shares = f"{_percent(first.asked_share)} against {_percent(first.others_share)}"
+        return f"; {where} has more of them ({shares}), but not by enough to be named for it"
+    if any(contrast.dimension in PLACES for contrast in tail.contrasts):
+        return ", and no host or link has clearly more of them than of the others"
+    return "" if tail.placed else "; nobody told their hosts"
+
+
+def _named(tail: Tail) -> str:
+    assert tail.causes is not None
+    causes = tail.causes
+    parts = [f"{_percent(each.share)} {_cause(each)}" for each in causes.named[:_MAX_CAUSES]]
+    more = sum(each.requests for each in causes.named[_MAX_CAUSES:])
+    rest = [f"{_percent(more / causes.slow)} other causes listed below"] if more else []
+    if causes.alike:
+        rest.append(f"{_percent(causes.alike / causes.slow)} two phases that grew alike")
+    if causes.ordinary:
+        rest.append(f"{_percent(causes.ordinary / causes.slow)} nothing out of the ordinary")
+    text = "; ".join([*parts, *rest])
+    return f"All of them: {text.partition(' % ')[2]}." if len(parts) == 1 and not rest else f"Of them: {text}."
+
+
+def _cause(named: TailCause) -> str:
+    where = f" at {named.place}" if named.place else ""
+    if named.why:
+        phases = f", in {_either(named.phases)}" if named.phases else ""
+        return f"{named.why}{where} (the engine's process stood still for {format_duration(named.more_ns)} on average{phases})"
+    hidden = f", which may hide {_either(named.may_be)}" if named.may_be and named.phase == Phase.UNATTRIBUTED.value else ""
+    return f"{named.phase}{where} (+{format_duration(named.more_ns)} on average{hidden})"
+
+
+def _spread(tail: Tail) -> list[str]:
+    """Which phases the difference is made of."""
+    grown = [phase for phase in tail.phases if phase.more_ns > 0 and phase.share >= _LITTLE][:_MAX_CAUSES]
+    if not grown:
+        return []
+    text = ", ".join(f"{_percent(phase.share)} {_phase(phase)}" for phase in grown)
+    size = tail.causes.by_size_ns if tail.causes is not None else 0
+    longer = f" Longer prompts account for {format_duration(size)} of it." if size > _LITTLE * tail.longer_ns else ""
+    return [f"The difference is {text}.{longer}"]
+
+
+def _phase(phase: PhaseMore) -> str:
+    return f"{phase.phase} ({phase.place})" if phase.place else phase.phase
+
+
+def _place(contrast: Concentration, others: str = "middle half") -> str:
+    what = WHERE[contrast.dimension].format(contrast.value)
+    return f"{_percent(contrast.asked_share)} of them have {what}, but {_percent(contrast.others_share)} of the {others}."
+
+
+def _gaps(scope: ScopeAnswer) -> list[str]:
+    tail = scope.gap
+    if tail is None or tail.verdict is not TailVerdict.STANDS_OUT:
+        return []
+    lines = [f"The longest stream gaps ({format_duration(tail.from_ns)} or more, {_count(tail.requests)}):"]
+    lines += [_place(contrast) for contrast in standing(tail.contrasts)[:_MAX_CAUSES]]
+    return [" ".join(lines)]
+
+
+def _stalls(scope: ScopeAnswer) -> list[str]:
+    found = scope.stalls
+    if found is None:
+        return []
+    text = ", ".join(f"{_percent(each.share)} {each.cause}{_at(each)}" for each in found.causes[:_MAX_CAUSES])
+    more = sum(each.stalls for each in found.causes[_MAX_CAUSES:])
+    rest = f", {_percent(more / found.stalls)} others" if more else ""
+    times = f"{found.stalls:,} time{'s' if found.stalls > 1 else ''}"
+    sentences = [f"Streams stood still {times}, {format_duration(found.gap_ns)} in all: {text}{rest}."]
+    longest = sorted((each for each in found.causes if each.longest), key=lambda each: -each.longest)[:_MAX_CAUSES]
+    if longest and found.longest < found.stalls and scope.gap is not None:
+        parts = ", ".join(f"{_percent(each.longest_share or 0.0)} {each.cause}" for each in longest)
+        sentences.append(f"Of those of {format_duration(scope.gap.from_ns)} or more: {parts}.")
+    return [" ".join(sentences)]
+
+
+def _at(each: CauseShare) -> str:
+    """In how many events, where one stalls several streams, and where most of them are, if most are."""
+    parts = []
+    if each.events < each.stalls:
+        every = f", one every {format_duration(each.every_ns)}" if each.every_ns is not None else ""
+        parts.append(f"{each.events:,} event{'s' if each.events > 1 else ''}{every}")
+    if each.host and each.host_share > _MOST:
+        parts.append(f"most at {each.host}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _failed(scope: ScopeAnswer) -> list[str]:
+    failures = scope.failures
+    if not failures.requests:
+        return ["No request failed."]
+    kinds = ", ".join(f"{count:,} {name}" for name, count in list(failures.by_outcome.items())[:_MAX_CAUSES])
+    text = f"{_count(failures.requests)} failed ({_percent(failures.requests / scope.requests)}): {kinds}."
+    places = [_place(contrast, "others") for contrast in standing(failures.contrasts)[:_MAX_CAUSES]]
+    return [" ".join([text, *places])]
+
+
+def _count(requests: int) -> str:
+    return f"{requests:,} request" if requests == 1 else f"{requests:,} requests"
+
+
+def _percent(share: float) -> str:
+    per_cent = 100 * share
+    if 0 < per_cent < 0.1:
+        return "<0.1 %"
+    return f"{per_cent:.1f} %" if per_cent < 9.95 and round(per_cent, 1) != round(per_cent) else f"{per_cent:.0f} %"
+
+
+def _either(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last

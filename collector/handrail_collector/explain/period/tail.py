@@ -1,0 +1,325 @@
+"""Why the slowest are slow: by how much each phase grew, which cause each slow request has, where they concentrate. Pure.
+
+*Slow* is from the 99th percentile on, *usual* from the first to the third quarter. The phases of both add up to their times to
+the first token, so what the slow waited longer is told whole: by phases, and what no evidence explains by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail.phases import Phase, Place
+from handrail_collector.explain.period.attribution import Attribution, causes
+from handrail_collector.explain.period.baseline import LEAST_REQUESTS, Baseline, fit
+from handrail_collector.explain.period.concentration import LEAST_TIMES, Concentration
+from handrail_collector.explain.period.host_pauses import PausedRequests, attribute_pauses
+from handrail_collector.explain.period.request_columns import PHASES, RequestColumns
+from handrail_collector.explain.stalls.evidence import StallCause
+from handrail_collector.store.queries.aggregates import PAUSED
+from handrail_collector.store.request_columns import may_be
+from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+
+LEAST_SLOW: Final = 10
+"""Fewer slow requests say nothing about the rest; a hundred times as many requests are needed."""
+
+LEAST_SHARE: Final = 0.05
+"""Of the slow requests: a smaller part with one cause is not worth being woken for."""
+
+LEAST_NAMED: Final = 8
+"""Requests with one cause: one burst, or a few of the longest prompts at one host, make as many as six alike in healthy runs."""
+
+MORE_THAN_ORDINARY: Final = 0.5
+"""Where the slow concentrate at a host, a cause there counts from this part of such growths on that is more than ordinary: the
+longest prompts may all go to one host, and a queue that is as frequent everywhere is no cause of theirs."""
+
+EXAMPLES: Final = 3
+
+_ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.UNATTRIBUTED)]
+_UNATTRIBUTED: Final = phase_column(Phase.UNATTRIBUTED.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMore:
+    """Mean of one phase of usual and of slow requests. ``place``: of ``unattributed``, the process it lies in."""
+
+    phase: str
+    place: str
+    usual_ns: int
+    slow_ns: int
+    share: float  # of what the slow took longer; negative where the phase was shorter
+
+    @property
+    def more_ns(self) -> int:
+        """By how much the slow took longer."""
+        return self.slow_ns - self.usual_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailCause:
+    """Slow requests with one cause: ``phase`` at ``place`` (a host, a link ``P>D``, "router", "" where that is not known).
+
+    ``why``: "host_pause" where the engine's process stood still there, else "". ``phases``: those that grew most in these
+    requests, most often first; without a ``why`` that is ``phase`` alone, with one there may be none. ``more_ns``: by how much
+    that phase is longer than typical for prompts of their size, on average, or how long the process stood still. ``may_be``: what
+    ``unattributed`` may hide. ``first_unix_ns``, ``last_unix_ns``: between these started nine in ten of them.
+    """
+
+    why: str
+    phase: str
+    phases: tuple[str, ...]
+    place: str
+    requests: int
+    share: float
+    more_ns: int
+    typical_ns: int
+    may_be: tuple[str, ...]
+    first_unix_ns: int
+    last_unix_ns: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailCauses:
+    """What the slow requests say one by one.
+
+    ``named``: causes that are more frequent there and then than is ordinary, each of a part worth telling. ``alike``: requests of
+    which two phases grew alike, so that none is named. ``ordinary``: requests without a cause that is out of the ordinary (the
+    longest prompts, bursts), or with one of too few. ``by_size_ns``: mean time that longer prompts account for.
+    """
+
+    slow: int
+    named: tuple[TailCause, ...]
+    alike: int
+    ordinary: int
+    by_size_ns: int
+    examples: tuple[str, ...]  # of the ordinary ones
+
+
+def phases_more(
+    usual: Sequence[int], usual_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]
+) -> list[PhaseMore]:
+    """Means from sums by column (``names``: those of ``cells.PHASE_SUMS``, then the time itself), by what grew most."""
+    u, s = _parts(names, usual, usual_requests), _parts(names, slow, slow_requests)
+    longer = sum(s.values()) - sum(u.values())
+    found = [
+        PhaseMore(
+            phase=phase,
+            place=place,
+            usual_ns=round(u[phase, place]),
+            slow_ns=round(s[phase, place]),
+            share=(s[phase, place] - u[phase, place]) / longer if longer else 0.0,
+        )
+        for phase, place in u
+        if u[phase, place] or s[phase, place]
+    ]
+    return sorted(found, key=lambda each: -each.more_ns)
+
+
+def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tuple[str, str], float]:
+    """Mean by phase and place; what the phases leave of the time itself is unattributed on the path."""
+    by = dict(zip(names, sums, strict=True))
+    total = by.pop("value_sum_ns")
+    inside = {Place.PREFILL.value: by.pop(UNATTRIBUTED_PREFILL), Place.DECODE.value: by.pop(UNATTRIBUTED_DECODE)}
+    by.pop(_UNATTRIBUTED)
+    found = {(phase.value, ""): by[phase_column(phase.value)] for phase in Phase if phase is not Phase.UNATTRIBUTED}
+    found |= {(Phase.UNATTRIBUTED.value, place): value for place, value in inside.items()}
+    found[Phase.UNATTRIBUTED.value, Place.PATH.value] = total - sum(found.values())
+    return {key: value / max(1, requests) for key, value in found.items()}
+
+
+def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | None:
+    """The causes of the slow ones among ``rows`` (``cells.looked_at`` of one scope); None where too few tell what is typical.
+
+    A slow request has a cause out of the ordinary where such growths are more frequent there and then (``attribution.py``), or
+    where
+    it is at one of ``places``, hosts and links that slow requests concentrate at for the whole period.
+    """
+    sampled, slow = rows.filter(rows["sampled"]), rows.filter(rows["slow"])
+    typical = fit(requests_in(sampled))
+    if typical is None or slow.num_rows < LEAST_SLOW or sampled.num_rows < LEAST_REQUESTS:
+        return None
+    requests = requests_in(slow)
+    found = causes(requests, typical)
+    place, concentrated = _concentrated(slow, found, places)
+    others = sampled.filter(pc.invert(sampled["slow"]))
+    least = ceil(max(LEAST_NAMED, LEAST_SHARE * slow.num_rows))
+    paused_requests = attribute_pauses(requests, _paused_ns(slow), found, requests_in(others), _paused_ns(others), least)
+    out_of_ordinary = (
+        (found.standing | concentrated & (found.surplus >= MORE_THAN_ORDINARY)) & (found.leading >= 0) & ~paused_requests.still
+    )
+    standing = out_of_ordinary & found.clear
+    groups: dict[tuple[int, str], list[int]] = {}
+    for at in np.flatnonzero(standing).tolist():
+        groups.setdefault((int(found.leading[at]), str(place[at])), []).append(at)
+    named = [
+        _named(PHASES[phase], place, np.array(places), slow, found, requests, typical)
+        for (phase, place), places in groups.items()
+        if len(places) >= least
+    ]
+    named += [
+        _paused(host, at, slow, paused_requests, paused_requests.phases(host, found), requests)
+        for host, at in paused_requests.by_host()
+    ]
+    report = sum(each.requests for each in named)
+    alike = int((out_of_ordinary & ~found.clear).sum())
+    size = (
+        typical.by_size_ns(requests.uncached_tokens).sum(axis=1).mean()
+        - typical.by_size_ns(requests_in(_usual(sampled)).uncached_tokens).sum(axis=1).mean()
+    )
+    return TailCauses(
+        slow=slow.num_rows,
+        named=tuple(sorted(named, key=lambda each: (-each.requests, each.phase, each.place))),
+        alike=alike,
+        ordinary=slow.num_rows - report - alike,
+        by_size_ns=round(float(size)),
+        examples=_ids(slow, _middle(requests.ttft_ns, np.flatnonzero(~standing & ~paused_requests.still))),
+    )
+
+
+def _concentrated(slow: pa.Table, found: Attribution, places: Sequence[Concentration]) -> tuple[Any, Any]:
+    """Where the leading phase of each is, and whether requests that are slow by it concentrate there.
+
+    Of a host that one phase made slow, requests that are slow by another are as ordinary as elsewhere.
+    """
+    hosts = {name: _texts(slow[name]) for name in ("prefill_host", "decode_host")}
+    values = hosts | {"link": hosts["prefill_host"] + ">" + hosts["decode_host"]}
+    place, concentrated = found.place.copy(), np.zeros(slow.num_rows, bool)
+    for contrast in places:
+        if contrast.dimension in values:
+            here = values[contrast.dimension] == contrast.value
+            inside = np.bincount(found.leading[here & (found.leading >= 0)], minlength=len(PHASES)) / _usual_share(contrast)
+            outside = np.bincount(found.leading[~here & (found.leading >= 0)], minlength=len(PHASES)) + 0.5
+            more = inside >= LEAST_TIMES * outside / (1 - _usual_share(contrast))
+            here &= more[found.leading] & (found.leading >= 0)
+            concentrated |= here
+            if contrast.dimension == "link":
+                place[here & np.isin(found.leading, _ON_LINK)] = contrast.value
+    return place, concentrated
+
+
+def _usual_share(contrast: Concentration) -> float:
+    """The share of the usual requests with the value, kept off 0 and 1."""
+    return min(0.99, max(0.01, contrast.others_share))
+
+
+def _usual(sampled: pa.Table) -> pa.Table:
+    low, high = pc.quantile(sampled["ttft_ns"], [0.25, 0.75], interpolation="nearest").to_pylist()
+    return sampled.filter(pc.and_(pc.greater_equal(sampled["ttft_ns"], low), pc.less_equal(sampled["ttft_ns"], high)))
+
+
+def _named(
+    phase: Phase, place: str, at: Any, slow: pa.Table, found: Attribution, requests: RequestColumns, typical: Baseline
+) -> TailCause:
+    column = PHASES.index(phase)
+    first, last = _most_between(requests, at)
+    shapes = pc.unique(slow["phase_shape"].take(pa.array(at))).to_pylist() if phase is Phase.UNATTRIBUTED else []
+    inside, times = np.unique(requests.rest_at[at].astype(str), return_counts=True)
+    return TailCause(
+        why="",
+        phase=phase.value,
+        phases=(phase.value,),
+        place=place,
+        requests=len(at),
+        share=len(at) / slow.num_rows,
+        more_ns=round(float(found.excess_ns[at].mean())),
+        typical_ns=round(float(typical.expected_ns(requests)[at, column].mean())),
+        may_be=_hidden(shapes, str(inside[times.argmax()])),
+        first_unix_ns=first,
+        last_unix_ns=last,
+        examples=_ids(slow, _middle(found.excess_ns, at)),
+    )
+
+
+def _paused(
+    host: str, at: Any, slow: pa.Table, paused_requests: PausedRequests, phases: Sequence[str], requests: RequestColumns
+) -> TailCause:
+    first, last = _most_between(requests, at)
+    return TailCause(
+        why=StallCause.HOST_PAUSE.value,
+        phase=phases[0] if phases else "",
+        phases=tuple(phases),
+        place=host,
+        requests=len(at),
+        share=len(at) / slow.num_rows,
+        more_ns=round(float(paused_requests.paused_ns[at].mean())),
+        typical_ns=0,
+        may_be=(),
+        first_unix_ns=first,
+        last_unix_ns=last,
+        examples=_ids(slow, _middle(paused_requests.paused_ns, at)),
+    )
+
+
+def _most_between(requests: RequestColumns, at: Any) -> tuple[int, int]:
+    started = np.sort(requests.started_unix_ns[at])
+    return int(started[len(at) // 20]), int(started[-1 - len(at) // 20])
+
+
+def _hidden(shapes: Iterable[str], process: str) -> tuple[str, ...]:
+    hidden = {name for shape in shapes for name in may_be(shape, process)}
+    return tuple(phase.value for phase in Phase if phase.value in hidden)
+
+
+def _middle(values: Any, at: Any) -> Any:
+    """Places of the few typical ones: around the median of the value."""
+    ordered = at[np.argsort(values[at], kind="stable")]
+    first = max(0, len(ordered) // 2 - EXAMPLES // 2)
+    return ordered[first : first + EXAMPLES]
+
+
+def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
+    chosen = rows.select(["client_request_id", "request_id"]).take(pa.array(at, pa.int64())).to_pylist()
+    return tuple(each["client_request_id"] or each["request_id"].hex() for each in chosen)
+
+
+def requests_in(rows: pa.Table) -> RequestColumns:
+    """The columns of ``rows`` (of ``cells.looked_at``, or ``queries/neighbours.py``)."""
+    inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
+    rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)
+    places = np.array([Place.PREFILL.value, Place.DECODE.value, Place.PATH.value], object)
+    return RequestColumns(
+        started_unix_ns=_buffer(rows["started_unix_ns"].combine_chunks(), np.int64),  # never null
+        ttft_ns=_floats(rows["ttft_ns"]),
+        uncached_tokens=_nan_for_null(rows["uncached_tokens"]),
+        cached_tokens=_floats(rows["cached_tokens"]),
+        phases_ns=np.stack([_floats(rows[phase_column(phase.value)]) for phase in PHASES], axis=1),
+        prefill_host=_texts(rows["prefill_host"]),
+        decode_host=_texts(rows["decode_host"]),
+        rest_at=np.where(rest.max(axis=1) > 0, places[rest.argmax(axis=1)], ""),
+        moved=np.array(rows["moved"].to_pylist(), bool),
+    )
+
+
+def _paused_ns(rows: pa.Table) -> Any:
+    """Requests x (P, D)."""
+    return np.stack([_floats(rows[name]) for name in PAUSED], axis=1)
+
+
+def _floats(values: pa.ChunkedArray) -> Any:
+    return np.nan_to_num(_nan_for_null(values), nan=0.0)
+
+
+def _nan_for_null(values: pa.ChunkedArray) -> Any:
+    array = values.cast(pa.float64()).combine_chunks()
+    found = _buffer(array, np.float64)
+    if array.null_count:
+        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+        found[bits[array.offset : array.offset + len(array)] == 0] = np.nan
+    return found
+
+
+def _buffer(array: pa.Array, kind: type) -> Any:
+    """A copy. ``to_numpy`` would load pandas where there is one: a quarter of a second that ``trace`` does not have."""
+    data = array.buffers()[1]
+    return np.frombuffer(data, kind)[array.offset : array.offset + len(array)].copy() if len(array) else np.zeros(0, kind)
+
+
+def _texts(values: pa.ChunkedArray) -> Any:
+    return np.array([value or "" for value in values.to_pylist()], object)

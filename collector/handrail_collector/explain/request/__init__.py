@@ -1,0 +1,1 @@
+"""Explain one request: phases, hand-offs, findings."""

@@ -1,0 +1,121 @@
+"""What is wrong or odd about the hand-off of one request, in closed words with what shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from handrail.kv_outcomes import FetchOutcome
+from handrail.records import KvFetch, Outcome, ProcessEventKind
+from handrail_collector.explain.request.kv_fetch_rows import JudgedHandoff, RequestHandoffs
+from handrail_collector.explain.request.path import Path
+from handrail_collector.stitch.engines import EngineRegistry
+
+NEAR_LEASE: Final = 0.8
+"""Share of the lease from which on KV that lay so long before its read is a finding."""
+
+PARKED_NS: Final = 30 * 10**9
+"""So long after a failed load without a first token is no computing of the prompt any more."""
+
+_REFUSED: Final = frozenset({Outcome.HTTP_ERROR, Outcome.STREAM_ERROR, Outcome.UPSTREAM_DISCONNECT})
+
+_EVENTS: Final = {
+    ProcessEventKind.DEAD: "engine_lost",
+    ProcessEventKind.STOPPED: "engine_stopped",
+    ProcessEventKind.RESTARTED: "engine_restarted",
+    ProcessEventKind.HUNG: "engine_hung",
+}
+
+
+def handoff_findings(path: Path, handed: RequestHandoffs, engines: EngineRegistry, *, prefill_likely: bool) -> Iterator[str]:
+    """Each as ``kind: detail``. ``prefill_likely``: this fleet hands KV over."""
+    if prefill_likely and _refused_bare(path):
+        yield "no_handoff_data: decode was asked without a prefill before it, and refused"
+    yield from _parked(path)
+    if handed.chosen is not None:
+        yield from _of_chosen(path, handed.chosen)
+    if path.prefill is not None and path.decode is not None:
+        for what, at_p, at_d in engines.differences(path.prefill.instance, path.decode.instance):
+            yield f"kv_mismatch: {what} is {at_p} at P and {at_d} at D"
+    yield from _struck(path, handed, engines)
+    if any(one.handoff.backwards and one.verdict.outcome is not FetchOutcome.OK and not one.verdict.open for one in handed.every):
+        yield "return_failed: KV of the earlier turn was not taken back from D"
+
+
+def _refused_bare(path: Path) -> bool:
+    """A decode that was told of no KV and refused: a router's mistake, no failed fetch (case A26)."""
+    seen = path.decode.exchange if path.decode is not None else None
+    if path.prefills or path.handed_off is not None or seen is None or seen.kv_in is not None:
+        return False
+    return seen.outcome in _REFUSED and seen.ttft_token_ns is None
+
+
+def _parked(path: Path) -> Iterator[str]:
+    """A request put back to wait after its load had failed, with nothing that wakes the engine (case A11)."""
+    run = path.decode.first_run if path.decode is not None else None
+    times, fetch = (run.times, run.fetch) if run is not None else (None, None)
+    if times is None or fetch is None or fetch.noticed_ns is None or (fetch.failure is None and fetch.effect is None):
+        return
+    until = next((at for at in (times.first_token_ns, times.finished_ns, times.seen_ns) if at is not None), None)
+    waited = times.queued_unix_ns + until - fetch.known_unix_ns - fetch.noticed_ns if until is not None else 0
+    if waited >= PARKED_NS:
+        yield f"waiting_after_failure: {waited / 1e9:.1f} s since its load had failed"
+
+
+def _of_chosen(path: Path, one: JudgedHandoff) -> Iterator[str]:
+    verdict = one.verdict
+    if verdict.outcome is FetchOutcome.STALE_READ:
+        late = f" {verdict.late_ns / 1e9:.1f} s" if verdict.late_ns is not None else ""
+        yield f"stale_read: blocks were read{late} after P had given them up"
+    if verdict.outcome is FetchOutcome.WRONG_REQUEST and not any("wrong_request" in word for word in verdict.evidence):
+        yield "wrong_request: the KV read here was published for another request"
+    if verdict.reason == "prefill_error":
+        yield f"prefill_error: {_after_prefill(path)}"
+    if verdict.outcome is FetchOutcome.FAILED and verdict.tainted and verdict.reason != "prefill_error":
+        yield "answered_after_failure: the load failed, and D answered without having computed the prompt"
+    fetch = one.handoff.fetch
+    if fetch is not None and verdict.outcome is FetchOutcome.OK and _short(fetch):
+        yield f"kv_bytes_short: {fetch.bytes_moved} bytes moved of {fetch.bytes_expected}"
+    least = one.held_ns[0]
+    if least is not None and one.lease_ns and least >= NEAR_LEASE * one.lease_ns:
+        kind = "handoff_over_lease" if least > one.lease_ns else "handoff_near_lease"
+        yield f"{kind}: KV lay for {least / 1e9:.1f} s before its read, P keeps it for {one.lease_ns / 1e9:.1f} s"
+
+
+def _short(fetch: KvFetch) -> bool:
+    moved, expected = fetch.bytes_moved, fetch.bytes_expected
+    return moved is not None and expected is not None and moved < expected
+
+
+def _after_prefill(path: Path) -> str:
+    """Whether D went on as if nothing had happened, or waits for what will never come (case A21)."""
+    decode = path.decode
+    if decode is None:
+        return "the prefill ended in an error, and no decode is known of"
+    seen = decode.exchange
+    run = decode.first_run
+    times = run.times if run is not None else None
+    if seen is not None and seen.outcome is Outcome.OK:
+        return "the prefill ended in an error, and the decode answered as if nothing had happened"
+    waited = seen.duration_ns if seen is not None else (times.seen_ns or times.finished_ns) if times is not None else None
+    if waited is None or (seen is not None and seen.ttft_token_ns is not None):
+        return "the prefill ended in an error, and so did the decode"
+    return f"the decode waited {waited / 1e9:.2f} s on a prefill that had failed"
+
+
+def _struck(path: Path, handed: RequestHandoffs, engines: EngineRegistry) -> Iterator[str]:
+    """Process events of the two engines while this request was open there and did not end well."""
+    well = {FetchOutcome.OK, FetchOutcome.FALLBACK_LOCAL}
+    if handed.chosen is not None and handed.chosen.verdict.outcome in well and not handed.chosen.verdict.open:
+        return
+    for visit in (path.prefill, path.decode):
+        if visit is None:
+            continue
+        begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
+        end = max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0)
+        for other in (path.prefill, path.decode):  # a peer's restart strikes those who still wait for it
+            if other is not None and other.host == visit.host:
+                end = max([end, *(e.end_unix_ns or 0 for e in other.evidence)])
+        for event in engines.wrong(visit.instance, begin, end + 10**9):
+            detail = f", {event.detail}" if event.detail else ""
+            yield f"{_EVENTS[event.kind]}: {visit.instance}{detail}"

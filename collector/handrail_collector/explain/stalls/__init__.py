@@ -1,0 +1,1 @@
+"""Explain stalls of streams."""

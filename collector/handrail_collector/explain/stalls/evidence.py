@@ -1,0 +1,261 @@
+"""What could have made a stream stand still in a stretch of time, and how much of that time each of it can account for.
+
+Time is given away once, to what is measured before what is inferred: what the client held up and pauses whose reason the kernel
+told, then the request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other
+prompts' tokens: as much as so many took in the engine's quick steps), then pauses without a reason, which a long step may itself
+have made by keeping the interpreter's lock, then what so many tokens took in its slow steps; KV that landed gets what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from handrail_collector.stitch.engine_activity import LEAST_TOKENS, READING_NS, EngineTimeline, GpuClockReadings, LongStep
+
+LATE_NS: Final = 10_000_000
+"""A token is seen so much after the end of its step, at most; and a landing may lie so much before what it delays."""
+
+SLOWED: Final = 0.9
+"""A clock below this part of the usual one is slow, if something holds it down."""
+
+NO_REASON: Final = "held"
+"""What the plugin says of a pause whose reason the kernel does not tell (plugin/pauses.py)."""
+
+PLAUSIBLE: Final = 2.0
+"""So many times what tokens take in the engine's other long steps, quick or slow ones, and no more, they may have taken here."""
+
+Interval = tuple[int, int]
+"""From, to."""
+
+
+class StallCause(str, Enum):
+    """Why a stream stood still."""
+
+    PREFILL_COSCHEDULED = "prefill_coscheduled"  # a step also computed other prompts
+    KV_LANDING = "kv_landing"  # the engine worked on another request's KV load
+    PREEMPTION = "preemption"  # this request stood preempted, or a step computed again what a preemption had thrown away
+    GPU_THROTTLED = "gpu_throttled"
+    HOST_PAUSE = "host_pause"  # a process on the way had no processor, or collected garbage
+    CLIENT_BACKPRESSURE = "client_backpressure"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallWindow:
+    """One stall and all that is known of its time. ``begin`` and ``end`` are wall clock of the engine's host.
+
+    ``doings``: the engine's; None where it said nothing, or where its own stream did not stand still. ``observer``: those of who
+    saw the stall, where that is another process, and ``seen``: when, on its clock. ``preempted``: when the request stood
+    preempted. ``held_ns``: for so long nothing was read, since the client took nothing.
+    """
+
+    begin: int
+    end: int
+    median_ns: int
+    doings: EngineTimeline | None = None
+    observer: EngineTimeline | None = None
+    seen: Interval = (0, 0)
+    preempted: tuple[Interval, ...] = ()
+    held_ns: int = 0
+
+    @property
+    def excess_ns(self) -> int:
+        """By how much it is longer than usual."""
+        return self.end - self.begin - self.median_ns
+
+    @property
+    def last_steps(self) -> Interval:
+        """Where the last of the steps that made it ended, if steps did.
+
+        A stream's token comes at the end of each step that the stream is in, so what else a step computed held up the token that
+        ended the stall, and none before it. That step may be an ordinary one after those which computed prompts alone.
+        """
+        return self.end - max(LATE_NS + 2 * self.median_ns, (self.end - self.begin) // 4), self.end + LATE_NS
+
+
+@dataclass(slots=True)
+class Shares:
+    """How much of a stall each cause can account for, ns, and the strongest evidence of each in words."""
+
+    left_ns: int
+    ns: dict[StallCause, int] = field(default_factory=dict)
+    words: dict[StallCause, str] = field(default_factory=dict)
+    most_ns: dict[StallCause, int] = field(default_factory=dict)  # given at once
+
+    def give(self, cause: StallCause, ns: float, words: str) -> None:
+        """As much of ``ns`` as is left."""
+        taken = min(self.left_ns, round(ns))
+        if taken > 0:
+            if taken > self.most_ns.get(cause, 0):
+                self.most_ns[cause], self.words[cause] = taken, words
+            self.ns[cause] = self.ns.get(cause, 0) + taken
+            self.left_ns -= taken
+
+
+def attribute_time(of: StallWindow) -> Shares:
+    """What can account for a stall."""
+    found = Shares(of.end - of.begin)
+    found.give(StallCause.CLIENT_BACKPRESSURE, of.held_ns, f"nothing was read for {ms(of.held_ns)}: the client took nothing")
+    if of.observer is not None:
+        for reasoned in (True, False):
+            _pauses(found, of.observer, *of.seen, reasoned=reasoned)
+    doings, begin, end = of.doings, of.begin, of.end
+    if doings is None:
+        return found
+    taken = _pauses(found, doings, begin, end, reasoned=True)
+    own = _clipped(of.preempted, begin, end)
+    apart = _length(_union([*own, *taken])) - _length(taken)
+    found.give(StallCause.PREEMPTION, apart, f"it stood preempted for {ms(apart)}")
+    taken = _union([*taken, *own])
+    slowed_ns = _slowed(found, doings, begin, end)
+    work = _work(doings, of, taken, slowed_ns)
+    work.give(found, slow=False)
+    _pauses(found, doings, begin, end, reasoned=False)
+    work.give(found, slow=True)
+    landed = {landing.request_id: landing.tokens for landing in doings.landings.during(begin - LATE_NS, end)}
+    if landed:
+        whose = f"of {len(landed)} requests" if len(landed) > 1 else "of a request"
+        words = f"KV {whose} ({sum(landed.values()):,} tokens) was posted or landed then"
+        found.give(StallCause.KV_LANDING, found.left_ns - of.median_ns, words)
+    return found
+
+
+def _pauses(found: Shares, doings: EngineTimeline, begin: int, end: int, *, reasoned: bool) -> list[Interval]:
+    """Those of any of its processes, with a reason or without, told of the one that stood longest. Their union."""
+    pauses = [each for each in doings.pauses.during(begin, end) if (each.why != NO_REASON) is reasoned]
+    if not pauses:
+        return []
+    union = _union(_clipped([(each.begin_unix_ns, each.end_unix_ns) for each in pauses], begin, end))
+    longest = max(pauses, key=lambda each: min(each.end_unix_ns, end) - max(each.begin_unix_ns, begin))
+    paused_ns = longest.end_unix_ns - longest.begin_unix_ns
+    found.give(StallCause.HOST_PAUSE, _length(union), f"process {longest.process} stood for {ms(paused_ns)}: {longest.why}")
+    return union
+
+
+def _slowed(found: Shares, doings: EngineTimeline, begin: int, end: int) -> float:
+    """What the slowest GPU's clock cost while something held it down."""
+    worst, words = 0.0, ""
+    for key, gpu in doings.gpus.items():
+        lost, lowest, why = 0.0, 1.0, ""
+        for first, last, share, reasons in slow_times(gpu, begin, end):
+            common = min(last, end) - max(first, begin)
+            if common > 0:
+                lost += common * (1 - share)
+                if share < lowest:
+                    lowest, why = share, ", ".join(reasons)
+        if lost > worst:
+            worst, words = lost, f"GPU {key} ran at {lowest:.0%} of its usual clock: {why}"
+    found.give(StallCause.GPU_THROTTLED, worst, words)
+    return worst
+
+
+def slow_times(gpu: GpuClockReadings, begin: int, end: int) -> Iterable[tuple[int, int, float, tuple[str, ...]]]:
+    """From, to, share of the usual clock, and what held it down, of the times about then in which a GPU was slow.
+
+    Each reading stands for the time half-way to its neighbours.
+    """
+    usual = gpu.usual_hertz()
+    readings = list(gpu.readings.during(begin - READING_NS, end + READING_NS))
+    for number, reading in enumerate(readings):
+        if reading.reasons and reading.hertz < SLOWED * usual:
+            at = reading.begin_unix_ns
+            before = readings[number - 1].begin_unix_ns if number else at
+            after = readings[number + 1].begin_unix_ns if number + 1 < len(readings) else at
+            first, last = at - min(at - before, READING_NS) // 2, at + min(after - at, READING_NS) // 2
+            yield first, last, reading.hertz / usual, reading.reasons
+
+
+@dataclass(frozen=True, slots=True)
+class _ForeignWork:
+    """Long steps that computed tokens which are none of this stream's. ``more_ns``: by how much each was longer than usual, of
+    the time that is not given already; ``a_token_ns``: as in ``EngineTimeline``.
+    """
+
+    steps: tuple[LongStep, ...] = ()
+    more_ns: tuple[float, ...] = ()
+    a_token_ns: tuple[float, float] | None = None
+
+    def give(self, found: Shares, *, slow: bool) -> None:
+        """What so many tokens may have taken; ``slow``: and what they took beyond that, as others did at this engine."""
+        tokens = [(step.resumed_tokens, step.prefill_tokens) for step in self.steps]
+        words = [self._words([each[number] for each in tokens], what) for number, (_, what) in enumerate(_COMPUTED)]
+        for step_tokens, more_ns in zip(tokens, self.more_ns, strict=True):
+            whole = sum(step_tokens)
+            if self.a_token_ns is None:
+                given_ns = 0.0 if slow else more_ns
+            else:
+                quick_ns, slow_ns = (min(more_ns, PLAUSIBLE * each * whole) for each in self.a_token_ns)
+                given_ns = slow_ns - quick_ns if slow else quick_ns
+            for (cause, _), part, text in zip(_COMPUTED, step_tokens, words, strict=True):
+                found.give(cause, given_ns * part / whole, text)
+
+    def _words(self, tokens: Sequence[int], what: str) -> str:
+        those = [(_took_ns(step), step.usual_ns, part) for step, part in zip(self.steps, tokens, strict=True) if part]
+        if not those:
+            return ""
+        took_ns, usual_ns, _ = max(those)
+        whole = sum(tokens)
+        steps_of = f"{len(those)} steps of up to" if len(those) > 1 else "a step of"
+        text = f"{steps_of} {ms(took_ns)}, usual are {ms(usual_ns)}, computed {whole:,} {what}"
+        if self.a_token_ns is not None and sum(self.more_ns) > PLAUSIBLE * (quick_ns := self.a_token_ns[0] * whole):
+            text += f" (so many took {ms(round(quick_ns))} in its quicker steps)"
+        return text
+
+
+_COMPUTED: Final = (
+    (StallCause.PREEMPTION, "tokens again after a preemption"),
+    (StallCause.PREFILL_COSCHEDULED, "prompt tokens"),
+)
+
+
+def _work(doings: EngineTimeline, of: StallWindow, taken: Sequence[Interval], slowed_ns: float) -> _ForeignWork:
+    """What of the long steps may have gone into such tokens. ``taken`` and ``slowed_ns`` are given already."""
+    begin, end = of.begin - LATE_NS, of.end
+    earliest, latest = of.last_steps
+    heavy = [
+        step
+        for step in doings.steps.during(begin, end)
+        if of.begin < step.end_unix_ns <= latest  # one that ended before gave the token before
+        and step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS
+        and _took_ns(step) > 0
+    ]
+    if not any(step.end_unix_ns >= earliest for step in heavy):
+        return _ForeignWork()
+    heavy.sort(key=lambda step: step.begin_unix_ns - step.end_unix_ns)
+    more = []
+    for step in heavy:
+        here = _clipped([(step.begin_unix_ns, step.end_unix_ns)], begin, end)
+        free_ns = _length(_union([*here, *taken])) - _length(taken)
+        more.append(max(0.0, free_ns * (1 - step.usual_ns / _took_ns(step)) - slowed_ns))
+        slowed_ns = max(0.0, slowed_ns - free_ns)
+    return _ForeignWork(tuple(heavy), tuple(more), doings.a_token_ns())
+
+
+def _took_ns(step: LongStep) -> int:
+    return step.end_unix_ns - step.begin_unix_ns
+
+
+def _clipped(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]:
+    return [(max(first, begin), min(last, end)) for first, last in intervals if first < end and last > begin]
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    joined: list[Interval] = []
+    for first, last in sorted(intervals):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _length(intervals: Iterable[Interval]) -> int:
+    return sum(last - first for first, last in intervals)
+
+
+def ms(ns: int) -> str:
+    """In milliseconds, to read."""
+    return f"{ns / 1e6:,.0f} ms"

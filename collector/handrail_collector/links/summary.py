@@ -1,0 +1,67 @@
+"""A link in one sentence, for a person who was woken by it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from handrail.durations import format_duration
+from handrail_collector.links.findings import gigabytes, percent
+from handrail_collector.links.report import LinkLine
+from handrail_collector.links.transport import Transport
+
+MUCH_OF_TTFT: Final = 0.2
+"""Where transfers take less of the time to first token, a link is not why it is long."""
+
+WORDS: Final = {
+    Transport.NVLINK: "over NVLink",
+    Transport.PCIE: "over PCIe",
+    Transport.RDMA: "over RDMA",
+    Transport.TCP: "over TCP",
+    Transport.HOST_STAGED: "through host memory",
+    Transport.UNKNOWN: "over what, no evidence tells",
+}
+
+
+def sentence(line: LinkLine) -> str:
+    """How fast it is, by what, of which line rate."""
+    figures, transport_evidence = line.figures, line.transport
+    name = f"{figures.link.keeper}>{figures.link.reader}"
+    if figures.rate_low is None:
+        return f"The link {name}: {figures.hand_offs:,} hand-offs, and of none the bytes and the time are known."
+    slow = "is slow: KV moves" if line.slow else "moves KV"
+    took = f" ({format_duration(figures.transfer.p50_ns)} for a median transfer)" if figures.transfer is not None else ""
+    return (
+        f"The link {name} {slow} at {rate(line)} while transferring{took}, {WORDS[transport_evidence.transport]}{_of_line(line)}."
+    )
+
+
+def rate(line: LinkLine) -> str:
+    """With what a poll leaves open, where that is more than a tenth."""
+    low, high = line.figures.rate_low, line.figures.rate_high
+    if low is None:
+        return "–"
+    if high is None:
+        return f"at least {gigabytes(low)}"
+    return f"{gigabytes(low)} to {gigabytes(high)}" if high > 1.1 * low else gigabytes(line.figures.rate or low)
+
+
+def _of_line(line: LinkLine) -> str:
+    devices = list(dict.fromkeys(device.device.key for device in line.transport.devices))
+    named = ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else "")
+    share, of = line.share_of_line, line.transport.line_rate
+    parts = [named] if named else []
+    parts += [f"{percent(share, 1.0)} of its line rate of {gigabytes(of)}"] if share is not None and of else []
+    return f" ({': '.join(parts)})" if parts else ""
+
+
+def of_period(lines: Sequence[LinkLine], median_ttft_ns: int | None) -> list[str]:
+    """For ``explain``: the links that are slow or whose transfers are much of a median time to first token, worst first."""
+    reports = []
+    for line in lines:
+        transfer = line.figures.transfer
+        share = transfer.p50_ns / median_ttft_ns if transfer is not None and median_ttft_ns else 0.0
+        if line.figures.rate_low is not None and (line.slow or share >= MUCH_OF_TTFT):
+            of_ttft = f" That is {percent(share, 1.0)} of the median time to first token." if share >= MUCH_OF_TTFT else ""
+            reports.append((line.slow, share, f"{sentence(line)}{of_ttft}"))
+    return [text for _, _, text in sorted(reports, key=lambda each: (-each[0], -each[1], each[2]))]

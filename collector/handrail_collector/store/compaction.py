@@ -1,0 +1,265 @@
+"""The files of an hour that is over, folded into one a table: the newest version of each row, each span once.
+
+Which files (``plan``) is decided from the manifest; folding takes tables and returns one. An hour whose rows, bytes or columns
+would be too many for one file gets several. Nothing here reads or writes files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail_collector.rows import MERGED
+from handrail_collector.store.layout import DAY_NS, HOUR_NS, hour_of
+from handrail_collector.store.manifest import PublishRecord, StoredFile
+from handrail_collector.store.samples import SAMPLED
+from handrail_collector.store.schema import REQUEST_COLUMNS, SPAN_COLUMNS, StoreColumn, Table, attribute_column
+from handrail_collector.store.series import MAX_SERIES_COLUMNS, is_series
+from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
+from handrail_collector.store.tables.dataclass_table import FLAT, PUBLISHED_TOGETHER
+
+MAX_ROWS = 1_000_000
+MAX_BYTES = 128 * 2**20
+"""Bounds of one compacted file, and so of the memory that folding takes; about ten times the bytes."""
+
+MAX_SAMPLES = 200_000
+"""Rows of one compacted file of samples, which have up to three hundred columns and shrink to a fiftieth."""
+
+KEYS = ("trace_id", "request_id", "version")
+"""Columns of ``requests`` that say which row it is."""
+
+
+Ranged = tuple[int, int, StoredFile]
+"""first_offset, end_offset, file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Files of one table and hour that become one, oldest first, each with the journal range [first, end) that it covers."""
+
+    table: Table
+    hour: int  # since 1970
+    ranged: tuple[Ranged, ...]
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """The files."""
+        return tuple(file for _, _, file in self.ranged)
+
+    @property
+    def first_offset(self) -> int:
+        """Where the range of all of them begins."""
+        return min(first for first, _, _ in self.ranged)
+
+    @property
+    def end_offset(self) -> int:
+        """Where the range of all of them ends."""
+        return max(end for _, end, _ in self.ranged)
+
+    def part(self, start: int, stop: int) -> Fold:
+        """The files ``start`` to ``stop`` of it."""
+        return replace(self, ranged=self.ranged[start:stop])
+
+
+def plan(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed_after_ns: int) -> list[Fold]:
+    """What is to be folded now: hours that are over (``closed``) and have files that fit into fewer."""
+    hours: defaultdict[tuple[Table, int], list[Ranged]] = defaultdict(list)
+    for publish in publishes:
+        if publish.shard == shard:
+            for file in publish.files:
+                if file.table is Table.ROLLUPS:  # made anew from what is folded
+                    continue
+                hours[file.table, hour_of(file.path)].append((publish.first_offset, publish.end_offset, file))
+    return [
+        Fold(table, hour, tuple(run))
+        for (table, hour), files in sorted(hours.items())
+        if closed(hour, max(file.written_unix_ns for _, _, file in files), now_unix_ns, closed_after_ns)
+        for run in _runs(
+            sorted(files, key=lambda each: (each[0], each[1], each[2].path)), MAX_SAMPLES if table in SAMPLED else MAX_ROWS
+        )
+        if len(run) > 1
+    ]
+
+
+def closed(hour: int, written_unix_ns: int, now_unix_ns: int, closed_after_ns: int) -> bool:
+    """Whether an hour ended ``closed_after_ns`` ago or more; of one that lies days ahead, whether nothing comes to it any more.
+
+    ``written_unix_ns``: when its newest rows came.
+    """
+    if hour * HOUR_NS > now_unix_ns + DAY_NS:
+        return written_unix_ns + HOUR_NS + closed_after_ns <= now_unix_ns
+    return (hour + 1) * HOUR_NS + closed_after_ns <= now_unix_ns
+
+
+def _runs(files: Sequence[Ranged], max_rows: int) -> Iterator[list[Ranged]]:
+    run: list[Ranged] = []
+    rows = size = 0
+    for each in files:
+        file = each[2]
+        if run and (rows + file.rows > max_rows or size + file.bytes > MAX_BYTES):
+            yield run
+            run, rows, size = [], 0, 0
+        run.append(each)
+        rows, size = rows + file.rows, size + file.bytes
+    if run:
+        yield run
+
+
+def alike(table: Table, columns: Sequence[Iterable[str]]) -> list[int]:
+    """Lengths of the runs of files of ``table``, given by their columns, that one file can hold with all columns of their own."""
+    lengths: list[int] = []
+    known: set[str] = set()
+    of_own, most = (_is_attribute, MAX_ATTRIBUTE_COLUMNS) if table is Table.SPANS else (is_series, MAX_SERIES_COLUMNS)
+    for names in columns:
+        own = set(filter(of_own, names))
+        if lengths and len(known | own) <= most:
+            lengths[-1] += 1
+            known |= own
+        else:
+            lengths.append(1)
+            known = own
+    return lengths
+
+
+def _is_attribute(column: str) -> bool:
+    return column.startswith("a.")
+
+
+def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
+    """The spans of ``tables``, oldest first, by trace: of spans sent again the one with the highest offset. And the columns."""
+    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    attributes = sorted({name for name in table.column_names if name.startswith("a.")})
+    columns = (*SPAN_COLUMNS, *(attribute_column(*name.split(".", 2)[1:]) for name in attributes))
+    table = _in_order(table, columns)
+    table = table.take(_last_of_each(table, ("trace_id", "span_id"), "offset"))
+    traces = pc.dictionary_encode(_one(table["trace_id"])).indices
+    firsts = pa.table({"trace": traces, "start": table["start_unix_ns"]}).group_by("trace").aggregate([("start", "min")])
+    order = pa.table(
+        {
+            "first": firsts.sort_by("trace")["start_min"].take(traces),
+            **{name: table[name] for name in ("trace_id", "start_unix_ns", "offset")},
+        }
+    )
+    return table.take(pc.sort_indices(order, [(name, "ascending") for name in order.column_names])), columns
+
+
+def fold_requests(
+    tables: Sequence[pa.Table], elsewhere: pa.Table, all_known: bool = True
+) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
+    """The rows of ``tables`` in the order of their start, without those that have a higher version, here or ``elsewhere``.
+
+    A row that withdraws another (``rows.MERGED``) goes with the last of those, but stays while not ``all_known``. ``elsewhere``:
+    ``KEYS`` of the same requests in other files; ``all_known``: all of these could be read. And the columns.
+    """
+    table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), REQUEST_COLUMNS)
+    table = table.take(_last_of_each(table, ("trace_id", "request_id"), "version"))
+    versions: dict[tuple[bytes, bytes], set[int]] = {}
+    for trace_id, request_id, version in zip(*(elsewhere[name].to_pylist() for name in KEYS), strict=True):
+        versions.setdefault((trace_id, request_id), set()).add(version)
+    kept = pc.not_equal(table["scope"], MERGED).to_pylist()
+    for at in _places(table, versions, kept):
+        others = versions.get((table["trace_id"][at].as_py(), table["request_id"][at].as_py()), set())
+        own = table["version"][at].as_py()
+        kept[at] = not any(other > own for other in others) and (kept[at] or bool(others) or not all_known)
+    table = table.filter(pa.array(kept, pa.bool_()))
+    return table.take(pc.sort_indices(table, [("started_unix_ns", "ascending")])), REQUEST_COLUMNS
+
+
+def superseding(keys: pa.Table) -> dict[bytes, dict[bytes, int]]:
+    """Of ``KEYS`` the rows that replace or withdraw an earlier version: version by trace id, by request id."""
+    found: dict[bytes, dict[bytes, int]] = {}
+    later = keys.filter(pc.greater(keys["version"], 1))
+    for trace_id, request_id, version in zip(*(later[name].to_pylist() for name in KEYS), strict=True):
+        traces = found.setdefault(request_id, {})
+        traces[trace_id] = max(version, traces.get(trace_id, 0))
+    return found
+
+
+def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
+    """The rows of ``table`` that nothing in ``later`` (see ``superseding``) replaces or withdraws."""
+    among = pc.is_in(table["request_id"], value_set=pa.array(sorted(later), table.schema.field("request_id").type))
+    places = pc.indices_nonzero(among).to_pylist()
+    kept = [True] * table.num_rows
+    for at in places:
+        key = (table[name][at].as_py() for name in ("request_id", "trace_id"))
+        kept[at] = table["version"][at].as_py() >= later[next(key)].get(next(key), 0)
+    return table if all(kept) else table.filter(pa.array(kept, pa.bool_()))
+
+
+def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
+    """The rows of ``tables``, oldest first, by time: of events each key once, of hand-offs and stalls those of a request's last
+    version.
+
+    A row that withdraws others stays: theirs may lie in another hour. And the columns.
+    """
+    flat = FLAT[name]
+    table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), flat.columns)
+    if name in PUBLISHED_TOGETHER:
+        table = table.take(pa.array(_last_reported(table), pa.int64()))
+    else:
+        table = table.take(_last_of_each(table, ("key", flat.time), "offset"))
+    return table.take(pc.sort_indices(table, [(flat.time, "ascending")])), flat.columns
+
+
+def fold_samples(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
+    """The rows of ``tables``, oldest first, in the order of the table; of what was told twice the last. And the columns.
+
+    Series of which more than a file may have columns (``series.MAX_SERIES_COLUMNS``) cannot come together here: ``upkeep`` folds
+    files only where they fit.
+    """
+    kind = SAMPLED[name]
+    table = pa.concat_tables(tables, promote_options="default")
+    columns = kind.columns_of(table)
+    table = _in_order(table.combine_chunks(), columns)
+    table = table.take(_last_of_each(table, (*kind.by, kind.time), kind.time))
+    return kind.ordered(table), columns
+
+
+def _last_reported(table: pa.Table) -> list[int]:
+    """Places of the rows of each request's highest version, each number once."""
+    newest: dict[tuple[bytes, bytes], tuple[int, dict[int, int]]] = {}
+    columns = (table[name].to_pylist() for name in (*KEYS, "number"))
+    for at, (trace_id, request_id, version, number) in enumerate(zip(*columns, strict=True)):
+        known = newest.get((trace_id, request_id))
+        if known is None or known[0] < version:
+            newest[trace_id, request_id] = version, {number: at}
+        elif known[0] == version:
+            known[1][number] = at
+    return sorted(at for _, places in newest.values() for at in places.values())
+
+
+def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept: Sequence[bool]) -> list[int]:
+    """The few rows that are to be looked at one by one: those that withdraw, and those that others may supersede."""
+    known = pa.array(sorted({request_id for _, request_id in versions}), table.schema.field("request_id").type)
+    among = pc.is_in(table["request_id"], value_set=known).to_pylist()
+    return [at for at, (found, stays) in enumerate(zip(among, kept, strict=True)) if found or not stays]
+
+
+def _last_of_each(table: pa.Table, keys: tuple[str, ...], by: str) -> pa.Array:
+    """Places of the rows with the highest ``by`` of those equal in ``keys``, which are never null; of equal ones the last."""
+    narrow = table.select(dict.fromkeys((*keys, by))).append_column("place", pa.array(range(table.num_rows), pa.int64()))
+    narrow = narrow.sort_by([(name, "ascending") for name in dict.fromkeys((*keys, by, "place"))]).combine_chunks()
+    if not narrow.num_rows:
+        return pa.array([], pa.int64())
+    differs = pa.array([False] * (narrow.num_rows - 1), pa.bool_())  # typed: of one row it is empty
+    for key in keys:
+        values = _one(narrow[key])
+        differs = pc.or_(differs, pc.not_equal(values[1:], values[:-1]))
+    last = pa.concat_arrays([differs, pa.array([True])])
+    return _one(narrow["place"]).filter(last)
+
+
+def _one(values: pa.ChunkedArray) -> pa.Array:
+    """All in one array: pyarrow 18 returns an array, later ones may return a chunked one."""
+    combined = values.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _in_order(table: pa.Table, columns: Sequence[StoreColumn]) -> pa.Table:
+    """``table`` with exactly these columns and types; what an older file did not have is null."""
+    arrays = [table[c.name].cast(c.type) if c.name in table.column_names else pa.nulls(table.num_rows, c.type) for c in columns]
+    return pa.table(arrays, schema=pa.schema([(c.name, c.type) for c in columns]))

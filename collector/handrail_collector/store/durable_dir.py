@@ -1,0 +1,84 @@
+"""Files and folders below one root, written so that they are on disk when the call returns."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from handrail.wal.filesystem import Filesystem
+
+TEMPORARY = ".tmp"
+
+
+class DurableDir:
+    """What one process writes below ``root``. No lock: its owner's calls do not overlap where they touch the same names."""
+
+    def __init__(self, root: Path, files: Filesystem) -> None:
+        self.root = root
+        self.files = files
+        self._made: set[Path] = set()
+
+    def make_root(self) -> None:
+        """The root and what it lies in."""
+        for folder in (*reversed([each for each in self.root.parents if not each.exists()]), self.root):
+            self._make(folder)
+
+    def make(self, below: str) -> None:
+        """A folder, given with ``/``, and those that it lies in. Raises ``OSError`` where one of them is a link."""
+        folder = self.root
+        for step in Path(below).parts:
+            folder = folder / step
+            if folder not in self._made and folder.is_symlink():
+                raise OSError(errno.ELOOP, "is a link, which may lead out of the store", str(folder))
+            self._make(folder)
+
+    def remove_if_empty(self, below: str) -> None:
+        """Nobody may be about to write there."""
+        folder = self.root / below
+        if folder.is_dir() and not any(folder.iterdir()):
+            self._made.discard(folder)
+            self.files.remove_dir(str(folder))
+
+    def _make(self, folder: Path) -> None:
+        """Make it and its name durable, once a process: a folder found here may be what a crash left without its sync."""
+        if folder not in self._made:
+            self.files.make_dir(str(folder))
+            self.files.fsync_dir(str(folder.parent))
+            self._made.add(folder)
+
+    def put(self, path: Path, data: bytes) -> None:
+        """A whole file under its name, or none; the name is durable when the caller has synced the folder."""
+        temporary = f"{path}{TEMPORARY}"
+        with self.opened(temporary) as handle:
+            self.files.truncate(handle, 0)  # an earlier try may have left something
+            self.write_all(handle, data)
+            self.files.fdatasync(handle)
+        self.files.rename(temporary, str(path))
+
+    def read(self, path: Path) -> bytes:
+        """All of a file; nothing where there is none."""
+        try:
+            handle = self.files.open_read(str(path))
+        except FileNotFoundError:
+            return b""
+        try:
+            return self.files.read_at(handle, self.files.size(handle), 0)
+        finally:
+            self.files.close(handle)
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A file to append to."""
+        handle = self.files.open_append(path)
+        try:
+            yield handle
+        finally:
+            self.files.close(handle)
+
+    def write_all(self, handle: int, data: bytes) -> None:
+        """Every byte of it."""
+        left = memoryview(data)
+        while left:
+            left = left[self.files.write(handle, (bytes(left),)) :]

@@ -1,0 +1,284 @@
+"""What keeps a store small, now and then: retention, the disk quota, compaction, and the removal of what they took out.
+
+Readers in any process see each change whole or not at all, and have the grace time to end with files that are no longer listed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from handrail_collector.store import compaction
+from handrail_collector.store.compaction import Fold
+from handrail_collector.store.layout import DAY_NS, hour_folder
+from handrail_collector.store.manifest import StoredFile
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.quarantine import DamagedFiles
+from handrail_collector.store.retention import Day, expired, over_quota
+from handrail_collector.store.rollups import Rollups, RollupStats
+from handrail_collector.store.samples import SAMPLED
+from handrail_collector.store.schema import REQUEST_COLUMNS, Table
+from handrail_collector.store.superseded import ReplacedRows, near
+from handrail_collector.store.tables.dataclass_table import FLAT
+
+log = logging.getLogger(__name__)
+
+MINUTE_NS = 60 * 1_000_000_000
+_KEY_TYPES = {column.name: column.type for column in REQUEST_COLUMNS if column.name in compaction.KEYS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepSettings:
+    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything.
+
+    ``samples_retention_ns``: of samples, where that is shorter. ``rollups``: whether folded hours get one.
+    """
+
+    closed_after_ns: int = 15 * MINUTE_NS
+    grace_ns: int = 10 * MINUTE_NS
+    retention_ns: int | None = None
+    samples_retention_ns: int | None = None
+    max_bytes: int | None = None
+    rollups: bool = False
+
+
+@dataclass(slots=True)
+class UpkeepStats:
+    """Counts since start; ``bytes`` and ``files`` are of the store as the last pass left it."""
+
+    passes: int = 0
+    failures: int = 0
+    files_folded: int = 0
+    rows_folded: int = 0  # row versions that a later one replaces, withdrawn rows, spans sent again
+    fold_ns: int = 0
+    rollups: RollupStats = field(default_factory=RollupStats)
+    files_expired: int = 0
+    quota_days: int = 0
+    quota_bytes: int = 0
+    files_removed: int = 0
+    files_set_aside: int = 0  # left the store because someone put them aside as damaged
+    files_unlisted: int = 0  # set aside by the start because no line of the manifest named them
+    files_damaged: int = 0  # listed and not readable, as the last pass found
+    bytes: int = 0
+    files: int = 0
+
+
+def _named(day: Day, whole: Sequence[Day]) -> str:
+    date = f"{datetime.fromtimestamp(day.day * DAY_NS // 10**9, timezone.utc):%Y-%m-%d}"
+    return date if day in whole else f"the samples of {date}"
+
+
+class SteadyClock:
+    """Whether the wall clock may say what is too old: not before an hour has passed since it stepped by more than a minute.
+
+    A clock that is wrong for a while must not cost what is stored. ``now_ns``: monotonic.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._ahead_ns: int | None = None  # of the wall clock before the monotonic one, at the last look
+        self._stepped_ns: int | None = None
+
+    def holds(self, now_unix_ns: int) -> bool:
+        now_ns = self._now_ns()
+        step_ns = 0 if self._ahead_ns is None else now_unix_ns - now_ns - self._ahead_ns
+        self._ahead_ns = now_unix_ns - now_ns
+        if abs(step_ns) > MINUTE_NS:
+            self._stepped_ns = now_ns
+            log.warning("the wall clock stepped by %.0f s: nothing leaves the store by its age for an hour", step_ns / 1e9)
+        return self._stepped_ns is None or now_ns - self._stepped_ns >= 60 * MINUTE_NS
+
+
+class Upkeep:
+    """One pass at a time, in a thread that may block. ``stop`` may be called from any other.
+
+    ``steady``: holds retention back after a step of the wall clock.
+    """
+
+    def __init__(
+        self,
+        publisher: StorePublisher,
+        settings: UpkeepSettings,
+        now_unix_ns: Callable[[], int] = time.time_ns,
+        steady: SteadyClock | None = None,
+    ) -> None:
+        self.stats = UpkeepStats()
+        self._steady = steady
+        self._publisher = publisher
+        self._settings = settings
+        self._now_unix_ns = now_unix_ns
+        self._stopping = threading.Event()
+        self._open_day_reported = False
+        self._damaged = DamagedFiles(publisher.path)
+        self._replaced = ReplacedRows(publisher, self._damaged)
+        self._rollups = Rollups(publisher, self._damaged)
+        self.stats.files_unlisted = publisher.unlisted_set_aside
+        self.stats.rollups = self._rollups.stats
+
+    def stop(self) -> None:
+        """Let a running pass end after the fold it is at."""
+        self._stopping.set()
+
+    def run_pass(self) -> None:
+        """Everything that is due. What fails is counted, told, and due again at the next pass."""
+        steps = {
+            "damaged files": self._look_after_damaged,
+            "damaged rollups": self._rollups.take_out_damaged,
+            "retention": self._expire,
+            "quota": self._keep_quota,
+            "compaction": self._fold_all,
+            "rollups": self._roll_up_all,
+            "removal": self._remove,
+        }
+        for name, step in steps.items():
+            if self._stopping.is_set():
+                return
+            self._guarded(name, step)
+        self.stats.passes += 1
+        files = self._files()
+        self.stats.files, self.stats.bytes = len(files), sum(file.bytes for file in files)
+        self.stats.files_damaged = len(self._damaged)
+
+    def _guarded(self, name: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self.stats.failures += 1
+            log.error("%s: failed, will be tried again: %s", name, error, exc_info=not isinstance(error, OSError))
+
+    def _files(self) -> list[StoredFile]:
+        return [file for publish in self._publisher.publishes() for file in publish.files]
+
+    def _look_after_damaged(self) -> None:
+        aside = self._damaged.look(file for file in self._files() if file.table is not Table.ROLLUPS)
+        if aside:
+            self._publisher.retire({file.path for file in aside})
+            self.stats.files_set_aside += len(aside)
+            rows = sum(file.rows for file in aside)
+            log.warning("%d files that were put aside as damaged left the store, with %d rows", len(aside), rows)
+
+    def _expire(self) -> None:
+        of = self._settings
+        if self._steady is not None and not self._steady.holds(self._now_unix_ns()):
+            return
+        gone = self._leave(expired(self._files(), self._now_unix_ns(), of.retention_ns, of.samples_retention_ns))
+        if gone:
+            self.stats.files_expired += len(gone)
+            log.info("retention: %d files left the store", len(gone))
+
+    def _keep_quota(self) -> None:
+        limit = self._settings.max_bytes
+        if limit is None:
+            return
+        days = over_quota(self._files(), self._now_unix_ns(), limit)
+        gone = self._leave([file for day in days for file in day.files])
+        if gone:
+            whole = [day for day in days if any(file.table not in SAMPLED for file in day.files)]
+            self.stats.quota_days += len(whole)
+            self.stats.quota_bytes += sum(file.bytes for file in gone)
+            named = ", ".join(_named(day, whole) for day in days)
+            log.warning("the store was larger than its quota of %d bytes: %s left it before the retention time", limit, named)
+        over = sum(file.bytes for file in self._files()) > limit
+        if over and not self._open_day_reported:
+            log.warning("the open day alone is larger than the store's quota of %d bytes; it is kept", limit)
+        self._open_day_reported = over
+
+    def _leave(self, going: list[StoredFile]) -> list[StoredFile]:
+        """Let files go that are too old or too many; those that went.
+
+        Nothing that they replaced or withdrew comes back: where an earlier version of one of their rows lies in a file that
+        stays, it goes first. A file of which nobody can say what it replaces waits until nothing near it stays.
+        """
+        paths = {file.path for file in going}
+        staying = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in paths]
+        gone, later = [], [pa.table({name: pa.array([], type=_KEY_TYPES[name]) for name in compaction.KEYS})]
+        for file in going:
+            if file.table is Table.REQUESTS and file.max_version > 1 and near(staying, [file]):
+                keys = self._damaged.read(file, compaction.KEYS)
+                if keys is None:
+                    continue
+                later.append(keys.filter(pc.greater(keys["version"], 1)))
+            gone.append(file)
+        replaced = compaction.superseding(pa.concat_tables(later))
+        if replaced:
+            for file in near(staying, gone):
+                self.stats.rows_folded += self._replaced.drop(file, replaced)
+        if gone:
+            self._publisher.retire({file.path for file in gone})
+        return gone
+
+    def _fold_all(self) -> None:
+        settings, publisher = self._settings, self._publisher
+        for fold in compaction.plan(publisher.publishes(), publisher.shard, self._now_unix_ns(), settings.closed_after_ns):
+            for part in self._alike(fold):
+                if self._stopping.is_set():
+                    return
+                folder = f"compaction of {hour_folder(part.table, part.hour)}"
+                self._guarded(folder, lambda part=part: self._fold(part))  # type: ignore[misc]  # mypy takes it for an argument
+
+    def _alike(self, fold: Fold) -> Iterator[Fold]:
+        """``fold`` without what cannot be read, in parts where its rows have more columns of their own than a file may have."""
+        readable = tuple(each for each in fold.ranged if not self._damaged.knows(each[2]))
+        fold = replace(fold, ranged=readable)
+        if fold.table is not Table.SPANS and fold.table not in SAMPLED:
+            if len(readable) > 1:
+                yield fold
+            return
+        columns = [self._damaged.columns(file) for file in fold.files]
+        fold = replace(fold, ranged=tuple(each for each, names in zip(readable, columns, strict=True) if names is not None))
+        at = 0
+        for length in compaction.alike(fold.table, [names for names in columns if names is not None]):
+            if length > 1:
+                yield fold.part(at, at + length)
+            at += length
+
+    def _fold(self, fold: Fold) -> None:
+        began = time.monotonic_ns()
+        read = [(each, self._damaged.read(each[2])) for each in fold.ranged]
+        tables = [table for _, table in read if table is not None]
+        if len(tables) < 2:
+            return
+        fold = replace(fold, ranged=tuple(each for each, table in read if table is not None))
+        if fold.table is Table.SPANS:
+            table, columns = compaction.fold_spans(tables)
+        elif fold.table in SAMPLED:
+            table, columns = compaction.fold_samples(fold.table, tables)
+        elif fold.table in FLAT:
+            table, columns = compaction.fold_flat(fold.table, tables)
+        else:
+            elsewhere, all_known = self._elsewhere(fold, tables)
+            table, columns = compaction.fold_requests(tables, elsewhere, all_known)
+        self._replaced.put(fold.table, fold.hour, table, columns, fold.files, fold.first_offset, fold.end_offset)
+        self.stats.files_folded += len(fold.files)
+        self.stats.rows_folded += sum(file.rows for file in fold.files) - table.num_rows
+        self.stats.fold_ns += time.monotonic_ns() - began
+
+    def _roll_up_all(self) -> None:
+        if not self._settings.rollups:
+            return
+        self._rollups.make(self._now_unix_ns(), self._settings.closed_after_ns, self._guarded, self._stopping.is_set)
+
+    def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> tuple[pa.Table, bool]:
+        """Keys of the rows of the same requests in files that are not folded here, and whether all of these could be read."""
+        own = {file.path for file in fold.files}
+        others = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in own]
+        wanted = pa.chunked_array([chunk for table in tables for chunk in table["request_id"].chunks]).combine_chunks()
+        found = [pa.table({name: tables[0][name][:0] for name in compaction.KEYS})]
+        all_known = True
+        for file in near(others, fold.files):
+            keys = self._damaged.read(file, compaction.KEYS)
+            if keys is None:
+                all_known = False
+            else:
+                found.append(keys.filter(pc.is_in(keys["request_id"], value_set=wanted)))
+        return pa.concat_tables(found), all_known
+
+    def _remove(self) -> None:
+        self.stats.files_removed += self._publisher.remove_retired(self._settings.grace_ns)

@@ -1,0 +1,1 @@
+"""A fleet without GPUs: the emulator, virtual observers and the demo."""

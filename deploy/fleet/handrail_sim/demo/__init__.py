@@ -1,0 +1,1 @@
+"""The `handrail demo` command."""

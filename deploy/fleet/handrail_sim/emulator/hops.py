@@ -1,0 +1,36 @@
+"""What a message takes from one process to the next: a least that all take, and on average ``hop_spread_ns`` more."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+from handrail_sim.emulator.noise import uniform
+from handrail_sim.emulator.scenario import Scenario
+
+_HOP = 8  # what a request's draw is for
+
+
+class Hop(IntEnum):
+    """A message of a request. What the router says to another P after an error takes the least, and so does that error."""
+
+    EDGE_ROUTER = 0
+    ROUTER_P = 1  # collocated: the engine
+    P_ROUTER = 2
+    ROUTER_D = 3
+    FIRST_D_ROUTER = 4  # the first token
+    FIRST_ROUTER_EDGE = 5
+    LAST_D_ROUTER = 6  # the end of the answer
+    LAST_ROUTER_EDGE = 7
+    D_P = 8  # D has read: NIXL's notification
+
+
+FIRST = (Hop.FIRST_D_ROUTER, Hop.FIRST_ROUTER_EDGE)
+LAST = (Hop.LAST_D_ROUTER, Hop.LAST_ROUTER_EDGE)
+
+
+def hop_ns(scenario: Scenario, seed: int, request: int, hop: Hop) -> int:
+    """The same for one seed whatever else happens. The spread is exponential."""
+    if not scenario.hop_spread_ns:
+        return scenario.hop_ns
+    return scenario.hop_ns + round(-math.log(1 - uniform(seed, request, _HOP, hop)) * scenario.hop_spread_ns)

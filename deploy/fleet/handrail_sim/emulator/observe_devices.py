@@ -1,0 +1,88 @@
+"""What samplers of GPUs beside the engines of a virtual fleet would have seen: how busy the GPU was, and with what.
+
+By the hosts' own clocks, and from what each step did: a prompt's matrices keep the tensor pipes busy, reading weights and KV the
+memory. ``SHARES`` are a simplification of our own, of the size that dense models show on Hopper: good for telling a prefill from
+a decode, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from handrail_sim.emulator.model import ForwardPass
+from handrail_sim.emulator.observe import HostClock
+from handrail_sim.emulator.scenario import Scenario
+
+EVERY_NS = 100_000_000
+SHARES = {
+    "weights": (0.12, 0.72),  # read once a step
+    "requests": (0.15, 0.30),
+    "context": (0.04, 0.85),  # KV that is attended to
+    "prompt": (0.78, 0.25),
+    "pairs": (0.55, 0.15),  # attention within a prompt
+}
+"""Of each part of a step's time: how busy the tensor pipes and the memory interface are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """One step of an engine, true times."""
+
+    begin_ns: int
+    end_ns: int
+    batch: ForwardPass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuObservation:
+    """Of the time since the sample before it, shares of 1. ``reported_ns``: true time."""
+
+    host: str
+    busy: float
+    tensor: float
+    dram: float
+    at_unix_ns: int
+    reported_ns: int
+
+
+def observe_devices(
+    scenario: Scenario, worked: Mapping[str, Sequence[Worked]], clocks: Mapping[str, HostClock], over_ns: int
+) -> Iterator[GpuObservation]:
+    """Ten times a second until the run is over, host by host; ``worked``: the steps of each, in order."""
+    for host, steps in worked.items():
+        first = 0
+        for at_ns in range(EVERY_NS, over_ns + EVERY_NS, EVERY_NS):
+            begin_ns = at_ns - EVERY_NS
+            while first < len(steps) and steps[first].end_ns <= begin_ns:
+                first += 1
+            busy = tensor = dram = 0.0
+            for place in range(first, len(steps)):
+                step = steps[place]
+                if step.begin_ns >= at_ns:
+                    break
+                length = (min(step.end_ns, at_ns) - max(step.begin_ns, begin_ns)) / EVERY_NS
+                of_tensor, of_dram = activity(scenario, step.batch)
+                busy, tensor, dram = busy + length, tensor + length * of_tensor, dram + length * of_dram
+            yield GpuObservation(
+                host=host,
+                busy=min(1.0, busy),
+                tensor=min(1.0, tensor),
+                dram=min(1.0, dram),
+                at_unix_ns=clocks[host].unix_ns(at_ns),
+                reported_ns=at_ns,
+            )
+
+
+def activity(scenario: Scenario, batch: ForwardPass) -> tuple[float, float]:
+    """Shares of tensor pipes and memory over one step, by what each part of it takes."""
+    parts = {
+        "weights": float(scenario.step_ns),
+        "requests": float(batch.decoding * scenario.decode_request_ns),
+        "context": batch.context_tokens * scenario.decode_context_ps / 1000,
+        "prompt": float(batch.prefill_tokens * scenario.prefill_token_ns),
+        "pairs": batch.prefill_pairs * scenario.prefill_pair_ps / 1000,
+    }
+    whole = sum(parts.values()) or 1.0
+    tensor = sum(SHARES[name][0] * took for name, took in parts.items()) / whole
+    return tensor, sum(SHARES[name][1] * took for name, took in parts.items()) / whole

@@ -1,0 +1,137 @@
+"""A latency profile: how long one deployment's steps take.
+
+Format and bundled files: llm-d-inference-sim, ``manifests/latency-profiles`` (``profiles/NOTICE.md``). Two calculators:
+``constant`` (a fixed time to first token and hand-off) and ``per-token`` (both grow with the prompt). Our own keys have defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail_sim.emulator.yamlfile import NotYamlError, read_yaml
+
+FOLDER = Path(__file__).parent / "profiles"
+
+_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m)")
+
+CALCULATORS = ("constant", "per-token")
+
+
+class ProfileError(ValueError):
+    """The profile cannot be used; the message names the file, the key and what is valid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Means and standard deviations in ns. Of the two calculators' fields, those of the other one are 0."""
+
+    name: str
+    model: str
+    calculator: str
+    max_num_seqs: int
+    inter_token_ns: int
+    inter_token_sd_ns: int = 0
+    first_token_ns: int = 0
+    first_token_sd_ns: int = 0
+    prefill_overhead_ns: int = 0
+    prefill_per_token_ns: int = 0
+    prefill_sd_ns: int = 0
+    transfer_ns: int = 0
+    transfer_per_token_ns: int = 0
+    transfer_sd_ns: int = 0
+    load_factor: float = 1.0  # how much longer a step takes with a full batch
+    handshake_ns: int = 27_000_000  # first contact of a pair: measured on vLLM 0.32 with NIXL over loopback
+    kv_bytes_per_token: int = 131_072  # an 8B Llama in bf16: 32 layers x 8 KV heads x 128 x 2 (K, V) x 2 bytes
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """What its hand-off times come to; a fixed time is taken as that of 1,000 tokens. 0 where a hand-off takes no time."""
+        if self.calculator == "constant":
+            return 1000 * self.kv_bytes_per_token / self.transfer_ns * 1e9 if self.transfer_ns else 0.0
+        return self.kv_bytes_per_token / self.transfer_per_token_ns * 1e9 if self.transfer_per_token_ns else 0.0
+
+
+def duration_ns(text: str) -> int:
+    """``12ms``, ``250us``, ``1m30s`` (Go's notation) in nanoseconds; ``0`` needs no unit. Raises ``ValueError``."""
+    if text == "0":
+        return 0
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a duration: write 12ms, 250us or 1m30s")
+    return round(sum(float(number) * _UNITS_NS[unit] for number, unit in parts))
+
+
+_DURATIONS = {
+    "inter-token-latency": "inter_token_ns",
+    "inter-token-latency-std-dev": "inter_token_sd_ns",
+    "time-to-first-token": "first_token_ns",
+    "time-to-first-token-std-dev": "first_token_sd_ns",
+    "prefill-overhead": "prefill_overhead_ns",
+    "prefill-time-per-token": "prefill_per_token_ns",
+    "prefill-time-std-dev": "prefill_sd_ns",
+    "kv-cache-transfer-latency": "transfer_ns",
+    "kv-cache-transfer-latency-std-dev": "transfer_sd_ns",
+    "kv-cache-transfer-time-per-token": "transfer_per_token_ns",
+    "kv-cache-transfer-time-std-dev": "transfer_sd_ns",
+    "kv-handshake-time": "handshake_ns",
+}
+_OTHERS = ("port", "model", "mode", "max-num-seqs", "latency-calculator", "time-factor-under-load", "kv-bytes-per-token")
+
+
+def parse(name: str, content: Mapping[str, object]) -> Profile:
+    """The profile in ``content``. Raises ``ProfileError`` for an unknown key, a bad value or a missing one."""
+    unknown = sorted(set(content) - set(_DURATIONS) - set(_OTHERS))
+    if unknown:
+        raise ProfileError(f"{name}: unknown key {unknown[0]!r}; known: {', '.join(sorted([*_DURATIONS, *_OTHERS]))}")
+    calculator = str(content.get("latency-calculator", "per-token"))
+    if calculator not in CALCULATORS:
+        raise ProfileError(f"{name}: latency-calculator is {calculator!r}; valid: {', '.join(CALCULATORS)}")
+    required = ["max-num-seqs", "inter-token-latency"]
+    required.append("time-to-first-token" if calculator == "constant" else "prefill-time-per-token")
+    missing = [key for key in required if key not in content]
+    if missing:
+        raise ProfileError(f"{name}: {missing[0]} is missing")
+    try:
+        durations = {field: duration_ns(str(content[key])) for key, field in _DURATIONS.items() if key in content}
+        sizes = {"kv_bytes_per_token": int(str(content["kv-bytes-per-token"]))} if "kv-bytes-per-token" in content else {}
+        profile = Profile(
+            name=name,
+            model=str(content.get("model", name)),
+            calculator=calculator,
+            max_num_seqs=int(str(content["max-num-seqs"])),
+            load_factor=float(str(content.get("time-factor-under-load", 1.0))),
+            **durations,
+            **sizes,
+        )
+    except ValueError as error:
+        raise ProfileError(f"{name}: {error}") from None
+    if profile.max_num_seqs < 1 or profile.load_factor < 1 or profile.inter_token_ns <= 0 or profile.kv_bytes_per_token < 1:
+        raise ProfileError(
+            f"{name}: max-num-seqs, time-factor-under-load, inter-token-latency and kv-bytes-per-token are 1 or more"
+        )
+    return profile
+
+
+def load(name: str) -> Profile:
+    """A bundled profile by its name, or a file by its path. Raises ``ProfileError``."""
+    path = FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+    try:
+        content = read_yaml(path)
+    except OSError:
+        raise ProfileError(f"{name}: neither a file nor one of {', '.join(bundled())}") from None
+    except NotYamlError as error:
+        raise ProfileError(f"{path}: not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ProfileError(f"{path}: a mapping is expected")
+    return parse(path.stem, content)
+
+
+def bundled() -> list[str]:
+    """Names of the profiles that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -1,0 +1,58 @@
+"""The way of KV from one host to another, as every driver knows it: its link, the first contact of its ends, and its faults."""
+
+from __future__ import annotations
+
+from handrail_sim.emulator.faults import Active
+from handrail_sim.emulator.links import EmulatedLink
+from handrail_sim.emulator.scenario import Scenario
+from handrail_sim.emulator.truth import FetchTruth
+
+FAILS_AFTER_NS = 50_000_000  # from the post of a transfer to its failure
+_COLD_EVERY_NS = 5_000_000_000  # how often the peers of a cold link lose each other
+_FAILURES = (("fetch_failed", FetchTruth.FAILED), ("fetch_recomputed", FetchTruth.RECOMPUTED))
+_FREED = (("stale_read", FetchTruth.STALE_READ), ("lease_expired", FetchTruth.EXPIRED))
+
+
+class Wire:
+    """Named ``prefill>decode``. Every method takes the monotonic clock that the faults name."""
+
+    def __init__(self, prefill: str, decode: str, scenario: Scenario, faults: Active) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.name = f"{prefill}>{decode}"
+        self.link = EmulatedLink(scenario.link_bytes_per_s, in_turn=scenario.link_order == "in-turn")
+        self.wake_ns: int | None = None  # the driver's: when it is to be looked at
+        self._scenario = scenario
+        self._faults = faults
+        self._contact: tuple[int, int] | None = None  # which contact it is, and when it is made
+
+    def contact_ns(self, now_ns: int) -> int:
+        """When the peers know each other; a first contact begins now if they do not."""
+        fault = self._faults.find("handshake_cold", self.name, now_ns)
+        which = 1 + (now_ns - fault.from_ns) // _COLD_EVERY_NS if fault else 0
+        if self._contact is None or (fault and self._contact[0] != which):
+            takes_ns = round(fault.size * 1e9) if fault else self._scenario.handshake_ns
+            self._contact = (which, now_ns + takes_ns)
+        return self._contact[1]
+
+    def failure(self, drawn: float, now_ns: int) -> FetchTruth | None:
+        """How the fetch that is posted now fails; None: it does not. ``drawn`` is the request's own number, 0 up to 1."""
+        for name, fetch in _FAILURES:
+            fault = self._faults.find(name, self.name, now_ns)
+            if fault is not None and drawn < fault.size:
+                return fetch
+        return None
+
+    def unheld(self, now_ns: int) -> FetchTruth | None:
+        """What becomes of a fetch whose KV is not held any more; None: no fault says so."""
+        for name, fetch in _FREED:
+            if self._faults.find(name, self.prefill, now_ns) is not None:
+                return fetch
+        return None
+
+    def apply_faults(self, now_ns: int) -> None:
+        """Set the bandwidth that holds from now on; called where a fault begins or ends."""
+        rate = self._scenario.link_bytes_per_s / self._faults.factor("slow_link", self.name, now_ns)
+        for end in (self.prefill, self.decode):
+            rate /= self._faults.factor("bad_host", end, now_ns)
+        staged = self._faults.find("no_p2p", self.name, now_ns)
+        self.link.set_rate(min(rate, staged.size) if staged else rate, now_ns)

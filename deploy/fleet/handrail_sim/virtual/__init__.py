@@ -1,0 +1,1 @@
+"""What sidecars would record of a virtual fleet."""

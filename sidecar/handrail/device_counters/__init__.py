@@ -1,0 +1,1 @@
+"""Tables of the counters of GPUs and links."""

@@ -1,0 +1,1 @@
+"""Metrics of our own processes: registry, histograms, catalogue, OTLP push."""

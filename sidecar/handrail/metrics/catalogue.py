@@ -1,0 +1,50 @@
+"""Every metric as data, made from the rows that expose it: for docs/metrics.md, and to check that the names of a query exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from handrail.metrics.registry import AnyMetricDef, HistogramDef
+from handrail.metrics.units import unit_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueMetric:
+    """One metric. ``name`` is as PromQL names it (a histogram's without its suffixes); ``unit`` is UCUM, '' for a count.
+
+    ``born``: its series are there from the process's start, counters at 0; others appear with what they count.
+    """
+
+    name: str
+    type: str  # counter | gauge | histogram
+    labels: tuple[str, ...]
+    unit: str
+    help: str
+    process: str
+    born: bool
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its series in PromQL."""
+        return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count")) if self.type == "histogram" else (self.name,)
+
+
+def metrics_of(rows: Iterable[AnyMetricDef], process: str) -> list[CatalogueMetric]:
+    """The metrics of these rows, whose parts have seen nothing yet."""
+    found = []
+    for row in rows:
+        kind = "histogram" if isinstance(row, HistogramDef) else row.kind
+        value = row.read()
+        found.append(
+            CatalogueMetric(
+                name=f"{row.name}_total" if kind == "counter" else row.name,
+                type=kind,
+                labels=row.labels,
+                unit=unit_of(row.name),
+                help=row.help,
+                process=process,
+                born=isinstance(value, int | float) or bool(value),
+            )
+        )
+    return found

@@ -1,0 +1,114 @@
+"""What a peer's answer means for the batch: accepted, to be sent again, or lost. Pure.
+
+Source: OTLP specification 1.x, "Failures", "OTLP/gRPC Throttling", "OTLP/HTTP Response"; case G07.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from handrail.otlp.decode import JSON
+from handrail.otlp.errors import PayloadRejected, Unauthorized
+from handrail.otlp.messages import SHAPES
+from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.status import clip, retry_delay_s, status_message
+
+_RETRYABLE_HTTP: Final = frozenset({429, 502, 503, 504})
+_PAYLOAD_HTTP: Final = frozenset({400, 413, 422})
+_UNAUTHORIZED_HTTP: Final = frozenset({401, 403})
+_Code = grpc.StatusCode
+_RETRYABLE_GRPC: Final = frozenset(
+    {_Code.CANCELLED, _Code.DEADLINE_EXCEEDED, _Code.ABORTED, _Code.OUT_OF_RANGE, _Code.UNAVAILABLE, _Code.DATA_LOSS}
+)
+_UNAUTHORIZED_GRPC: Final = frozenset({_Code.UNAUTHENTICATED, _Code.PERMISSION_DENIED})
+
+
+def read_http(signal: Signal, status: int, headers: Mapping[str, str], body: bytes, now_unix_s: float) -> Accepted:
+    """An HTTP answer; ``headers`` must find names in any case. Raises ``Retryable``, ``PayloadRejected`` or ``Rejected``.
+
+    A ``Retryable`` has delay 0 where the peer named none. Not being let in is one, though OTLP calls it final: the batch is as
+    good as before once the token is repaired, and a mistake in a file must not cost it.
+    """
+    content_type = headers.get("Content-Type", "")
+    if 200 <= status < 300:
+        return _partial(signal, body, content_type)
+    reason = f"HTTP {status}"
+    text = _reason(body, content_type)
+    if text:
+        reason = f"{reason}: {text}"
+    if status in _RETRYABLE_HTTP:
+        raise Retryable(reason, _retry_after_s(headers.get("Retry-After", ""), now_unix_s))
+    if status in _UNAUTHORIZED_HTTP:
+        raise Unauthorized(reason, 0.0)
+    if 300 <= status < 400:
+        raise Rejected(f"{reason}: redirected to {headers.get('Location', 'nowhere')[:200]}; set the endpoint to that")
+    raise PayloadRejected(reason) if status in _PAYLOAD_HTTP else Rejected(reason)
+
+
+def read_grpc(signal: Signal, body: bytes) -> Accepted:
+    """The response of a call that succeeded."""
+    return _partial(signal, body, "")
+
+
+def grpc_refusal(code: grpc.StatusCode, details: str, status: bytes | None) -> Retryable | Rejected:
+    """The exception for a call that failed; ``status``: the bytes of ``grpc-status-details-bin``, if any."""
+    reason = f"gRPC {code.name}: {clip(details)}" if details else f"gRPC {code.name}"
+    delay_s = retry_delay_s(status) if status is not None else None
+    if code in _RETRYABLE_GRPC:
+        return Retryable(reason, delay_s or 0.0)
+    if code in _UNAUTHORIZED_GRPC:
+        return Unauthorized(reason, delay_s or 0.0)
+    if code is _Code.RESOURCE_EXHAUSTED:
+        # With RetryInfo: come back later. Without: the message is over the peer's size limit, and half of it may not be.
+        return Retryable(reason, delay_s) if delay_s is not None else PayloadRejected(reason)
+    return PayloadRejected(reason) if code is _Code.INVALID_ARGUMENT else Rejected(reason)
+
+
+def _partial(signal: Signal, body: bytes, content_type: str) -> Accepted:
+    """A success, whole or partial. An unreadable body is a success all the same: the batch must not be sent again."""
+    shape = SHAPES[signal]
+    if content_type.startswith(JSON):
+        partial = _object(_object(_json(body)).get("partialSuccess"))
+        count = str(partial.get(shape.rejected_json) or 0)  # int64 is a string in protobuf's JSON; some write a number
+        rejected = int(count) if count.isascii() and count.isdigit() and len(count) < 20 else 0
+        return Accepted(rejected, clip(str(partial.get("errorMessage") or "")))
+    try:
+        answer = shape.response.FromString(body).partial_success
+    except DecodeError:
+        return Accepted()
+    return Accepted(max(0, getattr(answer, shape.rejected_field)), clip(answer.error_message))
+
+
+def _reason(body: bytes, content_type: str) -> str:
+    """The message of a ``google.rpc.Status`` body, in either encoding; '' for anything else (an HTML page helps nobody)."""
+    if content_type.startswith(JSON):
+        return clip(str(_object(_json(body)).get("message") or ""))
+    return status_message(body) if "protobuf" in content_type else ""
+
+
+def _json(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _object(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _retry_after_s(header: str, now_unix_s: float) -> float:
+    """Retry-After as seconds or as an HTTP date (RFC 9110 section 10.2.3); 0 where there is none or it makes no sense."""
+    text = header.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_unix_s)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -1,0 +1,156 @@
+"""The entry point of ``vllm.general_plugins``: called by vLLM in each of its processes, in some more than once.
+
+Without ``HANDRAIL_SOCKET`` it does nothing at all. With it, it waits for the engine to import two of its modules and wraps what
+they make: the connector classes that the factory gives out, and the scheduler object. Where a module or a member is not what it
+was on the versions that were tried, that part is left alone, one warning says so, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+from types import ModuleType
+from typing import Any, Final
+
+from handrail.plugin import logs
+from handrail.plugin.events import CORE, SOCKET_ENV
+from handrail.plugin.facts import engine_facts
+from handrail.plugin.guard import HookGuard
+from handrail.plugin.import_hook import when_imported
+from handrail.plugin.mixin import Mixer
+from handrail.plugin.recorder import Recorder
+from handrail.plugin.scheduler import watch_scheduler
+
+FACTORY: Final = "vllm.distributed.kv_transfer.kv_connector.factory"
+SCHEDULER: Final = "vllm.v1.core.sched.scheduler"
+TRIED: Final = ("0.32",)
+"""Versions of vLLM that the tests ran."""
+
+_log = logging.getLogger("vllm.plugins.handrail")
+_MARK: Final = "_handrail"
+_installed: Plugin | None = None
+
+
+class Plugin:
+    """What is set up once a process."""
+
+    def __init__(self, path: str) -> None:
+        self.recorder = Recorder(path)
+        self.guard = HookGuard(self.recorder)
+        self.mixer = Mixer(self.guard)
+        self.hooked: list[str] = []
+        self.missing: list[str] = []
+
+    def install(self) -> None:
+        os.register_at_fork(after_in_child=self.recorder.after_fork)
+        atexit.register(self._end)
+        logs.listen(self.recorder)
+        self.recorder.each_second = lambda: logs.listen(self.recorder)
+        when_imported(FACTORY, lambda module: self._try("connectors", self._watch_factory, module))
+        when_imported(SCHEDULER, lambda module: self._try("scheduler", self._watch_schedulers, module))
+
+    def _end(self) -> None:
+        """The interpreter ends. A process that never sent anything has nothing to say now either."""
+        if self.recorder.running:
+            self.recorder.say_stopping()
+        self.recorder.stop()
+
+    def _try(self, part: str, set_up: Any, module: ModuleType) -> None:
+        try:
+            set_up(module)
+        except Exception as error:
+            self.missing.append(part)
+            version = engine_facts(None).get("engine_version", "of an unknown version")
+            _log.warning(
+                "handrail observes less of this engine: %s cannot be observed on vLLM %s (%s: %s); tried with %s",
+                part,
+                version,
+                type(error).__name__,
+                error,
+                ", ".join(TRIED),
+            )
+
+    def _watch_factory(self, module: Any) -> None:
+        """Built-in connectors and those of ``kv_connector_module_path`` alike come out of ``get_connector_class``."""
+        factory = module.KVConnectorFactory
+        original = factory.get_connector_class
+        if getattr(original, _MARK, False):
+            return
+        given = original.__func__
+        mixer = self.mixer
+
+        @functools.wraps(given)
+        def get_connector_class(cls: Any, *given_: Any, **named: Any) -> Any:
+            return mixer(given(cls, *given_, **named))
+
+        setattr(get_connector_class, _MARK, True)
+        factory.get_connector_class = classmethod(get_connector_class)
+        self.hooked.append("connectors")
+
+    def _watch_schedulers(self, module: Any) -> None:
+        """Every scheduler of the engine's own is made by this ``__init__``, its subclasses' included."""
+        scheduler = module.Scheduler
+        original = scheduler.__init__
+        if getattr(original, _MARK, False):
+            return
+        for name in ("add_request", "schedule", "update_from_output"):
+            getattr(scheduler, name)
+
+        @functools.wraps(original)
+        def init(made: Any, *given: Any, **named: Any) -> None:
+            original(made, *given, **named)
+            self.guard("scheduler_init", self._begin, made)
+
+        setattr(init, _MARK, True)
+        scheduler.__init__ = init
+        self.hooked.append("scheduler")
+
+    def _begin(self, made: Any) -> None:
+        methods = watch_scheduler(made, self.guard)
+        missing = self.missing + (["_free_request"] if "_free_request" not in methods else [])
+        facts = engine_facts(made.vllm_config)
+        version = str(facts.get("engine_version", ""))
+        if not version.startswith(TRIED):
+            _log.warning(
+                "handrail was tried with vLLM %s, and this is %s: it observes what it finds as it was there%s",
+                ", ".join(TRIED),
+                version or "of an unknown version",
+                f"; missing: {', '.join(missing)}" if missing else "",
+            )
+        self.recorder.say(
+            {
+                **facts,
+                "plugin_version": _own_version(),
+                "capabilities": [*self.hooked, *methods],
+                "missing": missing,
+            }
+        )
+        self.recorder.start(CORE)
+
+
+def register() -> None:
+    """vLLM's call. Never raises."""
+    global _installed
+    path = os.environ.get(SOCKET_ENV)
+    if not path or _installed is not None:
+        return
+    plugin = Plugin(path)
+    _installed = plugin
+    try:
+        plugin.install()
+    except Exception as error:
+        _log.warning("handrail observes nothing of this process: %s: %s", type(error).__name__, error)
+
+
+def recorder() -> Recorder | None:
+    """This process's recorder; None where the plugin is inert. For the middleware."""
+    register()
+    return None if _installed is None else _installed.recorder
+
+
+def _own_version() -> str | None:
+    from handrail import __version__
+
+    return __version__

@@ -1,0 +1,228 @@
+"""How many connections a listener takes, from whom, and how long one may say nothing.
+
+A connection costs a descriptor and memory before its sender has shown who it is, so TLS, client certificates and tokens do not
+bound it; a ``Gate`` does. What is over a bound is refused at once. When the descriptors run out, nobody is refused: accepting
+pauses, and who connects waits in the system's queue.
+"""
+
+# ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from handrail.config.schema import setting
+from handrail.config.types import Duration
+from handrail.runtime.descriptors import DescriptorBudget
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS: Final = 4096
+"""Of one listener, unless the configuration says otherwise, however high the limit of descriptors is."""
+
+ONE_PEER: Final = 64
+"""A peer may hold this many connections at least, unless the whole listener may hold fewer."""
+
+QUIET_S: Final = 60.0
+"""A refusal is said again in the log after this long without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionsConfig:
+    """Connections to the listeners of this process. The proxy has bounds of its own."""
+
+    max_per_listener: int | None = setting(
+        None,
+        help="most connections of one listener at once; it refuses more",
+        example="1000",
+        unset="by the limit of descriptors, at most 4096 (docs/security.md)",
+        at_least=1,
+    )
+    max_per_peer: int | None = setting(
+        None,
+        help="most connections of one listener from one address; raise it if many senders share an address (NAT, a balancer)",
+        example="1000",
+        unset="a quarter of max_per_listener, at least 64",
+        at_least=1,
+    )
+    handshake_timeout: Duration = setting(
+        Duration(10 * 10**9),
+        help="longest time for a TLS handshake",
+        example="5s",
+        at_least=10**8,
+    )
+    head_timeout: Duration = setting(
+        Duration(10 * 10**9),
+        help="longest time from the connection to a whole request head, and for the head of a later request",
+        example="5s",
+        at_least=10**8,
+    )
+    idle_timeout: Duration = setting(
+        Duration(300 * 10**9),
+        help="longest time between two requests of a connection",
+        example="1m",
+        at_least=10**9,
+    )
+
+
+class Refusal(str, Enum):
+    """Why a connection was not taken."""
+
+    PEER = "peer"  # its address holds as many as it may
+    LISTENER = "listener"  # the listener does
+    DESCRIPTORS = "descriptors"  # taken, and then there was none left to serve it
+
+
+class Expiry(str, Enum):
+    """Which time limit ended a connection."""
+
+    HANDSHAKE = "handshake"
+    HEAD = "head"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of one listener. ``descriptors``: what one connection takes."""
+
+    listener: int = 1024
+    peer: int = 256
+    handshake_s: float = 10.0
+    head_s: float = 10.0
+    idle_s: float = 300.0
+    descriptors: int = 1
+
+    @classmethod
+    def of(cls, config: ConnectionsConfig, share: float, *, descriptors: int = 1) -> Bounds:
+        """As configured, else from ``share``: the descriptors that the listener may use."""
+        default = max(1, min(MOST_CONNECTIONS, int(share) // descriptors))
+        listener = default if config.max_per_listener is None else config.max_per_listener
+        peer = max(listener // 4, ONE_PEER) if config.max_per_peer is None else config.max_per_peer
+        return cls(
+            listener=listener,
+            peer=min(peer, listener),
+            handshake_s=config.handshake_timeout.seconds,
+            head_s=config.head_timeout.seconds,
+            idle_s=config.idle_timeout.seconds,
+            descriptors=descriptors,
+        )
+
+
+class Gate:
+    """Decides which connections one listener takes, and counts them. Owned by the listener's loop.
+
+    ``name``: of the listener, in the log and in metrics. Every ``admit`` that returns None is followed by one ``leave``.
+    """
+
+    def __init__(
+        self, name: str, bounds: Bounds, budget: DescriptorBudget, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = name
+        self.bounds = bounds
+        self.open = 0
+        self.paused = False
+        self.pauses = 0
+        self.malformed = 0  # what was sent is not the listener's protocol
+        self.refused = dict.fromkeys(Refusal, 0)
+        self.expired = dict.fromkeys(Expiry, 0)
+        self._budget = budget
+        self._clock = clock
+        self._peers: dict[str, int] = {}
+        self._seen_at: dict[str, float] = {}
+
+    def has_room(self) -> bool:
+        """Whether the descriptors allow one more connection now."""
+        return self._budget.free() >= self.bounds.descriptors
+
+    def admit(self, peer: str) -> Refusal | None:
+        """Take one connection from the address ``peer``, or say why not."""
+        held = self._peers.get(peer, 0)
+        if self.open >= self.bounds.listener:
+            self.refuse(
+                Refusal.LISTENER, f"all of its {self.bounds.listener} connections are in use (connections.max_per_listener)"
+            )
+            return Refusal.LISTENER
+        if held >= self.bounds.peer:
+            self.refuse(Refusal.PEER, f"{peer} holds {held} connections (connections.max_per_peer)")
+            return Refusal.PEER
+        self._peers[peer] = held + 1
+        self.open += 1
+        self._budget.take(self.bounds.descriptors)
+        return None
+
+    def leave(self, peer: str) -> None:
+        """A connection that was taken is closed."""
+        held = self._peers[peer] - 1
+        if held:
+            self._peers[peer] = held
+        else:
+            del self._peers[peer]
+        self.open -= 1
+        self._budget.give_back(self.bounds.descriptors)
+
+    def refuse(self, why: Refusal, detail: str) -> None:
+        """Count a refusal; log it where there was none of its kind for a minute."""
+        before = self.refused[why]
+        self.refused[why] = before + 1
+        if self._news(why.value):
+            log.warning(
+                "%s refuses connections: %s; further ones are counted in handrail_connections_refused_total (%d before)",
+                self.name,
+                detail,
+                before,
+            )
+
+    def pause(self, why: str) -> None:
+        """Accepting pauses; log it where it did not for a minute."""
+        self.paused = True
+        self.pauses += 1
+        if self._news("pause"):
+            log.warning("%s accepts no connections for now: %s; who connects waits", self.name, why)
+
+    def resume(self) -> None:
+        """Accepting goes on."""
+        self.paused = False
+
+    def shortage(self) -> str:
+        """What there is too little of, for ``pause``."""
+        budget = self._budget
+        return f"{budget.in_use()} of {budget.limit} descriptors are in use and {budget.reserved} are kept for files"
+
+    def _news(self, kind: str) -> bool:
+        now = self._clock()
+        seen = self._seen_at.get(kind)
+        self._seen_at[kind] = now
+        return seen is None or now - seen >= QUIET_S
+
+
+class Gates:
+    """The gates of one process. ``shares``: of the descriptors that are not reserved, by listener; what a connection takes."""
+
+    def __init__(self, config: ConnectionsConfig, budget: DescriptorBudget, shares: Mapping[str, tuple[float, int]]) -> None:
+        self.budget = budget
+        self.all: list[Gate] = []
+        self._config = config
+        self._shares = shares
+
+    def gate(self, name: str) -> Gate:
+        """For one listener, once."""
+        share, descriptors = self._shares[name]
+        usable = self.budget.limit - self.budget.reserved
+        gate = Gate(name, Bounds.of(self._config, share * usable, descriptors=descriptors), self.budget)
+        self.all.append(gate)
+        return gate
+
+    def problem(self) -> str:
+        """One line for /readyz, or ''."""
+        return self.budget.problem()
+
+
+def own_gate(name: str, *, descriptors: int = 1) -> Gate:
+    """A gate for a listener that stands alone, with the limit of descriptors as it is."""
+    budget = DescriptorBudget.of_process(reserved=64)
+    share = (budget.limit - budget.reserved) / 2
+    return Gate(name, Bounds.of(ConnectionsConfig(), share, descriptors=descriptors), budget)

@@ -1,0 +1,205 @@
+"""An aiohttp application on one address, behind a gate: with bounds of connections and time limits that aiohttp has not.
+
+A connection has to finish its TLS handshake and the head of its first request in time, and may then be idle for so long. What is
+no HTTP is counted and answered; it is not logged, since anyone may send it as often as he likes, and with any content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from handrail.runtime.accepting import Acceptor, reset
+from handrail.runtime.connections import Expiry, Gate
+
+log = logging.getLogger(__name__)
+
+_MALFORMED: Final = (HttpProcessingError, web.RequestPayloadError)
+_GRACE_S: Final = 60.0  # aiohttp's own limit of idleness comes after ours
+
+
+class HttpServer:
+    """Serves ``app``. ``tls`` None: plaintext. ``options``: aiohttp's, of its ``AppRunner``.
+
+    ``shutdown`` works without ``start`` and twice.
+    """
+
+    def __init__(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        gate: Gate,
+        *,
+        tls: ssl.SSLContext | None = None,
+        logger: logging.Logger = log,
+        **options: Any,
+    ) -> None:
+        self.address = (host, port)
+        self._gate = gate
+        self._tls = tls
+        app.middlewares.insert(0, _noted)
+        idle_s = gate.bounds.idle_s + _GRACE_S
+        self._runner = web.AppRunner(app, access_log=None, logger=_quiet(logger, gate), keepalive_timeout=idle_s, **options)
+        self._acceptor = Acceptor(gate, self._take)
+        self._greetings: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Raises ``OSError`` when the port cannot be bound."""
+        await self._runner.setup()
+        self.address = self._acceptor.start(*self.address)
+
+    def stop_accepting(self) -> None:
+        """What is connected goes on."""
+        self._acceptor.close()
+
+    async def shutdown(self) -> None:
+        """Listen no more, let what runs end, close."""
+        self.stop_accepting()
+        for each in self._greetings:
+            each.cancel()
+        await asyncio.gather(*self._greetings, return_exceptions=True)
+        await self._runner.cleanup()
+
+    def _take(self, connection: socket.socket, peer: str) -> None:
+        greeting = asyncio.get_running_loop().create_task(self._greet(connection, peer))
+        self._greetings.add(greeting)
+        greeting.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, connection: socket.socket, peer: str) -> None:
+        """Hand a connection over to aiohttp, after the TLS handshake where there is one."""
+        served = self._runner.server
+        if served is None:  # shutting down
+            reset(connection)
+            self._gate.leave(peer)
+            return
+        watched = _Watched(served(), self._gate, peer)
+        limit_s = None if self._tls is None else self._gate.bounds.handshake_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: watched, connection, ssl=self._tls, ssl_handshake_timeout=limit_s
+            )
+        except ConnectionAbortedError:  # what asyncio and uvloop raise for a handshake that takes too long
+            self._gate.expired[Expiry.HANDSHAKE] += 1
+        except OSError as error:  # no TLS was spoken, or gone
+            log.debug("%s: %s: %s", self._gate.name, peer, error)
+        finally:
+            if not watched.connected:
+                self._gate.leave(peer)
+
+
+class _Watched(asyncio.Protocol):
+    """Stands between transport and aiohttp's protocol, and ends what takes too long."""
+
+    __slots__ = ("_busy", "_gate", "_head", "_inner", "_loop", "_peer", "_timer", "_transport", "connected")
+
+    def __init__(self, inner: asyncio.Protocol, gate: Gate, peer: str) -> None:
+        self.connected = False
+        self._inner = inner
+        self._gate = gate
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._busy = 0  # requests being answered
+        self._head = False  # whether the timer is a head's
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.connected = True
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own over TLS is no subclass
+        self._inner.connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy and not self._head:
+            self._expect_head()
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._gate.leave(self._peer)
+        self._inner.connection_lost(exc)
+
+    def begun(self) -> None:
+        """A request's head is whole."""
+        self._busy += 1
+        self._stop_timer()
+
+    def answered(self) -> None:
+        """Its answer is made; what it takes to send it counts as idleness."""
+        self._busy -= 1
+        if not self._busy and self._transport is not None and not self._transport.is_closing():
+            self._set_timer(self._gate.bounds.idle_s, Expiry.IDLE)
+
+    def _expect_head(self) -> None:
+        self._set_timer(self._gate.bounds.head_s, Expiry.HEAD)
+        self._head = True
+
+    def _set_timer(self, seconds: float, expiry: Expiry) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, self._expire, expiry)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._head = None, False
+
+    def _expire(self, expiry: Expiry) -> None:
+        self._timer = None
+        self._gate.expired[expiry] += 1
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@web.middleware
+async def _noted(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Tell the connection that a head has come in whole, and when the request is answered."""
+    transport = request.transport
+    watched = transport.get_protocol() if transport is not None else None
+    if not isinstance(watched, _Watched):
+        return await handler(request)
+    watched.begun()
+    try:
+        return await handler(request)
+    finally:
+        watched.answered()
+
+
+def _quiet(logger: logging.Logger, gate: Gate) -> logging.Logger:
+    """For aiohttp: what it says goes on to ``logger``, but for malformed requests, which are counted."""
+    own = logging.Logger(logger.name, logging.DEBUG)  # not from the registry: one for each listener; TLS comes at debug level
+    own.parent = logger
+    own.addFilter(_NotHttp(logger, gate))
+    return own
+
+
+class _NotHttp(logging.Filter):
+    """aiohttp would write a traceback for each, with what was sent."""
+
+    def __init__(self, logger: logging.Logger, gate: Gate) -> None:
+        super().__init__()
+        self._logger = logger
+        self._gate = gate
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, _MALFORMED):
+            self._gate.malformed += 1
+            return False
+        return self._logger.isEnabledFor(record.levelno)

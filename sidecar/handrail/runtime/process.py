@@ -1,0 +1,92 @@
+"""What every long-running process of ours does alike: a fast loop, signals that stop it, parts that start and end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from handrail.printable import printable_lines
+
+log = logging.getLogger(__name__)
+
+
+class Stop:
+    """Set by the first SIGTERM or Ctrl-C; a second one ends the process at once, for a person who will not wait for a drain."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: int) -> None:
+        if self._event.is_set():
+            log.warning("second %s: ending at once", signal.Signals(number).name)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        log.info("%s: stopping", signal.Signals(number).name)
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Return when the process was told to stop."""
+        await self._event.wait()
+
+
+class Parts:
+    """Started parts, ended in reverse order; a part that fails to start ends those before it."""
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+
+    async def start(self, name: str, start: Awaitable[object], end: Callable[[], Awaitable[object]]) -> None:
+        """Start one part and remember how it ends. Raises what ``start`` raises, after ending the others."""
+        try:
+            await start
+        except BaseException:
+            await self.end()
+            raise
+        self._ends.append((name, end))
+
+    async def end(self) -> None:
+        """End every part; one that fails does not keep the others from ending."""
+        while self._ends:
+            name, end = self._ends.pop()
+            try:
+                await end()
+            except Exception:
+                log.exception("%s did not end cleanly", name)
+
+
+def freeze_gc(young: int) -> None:
+    """Keep the garbage collector off what was loaded at start, and look at new objects only every ``young`` allocations.
+
+    A full collection walks every object of every imported module: 14 ms measured for a sidecar, during which no byte is passed
+    on. What is alive when this is called is never looked at again; call it once everything has started.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(young, 20, 50)
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run ``main`` on uvloop where there is one. An ``OSError`` or ``ValueError`` from it (a port taken, a folder not writable)
+    is told in one line, exit code 1."""
+    try:
+        return _runner()(main)
+    except (OSError, ValueError) as error:
+        print(printable_lines(f"handrail: {error}"), file=sys.stderr)
+        return 1
+
+
+def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
+    try:
+        import uvloop
+    except ImportError:  # not on this platform
+        return asyncio.run
+    runner: Callable[[Coroutine[Any, Any, int]], int] = uvloop.run
+    return runner

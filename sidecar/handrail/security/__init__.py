@@ -1,0 +1,1 @@
+"""TLS and tokens from files that change."""

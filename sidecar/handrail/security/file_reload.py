@@ -1,0 +1,187 @@
+"""A value that is made of files and made anew when they change: certificates and tokens, without a restart.
+
+Files are compared by content, so it does not matter how they are replaced: written over, renamed, or a symbolic link turned to
+another folder, as Kubernetes does. A new content is taken over whole or not at all. What cannot be used leaves the former in use,
+and is said once it was seen at two looks in a row: certificate and key are seldom replaced in the same instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0
+"""How often files are looked at: a change takes effect at most this much later, a bad one is said after twice as long."""
+
+MOST_BYTES: Final = 4 << 20  # of one file; the largest bundles of authorities have a quarter of a megabyte
+_TRIES: Final = 3  # at start, for files that are being replaced just then
+
+Contents = Mapping[str, bytes]
+"""What stands in the files, by the setting that names each."""
+
+T = TypeVar("T")
+
+
+class ReloadingFile(Generic[T]):
+    """``value`` is what the files gave; ``look`` reads them again.
+
+    ``use``: what the value is for, in logs and metrics. ``files``: by the setting that names each. ``secrets``: those of them
+    that nobody else may read. ``make`` raises ``ValueError`` naming the setting. Construction reads the files; it raises what
+    ``make`` does, and ``OSError`` for a file that cannot be read. ``look`` runs in one thread at a time, any; ``value`` is
+    replaced whole.
+    """
+
+    def __init__(
+        self, use: str, files: Mapping[str, Path], make: Callable[[Contents], T], *, secrets: frozenset[str] = frozenset()
+    ) -> None:
+        self.use = use
+        self.files = dict(files)
+        self.reloads = 0
+        self.refusals = 0
+        self.refused = ""  # why the newest content is not used; '' where it is
+        self._make = make
+        self._secrets = secrets
+        self._seen = b""  # digest of what `value` was made of
+        self._unusable = ""  # what was wrong at the last look
+        self._open_to_all: set[str] = set()  # secrets of which that was said
+        self.value = self._first()
+
+    def poll(self) -> bool:
+        """Read the files; True when ``value`` is a new one."""
+        try:
+            contents = self._read()
+            digest = _digest(contents)
+            if digest == self._seen:
+                self._settled()
+                return False
+            value = self._make(contents)
+        except (OSError, ValueError) as error:
+            self._fault(str(error))
+            return False
+        if _digest(self._read_again(contents)) != digest:
+            return False  # replaced meanwhile; the next look sees it whole
+        self.value, self._seen = value, digest
+        self.reloads += 1
+        self._settled()
+        log.info("%s: %s changed and in use", self.use, self._named())
+        return True
+
+    def _first(self) -> T:
+        for _ in range(_TRIES):
+            contents = self._read()
+            value = self._make(contents)
+            self._seen = _digest(contents)
+            if _digest(self._read_again(contents)) == self._seen:
+                break
+        return value
+
+    def _settled(self) -> None:
+        if self.refused:
+            log.info("%s: %s can be used again", self.use, self._named())
+        self.refused = self._unusable = ""
+
+    def _fault(self, problem: str) -> None:
+        if problem == self._unusable and problem != self.refused:
+            self.refused = problem
+            self.refusals += 1
+            log.error("%s: what changed cannot be used, the former stays in use: %s", self.use, problem)
+        self._unusable = problem
+
+    def _named(self) -> str:
+        return ", ".join(str(path) for path in self.files.values())
+
+    def _read(self) -> dict[str, bytes]:
+        return {setting: self._content(setting, path) for setting, path in self.files.items()}
+
+    def _read_again(self, former: Contents) -> Contents:
+        """The files now; what they were a moment ago where one has gone meanwhile: the next look sees that."""
+        try:
+            return self._read()
+        except (OSError, ValueError):
+            return former
+
+    def _content(self, setting: str, path: Path) -> bytes:
+        # Without O_NONBLOCK a named pipe would hold whoever opens it.
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise type(error)(f"{setting}: {path} cannot be read: {error.strerror}") from None
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise ValueError(f"{setting}: {path} is no file")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"{setting}: {path} is larger than {MOST_BYTES >> 20} MiB")
+        self._mind_mode(setting, path, mode)
+        return content
+
+    def _mind_mode(self, setting: str, path: Path, mode: int) -> None:
+        if setting not in self._secrets or not mode & stat.S_IROTH:
+            self._open_to_all.discard(setting)
+        elif setting not in self._open_to_all:
+            self._open_to_all.add(setting)
+            log.warning("%s: %s can be read by everyone on this host: chmod o-rwx %s", setting, path, path)
+
+
+class Watcher:
+    """Looks at what is watched, off the loop: a file on a share that hangs must not hold up a request.
+
+    ``shutdown`` works without ``start`` and twice.
+    """
+
+    def __init__(self, watched: Sequence[ReloadingFile[Any]], interval_s: float = LOOK_S) -> None:
+        self._watched = tuple(watched)
+        self._interval_s = interval_s
+        self._stop = asyncio.Event()
+        self._failing = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._watched:
+            self._task = asyncio.create_task(self._run())
+
+    async def shutdown(self) -> None:
+        self._stop.set()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._interval_s)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            for each in self._watched:
+                await asyncio.to_thread(each.poll)
+        except Exception:  # no thread, for one; the next look is in a moment
+            if not self._failing:
+                log.exception("the files of certificates and tokens could not be looked at")
+            self._failing = True
+        else:
+            self._failing = False
+
+
+def _digest(contents: Contents) -> bytes:
+    """Of contents, so that no key is kept for comparison."""
+    whole = hashlib.sha256()
+    for setting, content in contents.items():
+        whole.update(f"{setting}:{len(content)}:".encode())
+        whole.update(content)
+    return whole.digest()

@@ -1,0 +1,200 @@
+"""TLS of this process's listeners and of its connections to others, from files that may be replaced at any time.
+
+A listener's context takes its certificate at every handshake from what the files hold then (OpenSSL's server name callback, which
+is called without a server name too), so a whole new generation is in use from one handshake to the next: certificate, key and
+the authorities of clients together. What is connected stays connected.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final
+
+from handrail.security.certificates import Validity, certificates, key_kind, validity
+from handrail.security.file_reload import Contents, ReloadingFile
+
+log = logging.getLogger(__name__)
+
+CERT, KEY, CLIENT_CA, CA = "cert_file", "key_file", "client_ca_file", "ca_file"
+_KINDS: Final = ("RSA", "P-256", "P-384")  # tried with grpcio 1.85
+_REASONS: Final = {
+    "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
+    "EE_KEY_TOO_SMALL": "the certificate's key is too short to be accepted: RSA of 2048 bits, or ECDSA",
+    "CA_MD_TOO_WEAK": "the certificate's signature is too weak to be accepted: SHA-256 or better",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsMaterial:
+    """What one generation of the files gives. ``expiries``: when what ends, by use, in seconds since the epoch."""
+
+    context: ssl.SSLContext
+    cert: bytes | None = None  # PEM, the whole chain
+    key: bytes | None = None
+    authorities: bytes | None = None  # PEM: of clients at a server, of servers at a client
+    expiries: Mapping[str, int]
+
+
+class ServerTls:
+    """The TLS that every listener of this process speaks.
+
+    ``prefix``: of the settings, for messages. Raises ``OSError`` for a file that cannot be read, ``ValueError`` for one that
+    holds no usable certificate, key or authority.
+    """
+
+    def __init__(
+        self,
+        cert_file: Path,
+        key_file: Path,
+        client_ca_file: Path | None = None,
+        *,
+        prefix: str = "tls.",
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.wants_clients = client_ca_file is not None
+        files = {f"{prefix}{CERT}": cert_file, f"{prefix}{KEY}": key_file}
+        if client_ca_file is not None:
+            files[f"{prefix}{CLIENT_CA}"] = client_ca_file
+        maker = _Maker(files, prefix, ssl.Purpose.CLIENT_AUTH, now_unix_s)
+        self.identity: ReloadingFile[TlsMaterial] = ReloadingFile("server", files, maker, secrets=frozenset({f"{prefix}{KEY}"}))
+
+    def context(self, *, ask_only: bool = False) -> ssl.SSLContext:
+        """For one listener; it need not be replaced when the files are.
+
+        Where clients have authorities, their certificate is wanted in the handshake; with ``ask_only`` a client that has none is
+        let in all the same, for the listener to decide, while a wrong one is not.
+        """
+        context = _bare_context(ssl.Purpose.CLIENT_AUTH)
+        context.num_tickets = 0  # a session taken up again would not have its client's certificate looked at again
+        context.options |= ssl.OP_NO_TICKET
+        if self.wants_clients:
+            context.verify_mode = ssl.CERT_OPTIONAL if ask_only else ssl.CERT_REQUIRED
+
+        def take_newest(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = self.identity.value.context
+
+        context.sni_callback = take_newest
+        return context
+
+
+def client_identity(
+    ca_file: Path | None,
+    cert_file: Path | None,
+    key_file: Path | None,
+    *,
+    use: str,
+    prefix: str = "",
+    now_unix_s: Callable[[], float] = time.time,
+) -> ReloadingFile[TlsMaterial]:
+    """How this process, as a client, knows its server and shows itself. Without ``ca_file`` the system's authorities count.
+
+    Raises as ``ServerTls`` does.
+    """
+    given = {CA: ca_file, CERT: cert_file, KEY: key_file}
+    files = {f"{prefix}{name}": path for name, path in given.items() if path is not None}
+    maker = _Maker(files, prefix, ssl.Purpose.SERVER_AUTH, now_unix_s, use)
+    return ReloadingFile(use, files, maker, secrets=frozenset({f"{prefix}{KEY}"}))
+
+
+class _Maker:
+    """Makes an identity of the files' content. A certificate that is not valid now is not taken while the former one is."""
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        prefix: str,
+        purpose: ssl.Purpose,
+        now_unix_s: Callable[[], float],
+        use: str = "server",
+    ) -> None:
+        self._files = files
+        self._purpose = purpose
+        self._now_unix_s = now_unix_s
+        self._cert, self._key = f"{prefix}{CERT}", f"{prefix}{KEY}"
+        serves = purpose is ssl.Purpose.CLIENT_AUTH
+        self._authorities = f"{prefix}{CLIENT_CA if serves else CA}"
+        self._use, self._authorities_use = use, "client_ca" if serves else f"{use}_ca"
+        self._former: Validity | None = None
+
+    def __call__(self, contents: Contents) -> TlsMaterial:
+        context = _bare_context(self._purpose)
+        expiries: dict[str, int] = {}
+        authorities = contents.get(self._authorities)
+        if authorities is not None:
+            ends = [each.not_after_unix_s for each in self._dates(self._authorities, authorities)]
+            expiries[self._authorities_use] = min(ends)
+            context.load_verify_locations(cadata=b"".join(certificates(authorities)))
+            if self._purpose is ssl.Purpose.CLIENT_AUTH:
+                # Whether it is wanted is the listener's own context to say; without this one Python shows no peer's certificate.
+                context.verify_mode = ssl.CERT_OPTIONAL
+        elif self._purpose is ssl.Purpose.SERVER_AUTH:
+            context.load_default_certs(self._purpose)
+        cert, key = contents.get(self._cert), contents.get(self._key)
+        if cert is not None and key is not None:
+            chain = self._dates(self._cert, cert)
+            self._mind_kind(key_kind(certificates(cert)[0]))
+            self._load_chain(context, key)
+            self._mind_dates(chain[0])
+            expiries[self._use] = min(each.not_after_unix_s for each in chain)
+            self._former = chain[0]
+        return TlsMaterial(context=context, cert=cert, key=key, authorities=authorities, expiries=expiries)
+
+    def _dates(self, setting: str, pem: bytes) -> list[Validity]:
+        """Of every certificate in the file; at least one."""
+        path = self._files[setting]
+        try:
+            found = [validity(der) for der in certificates(pem)]
+        except ValueError as error:
+            raise ValueError(f"{setting}: {path}: {error}") from None
+        if not found:
+            raise ValueError(f"{setting}: {path} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
+        return found
+
+    def _load_chain(self, context: ssl.SSLContext, key: bytes) -> None:
+        cert_path, key_path = self._files[self._cert], self._files[self._key]
+        if b"ENCRYPTED" in key:
+            raise ValueError(f"{self._key}: {key_path} is encrypted; there is nobody to ask: openssl pkey -in OLD -out NEW")
+        if b"PRIVATE KEY-----" not in key:
+            raise ValueError(f"{self._key}: {key_path} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)")
+        try:
+            context.load_cert_chain(cert_path, key_path, password="")
+        except ssl.SSLError as error:
+            why = _REASONS.get(error.reason or "", f"{error.reason or error}")
+            raise ValueError(f"{self._cert}: {cert_path} with {self._key}: {key_path}: {why}") from None
+
+    def _mind_kind(self, kind: str) -> None:
+        if kind not in _KINDS:  # gRPC would start with it, and then fail every handshake without a word
+            rule = f"its key is {kind}, which gRPC does not take; RSA, or ECDSA with {' or '.join(_KINDS[1:])}"
+            raise ValueError(f"{self._cert}: {self._files[self._cert]}: {rule}")
+
+    def _mind_dates(self, dates: Validity) -> None:
+        now, former = self._now_unix_s(), self._former
+        if dates.holds(now):
+            return
+        text = (
+            f"ended on {_day(dates.not_after_unix_s)}"
+            if dates.not_after_unix_s < now
+            else f"begins on {_day(dates.not_before_unix_s)}"
+        )
+        problem = f"{self._cert}: {self._files[self._cert]} {text}"
+        if former is not None and former.holds(now):
+            raise ValueError(f"{problem}; the one in use is valid")
+        log.warning("%s: peers will refuse it; give a certificate that is valid now", problem)
+
+
+def _bare_context(purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Without certificates and authorities: TLS 1.2 or later, the strong ciphers that Python has chosen."""
+    serves = purpose is ssl.Purpose.CLIENT_AUTH
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _day(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, timezone.utc).date().isoformat()

@@ -1,0 +1,1 @@
+"""Records to OTLP and back: one codec for sidecar and collector."""

@@ -1,0 +1,1 @@
+"""Checks of a pair: pure functions of facts."""

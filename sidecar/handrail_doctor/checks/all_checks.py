@@ -1,0 +1,38 @@
+"""Every check, group by group, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from handrail_doctor.checks import engines, gpu, pair, path, wire
+from handrail_doctor.checks.result import CheckResult, CheckStatus
+from handrail_doctor.facts import Facts
+
+Checks = Callable[[Facts], Iterator[CheckResult | None]]
+
+GROUPS: Final[dict[str, Checks]] = {
+    "engines": engines.checks,
+    "the pair": pair.checks,
+    "GPUs": gpu.checks,
+    "the wire": wire.checks,
+    "ways between": path.checks,
+}
+"""A check that does not concern these facts yields None."""
+
+
+def findings(facts: Facts) -> dict[str, list[CheckResult]]:
+    """By group. Pure: the same facts give the same findings."""
+    return {group: [found for found in checks(facts) if found is not None] for group, checks in GROUPS.items()}
+
+
+def counts(found: dict[str, list[CheckResult]]) -> dict[CheckStatus, int]:
+    """How many of each verdict."""
+    verdicts = [finding.verdict for group in found.values() for finding in group]
+    return {verdict: verdicts.count(verdict) for verdict in CheckStatus}
+
+
+def nothing_was_judged(facts: Facts, found: dict[str, list[CheckResult]]) -> bool:
+    """No check could be made, and nothing was predicted either."""
+    number = counts(found)
+    return facts.sizes is None and number[CheckStatus.SKIP] == sum(number.values())

@@ -1,0 +1,201 @@
+"""Checks of each engine alone: that it lives, that its peer can find it, and that telemetry can see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from handrail_doctor.checks.pair import MORE, shown
+from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
+from handrail_doctor.facts import ALL_PLUGINS, Facts, SourcedValue
+from handrail_doctor.gather.reachability import is_loopback
+from handrail_doctor.pair import SIDES, PairSide, Placement
+
+_TELEMETRY_FAMILIES: Final = ("vllm:num_requests_running", "vllm:time_to_first_token_seconds")
+
+
+def check_live(facts: Facts, side: PairSide) -> CheckResult | None:
+    """The engine answers. 200 on /health does not prove that it works: a stopped one says so too."""
+    engine = facts.engine(side)
+    if engine.live is None:
+        return None
+    check, title, live = f"engine.{side.value}", f"{side.value} engine", engine.live
+    if not live.health.ok:
+        return failed(
+            check,
+            title,
+            f"{engine.url}/health: {live.health.error or f'HTTP {live.health.status}'}",
+            why="no traffic can be served",
+            do="the engine's log; and the address: scheme, host and port alone",
+        )
+    version = engine.value("version")
+    return passed(
+        check, title, f"{engine.url} lives, serves {', '.join(live.models) or 'no model'}{f', vLLM {version}' if version else ''}"
+    )
+
+
+def check_side_channel_host(facts: Facts, side: PairSide) -> CheckResult | None:
+    """P tells D the host by which it is reached: localhost by default, which is right on one host alone."""
+    engine = facts.engine(side)
+    connector = engine.value("connector")
+    if not engine.environment_known and engine.setting("side_host") is None:
+        return None
+    if connector is not None and "Nixl" not in connector:
+        return None
+    check, title = f"engine.{side.value}.side_channel_host", f"side channel host of {side.value}"
+    if engine.setting("side_host") is None and engine.set_elsewhere("VLLM_NIXL_SIDE_CHANNEL_HOST"):
+        return skipped(check, title, "VLLM_NIXL_SIDE_CHANNEL_HOST is filled in where the engine runs", "--same-env in its pod")
+    sourced_value = engine.setting("side_host") or SourcedValue(
+        "localhost", "vLLM's default, VLLM_NIXL_SIDE_CHANNEL_HOST is not set"
+    )
+    if sourced_value.value in ("0.0.0.0", "::", "*"):
+        seen, bad = f"{sourced_value.value} ({sourced_value.by})", True
+    else:
+        seen, bad = (
+            f"{sourced_value.value} ({sourced_value.by})",
+            facts.placement is Placement.ACROSS_HOSTS and is_loopback(sourced_value.value),
+        )
+    if bad:
+        return failed(
+            check,
+            title,
+            seen,
+            why="the peer is told this address and looks for the blocks there, on its own host: the handshake fails",
+            do="VLLM_NIXL_SIDE_CHANNEL_HOST with an address by which the peer reaches this engine (the pod's, status.podIP)",
+        )
+    return passed(check, title, seen)
+
+
+def check_plugin(facts: Facts, side: PairSide) -> CheckResult | None:
+    """Our plugin is loaded: VLLM_PLUGINS is a list of those allowed, HANDRAIL_SOCKET switches it on."""
+    engine = facts.engine(side)
+    if not engine.setups:
+        return None
+    check, title = f"engine.{side.value}.plugin", f"Handrail's plugin in {side.value}"
+    plugins, socket = engine.setting("plugins"), engine.variable("HANDRAIL_SOCKET")
+    if plugins is not None and plugins.value != ALL_PLUGINS and "handrail" not in plugins.value:
+        return failed(
+            check,
+            title,
+            f"VLLM_PLUGINS is {','.join(plugins.value)!r} ({plugins.by})",
+            why="the list shuts the plugin out: no fetch, peer, bytes or failure will be told, and nothing will say why",
+            do="handrail in VLLM_PLUGINS, or VLLM_PLUGINS unset",
+        )
+    if socket is None and engine.environment_known and not engine.set_elsewhere("HANDRAIL_SOCKET"):
+        return warned(
+            check,
+            title,
+            "HANDRAIL_SOCKET is not set",
+            why="the plugin is inert: the hand-off shows as a remainder between proxies, without its cause",
+            do="HANDRAIL_SOCKET=/run/handrail/engine.sock, and the sidecar's --plugin-socket with the same path",
+        )
+    if socket is not None:
+        others = [
+            each
+            for each in facts.sidecars
+            if each.role == side.value and each.plugin_socket and each.plugin_socket != socket.value
+        ]
+        if others:
+            return failed(
+                check,
+                title,
+                f"the engine writes to {socket.value} ({socket.by}), "
+                f"the sidecar listens at {others[0].plugin_socket} ({others[0].by})",
+                why="nothing arrives, and neither side can tell",
+                do="one path in both",
+            )
+        return passed(check, title, f"on, to {socket.value}")
+    missing = (
+        "HANDRAIL_SOCKET is filled in where the engine runs"
+        if engine.environment_known
+        else "the engine's environment is not known"
+    )
+    return skipped(check, title, missing, MORE)
+
+
+def check_telemetry(facts: Facts, side: PairSide) -> CheckResult | None:
+    """Flags without which the engine tells less."""
+    engine = facts.engine(side)
+    if not engine.setups and (engine.live is None or not engine.live.health.ok):
+        return None
+    check, title = f"engine.{side.value}.telemetry", f"telemetry of {side.value}"
+    live = engine.live
+    if engine.value("log_stats") is False:
+        return failed(
+            check,
+            title,
+            "--disable-log-stats",
+            why="/metrics holds no figure of the engine, so a hang cannot be told",
+            do="leave it out",
+        )
+    if live is not None and live.health.ok and not live.metrics.ok:
+        reason = live.metrics.error or f"HTTP {live.metrics.status}"
+        return failed(
+            check, title, f"/metrics: {reason}", why="queues, KV usage and failures cannot be read", do="the engine's own port"
+        )
+    if live is not None and live.metrics.ok and not any(name in live.families for name in _TELEMETRY_FAMILIES):
+        return warned(
+            check,
+            title,
+            f"/metrics has {len(live.families)} families, none of vLLM's",
+            why="this is no vLLM, or its statistics are off (--disable-log-stats)",
+            do="handrail metrics shows what the page holds",
+        )
+    middleware = engine.setting("middleware")
+    if middleware is not None and not any("handrail" in name for name in middleware.value):
+        return warned(
+            check,
+            title,
+            f"no --middleware handrail.plugin.middleware.Handrail ({middleware.by})",
+            why="without it or an inline proxy this engine's HTTP exchange is not seen: admission and response times are missing",
+            do="the flag, or the sidecar's proxy in front of the engine",
+        )
+    return passed(check, title, "metrics page read" if live is not None and live.metrics.ok else "no flag stands in its way")
+
+
+def check_drift(facts: Facts, side: PairSide) -> CheckResult | None:
+    """What runs is what the file says."""
+    engine = facts.engine(side)
+    differ = []
+    for name in ("model", "dtype", "kv_cache_dtype", "block_size", "tp", "connector", "revision"):
+        sourced_values = [SourcedValue(value, each.by) for each in engine.setups if (value := getattr(each, name)) is not None]
+        other = next(
+            (
+                each
+                for each in sourced_values
+                if each.value != sourced_values[0].value and not _same(name, each.value, sourced_values[0].value)
+            ),
+            None,
+        )
+        if other is not None:
+            differ.append(
+                f"{name} is {shown(sourced_values[0].value)} by {sourced_values[0].by} and {shown(other.value)} by {other.by}"
+            )
+    if not differ:
+        return None
+    return warned(
+        f"engine.{side.value}.drift",
+        f"sources of {side.value} agree",
+        "; ".join(differ),
+        why="what runs is not what the file says, so a restart may change it; or two engines of a side differ. The first counts",
+        do="a restart with the file, the file of what runs, or one file an engine",
+    )
+
+
+def checks(facts: Facts) -> Iterator[CheckResult | None]:
+    """All of them, in the order in which they are shown."""
+    for side in SIDES:
+        yield check_live(facts, side)
+    for side in SIDES:
+        yield check_side_channel_host(facts, side)
+        yield check_plugin(facts, side)
+        yield check_telemetry(facts, side)
+        yield check_drift(facts, side)
+
+
+# --- small answers ----------------------------------------------------------------------------------------------------------
+
+
+def _same(name: str, one: Any, other: Any) -> bool:
+    """``auto`` is whatever the engine made of it."""
+    return name in ("dtype", "kv_cache_dtype") and "auto" in (one, other)

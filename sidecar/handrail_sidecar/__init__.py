@@ -1,0 +1,1 @@
+"""The sidecar process: proxy, taps and samplers beside one engine or router."""

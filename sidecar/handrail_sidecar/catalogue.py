@@ -1,0 +1,43 @@
+"""Every metric of the sidecar as data: for docs/metrics.md, and to check the names in queries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from handrail.config.types import Address, Url
+from handrail.metrics.catalogue import CatalogueMetric, metrics_of
+from handrail.records import Role
+from handrail_sidecar.settings import GpuConfig, LogConfig, MetricsConfig, OtlpMetricsConfig, Sampling, SidecarConfig
+
+SIDECAR: Final = "sidecar"
+
+
+def sidecar_metrics() -> list[CatalogueMetric]:
+    """Every metric that a sidecar may expose, in the order of its page: of one with every source, and of one that reads DCGM."""
+    from handrail_sidecar.app import make
+    from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+
+    found: dict[str, CatalogueMetric] = {}
+    dcgm = GpuConfig(sample=Sampling.ON, dcgm_url=Url("http://127.0.0.1:9400/metrics"))
+    for config in (everything(), replace(everything(), gpu=dcgm)):
+        for metric in metrics_of(sidecar_rows(make(config)), SIDECAR):
+            found.setdefault(metric.name, metric)
+    return list(found.values())
+
+
+def everything() -> SidecarConfig:
+    """A sidecar beside a decode, with every source. It is not meant to be started, so none of the addresses is used."""
+    loopback = Address("127.0.0.1", 0)
+    return SidecarConfig(
+        role=Role.DECODE,
+        listen=loopback,
+        upstream=Url("http://127.0.0.1:8100"),
+        otlp_grpc=loopback,
+        plugin_socket=Path("engine.sock"),
+        log=LogConfig(files=("engine.log",)),
+        metrics=MetricsConfig(url=Url("http://127.0.0.1:8100/metrics")),
+        gpu=GpuConfig(sample=Sampling.ON),
+        otlp_metrics=OtlpMetricsConfig(endpoint=Url("http://127.0.0.1:4318")),
+    ).resolved()

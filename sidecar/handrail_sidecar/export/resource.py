@@ -1,0 +1,97 @@
+"""Who a sidecar speaks for: the observed process, its host, and what the environment adds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector
+
+from handrail import conventions as names
+from handrail.records import Process, Role
+from handrail.wire.exchange import resource_of
+
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_MACHINE_IDS: Final = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+
+
+@dataclass(frozen=True, slots=True)
+class HostIdentity:
+    """``id``: equal for two processes exactly when they share a kernel, and so a wall clock. ``name``: for people."""
+
+    id: str
+    name: str
+
+
+def host_identity(boot_id: str = _BOOT_ID, machine_ids: tuple[str, ...] = _MACHINE_IDS) -> HostIdentity:
+    """This host, from the files named.
+
+    The kernel's boot id, hashed: containers of one host see the same one, and no two kernels share one. ``/etc/machine-id`` gives
+    neither: an image carries none, or the same one everywhere. It serves only where there is no boot id (not Linux), and the
+    host's name where there is neither. A sandbox with a kernel of its own (gVisor, Kata) has an id of its own: its clock is then
+    compared as another host's, which is coarser, never wrong. Hashed, since both files identify a machine beyond this use.
+    """
+    name = socket.gethostname()
+    for kind, paths in (("boot", (boot_id,)), ("machine", machine_ids)):
+        for path in paths:
+            if found := _first_line(path):
+                return HostIdentity(_digest(kind, found), name)
+    return HostIdentity(_digest("name", name), name)
+
+
+def new_sender_id() -> str:
+    """32 hex digits, drawn once a process start."""
+    return os.urandom(16).hex()
+
+
+def environment_attributes() -> dict[str, Any]:
+    """What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say, read by the SDK's own detector."""
+    return dict(OTELResourceDetector().detect().attributes)
+
+
+def own_process(role: Role, instance: str, *, sender: str, service_name: str = "", host: HostIdentity | None = None) -> Process:
+    """The process that this sidecar observes. ``service_name`` wins over the environment's, that over ``handrail-<role>``."""
+    given = environment_attributes()
+    here = host or host_identity()
+    return Process(
+        role=role,
+        instance=instance,
+        host=str(given.get(names.HOST_ID) or here.id),
+        service=service_name or str(given.get(names.SERVICE_NAME) or f"handrail-{role.value}"),
+        sender=sender,
+        host_name=str(given.get(names.HOST_NAME) or here.name),
+    )
+
+
+def own_resource(process: Process, *, cluster: str = "") -> Resource:
+    """The resource of what this sidecar sends of its own (wire.md), the environment's attributes included."""
+    return resource_of(process, cluster=cluster, extra=environment_attributes())
+
+
+def tap_attributes(process: Process) -> Mapping[str, str]:
+    """What a tapped resource gains where it lacks it (wire.md, "Spans that pass through a tap")."""
+    gained = {
+        names.ROLE: process.role.value,
+        names.INSTANCE: process.instance,
+        names.SENDER_ID: process.sender,
+        names.HOST_ID: process.host,
+        names.HOST_NAME: process.host_name,
+    }
+    return {name: text for name, text in gained.items() if text}
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.readline(200).strip()
+    except OSError:
+        return ""
+
+
+def _digest(kind: str, text: str) -> str:
+    return hashlib.blake2b(f"{kind}:{text}".encode(), digest_size=16, person=b"handrail-host").hexdigest()

@@ -1,0 +1,320 @@
+"""One call of NVML each, and the values it gives: a function of the device, or a batch of field values.
+
+A step belongs to one device and to the thread that reads it now. ``took`` returns what came and leaves out what did not; a value
+that will never come moves to the next way of reading it, or to ``absent``. Ten times a second for eight GPUs, on caches that went
+cold in between: so numbers are taken out of NVML's structures in one go, and what did not change is not made anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from handrail.device_counters.gpu import EACH_LINK, MOST_LINKS, LineRateOf, NvmlCall, NvmlField
+from handrail.records.devices import DeviceValue
+from handrail.records.quantities import QuantityKind
+from handrail_sidecar.gpu.devices import GpuDevice, Nvml
+from handrail_sidecar.gpu.failures import BINDING_TOO_OLD, Meaning, NvmlFailed, code_of, failure
+from handrail_sidecar.gpu.monotonic import Growth
+from handrail_sidecar.gpu.values import UNSIGNED_INT, Slot, decoded
+
+_WHOLE_NS: Final = 1_000_000_000
+_ENTRY: Final = "24xIIQ"  # nvmlFieldValue_t from its type on: type, return code, value
+
+
+class SamplerClock(Protocol):
+    """Both times, passed in."""
+
+    def mono_ns(self) -> int: ...
+
+    def unix_ns(self) -> int: ...
+
+
+class NvmlStep:
+    """One call. ``gone``: slots that it can no longer serve, with the code; its reader moves them on and empties the list."""
+
+    __slots__ = ("calls", "failures", "gone", "longest_ns", "name", "read_ns", "resume_ns", "slots", "spent_ns", "warm")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slots: list[Slot] = []
+        self.gone: list[tuple[Slot, int]] = []
+        self.failures = 0  # in a row
+        self.resume_ns = 0  # not before this, after a failure that may pass
+        self.warm = False  # needs no longer for its first call than for others
+        self.calls = 0  # that returned
+        self.read_ns = 0  # when the last of them began, monotonic
+        self.spent_ns = 0
+        self.longest_ns = 0
+
+    def asking(self) -> Callable[[], Any]:
+        """The call, always the same: what it returns is for ``took``; None where nothing was asked."""
+        raise NotImplementedError
+
+    def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        """The values in an answer; not to be changed. Raises ``NvmlFailed`` where the answer itself says so.
+
+        ``began_ns``, ``ended_ns``: of its call, monotonic. ``at_unix_ns``: when that began.
+        """
+        raise NotImplementedError
+
+    def took(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        """``told``, after the call is counted. Answers come oldest first, and perhaps long after they were asked for.
+
+        An exception is what the call raised, and is raised again.
+        """
+        if answer is None:
+            return []
+        if isinstance(answer, Exception):
+            raise answer
+        took_ns = ended_ns - began_ns
+        self.calls += 1
+        self.read_ns = began_ns
+        self.spent_ns += took_ns
+        if took_ns > self.longest_ns:
+            self.longest_ns = took_ns
+        return self.values(answer, began_ns, ended_ns, at_unix_ns)
+
+    def due_within_ns(self) -> int | None:
+        """How soon a counter of bytes here must be read again so that it cannot wrap twice unseen; None: no matter."""
+        return None
+
+    def close(self) -> None:
+        """Give back what NVML lent; not while a call may still be using it."""
+
+    def failed(self, error: Exception) -> None:
+        """After a call that raised: its slots move on, or what it means is raised."""
+        code = code_of(error)
+        if failure(code).meaning is not Meaning.ABSENT:
+            raise NvmlFailed(code) from None
+        self.gone += [(slot, code) for slot in self.slots]
+        self.slots.clear()
+
+
+class CallStep(NvmlStep):
+    """One function of the handle; several values may come from one answer."""
+
+    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_bits", "_of", "_only", "_seldom", "_values", "_whole_ns", "call")
+
+    def __init__(self, nvml: Nvml, gpu: GpuDevice, call: NvmlCall) -> None:
+        super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
+        self.call = (call.function, call.arguments)
+        function = getattr(nvml, call.function, None)
+        self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
+        self._attributes: Callable[[Any], Any] | None = None
+        self._of = 0  # slots that the rest is made for
+        self._answer: Any = None  # that the values are of
+        self._values: list[DeviceValue] = []
+        self._bits: list[int] = []
+        self._seldom = False
+        self._only: Slot | None = None  # where one number gives one value
+        self._whole_ns = -_WHOLE_NS  # when all were told last
+        self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
+
+    def asking(self) -> Callable[[], Any]:
+        return self._ask
+
+    def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        if not self.slots:
+            return []  # it has failed for good since
+        if self._of != len(self.slots):
+            self._lay_out()
+        if self._attributes is not None:
+            answer = self._attributes(answer)  # one attribute: itself, several: a tuple
+        elif isinstance(answer, list):
+            answer = len(answer)
+        if answer == self._answer and not self._seldom:
+            return self._values
+        return self._rarely_reported(answer, began_ns) if self._seldom else self._value(answer)
+
+    def _value(self, answer: Any) -> list[DeviceValue]:
+        self._answer = answer
+        if self._only is not None:
+            value = self._only.gauge(answer)
+            self._values = [] if value is None else [value]
+            return self._values
+        raw: Sequence[float] = answer if isinstance(answer, tuple) else (answer,) * len(self.slots)
+        if self._bits:
+            raw = [bool(int(of) & bit) if bit else of for of, bit in zip(raw, self._bits, strict=True)]
+        self._values = [value for slot, of in zip(self.slots, raw, strict=True) if (value := slot.gauge(of)) is not None]
+        return self._values
+
+    def _rarely_reported(self, answer: Any, began_ns: int) -> list[DeviceValue]:
+        """All of them once a second, else those that are not 0 or have just become it."""
+        before = self._values
+        changed = answer != self._answer
+        values = self._value(answer) if changed else before
+        if began_ns - self._whole_ns >= _WHOLE_NS:
+            self._whole_ns, self._active = began_ns, [each for each in values if each.value]
+            return values
+        if changed:
+            was = {each.label for each in self._active}
+            reports = [each for each in values if each.value or each.label in was]
+            self._active = [each for each in values if each.value]
+            return reports
+        return self._active
+
+    def _lay_out(self) -> None:
+        named = [slot.how.attribute for slot in self.slots if isinstance(slot.how, NvmlCall)]
+        self._attributes = attrgetter(*named) if all(named) else None
+        bits = [slot.how.bit for slot in self.slots if isinstance(slot.how, NvmlCall)]
+        self._bits = bits if any(bits) else []
+        self._seldom = all(slot.counter.seldom for slot in self.slots)
+        self._of, self._answer = len(self.slots), None
+        self._only = self.slots[0] if len(self.slots) == 1 and not self._bits else None
+
+
+class _Entry:
+    """One field value of a batch. ``line``: of a counter of bytes, what its link can carry; else 0."""
+
+    __slots__ = ("bits", "growth", "how", "line", "scope", "slot", "stands", "value")
+
+    def __init__(self, slot: Slot, how: NvmlField, scope: int, gpu: GpuDevice) -> None:
+        counter = slot.counter
+        self.slot = slot
+        self.how = how
+        self.scope = scope
+        self.stands = counter.counter.kind is QuantityKind.COUNTER
+        self.line = {LineRateOf.PCIE: gpu.pcie_line_bytes, LineRateOf.NVLINK: gpu.nvlink_line_bytes}.get(counter.link, 0.0)  # type: ignore[arg-type]
+        self.growth = slot.growths.get(scope)
+        self.bits = -1  # the last value as it came
+        self.value: DeviceValue | None = None
+
+    def tell(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
+        """A value that is another one than at the last look."""
+        raw = decoded(kind, bits)
+        self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
+        self.bits = bits
+        return self.value
+
+    def grow(self, kind: int, bits: int, began_ns: int, ended_ns: int, at_unix_ns: int) -> None:
+        raw = bits if kind in (2, 3) else decoded(kind, bits)
+        if not isinstance(raw, int) or raw < 0:
+            self.slot.invalid += 1
+            return
+        growth = self.growth
+        if growth is None:
+            growth = self.growth = self.slot.growths[self.scope] = Growth(self.how.times, 32 if kind == UNSIGNED_INT else 0)
+        growth.follow(raw, began_ns, ended_ns, at_unix_ns, self.line)
+
+
+class _Plan:
+    """What one batch asks for, and how its answer is laid out. ``ask`` fills ``array`` and returns NVML's code.
+
+    ``nvmlDeviceGetFieldValues`` makes the array anew at each call, in Python: 8.6 us for ten fields, where asking with the same
+    one takes 0.5 (measured here, with the double). So its inner look-up is used where the binding has it.
+    """
+
+    __slots__ = ("array", "ask", "entries", "growing", "layout")
+
+    def __init__(self, nvml: Nvml, gpu: GpuDevice, entries: list[_Entry], slots: list[Slot]) -> None:
+        self.entries = entries
+        self.growing = [slot for slot in slots if slot.counter.link is not None]
+        self.layout = struct.Struct("=" + _ENTRY * len(entries))
+        self.array: Any = None
+        self.ask: Callable[[], int] = partial(self._ask_anew, nvml, gpu.handle)
+        pointer = getattr(nvml, "_nvmlGetFunctionPointer", None)
+        if pointer is not None:
+            self.array = (nvml.c_nvmlFieldValue_t * len(entries))()
+            for value, entry in zip(self.array, entries, strict=True):
+                value.fieldId, value.scopeId = entry.how.id, entry.scope
+            count = ctypes.c_int32(len(entries))
+            self.ask = partial(pointer("nvmlDeviceGetFieldValues"), gpu.handle, count, ctypes.byref(self.array))
+
+    def _ask_anew(self, nvml: Nvml, handle: Any) -> int:
+        self.array = nvml.nvmlDeviceGetFieldValues(handle, [(entry.how.id, entry.scope) for entry in self.entries])
+        return 0
+
+
+class FieldStep(NvmlStep):
+    """One batch of field values. Each has its own return code, which is looked at before the value is (case F08)."""
+
+    __slots__ = ("_gpu", "_nvml", "_of", "_plan")
+
+    def __init__(self, nvml: Nvml, gpu: GpuDevice, name: str) -> None:
+        super().__init__(name)
+        self._nvml = nvml
+        self._gpu = gpu
+        self._of: list[Slot] = []  # what the plan is made for
+        self._plan: _Plan | None = None
+
+    def asking(self) -> Callable[[], Any]:
+        return self._ask
+
+    def _ask(self) -> tuple[_Plan, bytes] | None:
+        plan = self._plan
+        if plan is None or self._of != self.slots:
+            if not self.slots:
+                return None
+            plan = self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
+        code = plan.ask()
+        if code:
+            raise NvmlFailed(code)
+        return plan, bytes(plan.array)  # before it is asked with again
+
+    def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        plan, array = answer
+        stale = plan is not self._plan
+        flat = iter(plan.layout.unpack_from(array))
+        found: list[DeviceValue] = []
+        refused: list[tuple[_Entry, int]] = []
+        for entry, kind, code, bits in zip(plan.entries, flat, flat, flat, strict=True):
+            if stale and entry.slot.how is not entry.how:
+                continue  # it is read in another way by now
+            if code:
+                refused.append((entry, code))
+            elif entry.line:
+                entry.grow(kind, bits, began_ns, ended_ns, at_unix_ns)
+            else:
+                value = entry.value if bits == entry.bits else entry.tell(kind, bits, at_unix_ns)
+                if value is not None:
+                    found.append(value)
+        found += [slot.grown() for slot in plan.growing if slot.growths]
+        if refused:
+            self._refused(plan, refused)
+        return found
+
+    def _lay_out(self, entries: list[_Entry]) -> _Plan:
+        self._of = list(self.slots)
+        self._plan = _Plan(self._nvml, self._gpu, entries, self._of)
+        return self._plan
+
+    def _refused(self, plan: _Plan, refused: list[tuple[_Entry, int]]) -> None:
+        """Entries that failed: those that will never come are not asked for again; a lost device is one, whatever else came."""
+        lost = [code for _, code in refused if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST)]
+        if lost:
+            raise NvmlFailed(lost[0])
+        never = {id(entry): code for entry, code in refused if failure(code).meaning is Meaning.ABSENT}
+        if not never:
+            return
+        codes = {id(entry.slot): never[id(entry)] for entry, _ in refused if id(entry) in never}
+        left = [entry for entry in plan.entries if id(entry) not in never]
+        served = {id(entry.slot) for entry in left}
+        gone = [slot for slot in self.slots if id(slot) in codes and id(slot) not in served]
+        as_planned = plan is self._plan and self._of == self.slots
+        self.gone += [(slot, codes[id(slot)]) for slot in gone]
+        self.slots[:] = [slot for slot in self.slots if slot not in gone]
+        if as_planned:  # else the next question is made anew, of what is left by then
+            self._lay_out(left)
+
+    def due_within_ns(self) -> int | None:
+        spans = [
+            entry.slot.growths[entry.scope].due_within_ns(entry.line)
+            for entry in (self._plan.entries if self._plan is not None else ())
+            if entry.line and entry.scope in entry.slot.growths
+        ]
+        return min((each for each in spans if each is not None), default=None)
+
+
+def _not_in_binding() -> Any:
+    raise NvmlFailed(BINDING_TOO_OLD)
+
+
+def _scopes(slot: Slot) -> list[tuple[Slot, NvmlField, int]]:
+    how = slot.how
+    assert isinstance(how, NvmlField)
+    return [(slot, how, scope) for scope in (range(MOST_LINKS) if how.scope == EACH_LINK else (how.scope,))]

@@ -1,0 +1,100 @@
+"""What is known of the GPUs at this moment, for a metrics page and for a person: fresh values, and what there is none of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from handrail.device_counters.gpu import BY_NAME, KNOWN_XIDS, XID
+from handrail.records.devices import Device, DeviceValue
+from handrail_sidecar.gpu.failures import failure
+from handrail_sidecar.gpu.reader import DeviceReader
+from handrail_sidecar.gpu.sampler import Sampler
+from handrail_sidecar.gpu.steps import NvmlStep
+from handrail_sidecar.gpu.window import GpmStep
+from handrail_sidecar.gpu.xids import XidWatch
+
+_STALE_NS: Final = 5_000_000_000
+_STALE_PERIODS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """A counter that a device does not give at all. ``why``: the driver's answer; ``instead``: what would give it."""
+
+    device: Device
+    counter: str
+    code: int
+    why: str
+    instead: str
+
+
+def fresh_values(sampler: Sampler) -> list[tuple[Device, DeviceValue]]:
+    """The last value of everything that is still being read. What hangs or is lost is absent, never old."""
+    found: list[tuple[Device, DeviceValue]] = []
+    now = sampler.now_ns()
+    for reader, step, period_ns in _steps(sampler):
+        if not step.read_ns or now - step.read_ns > max(_STALE_NS, _STALE_PERIODS * period_ns):
+            continue
+        device = reader.gpu.device
+        found += [(device, slot.last) for slot in list(step.slots) if slot.last is not None]
+        if isinstance(step, GpmStep) and step.window is not None:
+            found.append((device, step.window))
+    for reader in list(sampler.readers.values()):
+        found += [(reader.gpu.device, value) for value in reader.lines()]
+        found += [(reader.gpu.device, value) for value in _xids(sampler, reader)]
+    return found
+
+
+def absences(readers: Iterable[DeviceReader], watch: XidWatch | None) -> list[Absent]:
+    """Counters of which a device gives no value, in the table's order; not those that the settings leave out.
+
+    ``readers``, ``watch``: of a sampler.
+    """
+    found = []
+    for reader in list(readers):
+        absent = dict(reader.absent)
+        for name in (name for name in BY_NAME if name in reader.wanted):
+            codes = {absent.get((name, value.label)) for value in BY_NAME[name].values}
+            if None not in codes:
+                found.append(_absent(reader, name, next(iter(codes)) or 0, BY_NAME[name].counter.absent))
+        if watch is not None and reader.gpu.device.key in watch.absent:
+            found.append(_absent(reader, XID.name, watch.absent[reader.gpu.device.key], XID.absent))
+    return found
+
+
+def supported(sampler: Sampler) -> Iterator[tuple[Device, str, bool]]:
+    """(device, counter, whether it gives it) for every counter that is looked for; ``False`` once it has said no."""
+    none = {(each.device.key, each.counter) for each in absences(sampler.readers.values(), sampler.xid_watch)}
+    for reader in list(sampler.readers.values()):
+        names = [name for name in BY_NAME if name in reader.wanted] + ([] if reader.gpu.is_mig else [XID.name])
+        for name in names:
+            yield reader.gpu.device, name, (reader.gpu.device.key, name) not in none
+
+
+def all_steps(sampler: Sampler) -> list[NvmlStep]:
+    """Every call that is made, each once."""
+    return list({id(step): step for _, step, _ in _steps(sampler)}.values())
+
+
+def _absent(reader: DeviceReader, name: str, code: int, instead: str) -> Absent:
+    return Absent(device=reader.gpu.device, counter=name, code=code, why=failure(code).words, instead=instead)
+
+
+def _steps(sampler: Sampler) -> Iterator[tuple[DeviceReader, NvmlStep, int]]:
+    lanes = sampler.lanes
+    for lane in lanes.all() if lanes is not None else ():
+        for job in list(lane.jobs):
+            for step in list(job.steps):
+                yield job.reader, step, job.period_ns
+
+
+def _xids(sampler: Sampler, reader: DeviceReader) -> list[DeviceValue]:
+    """With zeros for well-known codes, so that the first one is an increase; nothing where events cannot be had."""
+    watch, key = sampler.xid_watch, reader.gpu.device.key
+    if watch is None or key in watch.absent or reader.gpu.is_mig:
+        return []
+    counted = {int(value.label): value for value in reader.counted()}
+    zeros = [DeviceValue(name=XID.name, value=0, label=str(code)) for code in KNOWN_XIDS if code not in counted]
+    return [*counted.values(), *zeros]

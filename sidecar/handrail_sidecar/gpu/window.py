@@ -1,0 +1,127 @@
+"""GPU performance monitoring: how busy the GPU was between two samples, of which the second is the next window's first.
+
+So windows follow each other without holes, and rate times window adds up to what was moved. Hopper and later.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from handrail.device_counters.gpu import WINDOW, Gpm
+from handrail.records.devices import DeviceValue
+from handrail_sidecar.gpu.devices import GpuDevice, Nvml
+from handrail_sidecar.gpu.failures import Meaning, NvmlFailed, failure
+from handrail_sidecar.gpu.steps import NvmlStep, SamplerClock
+from handrail_sidecar.gpu.values import Slot
+
+APART_NS: Final = 100_000_000
+"""Two samples closer than this give nothing that means anything: the samples are refreshed that often (nvml.h)."""
+
+_NOT_SUPPORTED: Final = 3
+_HEAD: Final = "=24x"  # nvmlGpmMetricsGet_t: version, count, two samples
+_METRIC: Final = "4xId24x"  # nvmlGpmMetric_t: id, return code, value, three names
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A look that ends a window: ``take`` the later sample, ``compare`` it with the earlier one in ``request``."""
+
+    request: Any
+    take: Callable[[], Any]
+    compare: Callable[[], Any]
+
+
+class GpmStep(NvmlStep):
+    """One window. Its first read gives nothing; one that comes too soon leaves the window open."""
+
+    __slots__ = ("_before_ns", "_clock", "_gpu", "_layout", "_nvml", "_of", "_samples", "_turn", "_turns", "fresh_s", "window")
+
+    def __init__(self, nvml: Nvml, gpu: GpuDevice, clock: SamplerClock) -> None:
+        super().__init__("nvmlGpmSampleGet")
+        self._nvml = nvml
+        self._gpu = gpu
+        self._clock = clock
+        self._samples: list[Any] = []
+        self._turns: list[_Turn] = []  # each of the two samples is the later one in turn
+        self._turn = 0
+        self._layout = struct.Struct(_HEAD)
+        self._before_ns: int | None = None
+        self.window: DeviceValue | None = None
+        self.fresh_s = 0.0  # of the window that was told last, until it has been compared
+        self._of: list[Slot] = []
+
+    def asking(self) -> Callable[[], Any]:
+        return self._ask
+
+    def _ask(self) -> Any:
+        if not self._samples:
+            self._prepare()
+        if self._of != self.slots:
+            self._ask_for_slots()
+        now, before = self._clock.mono_ns(), self._before_ns
+        if before is not None and now - before < APART_NS:
+            return None  # the window goes on
+        self._before_ns = None  # until this look has worked
+        turn, answer = self._turns[self._turn], None
+        turn.take()
+        if self._clock.mono_ns() - now > APART_NS:
+            return None  # nobody knows when it was taken
+        if before is not None:
+            turn.compare()
+            answer = (self._of, self._layout.unpack_from(turn.request), (now - before) / 1e9)
+        self._turn, self._before_ns = 1 - self._turn, now
+        return answer
+
+    def _prepare(self) -> None:
+        if not self._nvml.nvmlGpmQueryDeviceSupport(self._gpu.handle).isSupportedDevice:
+            raise NvmlFailed(_NOT_SUPPORTED)
+        self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
+
+    def _ask_for_slots(self) -> None:
+        first, second = self._samples
+        self._of = list(self.slots)
+        self._turns = [self._made(second, first), self._made(first, second)]
+        self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
+
+    def _made(self, earlier: Any, later: Any) -> _Turn:
+        request = self._nvml.c_nvmlGpmMetricsGet_t()
+        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(self.slots)
+        request.sample1, request.sample2 = earlier, later
+        for place, slot in enumerate(self.slots):
+            assert isinstance(slot.how, Gpm)
+            request.metrics[place].metricId = slot.how.id
+        return _Turn(
+            request,
+            partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later),
+            partial(self._nvml.nvmlGpmMetricsGet, request),
+        )
+
+    def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
+        of, numbers, self.fresh_s = answer
+        found = []
+        flat = iter(numbers)
+        for slot, code, raw in zip(of, flat, flat, strict=True):
+            if slot.how is None:
+                continue  # it is not believed any more (``cross_check.py``)
+            if code:
+                if failure(code).meaning is Meaning.ABSENT and slot in self.slots:
+                    self.gone.append((slot, code))
+                continue
+            value = slot.gauge(raw)
+            if value is not None:
+                found.append(value)
+        if self.gone:
+            left = {id(slot) for slot, _ in self.gone}
+            self.slots[:] = [slot for slot in self.slots if id(slot) not in left]
+        self.window = DeviceValue(name=WINDOW.name, value=self.fresh_s)
+        return [*found, self.window] if found else []
+
+    def close(self) -> None:
+        for sample in self._samples:
+            self._nvml.nvmlGpmSampleFree(sample)
+        self._samples = []

@@ -1,0 +1,664 @@
+"""The client's side of a proxied connection: reads requests, sends them on as they come in, decides how an exchange ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import re
+import socket
+import struct
+from enum import Enum
+from typing import cast
+
+from handrail.wal.filesystem import OUT_OF_DESCRIPTORS
+from handrail_sidecar.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
+from handrail_sidecar.proxy.exchange_observer import EndReason, ExchangeObserver
+from handrail_sidecar.proxy.head import HeadReader, HeadTooLongError, MalformedHeadError, RequestHead
+from handrail_sidecar.proxy.relay import Relay
+from handrail_sidecar.proxy.upstream import BUFFER_BYTES, UpstreamSide
+
+UNSENT_BYTES = 4096
+"""TCP_NOTSENT_LOWAT of client sockets: how much unsent data the kernel takes before a write counts as blocked.
+
+Without it the kernel hides up to 4 MiB, a whole answer, of a client that has stopped reading.
+"""
+
+LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut; closing at once would reset the answer
+FLUSH_S = 60.0  # how long a closing connection waits for a client that takes nothing
+
+
+class _Phase(Enum):
+    """Where a client connection stands with its current request."""
+
+    HEAD = "head"  # idle, or a head is incomplete
+    CONNECT = "connect"  # first request, upstream not connected yet
+    LENGTH = "length"  # body of known length
+    CHUNKED = "chunked"
+    ANSWER = "answer"  # request sent whole, response outstanding
+    TUNNEL = "tunnel"  # after 101: bytes both ways
+    LINGER = "linger"  # answered by ourselves; what still comes is discarded
+    CLOSED = "closed"
+
+
+REFUSED_HEAD_S = 2.0  # how long a client that is no stream may take for the head of the request that is refused
+RETRY_AFTER_S = 1
+
+_NO_SOCKET = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no local port is left
+
+_WAITING = (_Phase.CONNECT, _Phase.ANSWER)
+
+_REASONS = {
+    400: "Bad Request",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+
+
+class ClientSide(asyncio.Protocol):
+    """The connection of one client: reads requests, sends them on, and owns everything about their exchange."""
+
+    def __init__(self, relay: Relay, accepted: socket.socket) -> None:
+        self.relay = relay
+        self.opened = False
+        self.unused_ns: int | None = None  # kept alive after an answer and not used since
+        self._socket = accepted  # the transport's: for options only
+        self._admitted = False  # a stream: an upstream connection fits
+        self._owed = False  # and is not opened yet
+        self._served = False  # an exchange is over
+        self._last = False  # the client sends no request after the current one
+        self._waiting_ns = 0  # the client owes a request since
+        self._read_ns = 0  # the client's last bytes
+        self.flight: ExchangeObserver | None = None
+        self.response_done = False  # the response was read whole, though perhaps not delivered
+        self.blocked_since: int | None = None  # the client took not all that was written, since then
+        self.ended = False  # the client sends no more into its tunnel
+        self.transport: asyncio.Transport
+        self.upstream: UpstreamSide | None = None
+        self._phase = _Phase.HEAD
+        self._pending = bytearray()  # an incomplete head, or what was sent ahead of its turn; at most BUFFER_BYTES and one read
+        self._pending_ns = 0
+        self._pending_unix_ns = 0
+        self._heads = HeadReader(relay.settings.max_head_bytes)
+        self._prefix = b""  # a head that waits for the first piece of its body, to go out in one write
+        self._left = 0
+        self._body_bytes = 0
+        self._chunks: ChunkedBody | None = None
+        self._head_only = False
+        self._reading_paused = False
+        self._delivery_awaited = False
+        self._response_end_ns = 0
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of. Over TLS the
+        # mark itself counts as over it, so there 0 would report an empty buffer.
+        transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
+        self.opened = True
+        self._waiting_ns = self.relay.clock()
+        self._admitted = self._owed = self.relay.stream()
+        self.relay.stats.connections += 1
+        self.relay.stats.open_connections += 1
+        self.relay.connections.add(self)
+        self.relay.empty.clear()
+        if self.relay.draining:
+            self._close()
+
+    def data_received(self, data: bytes) -> None:
+        self.relay.stats.client_bytes += len(data)
+        self._read_ns = self.relay.clock()
+        phase = self._phase
+        if phase is _Phase.LENGTH and len(data) <= self._left and not self._pending:
+            self._pass_length(data)
+        elif phase is _Phase.TUNNEL:
+            assert self.upstream is not None
+            self.upstream.transport.write(data)
+        elif phase in (_Phase.LINGER, _Phase.CLOSED):
+            return
+        elif self.upstream is not None and self.upstream.opaque:
+            # Nobody knows where the running response ends, so a request behind it could not be told from its answer.
+            self._cut()
+            return
+        else:
+            self._queue(data)
+            self._advance()
+        self.regulate()
+
+    def eof_received(self) -> bool | None:
+        if self._phase is _Phase.TUNNEL and self.upstream is not None:
+            self.ended = True
+            if self.upstream.ended:
+                self.upstream.transport.close()  # both directions are over; its end ends this side too
+            elif self.upstream.transport.can_write_eof():
+                with contextlib.suppress(OSError):
+                    self.upstream.transport.write_eof()
+            return self.transport.can_write_eof()  # TLS has no half-closed connections
+        # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
+        # request waits for its first byte (case E15).
+        if self.flight is not None and not self.response_done:
+            self.transport.abort()
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        now = self.relay.clock()
+        self._phase = _Phase.CLOSED
+        self.unused_ns = None
+        self._settle_blocked(now)
+        if self.flight is not None:
+            delivered = self.response_done and exc is None and not self._delivery_awaited
+            self.relay.finish(
+                self.flight, EndReason.CLEAN if delivered else EndReason.CLIENT_GONE, self._response_end_ns if delivered else now
+            )
+            self.flight = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.upstream is not None:
+            self.upstream.transport.abort()
+        self.relay.stats.open_connections -= 1
+        self.relay.connections.discard(self)
+        self.relay.admission.closed(stream=self._admitted, owed=self._owed)
+        self._admitted = self._owed = False
+        self.relay.freed()
+        if not self.relay.connections:
+            self.relay.empty.set()
+
+    def pause_writing(self) -> None:
+        if self.blocked_since is None:
+            self.blocked_since = self.relay.clock()
+
+    def resume_writing(self) -> None:
+        now = self.relay.clock()
+        self._settle_blocked(now)
+        if self._delivery_awaited and self.flight is not None:
+            self._delivery_awaited = False
+            self.flight.first_delivered_ns = now
+        if self.upstream is not None:
+            self.upstream.resume()
+        if self.response_done and self.flight is not None:
+            self._delivered()
+
+    # --- requests ---------------------------------------------------------------------------------------------------------
+
+    def _queue(self, data: bytes) -> None:
+        if not self._pending or (self._phase is _Phase.HEAD and self._pending == b"\r"):  # an empty line is no request yet
+            self._pending_ns = self._read_ns
+            self._pending_unix_ns = self.relay.wall()
+        self._pending += data
+        self.unused_ns = None
+
+    def _advance(self) -> None:
+        """Take from what was received as much as the state of the exchange allows."""
+        while self._pending:
+            if self._phase is _Phase.HEAD:
+                if not self._take_head():
+                    return
+            elif self._phase is _Phase.LENGTH:
+                self._take_length()
+            elif self._phase is _Phase.CHUNKED:
+                self._take_chunks()
+            else:
+                return
+
+    def _take_head(self) -> bool:
+        try:
+            head = self._heads.take(self._pending)
+        except HeadTooLongError:
+            limit = self.relay.settings.max_head_bytes
+            self._refuse_protocol(431, "head_too_long", f"the request's head is longer than {limit} bytes")
+            return False
+        except MalformedHeadError as error:
+            self._refuse_protocol(400, "bad_request", str(error))
+            return False
+        if head is None:
+            if self._served and (
+                not self._pending or self._pending.startswith(b"\r")
+            ):  # an empty line is no use of the connection
+                self.unused_ns = self._waiting_ns
+            return False
+        if head.method == b"CONNECT":
+            self._refuse_protocol(405, "method_not_allowed", "CONNECT is not spoken here")
+            return False
+        return self._begin(head)
+
+    def _begin(self, head: RequestHead) -> bool:
+        self.flight = self.relay.begin(head, self._pending_ns, self._pending_unix_ns)
+        self.response_done = False
+        self._delivery_awaited = False
+        self._body_bytes = 0
+        self._left = head.content_length or 0
+        self._chunks = ChunkedBody() if head.chunked else None
+        self._head_only = head.method == b"HEAD"
+        self._last = head.last
+        if not self._admitted:
+            self._admitted = self._owed = self.relay.stream()
+        if not self._admitted:
+            self._refuse_stream("streams")
+            return False
+        if self._too_large(self._left):
+            return False
+        if self.upstream is None:
+            self._phase = _Phase.CONNECT
+            loop = asyncio.get_running_loop()
+            self._connecting = loop.create_task(self._connect())
+        else:
+            self._send_head()
+        return True
+
+    def _send_head(self) -> None:
+        assert self.flight is not None
+        assert self.upstream is not None
+        self.upstream.expect(self.flight, self._head_only)
+        self.flight.forwarded_ns = self.relay.clock()
+        if self._chunks is None and not self._left:
+            self.upstream.transport.write(self.flight.head_out)
+            self._request_done()
+            return
+        self._phase = _Phase.LENGTH if self._chunks is None else _Phase.CHUNKED
+        if self._pending:
+            self._prefix = self.flight.head_out
+        else:
+            self.upstream.transport.write(self.flight.head_out)
+
+    def _take_length(self) -> None:
+        piece = bytes(self._pending[: self._left])
+        del self._pending[: len(piece)]
+        self._pass_length(piece)
+
+    def _pass_length(self, piece: bytes) -> None:
+        assert self.flight is not None
+        self._left -= len(piece)
+        self._send(piece)
+        self.flight.request_body(piece)
+        if not self._left:
+            self._request_done()
+
+    def _take_chunks(self) -> None:
+        assert self.flight is not None
+        assert self._chunks is not None
+        try:
+            pieces, taken = self._chunks.feed(bytes(self._pending))
+        except BadChunkError as error:
+            self.relay.stats.protocol_errors += 1
+            self._give_up(400, "bad_request", str(error), EndReason.CLIENT_GONE)
+            return
+        del self._pending[:taken]
+        self._body_bytes += sum(map(len, pieces))
+        if self._too_large(self._body_bytes):
+            return
+        out = [encode(piece) for piece in pieces]
+        if self._chunks.done:
+            out += (LAST, self._chunks.trailers, b"\r\n")
+        self._send(b"".join(out))
+        for piece in pieces:
+            self.flight.request_body(piece)
+        if self._chunks.done:
+            self._request_done()
+
+    def _send(self, data: bytes) -> None:
+        assert self.upstream is not None
+        if self._prefix:
+            data, self._prefix = self._prefix + data, b""
+        if data:
+            self.upstream.transport.write(data)
+
+    def _too_large(self, body_bytes: int) -> bool:
+        limit = self.relay.settings.max_body_bytes
+        if limit is None or body_bytes <= limit:
+            return False
+        self.relay.stats.refused_bodies += 1
+        self._give_up(413, "content_too_large", f"the request's body is longer than {limit} bytes", EndReason.REFUSED)
+        return True
+
+    def _request_done(self) -> None:
+        assert self.flight is not None
+        self.flight.request_done_ns = self.relay.clock()
+        self._phase = _Phase.ANSWER
+        if self.response_done and self.blocked_since is None:  # answered before it was asked to the end
+            self._exchange_over()
+
+    def regulate(self) -> None:
+        """Stop reading the client while the upstream takes nothing, or while too much was sent ahead; go on afterwards.
+
+        A client that is not read is not seen leaving, so what is small enough is read ahead instead.
+        """
+        upstream = self.upstream
+        pause = (self._phase in _WAITING and len(self._pending) > BUFFER_BYTES) or (
+            upstream is not None and upstream.blocked and upstream.transport.get_write_buffer_size() > BUFFER_BYTES
+        )
+        if pause is not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = pause
+            if pause:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    # --- upstream ---------------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        settings, loop = self.relay.settings, asyncio.get_running_loop()
+        # Not wait_for: before Python 3.12 it makes a second task, on the way of every first request.
+        timer = loop.call_later(settings.connect_timeout_s, self._connect_timed_out)
+        try:
+            await loop.create_connection(lambda: UpstreamSide(self), settings.upstream_host, settings.upstream_port)
+        except ConnectionRefusedError:
+            self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
+        except (OSError, ValueError) as error:  # the latter: a host name that cannot be asked for
+            if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
+                self._refuse_stream("descriptors")
+            else:
+                self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
+        finally:
+            timer.cancel()
+            self._connecting = None
+
+    def _connect_timed_out(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            what = f"did not take the connection within {self.relay.settings.connect_timeout_s:g} s"
+            self._unreachable(504, "gateway_timeout", what, "connect_timeout")
+
+    def _unreachable(self, status: int, kind: str, what: str, error_type: str) -> None:
+        self.relay.stats.connect_failures += 1
+        if self.flight is not None:
+            self.flight.error_type = error_type
+        self._give_up(status, kind, f"upstream {self.relay.settings.upstream} {what}", EndReason.UNREACHABLE)
+
+    def connected(self, upstream: UpstreamSide) -> bool:
+        """The upstream connection stands; called by it, before anything else is. False: nobody wants it any more."""
+        if self._phase is not _Phase.CONNECT:
+            upstream.transport.abort()  # the client left meanwhile
+            return False
+        self.relay.admission.connected()
+        self._owed = False
+        self.upstream = upstream
+        self.relay.stats.upstream_connections += 1
+        self._send_head()
+        self._advance()
+        self.regulate()
+        _limit_unsent(self._socket)  # before the first answer, but not before the first request went out
+        return True
+
+    def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None:
+        """The upstream connection is gone; the client's ends with it, as it would have without us."""
+        self.upstream = None
+        flight, now = self.flight, self.relay.clock()
+        if self._phase in (_Phase.LINGER, _Phase.CLOSED):
+            return
+        if flight is None:
+            self._close()
+        elif self.response_done:
+            if self._phase in (_Phase.LENGTH, _Phase.CHUNKED):
+                self._linger()  # it answered early and hung up; the client is still sending and must get to read that
+            else:
+                self._close()
+        elif self._phase is _Phase.TUNNEL:
+            self.relay.finish(flight, EndReason.CLEAN, now)
+            self._end_as_upstream(exc)
+        elif opaque:
+            self.relay.finish(flight, EndReason.UNREADABLE, now)
+            self._end_as_upstream(exc)
+        elif until_close and exc is None:
+            self.response_complete(now)
+            self._close()
+        else:
+            self.relay.finish(flight, EndReason.UPSTREAM_GONE, now)
+            if until_close:
+                self._reset()  # a plain close would say that the body is whole
+            else:
+                self._close()
+
+    # --- responses --------------------------------------------------------------------------------------------------------
+
+    def content_written(self, wrote_ns: int) -> None:
+        """The read that held the first content was written to the client at ``wrote_ns``."""
+        assert self.flight is not None
+        if self.blocked_since is None:
+            self.flight.first_delivered_ns = wrote_ns
+        else:
+            self._delivery_awaited = True
+
+    def response_complete(self, at_ns: int) -> None:
+        """The response was read whole (and written); its record waits until the client took its last byte."""
+        self.response_done = True
+        self._response_end_ns = at_ns
+        if self.blocked_since is None:
+            self._delivered()
+
+    def tunnel(self) -> None:
+        """101 Switching Protocols went by: from here on bytes are only passed."""
+        assert self.upstream is not None
+        self.relay.stats.tunnels += 1
+        self._phase = _Phase.TUNNEL
+        if self._pending:
+            self.upstream.transport.write(bytes(self._pending))
+            self._pending.clear()
+        self.regulate()
+
+    def unsolicited(self) -> None:
+        """The upstream sent bytes that answer nothing. They were passed on; a later answer could no longer be told from them."""
+        self._close()
+
+    def _delivered(self) -> None:
+        assert self.flight is not None
+        self.relay.finish(self.flight, EndReason.CLEAN, self._response_end_ns)
+        if self._phase is _Phase.ANSWER:
+            self._exchange_over()
+
+    def _exchange_over(self) -> None:
+        self.flight = None
+        self._phase = _Phase.HEAD
+        self._served = True
+        self._waiting_ns = self.relay.clock()
+        if self.upstream is not None:
+            self.upstream.expect(None, False)
+        if self.transport.is_closing():
+            return
+        if not self._pending:
+            self.unused_ns = self._waiting_ns
+        if self._last:
+            self._close_after_last()
+        elif self.relay.draining:
+            self._close()
+        elif self._pending:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        if not self.transport.is_closing():
+            self._advance()
+            self.regulate()
+
+    def _settle_blocked(self, now: int) -> None:
+        if self.blocked_since is not None:
+            if self.flight is not None:
+                self.flight.write_blocked_ns += now - max(self.blocked_since, self.flight.arrival_ns)
+            self.blocked_since = None
+
+    # --- time limits ------------------------------------------------------------------------------------------------------
+
+    def look_at_limits(self, now: int) -> None:
+        """End a connection whose client owes a request, or more of one, for too long. Called about once a second."""
+        phase, settings = self._phase, self.relay.settings
+        if phase is _Phase.HEAD:
+            if self.unused_ns is not None:
+                if now - self.unused_ns >= settings.idle_timeout_s * 1e9:
+                    self.relay.stats.timeouts["idle"] += 1
+                    self._close()
+                return
+            limit_s = settings.head_timeout_s if self._admitted else min(REFUSED_HEAD_S, settings.head_timeout_s)
+            since = max(self._waiting_ns, self._pending_ns) if self._pending else self._waiting_ns
+            if now - since >= limit_s * 1e9:
+                self._head_timed_out(limit_s)
+        elif phase in (_Phase.LENGTH, _Phase.CHUNKED) and not self._reading_paused:
+            answered_ns = self.flight.last_read_ns if self.flight is not None else None
+            if now - max(self._read_ns, answered_ns or 0) >= settings.idle_timeout_s * 1e9:
+                self.relay.stats.timeouts["body"] += 1
+                what = f"nothing of the request's body came for {settings.idle_timeout_s:g} s"
+                self._give_up(408, "request_timeout", what, EndReason.CLIENT_GONE)
+
+    def _head_timed_out(self, limit_s: float) -> None:
+        if not self._admitted:
+            self._refuse_stream("streams")
+            return
+        self.relay.stats.timeouts["head"] += 1
+        if self._pending:
+            self._answer(408, "request_timeout", f"the request's head was not whole within {limit_s:g} s")
+        else:
+            self._close()
+
+    # --- endings ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def idle_ns(self) -> int | None:
+        """Since when a stream's client owes a request of which nothing has come; None where it does not."""
+        if self.unused_ns is not None:
+            return self.unused_ns
+        silent = self._phase is _Phase.HEAD and self._admitted and not self._served and not self._pending
+        return self._waiting_ns if silent else None
+
+    def give_way(self) -> None:
+        """End in favour of another: as a kept-alive connection may end at any time; a new one gets a 503."""
+        if self._served:
+            self._close()
+            return
+        self.relay.admission.withdrawn()
+        self._admitted = self._owed = False
+        self._refuse_stream("streams")
+
+    def drain(self) -> None:
+        """Close now if nothing runs; otherwise the end of the running exchange closes."""
+        if self.flight is None:
+            self._close()
+
+    def abort(self) -> None:
+        """Cut both connections now; a running exchange is recorded as cut by us."""
+        if self.flight is not None:
+            if not self.flight.recorded:
+                self.relay.stats.aborted += 1
+            self.relay.finish(self.flight, EndReason.SHUTDOWN, self.relay.clock())
+        upstream = self.upstream
+        if upstream is not None and self.flight is not None and not self.response_done and upstream.ends_by_close:
+            self._reset()
+        else:
+            self._phase = _Phase.CLOSED
+            self.transport.abort()
+        if upstream is not None:
+            upstream.transport.abort()
+
+    def _refuse_stream(self, reason: str) -> None:
+        """503: there is no room for one more stream now. A connection that has sent no request yet gets it too."""
+        self.relay.refused(reason)
+        message = "no more streams fit" if reason == "streams" else "no connection to the upstream can be opened now"
+        if self.flight is None:
+            self._answer(503, "overloaded", message)
+            return
+        self.flight.error_type = reason
+        self._give_up(503, "overloaded", message, EndReason.REFUSED)
+
+    def _refuse_protocol(self, status: int, kind: str, message: str) -> None:
+        self.relay.stats.protocol_errors += 1
+        self._answer(status, kind, message)
+
+    def _give_up(self, status: int, kind: str, message: str, ending: EndReason) -> None:
+        """End the running exchange ourselves: with an answer if the upstream has sent none of its own yet, else by a close."""
+        flight = self.flight
+        untouched = flight is not None and flight.last_read_ns is None
+        if flight is not None:
+            flight.status = status if untouched else flight.status
+            if untouched:
+                self._answer(status, kind, message)
+            self.relay.finish(flight, ending, self.relay.clock())
+            self.flight = None
+        if not untouched:
+            self._cut()
+        elif self.upstream is not None:
+            self.upstream.transport.abort()
+
+    def _answer(self, status: int, kind: str, message: str) -> None:
+        body = json.dumps({"error": {"message": f"handrail: {message}", "type": kind, "code": status}}).encode()
+        retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n{retry}"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        ).encode()
+        self.transport.write(head if self._head_only and self.flight is not None else head + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        self._phase = _Phase.LINGER
+        self._pending.clear()
+        if self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client is gone already
+                self.transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
+
+    def _close(self) -> None:
+        if self._phase is _Phase.CLOSED or self.transport.is_closing():
+            return
+        self._phase = _Phase.CLOSED
+        self.unused_ns = None
+        if self.upstream is not None:
+            self.upstream.transport.abort()
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            # What is left is lost then, so the end must not look like that of a whole answer.
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._reset)
+
+    def _close_after_last(self) -> None:
+        """The client asked for the end of the connection: what it sent behind its last request is not read as one."""
+        if self.upstream is not None:
+            self.upstream.transport.abort()
+        if self._pending:
+            self._linger()  # closing with unread bytes would reset the answer
+        else:
+            self._close()
+
+    def _end_as_upstream(self, exc: Exception | None) -> None:
+        """Nothing but the end of the connection tells how this one ended: a reset stays one."""
+        if exc is None:
+            self._close()
+        else:
+            self._reset()
+
+    def _cut(self) -> None:
+        """End the connection in the middle of an answer, so that the answer cannot look whole."""
+        if self.upstream is not None and self.upstream.ends_by_close and not self.response_done:
+            self.upstream.transport.abort()
+            self._reset()
+        else:
+            self._close()
+
+    def _reset(self) -> None:
+        """TCP RST, under TLS too, where it comes instead of a close_notify."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._phase = _Phase.CLOSED
+        self.transport.abort()
+
+
+def _limit_unsent(connection: socket.socket) -> None:
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+
+
+def _numbers(error: OSError) -> set[int]:
+    """The error's number, or those of all attempts where a host name has several addresses: asyncio joins their texts."""
+    if error.errno is not None:
+        return {error.errno}
+    return {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}

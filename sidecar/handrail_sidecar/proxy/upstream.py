@@ -1,0 +1,151 @@
+"""The upstream's side of a proxied connection: every read is stamped, written to the client at once, and only then looked at.
+
+The stamp is taken before the write, so a slow client changes no figure (case B21).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Protocol, cast
+
+from handrail.records import Hint
+from handrail_sidecar.proxy.exchange_observer import ExchangeObserver
+from handrail_sidecar.proxy.relay import Relay
+from handrail_sidecar.proxy.response import ResponseWatch
+
+BUFFER_BYTES = 65536
+"""Most that waits in user space for a peer that takes nothing, beyond the one read that crossed the mark (uvloop: 256 KiB)."""
+
+
+class ClientConnection(Protocol):
+    """The client's side as its upstream uses it: ``client.ClientSide``."""
+
+    relay: Relay
+    transport: asyncio.Transport
+    flight: ExchangeObserver | None
+    blocked_since: int | None
+
+    def connected(self, upstream: UpstreamSide) -> None: ...
+
+    def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None: ...
+
+    def content_written(self, wrote_ns: int) -> None: ...
+
+    def response_complete(self, at_ns: int) -> None: ...
+
+    def tunnel(self) -> None: ...
+
+    def unsolicited(self) -> None: ...
+
+    def regulate(self) -> None: ...
+
+
+class UpstreamSide(asyncio.Protocol):
+    """The connection to the observed process that belongs to one client connection."""
+
+    def __init__(self, client: ClientConnection) -> None:
+        self.transport: asyncio.Transport
+        self.ended = False  # the upstream sends no more into its tunnel
+        self.blocked = False  # the upstream took not all that was written
+        self.opaque = False  # the response is not HTTP that can be read: bytes are passed until somebody closes
+        self._client = client
+        self._counted = False  # among the process's descriptors, by the admission
+        self._flight: ExchangeObserver | None = None
+        self._watch: ResponseWatch | None = None
+        self._reading_paused = False
+        self._paused_ns = 0
+        self._clock = client.relay.clock
+        self._stats = client.relay.stats
+        self._out = client.transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(high=0)
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            with contextlib.suppress(OSError):  # uvloop and asyncio do so too; here it does not hang on them
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._counted = self._client.connected(self)
+
+    @property
+    def ends_by_close(self) -> bool:
+        """Nothing in the running response tells where it ends: its length is unknown, or it is a tunnel, or no HTTP."""
+        watch = self._watch
+        return self.opaque or (watch.until_close if watch is not None else self._flight is not None)
+
+    def expect(self, flight: ExchangeObserver | None, head_only: bool) -> None:
+        """The next response answers ``flight``; with None, no response is due."""
+        self._flight = flight
+        self._watch = None if flight is None else ResponseWatch(head_only, flight.response_head)
+
+    def data_received(self, data: bytes) -> None:
+        stamp = self._clock()
+        self._out.write(data)
+        self._stats.upstream_bytes += len(data)
+        flight, watch = self._flight, self._watch
+        if watch is not None and flight is not None:
+            flight.last_read_ns = stamp
+            if flight.first_delivered_ns is None:
+                wrote = self._clock()
+                over = watch.feed(data, stamp)
+                if flight.content_seen:
+                    self._client.content_written(wrote)
+            else:
+                over = watch.feed(data, stamp)
+            if over:
+                self._response_over(flight, watch, stamp)
+        elif flight is None:
+            self._client.unsolicited()
+        if self._client.blocked_since is not None:
+            self._hold_back()
+
+    def _response_over(self, flight: ExchangeObserver, watch: ResponseWatch, stamp_ns: int) -> None:
+        self._watch = None
+        if watch.complete:
+            self._flight = None
+            self._client.response_complete(stamp_ns)
+        elif watch.upgraded:
+            self._client.tunnel()
+        else:
+            self.opaque = True
+            self._stats.upstream_unreadable += 1
+            flight.hint(Hint.UNDECODABLE)
+
+    def _hold_back(self) -> None:
+        if not self._reading_paused and self._out.get_write_buffer_size() > BUFFER_BYTES and not self.transport.is_closing():
+            self._reading_paused = True
+            self._paused_ns = self._clock()
+            self._stats.reads_paused += 1
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """The client took everything: read on."""
+        if self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = False
+            if self._flight is not None:
+                self._flight.held(self._paused_ns, self._clock())
+            self.transport.resume_reading()
+
+    def eof_received(self) -> bool | None:
+        if self._client.flight is not None and self._watch is None and not self.opaque and self._flight is not None:
+            self.ended = True
+            if self._out.can_write_eof():
+                with contextlib.suppress(OSError):
+                    self._out.write_eof()
+            return not self._client.ended  # a tunnel's other direction may go on
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted:
+            self._client.relay.admission.disconnected()
+        until_close = self._watch is not None and self._watch.until_close
+        self._client.upstream_lost(exc, until_close=until_close, opaque=self.opaque)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        self._client.regulate()

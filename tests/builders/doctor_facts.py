@@ -1,0 +1,132 @@
+"""Builders of what doctor judges: each makes a good case, which a test then spoils in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from handrail_doctor.checks.all_checks import findings
+from handrail_doctor.checks.result import CheckResult, CheckStatus
+from handrail_doctor.facts import ALL_PLUGINS, DoctorOptions, EngineView, Facts, HttpAnswer, LiveEngine, Setup
+from handrail_doctor.host_facts import GpuFacts, GpusFacts, HostFacts, P2p, P2pStatus, RdmaPort
+from handrail_doctor.kv_size.read import read_model
+from handrail_doctor.kv_size.size import Serving, Sizes, sizes
+from handrail_doctor.pair import SIDES, PairSide, Placement
+
+CONFIGS = Path(__file__).parents[1] / "data/model_configs"
+P, D = PairSide.PREFILL, PairSide.DECODE
+SOCKET = {"HANDRAIL_SOCKET": "/run/handrail/engine.sock"}
+
+
+def setup(side: PairSide, **more: Any) -> Setup:
+    """An engine's command line that is as it should be."""
+    role = "kv_producer" if side is P else "kv_consumer"
+    given: dict[str, Any] = {
+        "by": f"pair.yaml: {side.value}",
+        "whole": True,
+        "model": "/models/qwen",
+        "revision": "abc123",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+        "kv_layout": "HND",
+        "tp": 1,
+        "version": "0.32.0",
+        "hybrid": True,
+        "connector": "NixlConnector",
+        "kv_role": role,
+        "side_host": "10.0.0.7" if side is P else "10.0.0.8",
+        "middleware": ("handrail.plugin.middleware.Handrail",),
+        "plugins": ALL_PLUGINS,
+        "env": SOCKET,
+    }
+    return Setup(**{**given, **more})
+
+
+def live(**more: Any) -> LiveEngine:
+    """An engine that answers everything."""
+    families = frozenset({"vllm:num_requests_running", "vllm:time_to_first_token_seconds"})
+    given = {"health": HttpAnswer(status=200), "metrics": HttpAnswer(status=200), "models": ("qwen",), "families": families}
+    return LiveEngine(**{**given, **more})
+
+
+def view(side: PairSide, *setups: Setup, **more: Any) -> EngineView:
+    """One side by its setups; without any, a good one."""
+    return EngineView(side=side, setups=setups or (setup(side),), **more)
+
+
+def gpus(count: int = 2, *, read: P2pStatus | None = P2pStatus.OK, nvlink: bool = False, **more: Any) -> GpusFacts:
+    """Equal GPUs, all peers of each other."""
+    linked = P2pStatus.OK if nvlink else P2pStatus.NOT_SUPPORTED
+    pairs = [P2p(source=a, target=b, read=read, write=read, nvlink=linked) for a in range(count) for b in range(count) if a != b]
+    given: dict[str, Any] = {"name": "NVIDIA X", "pcie_now": (4, 16), "pcie_most": (4, 16)}
+    if nvlink:
+        given |= {"nvlinks": (18, 18), "nvlink_bytes_per_s": 450_000_000_000}
+    devices = tuple(GpuFacts(index=index, uuid=f"GPU-{index:04x}", **{**given, **more}) for index in range(count))
+    return GpusFacts(driver="580.1", devices=devices, p2p=tuple(pairs))
+
+
+def port(adapter: str = "mlx5_0", **more: Any) -> RdmaPort:
+    """A port that is up."""
+    given: dict[str, Any] = {
+        "adapter": adapter,
+        "port": 1,
+        "state": "ACTIVE",
+        "physical": "LinkUp",
+        "bits_per_s": 400e9,
+        "lanes": 4,
+        "link_layer": "InfiniBand",
+    }
+    return RdmaPort(**{**given, **more})
+
+
+def host(**more: Any) -> HostFacts:
+    """D's host, without GPUs and adapters."""
+    given: dict[str, Any] = {
+        "here": frozenset({D}),
+        "gpus": gpus(0),
+        "rdma": (),
+        "modules": frozenset({"nvidia"}),
+        "kernel": (6, 8),
+    }
+    return HostFacts(**{**given, **more})
+
+
+def model(name: str = "qwen2.5-7b", **serving: Any) -> Sizes:
+    """A published model as it is served."""
+    return sizes(read_model(CONFIGS / f"{name}.json"), Serving(**serving))
+
+
+def facts(*engines: EngineView, placement: Placement = Placement.ACROSS_HOSTS, **more: Any) -> Facts:
+    """A pair across hosts, both sides known; ``engines`` replace sides."""
+    sides: Mapping[PairSide, EngineView] = {**{side: view(side) for side in SIDES}, **{each.side: each for each in engines}}
+    given: dict[str, Any] = {"options": DoctorOptions(tokens=8000), "host": host(), "sizes": model()}
+    return Facts(engines=sides, placement=placement, **{**given, **more})
+
+
+def same_host(*engines: EngineView, **more: Any) -> Facts:
+    """Both engines on this host, on GPU 0 and GPU 1."""
+    given: dict[str, Any] = {
+        "host": host(here=frozenset(SIDES), gpus=gpus()),
+        "options": DoctorOptions(tokens=8000, gpus={P: (0,), D: (1,)}),
+    }
+    return facts(*engines, placement=Placement.SAME_HOST, **{**given, **more})
+
+
+def found(whole: Facts, check: str) -> CheckResult | None:
+    """The finding of one check; None where it does not concern these facts. Fails where there are two."""
+    listed: Sequence[CheckResult] = [each for group in findings(whole).values() for each in group if each.check == check]
+    assert len(listed) <= 1, listed
+    return listed[0] if listed else None
+
+
+def verdict(whole: Facts, check: str) -> CheckStatus | None:
+    """Its verdict alone."""
+    finding = found(whole, check)
+    return finding.verdict if finding is not None else None
+
+
+def failures(whole: Facts) -> set[str]:
+    """The checks that fail."""
+    return {each.check for group in findings(whole).values() for each in group if each.verdict is CheckStatus.FAIL}

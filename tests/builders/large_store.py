@@ -1,0 +1,112 @@
+"""A store of many generated requests over hours of a day, made by columns: ten million in about two minutes.
+
+Requests are those of ``tests/builders/store_rows.py`` again and again, each with new ids, another start, and all of its phases
+longer or
+shorter by one random factor. In one hour one prefill host lets a part of its requests wait, which is what there is to find.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from builders.store_rows import START_UNIX_NS, moved, request_rows
+from handrail.phases import Phase
+from handrail_collector.store.layout import HOUR_NS
+from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.request_columns import requests_table
+from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+
+FIRST_HOUR = START_UNIX_NS // HOUR_NS + 1
+_TIMES = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)
+_QUEUE = phase_column(Phase.PREFILL_QUEUE.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """How many, over how many hours; in ``bad_hour`` a share of the requests of ``bad_host`` waits ``wait_ns`` for P."""
+
+    requests: int
+    hours: int = 24
+    kinds: int = 20_000
+    bad_hour: int = 13
+    bad_host: str = "p0"
+    bad_share: float = 0.7
+    wait_ns: int = 3_000_000_000
+
+    @property
+    def first_unix_ns(self) -> int:
+        """Where the first hour begins."""
+        return FIRST_HOUR * HOUR_NS
+
+    @property
+    def end_unix_ns(self) -> int:
+        """Where the last hour ends."""
+        return (FIRST_HOUR + self.hours) * HOUR_NS
+
+
+def fill(folder: Path, made: Made) -> tuple[str, str]:
+    """Publish them, an hour a file; the client id and the request id of one in the middle."""
+    kinds = _with_hosts(requests_table(request_rows(made.kinds)))
+    random = np.random.default_rng(11)
+    known = ("", "")
+    publisher = StorePublisher(folder)
+    publisher.open()
+    each = made.requests // made.hours
+    for hour in range(made.hours):
+        parts = []
+        for at in range(0, each, made.kinds):
+            part = moved(kinds.slice(0, min(made.kinds, each - at)), 0, seed=hour * made.requests + at)
+            parts.append(_varied(part, random, made, hour))
+        table = pa.concat_tables(parts).sort_by("started_unix_ns").combine_chunks()
+        publisher.publish(hour, hour + 1, hour + 1, [], table)
+        if hour == made.hours // 2:
+            row = table.slice(each // 2, 1).to_pylist()[0]
+            known = str(row["client_request_id"]), row["request_id"].hex()
+    publisher.close()
+    return known
+
+
+def _with_hosts(table: pa.Table) -> pa.Table:
+    """Hosts p0, p1, … and d0, d1, … by the last number of the instance's address."""
+    for role in ("prefill", "decode"):
+        name = f"{role}_host"
+        hosts = pc.replace_substring_regex(table[f"{role}_instance"], r".*\.(\d+):.*", rf"{role[0]}\1")
+        table = table.set_column(table.column_names.index(name), name, hosts)
+    return table
+
+
+def _varied(table: pa.Table, random: np.random.Generator, made: Made, hour: int) -> pa.Table:
+    rows = table.num_rows
+    factor = random.lognormal(0, 0.25, rows)
+    changed = {name: _times(table[name], factor) for name in _TIMES}
+    if hour == made.bad_hour:
+        bad = np.array(pc.equal(table["prefill_host"], made.bad_host).to_numpy(), bool) & (random.random(rows) < made.bad_share)
+        changed[_QUEUE] = pc.add(changed[_QUEUE], pa.array(np.where(bad, made.wait_ns, 0)))
+    total = pa.array(np.zeros(rows, np.int64))
+    for phase in Phase:
+        total = pc.add(total, pc.fill_null(changed[phase_column(phase.value)], 0))
+    changed |= {
+        "ttft_token_ns": total,
+        "ttft_text_ns": total,
+        "ttfb_ns": total,
+        "gap_max_ns": _times(table["gap_max_ns"], factor),
+    }
+    started = (FIRST_HOUR + hour) * HOUR_NS + random.integers(0, HOUR_NS, rows)
+    changed |= {
+        "duration_ns": pc.add(total, _times(table["duration_ns"], factor)),
+        "started_unix_ns": pa.array(started),
+    }
+    for name, values in changed.items():
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+def _times(values: pa.ChunkedArray, factor: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pa.Array:
+    known = np.asarray(values.is_valid().to_numpy(), bool)
+    plain = pc.fill_null(values, 0).to_numpy()
+    return pa.array((plain * factor).astype(np.int64), mask=~known)

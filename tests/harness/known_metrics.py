@@ -1,0 +1,16 @@
+"""Which metrics there are, as the linter wants to know it: from the catalogue that is made of the code which exposes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from handrail_alerts.promql import PromMetric, Type
+from handrail_collector.metrics.registry import collector_metrics
+from handrail_sidecar.catalogue import sidecar_metrics
+
+
+@cache
+def known() -> Mapping[str, PromMetric]:
+    """Of sidecars and collectors."""
+    return {each.name: PromMetric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *collector_metrics())}

@@ -1,0 +1,53 @@
+"""The objects of the Prometheus operator and cert-manager against schemas and types that were made from those projects' own.
+
+The validators are npm packages; they are installed once, from the lock file beside ``validate.mjs``, into ~/.cache/handrail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+SOURCES: Final = Path(__file__).parents[1] / "deploy/operator"
+KINDS: Final = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
+
+
+def operator_problems(objects: Sequence[dict[str, Any]]) -> list[str]:
+    """What is wrong with them, one line each. Skips where there is no Node.js, and where the packages cannot be had but in CI."""
+    place = _installed()
+    ours = [each for each in objects if each["apiVersion"] in KINDS]
+    command = ("node", "--no-warnings", "validate.mjs")
+    done = subprocess.run(command, cwd=place, input=json.dumps(ours), capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    problems: list[str] = json.loads(done.stdout)
+    return problems
+
+
+def _installed() -> Path:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip(
+            "node and npm are not on this machine (Debian: apt-get install nodejs npm): the operators' objects are not checked"
+        )
+    files = sorted(path for path in SOURCES.iterdir() if path.is_file())
+    recipe = hashlib.blake2b(b"".join(path.read_bytes() for path in files), digest_size=8).hexdigest()
+    base = Path(os.environ.get("HANDRAIL_CACHE") or Path.home() / ".cache/handrail")
+    place = base / f"operator-schemas-{recipe}"
+    if not (place / "installed").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            shutil.copy(path, place)
+        command = ("npm", "ci", "--silent", "--ignore-scripts")
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=500)
+        if done.returncode != 0 and not os.environ.get("CI"):
+            pytest.skip(f"npm could not install the operators' schemas: {done.stderr.strip()[-300:]}")
+        assert done.returncode == 0, done.stderr
+        (place / "installed").touch()
+    return place

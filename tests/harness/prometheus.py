@@ -1,0 +1,92 @@
+"""A real Prometheus over series that a test writes, so that what a query answers is known before: no scraping, no waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from handrail_cli.subprocesses import HOST, Children, free_ports
+
+BEGAN_S: Final = 1_700_000_000
+STEP_S: Final = 15
+STEPS: Final = 9
+ENDED_S: Final = BEGAN_S + (STEPS - 1) * STEP_S
+WINDOW_S: Final = 60
+ONE_AT_THE_END: Final = 1 / (ENDED_S - BEGAN_S)
+"""Growth of what is to be a gauge of 1 when it is asked for."""
+
+BORN: Final = STEPS - 3
+"""The step at which a series begins that was not there before: within the last minute."""
+
+Series = tuple[str, Mapping[str, str], float]
+"""Name, labels, growth a second from 0 on."""
+
+
+class Written:
+    """Where it answers."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def ask(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """Labels -> value at the end, ``$__rate_interval`` and ``$__range`` being a minute and all variables "all"."""
+        for variable, value in {"$__rate_interval": f"{WINDOW_S}s", "$__range": f"{WINDOW_S}s"}.items():
+            query = query.replace(variable, value)
+        for variable in ("cluster", "model", "role", "instance"):
+            query = query.replace(f"${variable}", ".*")
+        requested_query = urllib.parse.urlencode({"query": query, "time": ENDED_S})
+        with urllib.request.urlopen(f"http://{self.address}/api/v1/query?{requested_query}", timeout=60) as response:
+            found: list[dict[str, Any]] = json.load(response)["data"]["result"]
+        return {tuple(sorted(each["metric"].items())): float(each["value"][1]) for each in found}
+
+
+@contextlib.contextmanager
+def written(folder: Path, series: Sequence[Series], born: Sequence[Series] = ()) -> Iterator[Written]:
+    """Counters that grow evenly; ``born`` ones begin within the last minute at the value in their growth's place, and keep it.
+
+    Skips where there is no Prometheus.
+    """
+    prometheus, promtool = shutil.which("prometheus"), shutil.which("promtool")
+    if prometheus is None or promtool is None:
+        pytest.skip("no prometheus or promtool on this machine: make test-dashboards installs them")
+    (page := folder / "page.txt").write_text(_page(series, born), encoding="utf-8")
+    command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(page), str(folder / "tsdb")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (config := folder / "prometheus.yml").write_text("{}\n", encoding="utf-8")
+    children = Children(folder)
+    with contextlib.ExitStack() as stack:
+        stack.callback(children.end, [], 10.0)
+        (port,) = free_ports(1)
+        where = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address={HOST}:{port}")
+        children.start("prometheus", [prometheus, *where, "--storage.tsdb.retention.time=100y"])
+        children.wait_for("prometheus is not ready", lambda: _ready(f"{HOST}:{port}"), 60)
+        yield Written(f"{HOST}:{port}")
+
+
+def _ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def _page(series: Sequence[Series], born: Sequence[Series]) -> str:
+    """OpenMetrics with times. Samples of one family stand together, those of one series in order of time."""
+    reports = [(name, labels, [(step, growth * step * STEP_S) for step in range(STEPS)]) for name, labels, growth in series]
+    reports += [(name, labels, [(step, value) for step in range(BORN, STEPS)]) for name, labels, value in born]
+    lines = []
+    for name, labels, samples in sorted(reports, key=lambda each: each[0]):
+        text = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        lines += [f"{name}{{{text}}} {value} {BEGAN_S + step * STEP_S}" for step, value in samples]
+    return "\n".join([*lines, "# EOF\n"])

@@ -1,0 +1,36 @@
+"""Whether the first answer of a store, from its rollups, is what its rows say."""
+
+from __future__ import annotations
+
+from handrail_collector.explain.period.report import PeriodAnswer, ScopeAnswer, explain
+from handrail_collector.store.queries.aggregates import BIN_ERROR, PeriodQuery
+from handrail_collector.store.queries.period import load_period
+from handrail_collector.store.read import StoreReader
+
+
+def disagreement(reader: StoreReader, of: PeriodQuery) -> str:
+    """What the first answer says otherwise than the exact one, beyond its bound; '' when nothing."""
+    first, exact = explain(load_period(reader, of, fast=True)), explain(load_period(reader, of, fast=False))
+    if [scope.scope for scope in first.scopes] != [scope.scope for scope in exact.scopes]:
+        return f"scopes {[scope.scope for scope in first.scopes]}, not {[scope.scope for scope in exact.scopes]}"
+    for quick, sure in zip(first.scopes, exact.scopes, strict=True):
+        if counted(quick) != counted(sure):
+            return f"{quick.scope}: {counted(quick)}, not {counted(sure)}"
+        for name, value in sure.ttft_ns.items():
+            if abs(quick.ttft_ns[name] - value) > BIN_ERROR * value:
+                return f"{quick.scope} {name}: {quick.ttft_ns[name]} ns, not {value}"
+    return ""
+
+
+def requests_in(answer: PeriodAnswer) -> int:
+    """Of all scopes."""
+    return sum(scope.requests for scope in answer.scopes)
+
+
+def counted(scope: ScopeAnswer) -> dict[str, object]:
+    """What both answers count, and must count alike."""
+    return {
+        "requests": (scope.requests, scope.complete, scope.timed),
+        "gaps": (scope.streams, scope.gaps, dict(scope.gap_ns)),
+        "outcomes": (dict(scope.failures.by_outcome), dict(scope.failures.by_kv_outcome)),
+    }

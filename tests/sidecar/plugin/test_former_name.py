@@ -1,0 +1,17 @@
+"""``handrail.plugin.middleware.Handrail`` stands in flags of engines: it goes on working for one version, and says so."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+
+def test_the_former_name_is_the_middleware_and_says_what_to_write(caplog: pytest.LogCaptureFixture) -> None:
+    sys.modules.pop("handrail.plugin.middleware", None)
+    former = importlib.import_module("handrail.plugin.middleware")
+    assert former.Handrail is sys.modules["handrail.plugin.middleware"].Handrail
+    assert [record.message.partition(":")[2] for record in caplog.records] == [
+        " use --middleware handrail.plugin.middleware.Handrail"
+    ]
