@@ -155,7 +155,8 @@ async def _spool(
     reported_output = (
         f"spool errors {errors:.0f}, dropped {dropped:.0f}, /readyz {_reported(ready)} during, {_reported(healed)} after"
     )
-    got = f"{streams}; {len(lost)} without a row, {twice} twice; {reported_output}; status {status}, {running.tracebacks()} tracebacks"
+    rows = f"{len(lost)} without a row, {twice} twice"
+    got = f"{streams}; {rows}; {reported_output}; status {status}, {running.tracebacks()} tracebacks"
     ok = whole == len(traffic.answers) and not lost and not twice and running.tracebacks() == 0 and status == 0
     return got, ok and (slow or (errors > 0 and (recovers or _reported(ready) == "degraded") and _reported(healed) == "ok"))
 

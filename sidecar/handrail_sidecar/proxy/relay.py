@@ -55,6 +55,13 @@ class Connection(Protocol):
     flight: ExchangeObserver | None
     response_done: bool
 
+    @property
+    def idle_ns(self) -> int | None: ...
+
+    def look_at_limits(self, now: int) -> None: ...
+
+    def give_way(self) -> None: ...
+
     def drain(self) -> None: ...
 
     def abort(self) -> None: ...
@@ -90,7 +97,7 @@ class Relay:
         self._in_flight: dict[bytes, list[ExchangeObserver]] = {}  # running requests by X-Request-Id
         self._refusing = 0  # streams refused since there was room for the last time
         self._refused_ns = 0
-        self._spare: list[ClientSide] = []  # idle when it was last looked for them; the longest last
+        self._spare: list[Connection] = []  # idle when it was last looked for them; the longest last
         self._searched = False  # no idle connection was found since the last tick
 
     # --- streams ----------------------------------------------------------------------------------------------------------
@@ -110,7 +117,7 @@ class Relay:
         self.admission.stream_anyway()
         return True
 
-    def _idle(self) -> ClientSide | None:
+    def _idle(self) -> Connection | None:
         """The stream whose client has owed a request for longest, if that is long enough."""
         latest_ns = self.clock() - int(SPARE_IDLE_S * 1e9)
         if not self._spare:

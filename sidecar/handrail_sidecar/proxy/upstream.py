@@ -26,8 +26,9 @@ class ClientConnection(Protocol):
     transport: asyncio.Transport
     flight: ExchangeObserver | None
     blocked_since: int | None
+    ended: bool
 
-    def connected(self, upstream: UpstreamSide) -> None: ...
+    def connected(self, upstream: UpstreamSide) -> bool: ...
 
     def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None: ...
 

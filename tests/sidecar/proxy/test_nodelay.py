@@ -30,7 +30,8 @@ def sides(proxy: Proxied) -> list[Any]:
     """Sockets of the only connection: the client's and the upstream's."""
     relay = proxy.source._relay
     assert relay is not None
-    (connection,) = relay.connections
+    connection: Any = next(iter(relay.connections))
+    assert len(relay.connections) == 1
     assert connection.upstream is not None
     return [each.transport.get_extra_info("socket") for each in (connection, connection.upstream)]
 
