@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
+for _name in ("COLUMNS", "LINES"):  # readline leaves them in the environment of pytest-xdist's workers
+    os.environ.pop(_name, None)
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
