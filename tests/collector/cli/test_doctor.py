@@ -265,7 +265,7 @@ def test_a_sidecars_configuration_that_is_wrong_is_told_a_line_a_problem(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"handrail doctor: {file}: 2 problems"
     assert any(line.startswith("  spol: unknown; did you mean spool") for line in lines)
-    assert lines[-1] == f"  valid:   mend the file; 'handrail config check {file}' says the same"
+    assert lines[-1] == f"  valid:   repair the file; 'handrail config check {file}' says the same"
 
 
 @pytest.mark.parametrize(
