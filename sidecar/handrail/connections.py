@@ -131,7 +131,7 @@ class Gate:
     ) -> None:
         self.name = name
         self.bounds = bounds
-        self.handshakes = handshakes or HandshakeQueue()
+        self.handshakes = HandshakeQueue() if handshakes is None else handshakes
         self.open = 0
         self.paused = False
         self.pauses = 0

@@ -49,7 +49,9 @@ class HandshakeQueue:
         self._peers: deque[str] = deque()  # in turn; each stands here once
         self._timed = False
 
-    def __len__(self) -> int:
+    @property
+    def waiting(self) -> int:
+        """Connections whose handshake has not begun."""
         return sum(map(len, self._waiting.values()))
 
     def enter(self, peer: str, begin: Begin) -> None:

@@ -1,8 +1,8 @@
 """Stands before gRPC's server, which owns its sockets and knows no bound for each peer: accepts, counts, and passes bytes on.
 
 gRPC listens on a private Unix socket. It is connected to when a sender has said something, so that who says nothing costs one
-descriptor, and over TLS when it is the turn of the sender's handshake; TLS, HTTP/2 and all that follows are between sender and gRPC. In the abstract namespace of Linux the connection is
-named after the sender, so gRPC knows who it is.
+descriptor; over TLS also not before it is the turn of the sender's handshake. TLS, HTTP/2 and all that follows are between sender
+and gRPC. In the abstract namespace of Linux the connection is named after the sender, so gRPC knows who it is.
 """
 
 from __future__ import annotations
