@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import sys
 import time
@@ -24,6 +25,8 @@ SILENT: Final = "127.0.0.66"
 AGAIN_S: Final = 5.0
 CONNECT_S: Final = 60.0
 DAY_S: Final = 86400.0
+STEPS_BACK: Final = 10
+"""The flood's process is this much nicer than the collector: a real sender of floods has a processor of its own."""
 
 
 @dataclass(slots=True)
@@ -160,6 +163,7 @@ async def result_of(child: asyncio.subprocess.Process) -> dict[str, Any]:
 
 async def _main(arguments: dict[str, Any]) -> None:
     raise_limit()
+    os.nice(STEPS_BACK)
     stop = asyncio.Event()
     listeners = [(str(host), int(port)) for host, port in arguments.pop("listeners")]
     flood = asyncio.create_task(silent_flood(listeners, seconds=DAY_S, stop=stop, **arguments))

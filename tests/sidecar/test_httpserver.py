@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from doubles.handshake_rounds import HELLO, Rounds
 from doubles.otlp import until
 from handrail.metrics.registry import Registry
 from handrail.runtime.admin_http import add_routes
 from handrail.runtime.connections import Bounds, Expiry, Gate
 from handrail.runtime.descriptors import DescriptorBudget
+from handrail.runtime.handshakes import HandshakeQueue
 from handrail.runtime.http_server import HttpServer
 from handrail.security.tls import ServerTls, client_identity
 from harness.certs import Authority
@@ -45,9 +47,10 @@ async def serving(
     idle_s: float = LONG_S,
     peer: int = 50,
     tls: ssl.SSLContext | None = None,
+    handshakes: HandshakeQueue | None = None,
 ) -> AsyncIterator[Served]:
     bounds = Bounds(listener=50, peer=peer, handshake_s=handshake_s, head_s=head_s, idle_s=idle_s)
-    gate = Gate("admin", bounds, DescriptorBudget(10_000, 100, count=lambda: 0))
+    gate = Gate("admin", bounds, DescriptorBudget(10_000, 100, count=lambda: 0), handshakes=handshakes)
     handled = asyncio.Event()
 
     async def slow(_: web.Request) -> web.Response:
@@ -118,6 +121,61 @@ async def test_silence_before_and_after_the_tls_handshake_is_ended(tmp_path: Pat
     async with serving(head_s=SHORT_S, tls=context) as served, connected(served, context=trusting) as (reader, _):
         assert await ended(reader) == b""
         await until(lambda: served.gate.expired[Expiry.HEAD] == 1)
+
+
+async def test_silent_connections_take_no_turn_and_a_flood_only_its_own(tmp_path: Path) -> None:
+    """With a queue that lets one begin each time that the test says so."""
+    ca = Authority(tmp_path)
+    files = ca.files("server")
+    trusting = client_identity(ca.file, None, None, use="test").value.context
+    rounds = Rounds()
+    async with (
+        serving(tls=ServerTls(files.cert, files.key).context(), handshakes=rounds.queue) as served,
+        contextlib.AsyncExitStack() as flood,
+    ):
+        for _ in range(20):
+            await flood.enter_async_context(connected(served))
+        await until(lambda: served.gate.open == 20)
+        async with connected(served, source="127.0.0.3", context=trusting):  # at once: nobody waits
+            assert rounds.queue.waiting == 0
+        for _ in range(10):
+            _, writer = await flood.enter_async_context(connected(served))
+            writer.write(HELLO)
+        await until(lambda: rounds.queue.waiting == 10)
+        good = asyncio.create_task(flood.enter_async_context(connected(served, source="127.0.0.3", context=trusting)))
+        await until(lambda: rounds.queue.waiting == 11)
+        rounds.pass_one()
+        rounds.pass_one()
+        reader, writer = await good
+        writer.write(GET)
+        assert (await answer(reader)).endswith(b"ok\n")
+        assert rounds.queue.waiting == 9
+
+
+async def test_sender_that_hangs_up_before_its_handshake_uses_no_turn(tmp_path: Path) -> None:
+    files = Authority(tmp_path).files("server")
+    rounds = Rounds()
+    async with serving(tls=ServerTls(files.cert, files.key).context(), handshakes=rounds.queue) as served:
+        rounds.use_up()
+        async with connected(served):
+            await until(lambda: served.gate.open == 1)
+        await until(lambda: rounds.queue.waiting == 1)
+        rounds.pass_one()
+        await until(lambda: served.gate.open == 0)
+        rounds.use_up()
+
+
+async def test_wait_for_a_handshake_has_a_limit(tmp_path: Path) -> None:
+    files = Authority(tmp_path).files("server")
+    context = ServerTls(files.cert, files.key).context()
+    rounds = Rounds()
+    async with serving(tls=context, handshakes=rounds.queue, handshake_s=SHORT_S) as served:
+        rounds.use_up()
+        async with connected(served) as (reader, writer):
+            writer.write(HELLO)
+            assert await ended(reader) == b""
+            await until(lambda: served.gate.open == 0)
+            assert served.gate.expired[Expiry.HANDSHAKE] == 1
 
 
 async def test_what_is_no_tls_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from handrail.runtime.connections import Refusal
 
 BACKLOG: Final = 1024
-ACCEPTS_A_TURN: Final = 32  # then the loop serves those who are connected
+ACCEPTS_A_TURN: Final = 8  # then the loop serves those who are connected
 PAUSE_S: Final = 0.25
 _RESET: Final = struct.pack("ii", 1, 0)
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH})  # accept(2)
@@ -137,6 +137,16 @@ def reset_at_close(connection: socket.socket) -> None:
     """Closing it will be a reset."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other side closed or reset a non-blocking connection before it said anything."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
 
 
 def listening(host: str, port: int) -> list[socket.socket]:

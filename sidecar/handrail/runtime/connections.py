@@ -18,6 +18,7 @@ from typing import Final
 from handrail.config.schema import setting
 from handrail.config.types import Duration
 from handrail.runtime.descriptors import DescriptorBudget
+from handrail.runtime.handshakes import HandshakeQueue
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class ConnectionsConfig:
     )
     handshake_timeout: Duration = setting(
         Duration(10 * 10**9),
-        help="longest time for a TLS handshake",
+        help="longest wait for the start of a TLS handshake, and longest time for the handshake",
         example="5s",
         at_least=10**8,
     )
@@ -116,13 +117,21 @@ class Gate:
     """Decides which connections one listener takes, and counts them. Owned by the listener's loop.
 
     ``name``: of the listener, in the log and in metrics. Every ``admit`` that returns None is followed by one ``leave``.
+    ``handshakes``: where TLS handshakes of admitted connections wait for their turn; None: a queue of its own.
     """
 
     def __init__(
-        self, name: str, bounds: Bounds, budget: DescriptorBudget, *, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        bounds: Bounds,
+        budget: DescriptorBudget,
+        *,
+        handshakes: HandshakeQueue | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.bounds = bounds
+        self.handshakes = HandshakeQueue() if handshakes is None else handshakes
         self.open = 0
         self.paused = False
         self.pauses = 0
@@ -207,12 +216,14 @@ class Gates:
         self.all: list[Gate] = []
         self._config = config
         self._shares = shares
+        self._handshakes = HandshakeQueue()  # one for all: they share a loop
 
     def gate(self, name: str) -> Gate:
         """For one listener, once."""
         share, descriptors = self._shares[name]
         usable = self.budget.limit - self.budget.reserved
-        gate = Gate(name, Bounds.of(self._config, share * usable, descriptors=descriptors), self.budget)
+        bounds = Bounds.of(self._config, share * usable, descriptors=descriptors)
+        gate = Gate(name, bounds, self.budget, handshakes=self._handshakes)
         self.all.append(gate)
         return gate
 

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from handrail.runtime.accepting import Acceptor, reset
+from handrail.runtime.accepting import Acceptor, hung_up, reset
 from handrail.runtime.connections import Expiry, Gate
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class HttpServer:
         self._runner = web.AppRunner(app, access_log=None, logger=_quiet(logger, gate), keepalive_timeout=idle_s, **options)
         self._acceptor = Acceptor(gate, self._take)
         self._greetings: set[asyncio.Task[None]] = set()
+        self._arrivals: set[_Arrival] = set()
 
     async def start(self) -> None:
         """Raises ``OSError`` when the port cannot be bound."""
@@ -63,12 +64,28 @@ class HttpServer:
     async def shutdown(self) -> None:
         """Listen no more, let what runs end, close."""
         self.stop_accepting()
+        for arrival in list(self._arrivals):
+            arrival.close()
         for each in self._greetings:
             each.cancel()
         await asyncio.gather(*self._greetings, return_exceptions=True)
         await self._runner.cleanup()
 
     def _take(self, connection: socket.socket, peer: str) -> None:
+        if self._tls is None:
+            self._begin(connection, peer)
+        else:
+            self._arrivals.add(_Arrival(connection, peer, self._gate, self._arrived))
+
+    def _arrived(self, arrival: _Arrival, connection: socket.socket | None) -> None:
+        """It is the turn of an arrival's handshake; None: it is closed instead."""
+        self._arrivals.discard(arrival)
+        if connection is None:
+            self._gate.leave(arrival.peer)
+        else:
+            self._begin(connection, arrival.peer)
+
+    def _begin(self, connection: socket.socket, peer: str) -> None:
         greeting = asyncio.get_running_loop().create_task(self._greet(connection, peer))
         self._greetings.add(greeting)
         greeting.add_done_callback(self._greetings.discard)
@@ -93,6 +110,53 @@ class HttpServer:
         finally:
             if not watched.connected:
                 self._gate.leave(peer)
+
+
+class _Arrival:
+    """A connection before its TLS handshake: it waits for the sender's first bytes, then for its turn.
+
+    Whoever says nothing costs neither a transport nor a task. ``ended`` gets the socket at its turn, or None once it is closed.
+    """
+
+    __slots__ = ("_connection", "_ended", "_gate", "_loop", "_timer", "peer")
+
+    def __init__(
+        self, connection: socket.socket, peer: str, gate: Gate, ended: Callable[[_Arrival, socket.socket | None], None]
+    ) -> None:
+        self.peer = peer
+        self._connection = connection
+        self._gate = gate
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(gate.bounds.handshake_s, self._expire)
+        self._loop.add_reader(connection.fileno(), self._readable)
+
+    def close(self) -> None:
+        """Works twice."""
+        if self._connection.fileno() < 0:
+            return
+        self._timer.cancel()
+        self._loop.remove_reader(self._connection.fileno())
+        reset(self._connection)
+        self._ended(self, None)
+
+    def _readable(self) -> None:
+        self._loop.remove_reader(self._connection.fileno())
+        self._gate.handshakes.enter(self.peer, self._turn)
+
+    def _turn(self) -> bool:
+        if self._connection.fileno() < 0:
+            return False
+        if hung_up(self._connection):
+            self.close()
+            return False
+        self._timer.cancel()
+        self._ended(self, self._connection)
+        return True
+
+    def _expire(self) -> None:
+        self._gate.expired[Expiry.HANDSHAKE] += 1
+        self.close()
 
 
 class _Watched(asyncio.Protocol):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.handshake_rounds import HELLO, Rounds
 from doubles.otlp import Gated, Keeping, span, spans_of, traces, until
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.errors import Unauthorized
@@ -19,6 +20,7 @@ from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.signals import Accepted, Signal
 from handrail.runtime.connections import Bounds, Expiry, Gate, Refusal
 from handrail.runtime.descriptors import DescriptorBudget
+from handrail.runtime.handshakes import HandshakeQueue
 from handrail.security.tls import ServerTls
 from handrail.security.tokens import Authenticator, tokens
 from harness.certs import Authority, replace
@@ -29,11 +31,18 @@ SHORT_S, LONG_S = 0.2, 3600.0
 
 
 def gate(
-    *, peer: int = 50, handshake_s: float = LONG_S, head_s: float = LONG_S, idle_s: float = LONG_S, used: list[int] | None = None
+    *,
+    peer: int = 50,
+    handshake_s: float = LONG_S,
+    head_s: float = LONG_S,
+    idle_s: float = LONG_S,
+    used: list[int] | None = None,
+    handshakes: HandshakeQueue | None = None,
 ) -> Gate:
     bounds = Bounds(listener=50, peer=peer, handshake_s=handshake_s, head_s=head_s, idle_s=idle_s, descriptors=DESCRIPTORS)
     count = used or [0]
-    return Gate("otlp_grpc", bounds, DescriptorBudget(10_000, 100, count=lambda: count[0], recount_s=0.0))
+    budget = DescriptorBudget(10_000, 100, count=lambda: count[0], recount_s=0.0)
+    return Gate("otlp_grpc", bounds, budget, handshakes=handshakes)
 
 
 @asynccontextmanager
@@ -55,8 +64,9 @@ def address(server: OtlpServer) -> tuple[str, int]:
 
 
 @asynccontextmanager
-async def sender(server: OtlpServer) -> AsyncIterator[OtlpClient]:
-    client = OtlpClient(f"grpc://127.0.0.1:{address(server)[1]}", timeout_s=60.0)
+async def sender(server: OtlpServer, ca: Path | None = None) -> AsyncIterator[OtlpClient]:
+    scheme = "grpc" if ca is None else "grpcs"
+    client = OtlpClient(f"{scheme}://127.0.0.1:{address(server)[1]}", timeout_s=60.0, ca_file=ca)
     try:
         yield client
     finally:
@@ -95,6 +105,29 @@ async def test_silent_peer_leaves_room_for_others() -> None:
             assert await client.send(Signal.TRACES, BATCH) == Accepted()
         assert doors.open >= 3
     assert len(spans_of(kept.payloads)) == 2
+
+
+async def test_silent_connections_take_no_turn_and_a_flood_only_its_own(tmp_path: Path) -> None:
+    """With a queue that lets one handshake begin each time that the test says so."""
+    ca, rounds = Authority(tmp_path), Rounds()
+    files = ca.files("server")
+    kept, doors = Keeping(), gate(handshakes=rounds.queue)
+    tls = ServerTls(files.cert, files.key)
+    async with serving(kept, doors, tls=tls) as server, contextlib.AsyncExitStack() as flood:
+        for _ in range(20):
+            await flood.enter_async_context(connected(server))
+        await until(lambda: doors.open == 20)
+        rounds.use_up()
+        for _ in range(10):
+            await flood.enter_async_context(connected(server, HELLO))
+        await until(lambda: rounds.queue.waiting == 10)
+        async with sender(server, ca.file) as client:
+            sending = asyncio.create_task(client.send(Signal.TRACES, BATCH))
+            await until(lambda: rounds.queue.waiting == 11)
+            rounds.pass_one()
+            rounds.pass_one()
+            assert await sending == Accepted()
+        assert rounds.queue.waiting == 9
 
 
 async def test_connection_that_says_nothing_is_ended() -> None:

@@ -1,8 +1,8 @@
 """Stands before gRPC's server, which owns its sockets and knows no bound for each peer: accepts, counts, and passes bytes on.
 
 gRPC listens on a private Unix socket. It is connected to when a sender has said something, so that who says nothing costs one
-descriptor; TLS, HTTP/2 and all that follows are between sender and gRPC. In the abstract namespace of Linux the connection is
-named after the sender, so gRPC knows who it is.
+descriptor; over TLS also not before it is the turn of the sender's handshake. TLS, HTTP/2 and all that follows are between sender
+and gRPC. In the abstract namespace of Linux the connection is named after the sender, so gRPC knows who it is.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ _GRACE_S: Final = 30.0  # gRPC's own limit of idleness comes before ours: it say
 
 
 class GrpcFront:
-    """Listens for gRPC's senders. ``target``: what gRPC has to listen on. ``close`` works without ``start`` and twice."""
+    """Listens for gRPC's senders. ``target``: what gRPC has to listen on. ``close`` works without ``start`` and twice.
 
-    def __init__(self, gate: Gate) -> None:
+    ``tls``: whether a connection begins with a handshake, which waits for its turn in ``gate.handshakes``.
+    """
+
+    def __init__(self, gate: Gate, *, tls: bool = False) -> None:
         self.gate = gate
+        self.tls = tls
         self.acceptor = Acceptor(gate, self._take)
         self._name = f"handrail-{secrets.token_hex(16)}"
         self._from = f"{_PREFIX}/{secrets.token_hex(8)}"
@@ -127,7 +131,7 @@ class _Passage:
         self._loop = asyncio.get_running_loop()
         self._received_at = self._loop.time()
         self._timer = self._loop.call_later(front.gate.bounds.head_s, self._expire, Expiry.HEAD)
-        self._loop.add_reader(sender.fileno(), self._first)
+        self._loop.add_reader(sender.fileno(), self._readable)
 
     @property
     def connected(self) -> bool:
@@ -148,19 +152,30 @@ class _Passage:
             self._grpc.close()
         self._front.left(self, self._peer)
 
-    def _first(self) -> None:
+    def _readable(self) -> None:
         """The sender has said something, or hung up."""
+        self._loop.remove_reader(self._sender.fileno())
+        if self._front.tls:
+            self._front.gate.handshakes.enter(self._peer, self._first)
+        else:
+            self._first()
+
+    def _first(self) -> bool:
+        """Pass on the first bytes; False if the connection has ended."""
+        if self._sender.fileno() < 0:
+            return False
         try:
             size = self._sender.recv_into(_BUFFER)
-        except (BlockingIOError, InterruptedError):
-            return
+        except (BlockingIOError, InterruptedError):  # a false alarm
+            self._loop.add_reader(self._sender.fileno(), self._readable)
+            return False
         except OSError:
             size = 0
-        self._loop.remove_reader(self._sender.fileno())
         if size:
             self._connect(bytes(_BUFFER[:size]))
         else:
             self.close()
+        return bool(size)
 
     def _connect(self, first: bytes) -> None:
         try:

@@ -158,7 +158,7 @@ class OtlpServer:
             interceptors=[] if self._grpc_guard.open else [grpc_receiver.AuthInterceptor(self._grpc_guard)],
         )
         server.add_generic_rpc_handlers(grpc_receiver.handlers(intake))
-        self._front = front = GrpcFront(self.grpc_gate)
+        self._front = front = GrpcFront(self.grpc_gate, tls=self._grpc_tls is not None)
         try:
             if self._grpc_tls is None:
                 server.add_insecure_port(front.target)
