@@ -41,7 +41,7 @@ from harness.certs import replace as put
 
 STARTS_S: Final = 180.0
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
-QUICK: Final = ("--flush-interval", "200ms", "--decision-engine-wait", "1s", "--decision-settle", "100ms")
+QUICK: Final = ("--flush-interval", "1s", "--decision-engine-wait", "1s", "--decision-settle", "100ms")
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ run decided. One task owns a stitcher; nothing here locks.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class Stitcher:
         self.stats = StitchStats()
         self.clocks = HostClocks()
         self._groups: OrderedDict[int, RequestGroup] = OrderedDict()  # by id(), oldest first
+        self._first_offsets: list[tuple[int, int]] = []  # a heap of (first offset, id()), with entries of groups that are gone
         self._by_span: dict[str, RequestGroup] = {}
         self._waiting = Index()  # parent span not seen yet -> evidence below it
         self._waits_for: dict[str, str] = {}  # the other way round
@@ -107,6 +109,7 @@ class Stitcher:
             first_offset=offset,
         )
         self._groups[id(group)] = group
+        heapq.heappush(self._first_offsets, (offset, id(group)))
         self._by_span[evidence.span] = group
         self._enter(evidence)
         group = self._join_ancestors(group, evidence)
@@ -266,7 +269,9 @@ class Stitcher:
         keep.counted.merge(gone.counted)
         keep.contradicting |= gone.contradicting
         keep.opened_unix_ns = min(keep.opened_unix_ns, gone.opened_unix_ns)
-        keep.first_offset = min(keep.first_offset, gone.first_offset)
+        if gone.first_offset < keep.first_offset:
+            keep.first_offset = gone.first_offset
+            heapq.heappush(self._first_offsets, (keep.first_offset, id(keep)))
         if gone.row_id is not None:
             # a row of the absorbed part is out: its identity goes on, so that the joined row replaces it
             if keep.row_id is None:
@@ -520,7 +525,16 @@ class Stitcher:
 
     def low_water(self) -> int | None:
         """Smallest journal offset that a replay needs for what is held here; None when nothing is."""
-        return min((g.first_offset for g in self._groups.values()), default=None)
+        if len(self._first_offsets) > 2 * len(self._groups) + 1024:  # one that is held for long keeps those behind it
+            self._first_offsets = sorted((group.first_offset, identity) for identity, group in self._groups.items())
+        offsets = self._first_offsets
+        while offsets:
+            offset, identity = offsets[0]
+            group = self._groups.get(identity)
+            if group is not None and group.first_offset == offset:
+                return offset
+            heapq.heappop(offsets)  # forgotten or absorbed since
+        return None
 
     def groups(self) -> list[RequestGroup]:
         """All that are held: open ones, and those decided a while ago."""

@@ -27,9 +27,11 @@ def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s:
         stitcher.add(record, offset, NOW + offset * MS)
         for decision in stitcher.advance(NOW + offset * MS):
             decided[id(decision.group)] = decision.group
+        assert stitcher.low_water() == min((group.first_offset for group in stitcher.groups()), default=None)
     for second in range(0, int(until_s), 10):
         for decision in stitcher.sweep(NOW + second * SECOND):
             decided[id(decision.group)] = decision.group
+        assert stitcher.low_water() == min((group.first_offset for group in stitcher.groups()), default=None)
     return [g for g in decided.values() if g.merged_into is None]
 
 
