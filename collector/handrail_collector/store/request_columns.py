@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
 
@@ -31,6 +32,9 @@ _LATER = frozenset(
     {"kv_reason", "kv_evidence", "kv_bytes", "kv_lost_ns", "kv_returned_tokens", "prefill_paused_ns", "decode_paused_ns"}
 )
 """Columns that files of the first schema may lack."""
+
+_REQUIRED = tuple(f.name for f in fields(RequestRow) if f.name in _PLAIN and f.name not in _LATER and "None" not in str(f.type))
+"""Columns with a value in every row that was written; DuckDB may read none where a bit of the file turned."""
 
 _plain_values = attrgetter(*_PLAIN)
 
@@ -73,19 +77,22 @@ def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
 
 def request_row(stored: Mapping[str, object]) -> RequestRow:
     """Inverse of ``requests_table`` for one row, given by column name. Raises ``ValueError`` for a damaged row."""
-    fields = {name: stored[name] for name in _PLAIN if name not in _LATER} | {name: stored.get(name) for name in _LATER}
-    fields["kv_evidence"] = tuple(_strings(stored.get("kv_evidence") or ()))
-    fields["findings"] = tuple(_strings(stored["findings"]))
-    fields["hints"] = tuple(_strings(stored["hints"]))
+    columns = {name: stored[name] for name in _PLAIN if name not in _LATER} | {name: stored.get(name) for name in _LATER}
+    for name in _REQUIRED:
+        if columns[name] is None:
+            raise ValueError(f"a damaged row: {name} has no value")
+    columns["kv_evidence"] = tuple(_strings(stored.get("kv_evidence") or ()))
+    columns["findings"] = tuple(_strings(stored["findings"]))
+    columns["hints"] = tuple(_strings(stored["hints"]))
     request_id = _bytes(stored["request_id"]).hex()
-    fields["request_id"] = request_id
-    fields["trace_id"] = _bytes(stored["trace_id"]).hex()
-    fields["other_trace_ids"] = unpack_ids(_bytes(stored["other_trace_ids"]), 16)
-    fields["request_key"] = _lengthen(stored["request_key"], fields["client_request_id"])
-    fields["response_id"] = _lengthen(stored["response_id"], fields["request_key"])
-    fields["phases"] = tuple(_phase_rows(stored))
-    fields["span_ids"], fields["joins"] = _evidence_rows(stored, request_id)
-    return RequestRow(**fields)  # type: ignore[arg-type]  # column types are the schema's; checked by the round-trip test
+    columns["request_id"] = request_id
+    columns["trace_id"] = _bytes(stored["trace_id"]).hex()
+    columns["other_trace_ids"] = unpack_ids(_bytes(stored["other_trace_ids"]), 16)
+    columns["request_key"] = _lengthen(stored["request_key"], columns["client_request_id"])
+    columns["response_id"] = _lengthen(stored["response_id"], columns["request_key"])
+    columns["phases"] = tuple(_phase_rows(stored))
+    columns["span_ids"], columns["joins"] = _evidence_rows(stored, request_id)
+    return RequestRow(**columns)  # type: ignore[arg-type]  # column types are the schema's; checked by the round-trip test
 
 
 def _shorten(text: str | None, known: str | None) -> str | None:

@@ -64,6 +64,14 @@ def test_request_rows_come_back(rows: list[Any], tmp_path: Path) -> None:
     assert back == sorted(rows, key=lambda row: row.started_unix_ns)
 
 
+@pytest.mark.parametrize("name", ["started_unix_ns", "scope", "outcome", "version"])
+def test_a_row_without_a_value_that_every_row_has_is_damaged(name: str) -> None:
+    """As DuckDB reads it where one bit of the file turned."""
+    (stored,) = requests_table(made_rows(1)).to_pylist()
+    with pytest.raises(ValueError, match=f"a damaged row: {name} has no value"):
+        request_row({**stored, name: None})
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=st.lists(span_rows, min_size=1, max_size=6))
 def test_spans_come_back(rows: list[SpanRow], tmp_path: Path) -> None:
