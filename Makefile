@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINE ?= emulated
+JOBS ?= auto
 
 .PHONY: help setup demo test check fix dashboards test-dashboards test-oncall test-faults test-vllm bench bench-truth bench-stalls bench-overhead clean
 
@@ -17,13 +18,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	-$(BIN)/python -m pip install -q --no-deps --ignore-requires-python -c constraints.txt pykustomize
 	@touch $@
 
-setup: $(VENV)/.installed ## make the venv and install Handrail with everything its tests need
+$(VENV)/.tools: tests/tools.sh $(VENV)/.installed
+	@bash tests/tools.sh
+	@touch $@
 
-demo: setup ## run the emulated fleet (ENGINE=vllm: real engines) and show the slowest request; ARGS="--once --json"
+setup: $(VENV)/.installed $(VENV)/.tools ## make the venv and install Handrail with everything its tests need (Debian as root: programs too)
+
+demo: $(VENV)/.installed ## run the emulated fleet (ENGINE=vllm: real engines) and show the slowest request; ARGS="--once --json"
 	@$(BIN)/handrail demo --engine $(ENGINE) $(ARGS)
 
-test: setup ## the whole test suite, without the real engine
-	$(BIN)/python -m pytest -m "not vllm and not bench" $(ARGS)
+test: setup ## the whole test suite, in parallel (JOBS=1: one after another), without the real engine
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not bench and not grafana" $(ARGS)
 
 check: setup ## format, lint, strict types
 	$(BIN)/ruff format --check .
@@ -51,7 +56,7 @@ test-faults: setup ## put the real processes under every fault they promise to b
 
 test-vllm: setup ## the tests that need the real engine (installs it under ~/.cache/handrail, about 3 minutes once)
 	bash tests/vllm/install.sh
-	$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+	$(BIN)/python -m pytest -m vllm tests/vllm tests/sidecar/engine_logs $(ARGS)
 
 bench: setup ## benchmarks with budgets; ARGS=--json for one object a line
 	@$(BIN)/python -m tests.bench $(ARGS)

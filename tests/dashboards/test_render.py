@@ -26,6 +26,8 @@ from handrail_dashboards.boards import BOARDS
 from handrail_dashboards.export import Choices, dashboards
 from harness.staged_fleet import SCRAPE_S, Stage, staged
 
+pytestmark = pytest.mark.grafana
+
 RENDER: Final = Path(__file__).parent / "render"
 NAMES: Final = [board.file for board in BOARDS]
 FAULTS: Final = (

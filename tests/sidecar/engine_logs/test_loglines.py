@@ -29,7 +29,7 @@ def committed() -> list[Call]:
     return [read_line(line) for line in _LIST.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.skipif(not _SOURCES, reason="the engine's source is not installed (tests/vllm/install.sh)")
+@pytest.mark.vllm
 def test_the_committed_list_is_what_the_engine_can_log(golden: Callable[[Path | str, str], None]) -> None:
     golden("kv/vllm-0.32.0.tsv", "".join(f"{call.line()}\n" for call in calls(_SOURCES[-1])))
 
