@@ -89,7 +89,7 @@ def run(config: SidecarConfig) -> int:
 
 
 def make(config: SidecarConfig) -> Made:
-    """Build the parts that ``config`` asks for; start none of them."""
+    """Build the parts that ``config`` enables; start none of them."""
     process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
     protection = ListenerSecurity(config.tls, config.auth, [each.value for each in config.plaintext])
     gates = Gates(config.connections, DescriptorBudget.of_process(RESERVED_DESCRIPTORS), LISTENER_SHARES)

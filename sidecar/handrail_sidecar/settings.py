@@ -128,7 +128,7 @@ class CollectorEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolConfig:
-    """Where spans wait until the collector has acknowledged them."""
+    """The spool of what the collector has not acknowledged yet."""
 
     dir: Path | None = setting(
         None,

@@ -150,7 +150,7 @@ class Exporter:
         self._seq = 0
         self._spool: Spool | None = None
         self._spool_full = False
-        self._oldest_unix_ns: int | None = None  # of what is being sent
+        self._oldest_unix_ns: int | None = None  # of the batch that is being sent
         self._closed = False
         self._some = asyncio.Event()  # set while a span is pending
         self._enough = asyncio.Event()  # set when a whole batch is pending

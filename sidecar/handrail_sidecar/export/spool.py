@@ -197,7 +197,7 @@ class Spool:
         return True
 
     def held(self) -> Iterator[Spooled]:
-        """What is only in memory, oldest first."""
+        """Batches that are only in memory, oldest first."""
         return iter(tuple(self._held))
 
     def close(self) -> None:

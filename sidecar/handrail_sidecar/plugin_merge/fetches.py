@@ -66,7 +66,7 @@ class Fetches:
         self.orphans = 0
         self.handshakes = Handshakes()
 
-    # --- what the scheduler says ------------------------------------------------------------------------------------------
+    # --- events of the scheduler ------------------------------------------------------------------------------------------
     def known(
         self, boot: str, at_ns: int, unix_ns: int, reported_fields: Mapping[str, Any], context: TraceContext | None
     ) -> None:
@@ -124,7 +124,7 @@ class Fetches:
         if (fetch := self.open.get(request_id)) is not None and fetch.fields.get("asynchronous") is False:
             self._end(fetch, max((r.loaded_ns for r in fetch.ranks.values() if r.loaded_ns is not None), default=at_ns))
 
-    # --- what the workers say ---------------------------------------------------------------------------------------------
+    # --- events of the workers --------------------------------------------------------------------------------------------
     def load(self, request_id: str, rank: int, at_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
         if part.loaded_ns is not None and at_ns > part.loaded_ns:
@@ -163,7 +163,7 @@ class Fetches:
             fetch.failure, fetch.failure_error = failure_type, error
         return True
 
-    # --- what comes of it -------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------------
     def settled(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvFetch]:
         """Take the fetches that have ended and of which no more events are expected.
 
@@ -194,9 +194,9 @@ class Fetches:
                 yield self._record(fetch, now_ns)
 
     def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[KvFetch]:
-        """End fetches that were forgotten, as for requests.
+        """End the open fetches that were known before ``before_ns``.
 
-        The scheduler has nothing left to do.
+        The scheduler had nothing left to do after that, as for requests.
         """
         for fetch in [f for f in self.open.values() if f.boot == boot and f.ended_ns is None]:
             if fetch.known_ns is not None and fetch.known_ns < before_ns:
@@ -270,7 +270,10 @@ class Fetches:
             fetch.ended_ns = min(max(loaded), fetch.ended_ns or max(loaded))
 
     def _complete(self, fetch: PendingFetch) -> bool:
-        """Whether every rank is done and the engine's policy has taken effect."""
+        """Whether every rank has loaded and nothing failed.
+
+        A failed load waits for the effect of the engine's policy.
+        """
         ranks = fetch.ranks.values()
         received = len(ranks) >= self._engine.ranks and all(r.loaded_ns is not None for r in ranks)
         return received and not fetch.failed

@@ -16,7 +16,7 @@ from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine
 from handrail_sidecar.sources.datagram import Packet
 
 Exists = Callable[[int], "bool | None"]
-"""Whether a pid of this host is there; None where that cannot be told."""
+"""Whether a pid of this host exists; None when that is unknown."""
 
 MAX_PROCESSES: Final = 1024
 ENDS_WITHIN_NS: Final = 30 * 10**9
@@ -60,7 +60,7 @@ class Processes:
         self.alive: Bounded[GuestProcess] = Bounded(MAX_PROCESSES)
         self.lost_events = 0
         self.lost_datagrams = 0
-        self._front_ends_ns: int | None = None  # when an API server was asked to stop
+        self._front_ends_ns: int | None = None  # when an API server got the signal to stop
 
     @property
     def hung(self) -> bool:
@@ -111,7 +111,7 @@ class Processes:
     def _ended_by_its_front(self, process: GuestProcess) -> bool:
         """Whether the API server ended this core or worker.
 
-        vLLM 0.32 kills its core as soon as its API server is asked to stop, so the core sends no last event.
+        vLLM 0.32 kills its core as soon as its API server gets the signal to stop, so the core sends no last event.
         """
         reported_ns = self._front_ends_ns
         return (

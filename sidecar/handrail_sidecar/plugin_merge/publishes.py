@@ -72,7 +72,7 @@ class Publishes:
     ) -> None:
         """Note a publish.
 
-        ``said["traceparent"]`` is this publish's own span; ``context``: the engine's own trace context of the request.
+        ``reported_fields["traceparent"]`` is this publish's own span; ``context``: the engine's own trace context of the request.
         """
         publish = self._publish(reported_fields["request"], at_ns)
         if publish.published_ns is not None:  # another child of a composite connector keeps the same blocks

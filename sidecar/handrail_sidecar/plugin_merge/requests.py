@@ -81,7 +81,7 @@ class OpenRequests:
         self._resume(request, at_ns)
 
     def first_token(self, request_id: str, at_ns: int) -> OpenRequest | None:
-        """Note a token; return the request if this is its first one."""
+        """Note a first token; return its request, None if one was noted before."""
         request = self._find(request_id)
         if request is None or request.first_token_ns is not None:
             return None
@@ -115,9 +115,9 @@ class OpenRequests:
                 yield self._record(request, now_ns, finished=False, status=None, output_tokens=None)
 
     def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[EngineTimes]:
-        """End the requests that were open before the scheduler had nothing left to do.
+        """End the open requests that were queued before ``before_ns``.
 
-        They have ended, and the events of their ends were lost.
+        The scheduler had nothing left to do after that. They have ended, and the events of their ends were lost.
         """
         for request in [r for r in self.open.values() if r.boot == boot and r.queued_ns < before_ns]:
             del self.open[request.request_id]

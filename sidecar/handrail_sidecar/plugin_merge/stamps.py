@@ -56,7 +56,8 @@ class Stamps:
 
     def __init__(self) -> None:
         self.displaced: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        self._shifts: Bounded[int] = Bounded(MAX_BOOTS)  # what is added to the times of a boot whose clock is not ours
+        # offset that is added to the times of a boot whose clock is not this host's
+        self._shifts: Bounded[int] = Bounded(MAX_BOOTS)
 
     def judged(self, packet: Packet, now_ns: int, now_unix_ns: int) -> Packet:
         """Return ``packet``, with corrected times if they are impossible.

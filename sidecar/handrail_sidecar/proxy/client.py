@@ -89,7 +89,7 @@ class ClientSide(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.upstream: UpstreamSide | None = None
         self._phase = _Phase.HEAD
-        self._pending = bytearray()  # an incomplete head, or what was sent ahead of its turn; at most BUFFER_BYTES and one read
+        self._pending = bytearray()  # an incomplete head, or bytes that were sent too early; at most BUFFER_BYTES and one read
         self._pending_ns = 0
         self._pending_unix_ns = 0
         self._heads = HeadReader(relay.settings.max_head_bytes)
@@ -133,7 +133,7 @@ class ClientSide(asyncio.Protocol):
         elif phase in (_Phase.LINGER, _Phase.CLOSED):
             return
         elif self.upstream is not None and self.upstream.opaque:
-            # The end of the running response is unknown, so the answer to a request behind it could not be told from it.
+            # The end of the running response is unknown, so the start of the next answer would be unknown too.
             self._cut()
             return
         else:
@@ -384,7 +384,7 @@ class ClientSide(asyncio.Protocol):
         self._give_up(status, kind, f"upstream {self.relay.settings.upstream} {what}", EndReason.UNREACHABLE)
 
     def connected(self, upstream: UpstreamSide) -> bool:
-        """Note that the upstream connection is open; False when nobody wants it any more.
+        """Note that the upstream connection is open; False when it is no longer needed.
 
         The upstream side calls it before anything else.
         """
@@ -469,7 +469,7 @@ class ClientSide(asyncio.Protocol):
     def unsolicited(self) -> None:
         """Note that the upstream sent bytes that answer no request.
 
-        The proxy passed them on. A later answer can no longer be told from them.
+        The proxy passed them on. A later answer can no longer be distinguished from them.
         """
         self._close()
 

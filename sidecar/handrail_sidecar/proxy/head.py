@@ -20,7 +20,7 @@ _OWNED = (b"traceparent:",)
 class MalformedHeadError(Exception):
     """Not an HTTP/1.x request that may be passed on.
 
-    The text says why and repeats nothing of the request.
+    The text gives the reason and repeats nothing of the request.
     """
 
 

@@ -53,7 +53,7 @@ SPARES = 64
 RECOVERED_S = 5.0
 """Time without a refusal, and with room, after which the shortage counts as over.
 
-The log says it once, however often there is just not enough room.
+One shortage is logged once, however often there is just not enough room.
 """
 
 _WHY = {
@@ -189,7 +189,7 @@ class Relay:
         if raw is not None:
             running = self._in_flight.setdefault(raw, [])
             running.append(flight)
-            if len(running) > 1:  # two requests share this id, so the evidence of neither can be told from the other's
+            if len(running) > 1:  # two requests share this id, so the evidence cannot be assigned to either
                 for one in running:
                     one.hint(Hint.DUPLICATE_REQUEST_ID)
         return flight

@@ -1,4 +1,4 @@
-"""Read what a request asked for from its JSON body as it streams through.
+"""Read the parameters of a request from its JSON body as it streams through.
 
 The body is one of the OpenAI, Responses or Anthropic API. Only the fields named in ``RequestFacts`` are decoded. The decoder
 skips prompts and messages; they never become Python strings. ``/v1/completions`` prompts are counted in their raw JSON.
@@ -31,7 +31,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """What a request asked for; None: not in the part that was read.
+    """Parameters of a request; None: not in the part that was read.
 
     Defaults of the API are filled in only when the whole body was read.
     """

@@ -37,7 +37,7 @@ class End(str, Enum):
     UPSTREAM_CUT = "upstream_cut"  # closed or reset inside the body
     CLIENT_GONE = "client_gone"
     IDLE_AFTER_FINISH = "idle_after_finish"  # every choice finished, then neither [DONE] nor a close within the limit
-    TIMED_OUT = "timed_out"  # our own limit on a response that had not finished
+    TIMED_OUT = "timed_out"  # the proxy's own limit on a response that had not finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,5 +333,5 @@ _CUT: Final = {
     End.UPSTREAM_CUT: Outcome.UPSTREAM_DISCONNECT,
     End.CLIENT_GONE: Outcome.CLIENT_DISCONNECT,
     End.TIMED_OUT: Outcome.TIMED_OUT,
-    End.IDLE_AFTER_FINISH: Outcome.TIMED_OUT,  # where not every choice had finished
+    End.IDLE_AFTER_FINISH: Outcome.TIMED_OUT,  # when not every choice had finished
 }

@@ -4,7 +4,7 @@ Gaps are per choice index, per chunk and (when the tokens of each chunk are know
 Definitions (DESIGN section 5): a stream gap is the time between chunks with content of one choice; a token without text is a
 token but no content, so it makes no stream gap. Tokens per chunk are known from running totals (continuous usage) or token ids
 only; then the time since the last token is spread over the chunk's tokens. No gap is measured across an event that could not
-be read. Memory does not grow with the stream: gaps fold into a sketch, and at most ``INDEX_LIMIT`` choices are told apart.
+be read. Memory does not grow with the stream: gaps fold into a sketch, and at most ``INDEX_LIMIT`` choices are kept apart.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class LogSource:
         for tail in self._tails:
             if not await asyncio.to_thread(tail.path.exists):
                 log.info("log file %s is not there yet; it is read from its beginning once it is", tail.path)
-        await self._round()  # from here on, what is appended is seen
+        await self._round()  # from here on, appended lines are read
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self, drain_seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Make one ``Exchange`` a request from the events of the middleware inside vLLM.
 
-The proxy's own readers read them. Unlike a proxy's, the exchange lacks when the client had the bytes, and for how long it took
-none: the middleware cannot see that. When the thread was late and parts were dropped, the exchange covers what is there.
+The proxy's own readers read them. Unlike a proxy, the middleware cannot see when the client had the bytes, and for how long it
+took none. When the thread was late and parts were dropped, the exchange covers what is there.
 """
 
 from __future__ import annotations
