@@ -123,8 +123,7 @@ class Exporter:
     ``start`` opens the spool and sends what an earlier process left there, unchanged. It raises ``OSError`` (``BlockingIOError``
     when another process has the folder) and what ``client_factory`` raises. When the disk fails later, the exporter goes on from
     memory (``Spool``), so evidence still reaches the collector. ``shutdown`` flushes, sends for up to ``drain_seconds``, and
-    leaves
-    the rest in the folder; it works without ``start`` and twice.
+    leaves the rest in the folder; it works without ``start`` and twice.
     """
 
     def __init__(

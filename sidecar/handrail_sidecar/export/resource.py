@@ -40,9 +40,8 @@ def host_identity(boot_id: str = _BOOT_ID, machine_ids: tuple[str, ...] = _MACHI
     The id is the hash of the kernel's boot id: containers of one host see the same one, and no two kernels share one.
     ``/etc/machine-id`` does neither: an image carries none, or the same one everywhere. It serves only without a boot id (not
     Linux); without both, the host's name serves. A sandbox with a kernel of its own (gVisor, Kata) has an id of its own: its
-    clock
-    is then compared as another host's, which is coarser, never wrong. Ids are hashed, since both files identify a machine beyond
-    this use.
+    clock is then compared as another host's, which is coarser, never wrong. Ids are hashed, since both files identify a machine
+    beyond this use.
     """
     name = socket.gethostname()
     for kind, paths in (("boot", (boot_id,)), ("machine", machine_ids)):

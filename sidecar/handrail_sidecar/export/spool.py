@@ -65,8 +65,7 @@ class Spool:
 
     One thread only; every call is short: writes go to the page cache.
     Raises ``BlockingIOError`` when another process has the folder, ``OSError`` when the folder cannot be used. After that no
-    method
-    but ``first`` raises ``OSError``.
+    method but ``first`` raises ``OSError``.
     """
 
     def __init__(

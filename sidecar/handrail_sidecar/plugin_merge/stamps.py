@@ -64,10 +64,9 @@ class Stamps:
 
         ``now_ns`` and ``now_unix_ns``: when it arrived.
         A datagram sent later than now, or more than a day ago, counts as sent now: all its times move together, and those of
-        later
-        datagrams of its boot by as much, so their distances stay. An event later than its datagram gets the datagram's time,
-        one more
-        than a day before it the time a day before. A wall clock that is a minute or more off is replaced by this host's.
+        later datagrams of its boot by as much, so their distances stay. An event later than its datagram gets the datagram's
+        time, one more than a day before it the time a day before. A wall clock that is a minute or more off is replaced by this
+        host's.
         """
         shift = self._shift(packet, now_ns)
         sent_ns = packet.monotonic_ns + shift

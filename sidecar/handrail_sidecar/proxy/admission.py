@@ -163,7 +163,7 @@ class Admission:
         return None
 
     def pause(self, why: str) -> None:
-        """Count a pause of accepting; log it unless one was logged within a minute."""
+        """Count a pause of accepting; log it if the last one is more than a minute ago."""
         self.pauses += 1
         now = self._clock()
         if self._paused_at is None or now - self._paused_at >= QUIET_S:

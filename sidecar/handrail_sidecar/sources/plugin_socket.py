@@ -60,8 +60,7 @@ class PluginSource:
     """Listens at ``path`` for datagrams of the plugin.
 
     ``line`` takes the engine's log lines (when, level, text); by default they are dropped. ``live`` takes first tokens and ends
-    as
-    they come; with ``count_exchanges`` those of the middleware's exchanges too. ``make``: the kind of histogram.
+    as they come; with ``count_exchanges`` those of the middleware's exchanges too. ``make``: the kind of histogram.
     ``start`` raises ``OSError`` when the path cannot be bound, ``FileExistsError`` when another sidecar listens there or the path
     is no socket.
     """
