@@ -1,4 +1,7 @@
-"""The sidecar's process: an inline proxy, taps for spans, log and metrics, the plugin's socket, and the exporter they feed."""
+"""The sidecar process: build, start and stop the parts that the settings ask for.
+
+The parts are an inline proxy, taps for spans, logs and metrics, the plugin's socket, and the exporter that they feed.
+"""
 
 from __future__ import annotations
 
@@ -57,25 +60,36 @@ from handrail_sidecar.sources.self_pauses import OwnPauses
 log = logging.getLogger(__name__)
 
 CHECK_WINDOW_S = 30.0
-"""Requests in two of these windows and not one span from the engine: its exporter is not set up (case C05)."""
+"""Length of one window of the check that the engine exports spans.
+
+Requests in two of these windows and no span from the engine mean that its exporter is not set up (case C05).
+"""
 
 SAMPLES_SHARE = 4
-"""Samples are dropped while more than this part (a quarter) of the spool waits: what requests did goes first."""
+"""Part of the spool, as a divisor, that may wait before samples are dropped.
+
+The part is a quarter.
+
+The rest of the spool is for the records of requests.
+"""
 
 RESERVED_DESCRIPTORS = 128
-"""Kept for the spool, the logs that are read, samplers and what is sent."""
+"""Descriptors kept for the spool, the log files, the samplers and the exporter."""
 
 LISTENER_SHARES = {"otlp_grpc": (1 / 4, grpc_front.DESCRIPTORS), "otlp_http": (1 / 8, 1), "admin": (1 / 8, 1)}
-"""Of the other descriptors, and what a connection takes; half of them is the proxy's."""
+"""Each listener's share of the other descriptors, and descriptors per connection.
+
+The proxy gets the remaining half.
+"""
 
 
 def run(config: SidecarConfig) -> int:
-    """Run until SIGTERM or Ctrl-C; the exit code."""
+    """Run until SIGTERM or Ctrl-C; return the exit code."""
     return run_process(_main(config.resolved()))
 
 
 def make(config: SidecarConfig) -> Made:
-    """The parts that ``config`` asks for, none of them started."""
+    """Build the parts that ``config`` enables; start none of them."""
     process = own_process(config.role, config.instance, sender=new_sender_id(), service_name=config.service_name)
     protection = ListenerSecurity(config.tls, config.auth, [each.value for each in config.plaintext])
     gates = Gates(config.connections, DescriptorBudget.of_process(RESERVED_DESCRIPTORS), LISTENER_SHARES)
@@ -151,7 +165,7 @@ async def _main(config: SidecarConfig) -> int:
     parts = Parts()
     addresses: dict[str, str] = {}
     state = {"not_ready": "starting"}
-    if config.admin is not None:  # first up and last down: a drain is watched through it
+    if config.admin is not None:  # first to start and last to stop, so that a drain can be watched
         admin = AdminServer(
             config.admin.host,
             config.admin.port,
@@ -212,7 +226,10 @@ async def _main(config: SidecarConfig) -> int:
 
 
 def _security(client: ClientSettings, section: str) -> ClientSecurity:
-    """``section``: of the settings, and what the peer is called in metrics."""
+    """TLS, token and endpoint of a connection that the sidecar opens.
+
+    ``section``: the section of the settings; metrics name the peer by it.
+    """
     return ClientSecurity(parse_endpoint(client.endpoint), client, use=section)
 
 
@@ -239,7 +256,7 @@ def _tap(
             http_host=http.host if http else "127.0.0.1",
             http_port=http.port if http else None,
             resource={**tap_attributes(process), **({names.CLUSTER: config.cluster} if config.cluster else {})},
-            loopback_only=False,  # the configuration's check has seen to it
+            loopback_only=False,  # the check of the configuration made sure of it
             tls=protection.tls("tap"),
             guard=protection.guard("tap"),
             grpc_gate=gates.gate("otlp_grpc") if grpc else None,
@@ -281,7 +298,7 @@ def _proxy(
 
 
 def _logs(config: SidecarConfig, process: Process, evidence: EvidenceExport) -> LogSource | None:
-    """The log tap: for files, and for the lines that the plugin's handler sends."""
+    """Build the log tap for files and for the lines that the plugin's handler sends."""
     if not config.log.files and config.plugin_socket is None:
         return None
     settings = LogSettings(
@@ -310,7 +327,7 @@ def _scraper(
 
 
 def _devices(config: SidecarConfig, process: Process, exporter: Exporter) -> DeviceBatches:
-    """Where samplers of GPUs and links hand their samples to, from any thread."""
+    """Gather the samples of GPUs and links; takes them from any thread."""
 
     def room() -> bool:
         return exporter.waiting_bytes * SAMPLES_SHARE <= config.spool.max_bytes
@@ -338,7 +355,10 @@ def _gpus(config: SidecarConfig, process: Process, exporter: Exporter, devices: 
 
 
 async def _check_collector(client: ClientSettings, security: ClientSecurity) -> None:
-    """Say once at start, in one line, why the collector cannot be reached; the exporter goes on trying."""
+    """Log once at start why the collector cannot be reached.
+
+    The message is one line. The exporter goes on trying.
+    """
     checker = OtlpClient.of(client, security)
     try:
         problem = await checker.check()

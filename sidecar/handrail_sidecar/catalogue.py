@@ -1,4 +1,7 @@
-"""Every metric of the sidecar as data: for docs/metrics.md, and to check the names in queries."""
+"""List every metric of the sidecar as data.
+
+It serves docs/metrics.md and the check of the names in queries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ SIDECAR: Final = "sidecar"
 
 
 def sidecar_metrics() -> list[CatalogueMetric]:
-    """Every metric that a sidecar may expose, in the order of its page: of one with every source, and of one that reads DCGM."""
+    """List every metric that a sidecar may expose, in the order of its page.
+
+    It covers a sidecar with every source, and one that reads DCGM.
+    """
     from handrail_sidecar.app import make
     from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
 
@@ -28,7 +34,10 @@ def sidecar_metrics() -> list[CatalogueMetric]:
 
 
 def everything() -> SidecarConfig:
-    """A sidecar beside a decode, with every source. It is not meant to be started, so none of the addresses is used."""
+    """Build a sidecar beside a decode engine, with every source.
+
+    It is not meant to be started, so none of the addresses is used.
+    """
     loopback = Address("127.0.0.1", 0)
     return SidecarConfig(
         role=Role.DECODE,

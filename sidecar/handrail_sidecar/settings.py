@@ -1,4 +1,7 @@
-"""What a user sets for one sidecar, and the file by which a started process says where it listens."""
+"""Settings of one sidecar.
+
+It also names the file in which a started sidecar publishes the addresses that it listens on.
+"""
 
 # ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
 from __future__ import annotations
@@ -26,14 +29,17 @@ ROLES: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCAT
 class TraceContextMode(str, Enum):
     """What the proxy does with ``traceparent`` (DESIGN section 4)."""
 
-    SET = "set"  # forward the inbound trace id and flags with our span as the parent; make one where there is none
-    PASS = "pass"  # forward what came, add nothing
+    SET = "set"  # forward the inbound trace id and flags with the proxy's span as the parent; start a trace without them
+    PASS = "pass"  # forward the inbound context unchanged, add nothing
 
 
 class NewTraces(str, Enum):
-    """The sampled flag of a trace that starts at this proxy, because its client sent none."""
+    """The sampled flag of a trace that starts at this proxy.
 
-    AUTO = "auto"  # sampled where this sidecar has a tap, so where the engine reports to us
+    A trace starts here when the client sent none.
+    """
+
+    AUTO = "auto"  # sampled when the engine exports to a tap of this sidecar
     SAMPLED = "sampled"  # at an edge: the engines behind it report to taps of their own
     UNSAMPLED = "unsampled"
 
@@ -48,7 +54,7 @@ class RequestIdMode(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorEndpoint:
-    """Where the sidecar sends what it observed."""
+    """Where the sidecar sends its records."""
 
     endpoint: Url = setting(
         Url("http://127.0.0.1:4318"),
@@ -92,7 +98,7 @@ class CollectorEndpoint:
 
     @property
     def client(self) -> ClientSettings:
-        """For whoever sends there."""
+        """Settings for the client of this endpoint."""
         return ClientSettings(
             endpoint=self.endpoint,
             headers=self.headers,
@@ -104,7 +110,7 @@ class CollectorEndpoint:
         )
 
     def inconsistent(self) -> Iterator[Problem]:
-        """Values that would do nothing, or not what they look like."""
+        """Find values that have no effect, or not the effect that they seem to have."""
         if (self.cert_file is None) != (self.key_file is None):
             missing = "cert_file" if self.cert_file is None else "key_file"
             rule = "must be given with the other: a certificate and its key"
@@ -122,7 +128,7 @@ class CollectorEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolConfig:
-    """Where spans wait until the collector has acknowledged them."""
+    """The spool of what the collector has not acknowledged yet."""
 
     dir: Path | None = setting(
         None,
@@ -140,7 +146,7 @@ class SpoolConfig:
 
 
 class SidecarListener(str, Enum):
-    """What a sidecar listens on beside the plugin's socket."""
+    """What a sidecar listens on, besides the plugin's socket."""
 
     ADMIN = "admin"  # admin: /metrics, /healthz, /readyz
     TAP = "tap"  # otlp_grpc, otlp_http
@@ -148,7 +154,7 @@ class SidecarListener(str, Enum):
 
 
 class LogStart(str, Enum):
-    """From where a log file is read that is there at start and of which no position was kept."""
+    """Where to begin in a log file that exists at start and has no saved position."""
 
     END = "end"
     START = "start"
@@ -286,7 +292,10 @@ class GpuConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloConfig:
-    """What ``handrail_slo_requests_total`` judges requests by. The rules that page are made from a file of their own."""
+    """Limits by which ``handrail_slo_requests_total`` counts requests as good.
+
+    The rules that page are made from a file of their own.
+    """
 
     ttft: Duration = setting(
         Duration(10**9),
@@ -304,7 +313,10 @@ class SloConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpMetricsConfig:
-    """The figures of /metrics, sent to a backend that takes OTLP metrics. Handrail's own collector does not need them."""
+    """A backend that takes the figures of /metrics as OTLP metrics.
+
+    Handrail's own collector does not need them.
+    """
 
     endpoint: Url | None = setting(
         None,
@@ -335,14 +347,17 @@ class OtlpMetricsConfig:
     )
 
     def client(self, endpoint: str) -> ClientSettings:
-        """For whoever sends there."""
+        """Settings for the client of this endpoint."""
         names = Names("otlp_metrics.", frozenset({"headers", "ca_file"}))
         return ClientSettings(endpoint=endpoint, headers=self.headers, ca_file=self.ca_file, names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
-    """Bounds of the inline proxy. An answer may take any time, and a stream may last as long as it likes."""
+    """Limits of the inline proxy.
+
+    An answer may take any time, and a stream may last any time.
+    """
 
     max_streams: int | None = setting(
         None,
@@ -478,7 +493,7 @@ class SidecarConfig:
     )
 
     def cross_check(self) -> Iterator[Problem]:
-        """Problems between values."""
+        """Find values that contradict each other."""
         if self.listen is not None and self.upstream is None:
             yield Problem(
                 path="upstream", rule="must be given with listen: the proxy needs a process to forward to", example=_UPSTREAM
@@ -514,7 +529,7 @@ class SidecarConfig:
         yield from clashes({name: getattr(self, name) for name in ("listen", "otlp_grpc", "otlp_http", "admin")})
 
     def resolved(self) -> SidecarConfig:
-        """``instance``, ``request_id`` as they take effect."""
+        """``instance`` and ``request_id`` as they take effect."""
         add = self.role is Role.EDGE
         mode = (RequestIdMode.ADD if add else RequestIdMode.PASS) if self.request_id is RequestIdMode.AUTO else self.request_id
         named = self.upstream or self.metrics.url
@@ -526,7 +541,7 @@ class SidecarConfig:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """What is listened on."""
+        """The listeners that are on."""
         return (
             Listener(SidecarListener.PROXY.value, "listen", self.listen, guarded=False),
             Listener(SidecarListener.TAP.value, "otlp_grpc", self.otlp_grpc),
@@ -541,7 +556,7 @@ class SidecarConfig:
 
     @property
     def samples_gpus(self) -> bool:
-        """Whether NVML is read where there is one."""
+        """Whether NVML is read if it is there."""
         return self._samples(self.gpu.sample)
 
     def _samples(self, chosen: Sampling) -> bool:

@@ -1,4 +1,7 @@
-"""Samples of devices on their way to the exporter, gathered for a second: a series then costs its names once, not ten times."""
+"""Gather samples of devices for a second before they go to the exporter.
+
+A series then costs its names once, not ten times.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,32 @@ from handrail.records.devices import DeviceSample
 from handrail.wire.device_samples import DeviceMetrics, Tables, devices_request
 
 MOST_WAITING: Final = 8192
-"""Samples in one batch, of all devices: 10 s of 8 GPUs at 100 Hz, should the loop hang so long. Later ones are dropped."""
+"""Most samples in one batch, of all devices; later ones are dropped.
+
+It holds 10 s of 8 GPUs at 100 Hz, in case the loop hangs so long.
+"""
 
 
 @dataclass(slots=True)
 class DeviceBatchStats:
-    """Counts of samples since start. ``overrun``: more than a batch holds; ``no_room``: the spool is for what requests did."""
+    """Counts of samples since start.
+
+    ``overrun``: more than a batch holds; ``no_room``: the spool is kept for the records of requests.
+    """
 
     taken: int = 0
     sent: int = 0
     overrun: int = 0
     no_room: int = 0
     rejected: int = 0
-    faults: int = 0  # samples that make no metrics: faults of ours
+    faults: int = 0  # samples that make no metrics: errors of the sidecar
 
 
 class DeviceBatches:
-    """``sample`` takes one from any thread. ``start`` and ``shutdown`` are called in the loop that ``take`` belongs to.
+    """Gathers samples; ``sample`` takes one from any thread.
 
-    ``take`` is ``Exporter.take``; ``room`` says whether samples may go into the spool now.
+    Call ``start`` and ``shutdown`` in the loop that ``take`` belongs to.
+    ``take`` is ``Exporter.take``; ``room``: whether samples may go into the spool now.
     """
 
     def __init__(
@@ -57,7 +67,10 @@ class DeviceBatches:
         self._task: asyncio.Task[None] | None = None
 
     def sample(self, sample: DeviceSample) -> None:
-        """Take one, those of one device oldest first. Never raises; takes about a microsecond a value."""
+        """Take one sample; those of one device come oldest first.
+
+        It never raises; it takes about a microsecond a value.
+        """
         with self._guard:
             self.stats.taken += 1
             if self._open.samples >= MOST_WAITING:
@@ -65,7 +78,7 @@ class DeviceBatches:
                 return
             try:
                 self._open.add(sample)
-            except Exception:  # a sampler's thread must not end by it
+            except Exception:  # an error must not end a sampler's thread
                 self.stats.faults += 1
 
     async def samples(self, samples: Sequence[DeviceSample]) -> bool:
@@ -86,7 +99,10 @@ class DeviceBatches:
             await task
 
     async def flush(self) -> None:
-        """Hand over what waits now; what the exporter does not take is counted and gone: newer samples say more."""
+        """Pass on what waits now.
+
+        What the exporter does not take is counted and dropped: newer samples have more to show.
+        """
         with self._guard:
             batch, self._open = self._open, DeviceMetrics(self._tables)
         if not batch.samples:

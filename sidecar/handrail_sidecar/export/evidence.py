@@ -1,4 +1,7 @@
-"""Hands facts of logs and samples of metrics pages to the exporter, which spools them like a tapped batch."""
+"""Pass facts of logs and samples of metrics pages to the exporter.
+
+The exporter spools them like a tapped batch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _BATCH: Final = 512
 
 
 class EvidenceExport:
-    """``take`` is ``Exporter.take``. Every method returns False where it cannot take over now, and never raises."""
+    """Passes evidence on; ``take`` is ``Exporter.take``.
+
+    Every method returns False when it cannot take over now, and never raises.
+    """
 
     def __init__(self, resource: Resource, take: Callable[[Signal, bytes], Awaitable[None]]) -> None:
         self.rejected = 0
@@ -24,7 +30,10 @@ class EvidenceExport:
         self._take = take
 
     async def facts(self, facts: Sequence[LogFact]) -> bool:
-        """For ``sources.log``. A part of them may be taken twice: their ids say so."""
+        """Take facts of ``sources.log``.
+
+        Some of them may be taken twice; their ids show it.
+        """
         for at in range(0, len(facts), _BATCH):
             if not await self._put(
                 Signal.LOGS, logs_request(self._resource, [fact_log(fact) for fact in facts[at : at + _BATCH]])
@@ -33,7 +42,7 @@ class EvidenceExport:
         return True
 
     async def sample(self, record: EngineSample | SchemaReport | LogFact) -> bool:
-        """For ``sources.metrics``."""
+        """Take a sample of ``sources.metrics``."""
         if isinstance(record, LogFact):
             return await self.facts([record])
         if isinstance(record, SchemaReport):
@@ -45,6 +54,6 @@ class EvidenceExport:
             await self._take(signal, payload)
         except Retryable:
             return False
-        except Rejected:  # could never fit
+        except Rejected:  # it can never fit
             self.rejected += 1
         return True

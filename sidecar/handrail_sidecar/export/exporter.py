@@ -1,5 +1,6 @@
-"""From finished records to the collector: encode, batch, spool, send in order, acknowledge.
+"""Send finished records to the collector.
 
+The steps are encode, batch, spool, send in order, acknowledge.
 ``sink`` and ``take`` belong to the event loop's thread. ``sink`` encodes one span (43 us, decision 0003) and writes nothing. A
 flush joins encoded spans and appends them to the spool, a copy into the page cache: 5 us a span (512 spans of 1.5 kB in 2.5 ms),
 so a sidecar that sees 100 requests/s holds its loop for 0.25 ms twice a second: too little to pay for a thread.
@@ -45,17 +46,17 @@ from handrail_sidecar.export.spool import Spool
 _LOG = logging.getLogger(__name__)
 _FAULT_WAIT_S: Final = 1.0
 _REPAIR_S: Final = 1.0
-"""How often a failing disk under the spool is tried again."""
+"""Seconds between two tries of a failing disk under the spool."""
 
 
 Own = Exchange | EngineTimes | KvFetch | KvPublish | Iteration | ProcessEvent | EngineFacts
-"""What is sent as spans and log records of ours."""
+"""Records that the sidecar sends as its own spans and log records."""
 
 _OWN: Final = (Exchange, EngineTimes, KvFetch, KvPublish, Iteration, ProcessEvent, EngineFacts)
 
 
 class ExportClient(Protocol):
-    """What sends: ``handrail.otlp.client.OtlpClient``."""
+    """The client that sends: ``handrail.otlp.client.OtlpClient``."""
 
     async def send(self, signal: Signal, payload: bytes) -> Accepted: ...
 
@@ -63,18 +64,21 @@ class ExportClient(Protocol):
 
 
 class ExportDropReason(str, Enum):
-    """Why a span of ours was not sent."""
+    """Why a span of the sidecar was not sent."""
 
-    PENDING_FULL = "pending_full"  # more spans at once than a flush could take
+    PENDING_FULL = "pending_full"  # more spans at once than a flush can take
     SPOOL_FULL = "spool_full"  # the collector did not acknowledge for too long
-    UNENCODABLE = "unencodable"  # a record that makes no span: a fault of ours
+    UNENCODABLE = "unencodable"  # a record that makes no span: an error of the sidecar
     TOO_LARGE = "too_large"
     STOPPED = "stopped"  # came after the shutdown, or was left in memory by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
-    """``folder`` None keeps the spool in memory. ``max_batch_bytes``: gRPC receivers commonly refuse above 4 MiB."""
+    """Settings of the exporter.
+
+    ``folder`` None keeps the spool in memory. ``max_batch_bytes``: gRPC receivers commonly refuse above 4 MiB.
+    """
 
     folder: str | os.PathLike[str] | None = None
     max_bytes: int = 64 << 20
@@ -92,17 +96,20 @@ class ExportStats:
 
     spans_taken: int = 0
     spans_spooled: int = 0
-    batches_spooled: int = 0  # ours and tapped
+    batches_spooled: int = 0  # the sidecar's own and tapped ones
     bytes_spooled: int = 0
     tapped_batches: int = 0
-    tapped_refused: int = 0  # told to retry
+    tapped_refused: int = 0  # answered with "retry"
     sender_faults: int = 0
     dropped: dict[ExportDropReason, int] = field(default_factory=lambda: dict.fromkeys(ExportDropReason, 0))
 
 
 @dataclass(slots=True)
 class _ScopeBuffer:
-    """What waits for the next flush under one scope; each item framed as ``encode_batch`` takes it."""
+    """Items of one scope that wait for the next flush.
+
+    Each item is framed as ``encode_batch`` takes it.
+    """
 
     signal: Signal
     scope: str
@@ -110,12 +117,13 @@ class _ScopeBuffer:
 
 
 class Exporter:
-    """One sender: its resource carries its ``handrail.sender.id``, its batches are numbered from 1 without holes.
+    """One sender of batches to the collector.
 
-    ``start`` opens the spool and sends what an earlier process left there, unchanged; it raises ``OSError`` (``BlockingIOError``
-    where another process has the folder) and what ``client_factory`` raises. A disk that fails later keeps no evidence from the
-    collector: it goes on from memory (``Spool``). ``shutdown`` flushes, sends for up to
-    ``drain_seconds``, and leaves the rest in the folder; it works without ``start`` and twice.
+    Its resource carries its ``handrail.sender.id``; its batches are numbered from 1 without holes.
+    ``start`` opens the spool and sends what an earlier process left there, unchanged. It raises ``OSError`` (``BlockingIOError``
+    when another process has the folder) and what ``client_factory`` raises. When the disk fails later, the exporter goes on from
+    memory (``Spool``), so evidence still reaches the collector. ``shutdown`` flushes, sends for up to ``drain_seconds``, and
+    leaves the rest in the folder; it works without ``start`` and twice.
     """
 
     def __init__(
@@ -141,10 +149,10 @@ class Exporter:
         self._seq = 0
         self._spool: Spool | None = None
         self._spool_full = False
-        self._oldest_unix_ns: int | None = None  # of what is being sent
+        self._oldest_unix_ns: int | None = None  # of the batch that is being sent
         self._closed = False
-        self._some = asyncio.Event()  # a span is pending
-        self._enough = asyncio.Event()  # a whole batch is
+        self._some = asyncio.Event()  # set while a span is pending
+        self._enough = asyncio.Event()  # set when a whole batch is pending
         self._spooled = asyncio.Event()
         self._empty = asyncio.Event()
         self._stop = asyncio.Event()
@@ -152,17 +160,17 @@ class Exporter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Spooled and not acknowledged."""
+        """Bytes spooled and not acknowledged."""
         return self._spool.waiting_bytes if self._spool is not None else 0
 
     @property
     def damaged_bytes(self) -> int:
-        """Spooled and lost: they could not be read back."""
+        """Bytes spooled and lost: they could not be read back."""
         return self._spool.damaged_bytes + self._spool.torn_bytes if self._spool is not None else 0
 
     @property
     def held_bytes(self) -> int:
-        """Of ``waiting_bytes`` those in memory because the spool's disk fails."""
+        """The part of ``waiting_bytes`` that is in memory because the spool's disk fails."""
         return self._spool.held_bytes if self._spool is not None else 0
 
     @property
@@ -172,7 +180,7 @@ class Exporter:
 
     @property
     def degraded(self) -> str:
-        """What is wrong with the spool's disk while evidence goes on; '' while nothing is."""
+        """What is wrong with the spool's disk while evidence goes on; '' for nothing."""
         if self._spool is None or not self._spool.trouble:
             return ""
         full = "; memory is full as well: new evidence is dropped" if self._spool_full else ""
@@ -180,7 +188,7 @@ class Exporter:
 
     @property
     def lag_ns(self) -> int:
-        """Age of the oldest batch that is not acknowledged; 0 where none waits."""
+        """Age of the oldest batch that is not acknowledged; 0 when none waits."""
         return 0 if self._oldest_unix_ns is None else max(0, self._now_unix_ns() - self._oldest_unix_ns)
 
     async def start(self) -> None:
@@ -199,7 +207,10 @@ class Exporter:
         ]
 
     def sink(self, record: Observation) -> None:
-        """Take one observation (``sources.base.Sink``). Records of tapped spans are passed over: those are sent as they are."""
+        """Take one observation (``sources.base.Sink``).
+
+        It skips records of tapped spans: those are sent as they are.
+        """
         if not isinstance(record, _OWN):
             return
         self.stats.spans_taken += 1
@@ -211,9 +222,10 @@ class Exporter:
             self._encode(record)
 
     async def take(self, signal: Signal, payload: bytes) -> None:
-        """Take over a tapped export request; it has its batch number and is spooled once this returns.
+        """Take over a tapped export request.
 
-        Raises ``Retryable`` while the spool is full or the sidecar stops, ``Rejected`` for what could never fit.
+        It has its batch number and is spooled once this returns.
+        Raises ``Retryable`` while the spool is full or the sidecar stops, ``Rejected`` for a request that can never fit.
         """
         if self._spool is None or self._closed:
             raise ReceiverUnavailable("stopping", self._settings.retry_delay_s)
@@ -229,7 +241,10 @@ class Exporter:
         self.stats.tapped_batches += 1
 
     def flush(self) -> bool:
-        """Move what is pending into the spool; False where something is left because the spool takes no more."""
+        """Move what is pending into the spool.
+
+        False when something is left because the spool takes no more.
+        """
         spool = self._spool
         if spool is None:
             return False
@@ -316,7 +331,10 @@ class Exporter:
         return min(len(pending), self._settings.batch_spans)
 
     def _put(self, spool: Spool, signal: Signal, payload: bytes) -> None:
-        """Spool one batch that carries the next number. The number is used up only where that worked: no holes."""
+        """Spool one batch with the next number.
+
+        The number is used up only when that worked, so there are no holes.
+        """
         spool.put(signal, payload, self._now_unix_ns())
         self._seq += 1
         self.stats.batches_spooled += 1
@@ -345,7 +363,10 @@ class Exporter:
             await client.close()
 
     async def _sent_first(self, client: ExportClient, spool: Spool) -> bool:
-        """False where the spool cannot be read, and after a fault of ours: a bug in what sends must not end all sending."""
+        """Send the oldest batch; False when the spool cannot be read.
+
+        False also after an error of the sidecar: a bug in the sender must not end all sending.
+        """
         try:
             return await self._send_first(client, spool)
         except Exception:
@@ -377,8 +398,9 @@ class Exporter:
 
 
 def encode_batch(resource: bytes, seq: int, items: Sequence[bytes], scope_name: str = SCOPE_PROXY) -> bytes:
-    """An ``ExportTraceServiceRequest`` or ``ExportLogsServiceRequest``, which have one shape, with one scope and batch ``seq``.
+    """Encode an export request of one scope with batch ``seq``.
 
+    It is an ``ExportTraceServiceRequest`` or an ``ExportLogsServiceRequest``; they have one shape.
     ``resource`` is encoded; ``items`` are fields 2 of a ``ScopeSpans`` or ``ScopeLogs``, tag and length included.
     """
     scope = InstrumentationScope(name=scope_name, attributes=[KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq))])

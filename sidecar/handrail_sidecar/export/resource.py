@@ -1,4 +1,7 @@
-"""Who a sidecar speaks for: the observed process, its host, and what the environment adds."""
+"""Describe the observed process and its host as OTLP resources.
+
+The environment adds attributes.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,23 @@ _MACHINE_IDS: Final = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """``id``: equal for two processes exactly when they share a kernel, and so a wall clock. ``name``: for people."""
+    """Identity of a host.
+
+    ``id``: equal for two processes exactly when they share a kernel, and so a wall clock. ``name``: for people.
+    """
 
     id: str
     name: str
 
 
 def host_identity(boot_id: str = _BOOT_ID, machine_ids: tuple[str, ...] = _MACHINE_IDS) -> HostIdentity:
-    """This host, from the files named.
+    """Identify this host from the given files.
 
-    The kernel's boot id, hashed: containers of one host see the same one, and no two kernels share one. ``/etc/machine-id`` gives
-    neither: an image carries none, or the same one everywhere. It serves only where there is no boot id (not Linux), and the
-    host's name where there is neither. A sandbox with a kernel of its own (gVisor, Kata) has an id of its own: its clock is then
-    compared as another host's, which is coarser, never wrong. Hashed, since both files identify a machine beyond this use.
+    The id is the hash of the kernel's boot id: containers of one host see the same one, and no two kernels share one.
+    ``/etc/machine-id`` does neither: an image carries none, or the same one everywhere. It serves only without a boot id (not
+    Linux); without both, the host's name serves. A sandbox with a kernel of its own (gVisor, Kata) has an id of its own: its
+    clock is then compared as another host's, which is coarser, never wrong. Ids are hashed, since both files identify a machine
+    beyond this use.
     """
     name = socket.gethostname()
     for kind, paths in (("boot", (boot_id,)), ("machine", machine_ids)):
@@ -45,17 +52,23 @@ def host_identity(boot_id: str = _BOOT_ID, machine_ids: tuple[str, ...] = _MACHI
 
 
 def new_sender_id() -> str:
-    """32 hex digits, drawn once a process start."""
+    """Draw a new id of 32 hex digits, once a process start."""
     return os.urandom(16).hex()
 
 
 def environment_attributes() -> dict[str, Any]:
-    """What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say, read by the SDK's own detector."""
+    """Attributes from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
+
+    The SDK's own detector reads them.
+    """
     return dict(OTELResourceDetector().detect().attributes)
 
 
 def own_process(role: Role, instance: str, *, sender: str, service_name: str = "", host: HostIdentity | None = None) -> Process:
-    """The process that this sidecar observes. ``service_name`` wins over the environment's, that over ``handrail-<role>``."""
+    """The process that this sidecar observes.
+
+    ``service_name`` takes precedence over the environment's, that one over ``handrail-<role>``.
+    """
     given = environment_attributes()
     here = host or host_identity()
     return Process(
@@ -69,12 +82,18 @@ def own_process(role: Role, instance: str, *, sender: str, service_name: str = "
 
 
 def own_resource(process: Process, *, cluster: str = "") -> Resource:
-    """The resource of what this sidecar sends of its own (wire.md), the environment's attributes included."""
+    """The resource of the sidecar's own records (wire.md).
+
+    It includes the environment's attributes.
+    """
     return resource_of(process, cluster=cluster, extra=environment_attributes())
 
 
 def tap_attributes(process: Process) -> Mapping[str, str]:
-    """What a tapped resource gains where it lacks it (wire.md, "Spans that pass through a tap")."""
+    """Attributes that a tapped resource gains if it lacks them.
+
+    See wire.md, "Spans that pass through a tap".
+    """
     gained = {
         names.ROLE: process.role.value,
         names.INSTANCE: process.instance,

@@ -1,12 +1,13 @@
-"""The sidecar's bounded spool: export requests in order, kept until the collector has acknowledged them.
+"""The sidecar's bounded spool of export requests.
 
-On disk in a folder, or in memory with the same bound where none is given. A folder survives the death of the sidecar, not a
+It keeps them in order until the collector has acknowledged them.
+It is on disk in a folder, or in memory with the same bound without one. A folder survives the death of the sidecar, not a
 power loss: nothing is synced, since the durability promise starts at the collector's journal (DESIGN section 3) and a sync a
-batch would put the disk's latency on the engine's exporter. Bytes are kept as they were given, sender id and batch sequence
-inside, so what is sent again after a restart is recognised as a duplicate.
+batch would put the disk's latency on the engine's exporter. Bytes are kept unchanged, sender id and batch sequence inside, so
+what is sent again after a restart is recognised as a duplicate.
 
-When it is full the newest is refused, not the oldest dropped: the oldest are numbered already (a hole in the sequence would read
-as loss), the tap's are acknowledged to their engine, and the beginning of an outage is what explains it.
+A full spool refuses the newest request and does not drop the oldest: the oldest are numbered already (a hole in the sequence
+would read as loss), the tap's are acknowledged to their engine, and the beginning of an outage is what explains it.
 
 While the disk fails, batches are held in memory behind those on disk, and move to the disk, in order, once it works again
 (``repair``). A full disk counts as failing only while the spool waits for the collector: else its own file is emptied first.
@@ -33,7 +34,10 @@ _LOG = logging.getLogger(__name__)
 
 
 HELD_BYTES: Final = 16 << 20
-"""Most bytes held in memory while the disk fails, where ``max_bytes`` is not less; a batch above it is held alone."""
+"""Most bytes held in memory while the disk fails.
+
+``max_bytes`` applies if it is less. A batch above the limit is held alone.
+"""
 
 READ_TRIES: Final = 5
 """Attempts to read a batch back before its segment is given up."""
@@ -44,9 +48,9 @@ _MEMORY: Final = "/spool"
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """One export request of the spool; ``next_offset`` acknowledges it and all before it.
+    """One export request of the spool.
 
-    Offsets below 0 are of batches held in memory beside a disk that fails.
+    ``next_offset`` acknowledges it and all before it. Offsets below 0 are of batches held in memory beside a disk that fails.
     """
 
     offset: int
@@ -57,10 +61,11 @@ class Spooled:
 
 
 class Spool:
-    """Opened by construction. One thread only; every call is short: writes go to the page cache.
+    """Bounded queue of export requests, opened by construction.
 
-    Raises ``BlockingIOError`` where another process has the folder, ``OSError`` where it cannot be used. After that no method
-    but ``first`` raises ``OSError``.
+    One thread only; every call is short: writes go to the page cache.
+    Raises ``BlockingIOError`` when another process has the folder, ``OSError`` when the folder cannot be used. After that no
+    method but ``first`` raises ``OSError``.
     """
 
     def __init__(
@@ -80,11 +85,11 @@ class Spool:
         self._held_bytes = 0
         self._most_held_bytes = min(max_bytes, HELD_BYTES)
         self._numbers = itertools.count(1)  # of held batches
-        self._given = self._given_now = 0  # next offset of what `first` returned: as returned, and where the batch is now
+        self._given = self._given_now = 0  # next offset of what `first` returned: the one returned, and the batch's offset now
         self._write_trouble = self._read_trouble = ""
         self._failed_reads = 0
         self._lost_bytes = 0
-        self._end = 0  # of the log that was, while there is none
+        self._end = 0  # of the previous log, while there is none
         self._log: SegmentLog | None
         self.acknowledged = _read_offset(self._files, os.path.join(self._folder, _ACKNOWLEDGED))
         self._log = self._opened(self.acknowledged)
@@ -99,7 +104,10 @@ class Spool:
 
     @property
     def held_bytes(self) -> int:
-        """Of these, bytes in memory because the disk fails: the death of the process loses them."""
+        """Bytes not yet acknowledged that are in memory because the disk fails.
+
+        The death of the process loses them.
+        """
         return self._held_bytes
 
     @property
@@ -137,9 +145,9 @@ class Spool:
         self._hold(signal, payload, at_unix_ns)
 
     def first(self) -> Spooled | None:
-        """The oldest request that is not acknowledged, or None. The same one until ``acknowledge``.
+        """The oldest request that is not acknowledged, or None.
 
-        Raises ``OSError`` where it cannot be read now: to be tried again.
+        It stays the same one until ``acknowledge``. Raises ``OSError`` when it cannot be read now; try again later.
         """
         found = self._first_on_disk()
         if found is None and self._held:
@@ -149,7 +157,10 @@ class Spool:
         return found
 
     def acknowledge(self, next_offset: int) -> None:
-        """Forget everything below ``next_offset``; remembered over a restart, or sent again where that cannot be written."""
+        """Forget everything below ``next_offset``.
+
+        It stays forgotten over a restart; if that cannot be written, it is sent again.
+        """
         if next_offset == self._given:
             next_offset = self._given_now
         if next_offset < 0:
@@ -166,7 +177,7 @@ class Spool:
             self._fail(error)
 
     def repair(self) -> bool:
-        """Try the disk again, and move what is held in memory there; True where it works."""
+        """Try the disk again, and move what is held in memory there; True when it works."""
         if not self.needs_repair:
             return True
         try:
@@ -178,14 +189,14 @@ class Spool:
             self._fail(error)
             return False
         except Full:
-            pass  # the bound, not the disk: what is held follows when there is room
+            pass  # the bound is the reason, not the disk: held batches follow when there is room
         if self._write_trouble:
             _LOG.warning("spool %s: the disk takes batches again", self._folder)
             self._write_trouble = ""
         return True
 
     def held(self) -> Iterator[Spooled]:
-        """What is in memory alone, oldest first."""
+        """Batches that are only in memory, oldest first."""
         return iter(tuple(self._held))
 
     def close(self) -> None:
@@ -200,7 +211,10 @@ class Spool:
         return SegmentLog(self._folder, self._limits, files=self._files, floor=floor, on_damage=self._on_damage)
 
     def _append(self, log: SegmentLog, signal: Signal, payload: bytes, at_unix_ns: int) -> int:
-        """Write to the disk; where it is full, into the room of our own file if nothing in that is needed. The next offset."""
+        """Write to the disk; return the next offset.
+
+        When the disk is full, it writes into the room of its own file if nothing in that is needed.
+        """
         log.require_in_place()
         try:
             log.append(KIND_OF_SIGNAL[signal], payload, at_unix_ns)
@@ -228,7 +242,10 @@ class Spool:
         self._held_bytes -= _size(batch.payload)
 
     def _repaired(self) -> SegmentLog:
-        """The log, fit for use again; a new one where the folder has gone. Raises ``OSError``."""
+        """Return a log that is fit for use again. Raises ``OSError``.
+
+        It is a new one when the folder has gone.
+        """
         if self._log is not None:
             try:
                 self._log.require_in_place()
@@ -240,14 +257,17 @@ class Spool:
                     self._log.start_anew()
                 return self._log
         log = self._opened(self._end)
-        # At the old end it is our own folder, come back, or an empty one: what waited in it was taken into memory.
+        # At the old end the folder is the spool's own, come back, or an empty one: its waiting batches were taken into memory.
         found = log.end if log.end == self._end else _read_offset(self._files, os.path.join(self._folder, _ACKNOWLEDGED))
         self.acknowledged = max(found, log.begin)
         self._log = log
         return log
 
     def _abandon(self, log: SegmentLog) -> None:
-        """Let go of a log whose files have no names; what waits in it is taken into memory as far as it may be."""
+        """Close a log whose files have no names.
+
+        What waits in it moves into memory as far as the limit allows.
+        """
         waiting = log.end - self.acknowledged
         behind, self._held, self._held_bytes = self._held, deque(), 0
         try:
@@ -266,7 +286,7 @@ class Spool:
         log.close()
 
     def _take_over(self, record: Stored, signal: Signal) -> None:
-        """Hold what was on disk."""
+        """Hold in memory what was on disk."""
         self._hold(signal, record.payload, record.at_unix_ns)
         if record.next_offset == self._given_now:
             self._given_now = self._held[-1].next_offset
@@ -313,7 +333,7 @@ class Spool:
             self.acknowledged, self._failed_reads = following, 0
 
     def _fail(self, error: Full | OSError) -> None:
-        """Count, and say once an episode."""
+        """Count a failure, and log it once an episode."""
         self.errors += 1
         if isinstance(error, FolderGoneError) and self._log is not None:
             self._abandon(self._log)
@@ -327,7 +347,7 @@ class Spool:
         self._write_trouble = _reason(error)
 
     def _remember(self) -> None:
-        """Write down what is acknowledged."""
+        """Write down the acknowledged offset."""
         path = os.path.join(self._folder, _ACKNOWLEDGED)
         fd = self._files.open_append(path + ".new")
         try:
@@ -348,13 +368,19 @@ def _reason(error: Full | OSError) -> str:
 
 
 def _offset_line(offset: int) -> bytes:
-    """What the file of the acknowledged offset holds. Without its checksum one bit would skip batches that nobody has."""
+    """Content of the file with the acknowledged offset.
+
+    It has a checksum: without one, a wrong bit would skip batches that the collector does not have.
+    """
     digits = b"%d" % offset
     return b"%b crc32=%08x\n" % (digits, zlib.crc32(digits))
 
 
 def _read_offset(files: Filesystem, path: str) -> int:
-    """The acknowledged offset; 0, which sends everything again, where none was written or it cannot be read."""
+    """Read the acknowledged offset.
+
+    0, which sends everything again, when none was written or it cannot be read.
+    """
     try:
         fd = files.open_read(path)
     except FileNotFoundError:

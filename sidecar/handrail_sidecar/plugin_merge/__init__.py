@@ -1,1 +1,4 @@
-"""What several processes of one engine say, as one fact a request: no I/O, the clocks come in."""
+"""Merge the events of one engine's processes into one record a request.
+
+It does no I/O; the clocks come in.
+"""

@@ -1,4 +1,4 @@
-"""What the merges share: which engine this is, and what it has said of itself."""
+"""State that the merges share: which engine this is, and its reported facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEXTS: Final = frozenset(f.name for f in fields(EngineFacts) if str(f.type) == 
 _NUMBERS: Final = frozenset(f.name for f in fields(EngineFacts) if str(f.type) == "int | None")
 _LISTS: Final = frozenset({"capabilities", "missing", "agents"})
 _TO_LIST: Final = {"nixl_capabilities": "capabilities", "nixl_missing": "missing", "agents": "agents"}
-_FROM_ONE_PROCESS: Final = frozenset({"pid"})  # ours to fill in
+_FROM_ONE_PROCESS: Final = frozenset({"pid"})  # filled in by the sidecar
 MAX_LISTED: Final = 128
 
 
@@ -43,7 +43,7 @@ class ObservedEngine:
         return max(1, self.known.get("tp_size") or 1) * max(1, self.known.get("pp_size") or 1)
 
     def learn(self, given: Mapping[str, Any]) -> bool:
-        """Take over facts, each of its own type; True where something is new."""
+        """Take over facts, each of its own type; True when something is new."""
         before = (dict(self.known), {name: list(items) for name, items in self.lists.items()})
         for name, value in given.items():
             if isinstance(value, list):
@@ -58,7 +58,7 @@ class ObservedEngine:
         return before != (self.known, self.lists)
 
     def forget(self) -> None:
-        """Another engine stands in this one's place."""
+        """Forget the facts: another engine is in this one's place."""
         self.known.clear()
         self.lists.clear()
 

@@ -1,7 +1,8 @@
-"""KV loads of one engine: what the scheduler wanted, what each rank did, one record a load.
+"""Merge the KV fetches of one engine into one record each.
 
-Scheduler and workers send on their own time, so a worker's word may come before the scheduler's and after its end: a fetch that
-has ended waits a moment for the rest. Everything is on one monotonic clock, so the order in which it is told does not matter.
+A record combines what the scheduler wanted and what each rank did.
+Scheduler and workers send on their own time, so a worker's event may come before the scheduler's and after its end: a fetch
+that has ended waits a moment for the rest. All times are on one monotonic clock, so the order of arrival does not matter.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from handrail_sidecar.plugin_merge.worker_parts import Rank, added, last_done, l
 
 _DIRECTIONS: Final = {direction.value: direction for direction in Direction}
 RECOMPUTE: Final = "recompute"
-ERROR: Final = "error"  # the status of a request that the engine failed
+ERROR: Final = "error"  # the status of a request that failed in the engine
 
 
 @dataclass(slots=True)
 class PendingFetch:
-    """What is known of one load. ``known_ns`` None: only workers have spoken of it yet.
+    """What is known of one load.
 
-    ``ahead``: what workers have said of the next load of the same request, which the scheduler has not told of yet.
+    ``known_ns`` None: only workers have reported it yet.
+    ``ahead``: worker events of the next load of the same request, which the scheduler has not reported yet.
     """
 
     request_id: str
@@ -36,7 +38,7 @@ class PendingFetch:
     known_ns: int | None = None
     known_unix_ns: int = 0
     boot: str = ""
-    fields: dict[str, Any] = field(default_factory=dict)  # of kv_known and kv_wanted
+    fields: dict[str, Any] = field(default_factory=dict)  # fields of kv_known and kv_wanted
     ids: SpanIds | None = None
     origin: str = ""
     publish_span_id: str = ""
@@ -64,14 +66,17 @@ class Fetches:
         self.orphans = 0
         self.handshakes = Handshakes()
 
-    # --- what the scheduler says ------------------------------------------------------------------------------------------
+    # --- events of the scheduler ------------------------------------------------------------------------------------------
     def known(
         self, boot: str, at_ns: int, unix_ns: int, reported_fields: Mapping[str, Any], context: TraceContext | None
     ) -> None:
-        """``context``: the engine's own trace context of the request, where it has one."""
+        """Note that the scheduler knows the load.
+
+        ``context``: the engine's own trace context of the request, if it has one.
+        """
         fetch = self._fetch(reported_fields["request"], at_ns)
         if fetch.known_ns is not None:
-            if not fetch.fields.get("tokens_wanted"):  # another child of a composite has said so
+            if not fetch.fields.get("tokens_wanted"):  # another child of a composite connector has reported it
                 return
             fetch = self._again(fetch, at_ns)
         fetch.known_ns, fetch.known_unix_ns, fetch.boot = at_ns, unix_ns, boot
@@ -81,17 +86,20 @@ class Fetches:
         fetch.decode_span_id = context.span_id if context else ""
         if publish is not None and (context is None or context.trace_id == publish.trace_id):
             fetch.ids, fetch.origin = ids_of(fetch.request_id, publish)
-        else:  # the engine's own trace is the request's; that of the hand-off may have been derived
+        else:  # the engine's own trace is the request's; the hand-off's trace may be a derived one
             fetch.ids, fetch.origin = ids_of(fetch.request_id, context)
 
     def wanted(self, at_ns: int, reported_fields: Mapping[str, Any]) -> None:
-        """Every child of a composite says this; the one that loads has tokens."""
+        """Note that a load is wanted.
+
+        Every child of a composite connector reports this; the one that loads has tokens.
+        """
         fetch = self._fetch(reported_fields["request"], at_ns)
         if reported_fields["tokens_wanted"] > 0:
             fetch.fields.update(reported_fields)
             fetch.ended_ns = fetch.close_at_ns = None
             self._end_with_the_call(fetch)
-        elif not fetch.fields.get("tokens_wanted"):  # all of it was here, unless another child says otherwise
+        elif not fetch.fields.get("tokens_wanted"):  # all of it was here, unless another child reports otherwise
             fetch.fields.update(reported_fields)
             self._end(fetch, at_ns)
 
@@ -103,20 +111,20 @@ class Fetches:
         self._end(fetch, at_ns)
 
     def request_finished(self, request_id: str, at_ns: int, status: str | None) -> None:
-        """The request is over; a fetch of it that is still open is over with it."""
+        """Note that the request is over; a fetch of it that is still open ends with it."""
         if (fetch := self.open.get(request_id)) is None:
             return
         word = status_word(status) or "finished"
-        if fetch.ended_ns is None or word == ERROR:  # policy "fail" ends the request before the connector is told
+        if fetch.ended_ns is None or word == ERROR:  # policy "fail" ends the request before the connector learns of it
             fetch.status = word
         self._end(fetch, at_ns)
 
     def first_token(self, request_id: str, at_ns: int) -> None:
-        """A load within the call is over when its step is, whatever the workers said."""
+        """End a load within the call: its step is over, whatever the workers reported."""
         if (fetch := self.open.get(request_id)) is not None and fetch.fields.get("asynchronous") is False:
             self._end(fetch, max((r.loaded_ns for r in fetch.ranks.values() if r.loaded_ns is not None), default=at_ns))
 
-    # --- what the workers say ---------------------------------------------------------------------------------------------
+    # --- events of the workers --------------------------------------------------------------------------------------------
     def load(self, request_id: str, rank: int, at_ns: int) -> None:
         part = self._rank(request_id, rank, at_ns)
         if part.loaded_ns is not None and at_ns > part.loaded_ns:
@@ -138,13 +146,16 @@ class Fetches:
         part = self._rank(request_id, rank, at_ns)
         part.loaded_ns, part.failed, part.loaded_bound_ns = at_ns, failed, bound_ns
         fetch = self._at(request_id, at_ns)
-        if fetch is None or fetch.ranks.get(rank) is not part:  # of a load that the scheduler has not told of yet
+        if fetch is None or fetch.ranks.get(rank) is not part:  # of a load that the scheduler has not reported yet
             return
         fetch.failed = fetch.failed or failed
         self._end_with_the_call(fetch)
 
     def failure(self, request_id: str, at_ns: int, failure_type: str, error: str | None) -> bool:
-        """False where no open fetch has this id. The first failure is the cause, the others follow from it."""
+        """Note a failure; False when no open fetch has this id.
+
+        The first failure is the cause, the others follow from it.
+        """
         fetch = self._at(request_id, at_ns)
         if fetch is None:
             return False
@@ -152,9 +163,12 @@ class Fetches:
             fetch.failure, fetch.failure_error = failure_type, error
         return True
 
-    # --- what comes of it -------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------------
     def settled(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvFetch]:
-        """Fetches that have ended and of which nothing more is expected; ``at_once``: or will be heard by us."""
+        """Take the fetches that have ended and of which no more events are expected.
+
+        ``at_once``: also those of which this sidecar will receive no more.
+        """
         for held in (self._before, self.open):
             for key, fetch in list(held.items()):
                 if fetch.known_ns is None:
@@ -166,7 +180,10 @@ class Fetches:
                     yield self._record(fetch, None)
 
     def provisional(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvFetch]:
-        """How the open ones stand that were not told lately; ``at_once``: all of them."""
+        """Records of the open fetches that were not reported lately.
+
+        ``at_once``: of all open ones.
+        """
         limits = self._limits
         for fetch in self.open.values():
             if fetch.known_ns is None or fetch.ended_ns is not None:
@@ -177,7 +194,10 @@ class Fetches:
                 yield self._record(fetch, now_ns)
 
     def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[KvFetch]:
-        """As for requests: the scheduler has nothing left to do."""
+        """End the open fetches that were known before ``before_ns``.
+
+        The scheduler had nothing left to do after that, as for requests.
+        """
         for fetch in [f for f in self.open.values() if f.boot == boot and f.ended_ns is None]:
             if fetch.known_ns is not None and fetch.known_ns < before_ns:
                 del self.open[fetch.request_id]
@@ -185,7 +205,7 @@ class Fetches:
                 yield self._record(fetch, None)
 
     def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[KvFetch]:
-        """The scheduler that wanted them is gone."""
+        """End the fetches of a scheduler that is gone."""
         for held in (self._before, self.open):
             for key, fetch in [(key, fetch) for key, fetch in held.items() if fetch.boot == boot]:
                 del held[key]
@@ -194,7 +214,7 @@ class Fetches:
                 yield self._record(fetch, None)
 
     def ages_ns(self, now_ns: int) -> list[int]:
-        """Of the open ones."""
+        """Ages of the open ones."""
         return [now_ns - f.known_ns for f in self.open.values() if f.known_ns is not None and f.ended_ns is None]
 
     def _fetch(self, request_id: str, at_ns: int) -> PendingFetch:
@@ -205,10 +225,13 @@ class Fetches:
         return fetch
 
     def _again(self, fetch: PendingFetch, at_ns: int) -> PendingFetch:
-        """Another load of the same request: after a preemption, or after this one had failed."""
+        """Begin another load of the same request.
+
+        It follows a preemption, or a failure of the load before.
+        """
         self._end(fetch, at_ns)
         earlier = self._before.pop(fetch.request_id, None)
-        if earlier is not None:  # of which nothing more can be heard
+        if earlier is not None:  # no more events of it can come
             self._before.put(f"{earlier.request_id} {earlier.known_ns}", earlier)
         self._before.put(fetch.request_id, fetch)
         another = PendingFetch(
@@ -218,7 +241,10 @@ class Fetches:
         return another
 
     def _at(self, request_id: str, at_ns: int) -> PendingFetch | None:
-        """The load that was open at ``at_ns``: what a worker said of the one before may come late."""
+        """The load that was open at ``at_ns``.
+
+        A worker's event of the load before may come late.
+        """
         fetch = self.open.get(request_id)
         before = self._before.get(request_id)
         late = before is not None and fetch is not None and fetch.known_ns is not None and at_ns < fetch.known_ns
@@ -234,14 +260,20 @@ class Fetches:
             fetch.close_at_ns = at_ns + self._limits.settle_ns
 
     def _end_with_the_call(self, fetch: PendingFetch) -> None:
-        """A connector that loads within the call has loaded once every rank has; the first token may be heard before that."""
+        """End a load within the call once every rank has loaded.
+
+        The event of the first token may arrive before that.
+        """
         loaded = [part.loaded_ns for part in fetch.ranks.values() if part.loaded_ns is not None]
         if fetch.fields.get("asynchronous") is False and len(loaded) >= self._engine.ranks:
             self._end(fetch, max(loaded))
             fetch.ended_ns = min(max(loaded), fetch.ended_ns or max(loaded))
 
     def _complete(self, fetch: PendingFetch) -> bool:
-        """Every rank has said that it is done, and the engine's policy has had its effect."""
+        """Whether every rank has loaded and nothing failed.
+
+        A failed load waits for the effect of the engine's policy.
+        """
         ranks = fetch.ranks.values()
         received = len(ranks) >= self._engine.ranks and all(r.loaded_ns is not None for r in ranks)
         return received and not fetch.failed
@@ -301,7 +333,10 @@ class Fetches:
         )
 
     def _effect(self, fetch: PendingFetch) -> FetchEffect | None:
-        """What became of the request of a failed load; None where that is not known (an abort came first)."""
+        """What became of the request of a failed load.
+
+        None when that is unknown (an abort came first).
+        """
         if not fetch.failed:
             return None
         if fetch.status == ERROR:

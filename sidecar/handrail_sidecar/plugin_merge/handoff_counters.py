@@ -1,6 +1,7 @@
-"""Hand-offs counted as they end, for the sidecar's own /metrics: what alerts look at while the collector still stitches.
+"""Count hand-offs as they end, for the sidecar's own /metrics.
 
-The words are those of ``kv_outcomes.py``, as far as one engine can tell by itself; the collector, which sees both ends, may know
+Alerts use these counts while the collector still stitches.
+The outcomes are those of ``kv_outcomes.py``, as far as one engine can determine them. The collector sees both ends and may know
 better (a read of expired blocks is ``ok`` to D and ``stale_read`` to P).
 """
 
@@ -20,7 +21,7 @@ OUTCOMES: Final = (
     FetchOutcome.ABORTED,
     FetchOutcome.UNKNOWN,
 )
-"""Those that one engine can tell by itself."""
+"""Outcomes that one engine can determine by itself."""
 
 _FAILED: Final = (FetchOutcome.FAILED, FetchOutcome.RECOMPUTED)
 
@@ -36,9 +37,10 @@ REASONS: Final = (
     "push_reg_notif_failed",
     "load_failed",
 )
-"""Failure types of vLLM 0.32 (``nixl/worker.py``, ``push_worker.py``) that cost a load, and ours for a load that only failed.
+"""Reasons why a load was lost; counted from 0 on.
 
-Counted from 0 on, so that the first failure of a type is an increase (case H01).
+They are failure types of vLLM 0.32 (``nixl/worker.py``, ``push_worker.py``), and Handrail's own for a load that just failed.
+Counting starts at 0, so that the first failure of a type is an increase (case H01).
 """
 
 MAX_REASONS: Final = 32
@@ -46,8 +48,9 @@ OTHER: Final = "other"
 
 
 class HandOffTally:
-    """Counts since start. ``fetches`` by outcome and reason, reasons bounded; ``publishes`` by how they ended.
+    """Counts since start.
 
+    ``fetches``: by outcome and reason; the reasons are bounded. ``publishes``: by how they ended.
     ``seconds``: from the transfer's post until it was done, by outcome; ``waits``: from when the load was known until its post
     (for blocks, for a slot, for the first contact); ``sizes``: bytes moved. ``last``: the last fetch that did
     not go well. ``make``: which kind of histogram.
@@ -96,7 +99,7 @@ class HandOffTally:
 
 
 def outcome_of(fetch: KvFetch) -> FetchOutcome:
-    """What the engine that received can say of its load."""
+    """The outcome of a load, as far as the consumer can determine it."""
     if fetch.effect is FetchEffect.RECOMPUTED:
         return FetchOutcome.RECOMPUTED
     if fetch.effect is FetchEffect.FAILED:
@@ -109,7 +112,10 @@ def outcome_of(fetch: KvFetch) -> FetchOutcome:
 
 
 def end_of(publish: KvPublish) -> str:
-    """How what was kept for a peer came to its end. A read after expiry is told after the expiry, so both count."""
+    """How a publish came to its end.
+
+    A read after expiry is reported after the expiry, so both count.
+    """
     if publish.late_read_ns is not None:
         return FetchOutcome.STALE_READ.value
     if publish.failure in ENGINE_GONE:

@@ -1,4 +1,7 @@
-"""First contacts of an engine's workers with its peers: a load that needs one waits for it, whoever began it."""
+"""Handshakes of an engine's workers with its peers.
+
+A load that needs one waits for it, whichever load began it.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ MAX_HANDSHAKES: Final = 64  # remembered of one rank with one peer
 
 @dataclass(slots=True)
 class Handshake:
-    """One contact of one worker with a peer; ``end_ns`` None while it goes on."""
+    """One handshake of one worker with a peer; ``end_ns`` None while it runs."""
 
     begin_ns: int
     end_ns: int | None = None
 
 
 class Handshakes:
-    """By rank and peer engine, the latest of each."""
+    """The latest handshake by rank and peer engine."""
 
     def __init__(self) -> None:
         self._known: Bounded[list[Handshake]] = Bounded(MAX_PEERS)
 
     def note(self, peer: str, rank: int, begin_ns: int, end_ns: int | None) -> None:
-        """A handshake that has begun, or one that has ended, well or not."""
+        """Note a handshake that has begun, or one that has ended, well or not."""
         key = f"{rank}:{peer}"
         known = self._known.get(key)
         if known is None:
@@ -43,9 +46,10 @@ class Handshakes:
     def contact(
         self, peer: str | None, ranks: Iterable[int], started_ns: int | None, until_ns: int | None
     ) -> tuple[int | None, int | None]:
-        """Begin and end of the contact that a load waited for between ``started_ns`` and ``until_ns``; None, None for none.
+        """Begin and end of the handshake that a load waited for.
 
-        The end is None where one of the ranks still waits.
+        The wait lies between ``started_ns`` and ``until_ns``; None, None for none. The end is None while one of the ranks still
+        waits.
         """
         if peer is None or started_ns is None:
             return None, None

@@ -1,5 +1,6 @@
-"""The span ids of a record: the engine's trace context where it had one, else the trace that every sidecar derives from the
-id.
+"""Choose the span ids of a record.
+
+They belong to the engine's trace context if it had one, else to the trace that every sidecar derives from the request id.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from handrail.trace_context import Origin, TraceContext, parse_traceparent
 
 
 def read_context(traceparent: str | None) -> TraceContext | None:
-    """None for anything that is not a strict ``traceparent``."""
+    """Read a trace context; None for anything that is not a strict ``traceparent``."""
     return parse_traceparent(traceparent.encode("utf-8", "replace")) if traceparent else None
 
 

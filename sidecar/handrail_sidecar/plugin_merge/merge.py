@@ -1,4 +1,7 @@
-"""Everything that the processes of one engine say, merged: packets in, records out. No I/O; the clock is that of the host."""
+"""Merge the events of one engine's processes: packets in, records out.
+
+It does no I/O; the clock is that of the host.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,15 @@ from handrail_sidecar.sources.datagram import Packet
 from handrail_sidecar.sources.middleware import MiddlewareExchanges
 
 FACTS_EVERY_NS: Final = 300 * 10**9
-FORGOTTEN_NS: Final = 2 * 10**9  # longer than what is counted and what is said can be out of step
+FORGOTTEN_NS: Final = 2 * 10**9  # longer than counts and reports can be out of step
 HTTP_WORDS: Final = (words.HTTP_REQUEST, words.HTTP_PART, words.HTTP_HEAD, words.HTTP_BODY, words.HTTP_HELD, words.HTTP_END)
 MAX_CONTEXTS: Final = 50_000
 
 Line = Callable[[int, str, str], None]
-"""Takes one log line of the engine: when on the wall clock, its level, its text. Never raises."""
+"""Takes one log line of the engine: time, level and text.
+
+The time is on the wall clock. It never raises.
+"""
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class MergeStats:
     """Counts since start."""
 
     events: int = 0
-    repeated: int = 0  # datagrams that had been taken before
+    repeated: int = 0  # datagrams that were taken before
     unread_events: int = 0
     hook_failures: int = 0
     lines: int = 0
@@ -43,7 +49,10 @@ class MergeStats:
 
 @dataclass(frozen=True, slots=True)
 class PluginEvent:
-    """One event with who said it; ``v`` its fields, ``at`` on the monotonic clock."""
+    """One event and the process that sent it.
+
+    ``v``: its fields. ``at``: on the monotonic clock.
+    """
 
     boot: str
     pid: int
@@ -67,7 +76,10 @@ class PluginEvent:
 
 
 class Merge:
-    """One engine's processes as records. ``take`` and ``tick`` return what became known."""
+    """Turns the events of one engine's processes into records.
+
+    ``take`` and ``tick`` return what became known.
+    """
 
     def __init__(
         self,
@@ -79,7 +91,10 @@ class Merge:
         live: LiveRequests | None = None,
         count_exchanges: bool = True,
     ) -> None:
-        """``count_exchanges`` False: somebody else tells ``live`` of the requests that the middleware sees too."""
+        """Begin without processes.
+
+        ``count_exchanges`` False: another source gives ``live`` the requests that the middleware sees too.
+        """
         limits = limits or MergeLimits()
         self.stats = MergeStats()
         self.engine = ObservedEngine(process)
@@ -97,7 +112,10 @@ class Merge:
         self._hearers = self._make_hearers()
 
     def take(self, packet: Packet, host_pid: int | None = None) -> list[Observation]:
-        """``host_pid``: the sender as the kernel names it here, None where it cannot be told."""
+        """Take one packet; return what became known.
+
+        ``host_pid``: the sender as the kernel names it here, None when unknown.
+        """
         if self.processes.knows(packet):
             self.stats.repeated += 1
             return []
@@ -112,8 +130,9 @@ class Merge:
         return self._taken()
 
     def tick(self, now_ns: int, listening_ns: int = 0) -> list[Observation]:
-        """Call about twice a second: what has settled, what is still open, what became of the processes.
+        """Return what has settled, what is open, and what became of the processes.
 
+        Call it about twice a second.
         ``listening_ns``: since when this process has listened without a pause of its own.
         """
         self._out += self.processes.look(now_ns, listening_ns)
@@ -128,7 +147,10 @@ class Merge:
         return self._taken()
 
     def close(self, now_ns: int) -> list[Observation]:
-        """This sidecar ends, the engine may go on: all that waits to settle, and how things stand with what is open."""
+        """Return all that waits to settle, and the state of what is open.
+
+        This sidecar ends; the engine may go on.
+        """
         self._out += self.processes.close(now_ns)
         self._out += self.fetches.settled(now_ns, at_once=True)
         self._out += self.publishes.settled(now_ns, at_once=True)
@@ -143,7 +165,10 @@ class Merge:
         return out
 
     def _make_hearers(self) -> dict[str, Callable[[PluginEvent], None]]:
-        """What to do with each event. Field types were checked by the reader of the datagram."""
+        """Map each event to its handler.
+
+        The reader of the datagram has checked the types of the fields.
+        """
         requests, fetches, publishes = self.requests, self.fetches, self.publishes
         return {
             words.STEP: self._step,
@@ -273,7 +298,7 @@ class Merge:
         self._out += self.processes.event(s.boot, ProcessEventKind.PLUGIN_DEGRADED, s.at, what)
 
     def _gone(self, process: GuestProcess, at_ns: int) -> None:
-        """What a process that has ended held will not end by itself."""
+        """End what a process that has ended held open."""
         word = ENGINE_STOPPED if process.stopping_ns is not None and process.stops_clean else ENGINE_LOST
         self._out += self.requests.close_boot(process.boot, at_ns, word)
         self._out += self.fetches.close_boot(process.boot, at_ns, word)

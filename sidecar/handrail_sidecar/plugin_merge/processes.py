@@ -1,4 +1,7 @@
-"""The processes of one engine: alive, silent, stuck, gone, replaced; and what of their words was lost."""
+"""Follow the processes of one engine: alive, silent, stuck, gone or replaced.
+
+It also counts their lost events.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,24 @@ from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine
 from handrail_sidecar.sources.datagram import Packet
 
 Exists = Callable[[int], "bool | None"]
-"""Whether a pid of this host is there; None where that cannot be told."""
+"""Whether a pid of this host exists; None when that is unknown."""
 
 MAX_PROCESSES: Final = 1024
 ENDS_WITHIN_NS: Final = 30 * 10**9
-"""A core that was last heard so near to its API server's being told to end was ended by it."""
+"""Most time between a core's last datagram and the stop of its API server, in ns.
+
+The API server ended a core that is within it.
+"""
 
 
 @dataclass(slots=True)
 class GuestProcess:
-    """One process that has spoken; times on the monotonic clock."""
+    """One process that has sent datagrams; times on the monotonic clock."""
 
     boot: str
     pid: int
     kind: str
-    offset_ns: int  # wall clock minus monotonic, as last told
+    offset_ns: int  # wall clock minus monotonic, as last reported
     received_ns: int
     host_pid: int | None  # as the kernel names the sender here
     sequence: int = 0
@@ -35,14 +41,14 @@ class GuestProcess:
     step_ns: int | None = None
     busy_since_ns: int | None = None  # since when it has had requests to do
     hung: bool = False
-    stopping_ns: int | None = None  # it has said that it ends
+    stopping_ns: int | None = None  # it has reported that it ends
     stops_clean: bool = False
     lost_reported: int = 0
     lost_reported_ns: int = 0
 
 
 class Processes:
-    """By boot. ``on_gone`` is told when one is dead or replaced."""
+    """Processes by boot; ``on_gone`` is called when one is dead or replaced."""
 
     def __init__(
         self, engine: ObservedEngine, limits: MergeLimits, exists: Exists, on_gone: Callable[[GuestProcess, int], None]
@@ -54,15 +60,15 @@ class Processes:
         self.alive: Bounded[GuestProcess] = Bounded(MAX_PROCESSES)
         self.lost_events = 0
         self.lost_datagrams = 0
-        self._front_ends_ns: int | None = None  # an API server was told to end
+        self._front_ends_ns: int | None = None  # when an API server got the signal to stop
 
     @property
     def hung(self) -> bool:
-        """One is silent, or steps no more while requests wait."""
+        """Whether a process is silent, or runs no steps while requests wait."""
         return any(process.hung for process in self.alive.values())
 
     def knows(self, packet: Packet) -> bool:
-        """Whether this datagram, or a later one of its process, was heard before."""
+        """Whether this datagram, or a later one of its process, was received before."""
         process = self.alive.get(packet.boot)
         return process is not None and packet.sequence <= process.sequence
 
@@ -71,7 +77,7 @@ class Processes:
         offset_ns = packet.unix_ns - packet.monotonic_ns
         if process is None:
             process = GuestProcess(packet.boot, packet.pid, packet.kind, offset_ns, packet.monotonic_ns, host_pid)
-            process.sequence = packet.sequence - 1  # what was sent before this sidecar listened is not lost to it
+            process.sequence = packet.sequence - 1  # what was sent before this sidecar listened does not count as lost
             process.lost_events = process.lost_reported = packet.lost
             yield from self._replaced_by(process)
             if len(self.alive) >= MAX_PROCESSES:
@@ -103,7 +109,10 @@ class Processes:
                 self._front_ends_ns = at_ns
 
     def _ended_by_its_front(self, process: GuestProcess) -> bool:
-        """vLLM 0.32 kills its core as soon as its API server is told to end: it has no last word of its own."""
+        """Whether the API server ended this core or worker.
+
+        vLLM 0.32 kills its core as soon as its API server gets the signal to stop, so the core sends no last event.
+        """
         reported_ns = self._front_ends_ns
         return (
             reported_ns is not None
@@ -122,7 +131,10 @@ class Processes:
                 process.step_ns = max(process.step_ns or 0, step_ns)
 
     def look(self, now_ns: int, listening_ns: int = 0) -> Iterator[ProcessEvent]:
-        """Whether each is still there and goes on. What was not said before ``listening_ns`` may only not have been heard."""
+        """Check whether each process still exists and goes on.
+
+        An event from before ``listening_ns`` may be missing only because this sidecar did not receive it.
+        """
         for process in list(self.alive.values()):
             silent_ns = now_ns - process.received_ns
             there = self._exists(process.host_pid) if process.host_pid is not None else None
@@ -162,7 +174,10 @@ class Processes:
             yield self._event(process, ProcessEventKind.RECOVERED, process.received_ns, "goes on")
 
     def _replaced_by(self, process: GuestProcess) -> Iterator[ProcessEvent]:
-        """A new boot: a start, or the successor of a process that is silent (of one kind there may be several: ranks)."""
+        """Report a new boot: a start, or the successor of a silent process.
+
+        Several processes of one kind may exist: ranks.
+        """
         gone = [
             old
             for old in self.alive.values()
@@ -178,7 +193,7 @@ class Processes:
         yield self._event(process, kind, process.received_ns, detail)
 
     def close(self, now_ns: int) -> Iterator[ProcessEvent]:
-        """This sidecar ends: what was lost and is not told yet."""
+        """Report the losses that are not reported yet: this sidecar ends."""
         for process in self.alive.values():
             yield from self._tell_lost(process, now_ns, at_once=True)
 
@@ -195,7 +210,10 @@ class Processes:
             yield self._event(process, kind, at_ns, detail)
 
     def paused(self, boot: str, begin_ns: int, lasted_ns: int, reason: str, bound_ns: int) -> Iterator[ProcessEvent]:
-        """It stood still from ``begin_ns`` on, and perhaps ``bound_ns`` before."""
+        """Report a pause from ``begin_ns`` on.
+
+        It may have begun up to ``bound_ns`` earlier.
+        """
         process = self.alive.get(boot)
         if process is not None:
             paused = self._event(process, ProcessEventKind.PAUSED, begin_ns, reason, bound_ns=bound_ns)

@@ -1,4 +1,7 @@
-"""KV that this engine keeps for a peer: published, read, freed or expired; and reads that came too late."""
+"""Merge the publishes of one engine: published, read, freed or expired KV.
+
+It also covers reads that came too late.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _DIRECTIONS: Final = {direction.value: direction for direction in Direction}
 
 @dataclass(slots=True)
 class PendingPublish:
-    """What is known of one; ``published_ns`` None: only workers have spoken of it yet."""
+    """What is known of one publish.
+
+    ``published_ns`` None: only workers have reported it yet.
+    """
 
     request_id: str
     first_received_ns: int
@@ -48,7 +54,10 @@ class PendingPublish:
 
 
 class Publishes:
-    """Open ones by request id, and the last records of closed ones, for a read that comes after their end."""
+    """Open publishes by request id, and the last records of closed ones.
+
+    A read may come after the end of its publish.
+    """
 
     def __init__(self, engine: ObservedEngine, limits: MergeLimits) -> None:
         self._engine = engine
@@ -61,9 +70,12 @@ class Publishes:
     def published(
         self, boot: str, at_ns: int, unix_ns: int, reported_fields: Mapping[str, Any], context: TraceContext | None
     ) -> None:
-        """``said["traceparent"]`` is this publish's own span; ``context``: the engine's own trace context of the request."""
+        """Note a publish.
+
+        ``reported_fields["traceparent"]`` is this publish's own span; ``context``: the engine's own trace context of the request.
+        """
         publish = self._publish(reported_fields["request"], at_ns)
-        if publish.published_ns is not None:  # another child of a composite keeps the same blocks
+        if publish.published_ns is not None:  # another child of a composite connector keeps the same blocks
             return
         ids, publish.origin = ids_of(publish.request_id, context)
         own = read_context(reported_fields["traceparent"])
@@ -97,7 +109,10 @@ class Publishes:
             publish.read_ns, publish.read_bound_ns, publish.reader = at_ns, bound_ns, reader
 
     def read_late(self, request_id: str, at_ns: int, reader: str | None) -> KvPublish | None:
-        """A read of blocks that were given up: the record once more, once a request however many ranks read."""
+        """Note a read of blocks that were given up; return the record once more.
+
+        It is returned once a request, however many ranks read.
+        """
         if (publish := self.open.get(request_id)) is not None and publish.ids is not None and publish.published_ns is not None:
             record, origin = self._record(publish, None), publish.published_ns
         elif (found := self.closed.get(request_id)) is not None:
@@ -127,7 +142,10 @@ class Publishes:
             publish.failure, publish.failure_error = failure_type, error
 
     def settled(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvPublish]:
-        """Those that were freed and of which nothing more is expected; ``at_once``: or will be heard by us."""
+        """Take the publishes that were freed and of which no more events are expected.
+
+        ``at_once``: also those of which this sidecar will receive no more.
+        """
         for publish in list(self.open.values()):
             if publish.published_ns is None:
                 if at_once or now_ns - publish.first_received_ns >= self._limits.orphan_ns:
@@ -139,7 +157,10 @@ class Publishes:
                     yield self._close(publish)
 
     def provisional(self, now_ns: int, *, at_once: bool = False) -> Iterator[KvPublish]:
-        """How those stand that are kept and were not told lately; ``at_once``: all of them."""
+        """Records of the kept publishes that were not reported lately.
+
+        ``at_once``: of all kept ones.
+        """
         limits = self._limits
         for publish in self.open.values():
             if publish.published_ns is None or publish.freed_ns is not None:
@@ -150,14 +171,14 @@ class Publishes:
                 yield self._record(publish, now_ns)
 
     def close_boot(self, boot: str, at_ns: int, word: str) -> Iterator[KvPublish]:
-        """The engine that kept them is gone, and the blocks with it."""
+        """End the publishes of an engine that is gone; the blocks are gone too."""
         for publish in [p for p in self.open.values() if p.boot == boot]:
             publish.failure = publish.failure or word
             publish.freed_ns = publish.freed_ns or at_ns
             yield self._close(publish)
 
     def pinned(self, now_ns: int) -> tuple[int, int]:
-        """Bytes kept for peers, and the age of the oldest in ns."""
+        """Bytes kept for consumers, and the age of the oldest in ns."""
         open_ = [p for p in self.open.values() if p.published_ns is not None and p.freed_ns is None]
         kept = sum(p.fields.get("kv_bytes") or 0 for p in open_)
         return kept, max((now_ns - p.published_ns for p in open_ if p.published_ns is not None), default=0)

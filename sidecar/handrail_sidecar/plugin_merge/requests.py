@@ -1,4 +1,7 @@
-"""Requests of one engine, from its scheduler's word alone: queued, scheduled, first token, preempted, finished."""
+"""Merge the requests of one engine from the events of its scheduler.
+
+A request is queued, scheduled, has its first token, is preempted and finishes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine
 from handrail_sidecar.plugin_merge.identity import ids_of
 
 _FINISHED = "FINISHED_"
-MAX_PREEMPTED: Final = 16  # times of one request that are told one by one
-LOST = "lost"  # how it ended was not heard
+MAX_PREEMPTED: Final = 16  # times of one request that are reported one by one
+LOST = "lost"  # the event of its end was not received
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class OpenRequest:
     queued_unix_ns: int
     arrival_unix_ns: int | None
     prompt_tokens: int | None
-    reported_ns: int  # when it was last told, provisionally
+    reported_ns: int  # when it was last reported, provisionally
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
     preempted_at_ns: int | None = None
@@ -43,7 +46,10 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """Open requests by id. What is said of an unknown one is counted in ``unmatched``: its beginning was not heard."""
+    """Open requests by id.
+
+    An event of an unknown request counts in ``unmatched``: the event of its beginning was not received.
+    """
 
     def __init__(self, engine: ObservedEngine, limits: MergeLimits) -> None:
         self._engine = engine
@@ -75,7 +81,7 @@ class OpenRequests:
         self._resume(request, at_ns)
 
     def first_token(self, request_id: str, at_ns: int) -> OpenRequest | None:
-        """The request, where this is its first token."""
+        """Note a first token; return its request, None if one was noted before."""
         request = self._find(request_id)
         if request is None or request.first_token_ns is not None:
             return None
@@ -96,7 +102,10 @@ class OpenRequests:
         return self._record(request, at_ns, finished=True, status=status, output_tokens=output_tokens)
 
     def provisional(self, now_ns: int, *, at_once: bool = False) -> Iterator[EngineTimes]:
-        """Those that are old enough to be told and have not been told lately; ``at_once``: all of them."""
+        """Records of the open requests that are old enough and were not reported lately.
+
+        ``at_once``: of all open ones.
+        """
         limits = self._limits
         for request in self.open.values():
             old = now_ns - request.queued_ns >= limits.provisional_after_ns
@@ -106,14 +115,17 @@ class OpenRequests:
                 yield self._record(request, now_ns, finished=False, status=None, output_tokens=None)
 
     def close_forgotten(self, boot: str, before_ns: int, at_ns: int) -> Iterator[EngineTimes]:
-        """The scheduler has nothing left to do: what is open since before then has ended, and its end was lost."""
+        """End the open requests that were queued before ``before_ns``.
+
+        The scheduler had nothing left to do after that. They have ended, and the events of their ends were lost.
+        """
         for request in [r for r in self.open.values() if r.boot == boot and r.queued_ns < before_ns]:
             del self.open[request.request_id]
             self._resume(request, at_ns)
             yield self._record(request, at_ns, finished=True, status=LOST, output_tokens=None)
 
     def close_boot(self, boot: str, at_ns: int, status: str) -> Iterator[EngineTimes]:
-        """The process that held them is gone."""
+        """End the requests of a process that is gone."""
         for request in [r for r in self.open.values() if r.boot == boot]:
             del self.open[request.request_id]
             self._resume(request, at_ns)
@@ -168,10 +180,13 @@ class OpenRequests:
 
 
 def since(origin_ns: int, at_ns: int | None) -> int | None:
-    """An offset, never negative: hooks of one moment may be microseconds out of order."""
+    """An offset in ns, never negative.
+
+    The stamps of hooks that run at one moment may be microseconds out of order.
+    """
     return None if at_ns is None else max(0, at_ns - origin_ns)
 
 
 def status_word(status: str | None) -> str | None:
-    """``FINISHED_LENGTH_CAPPED`` as ``length_capped``."""
+    """Convert ``FINISHED_LENGTH_CAPPED`` to ``length_capped``."""
     return None if status is None else status.removeprefix(_FINISHED).lower()

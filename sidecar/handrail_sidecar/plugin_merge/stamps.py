@@ -1,8 +1,9 @@
-"""Times in the plugin's datagrams that cannot be true: bounded by when the datagram arrived, and counted.
+"""Correct impossible times in the plugin's datagrams, and count them.
 
-Engine and sidecar share the host's clocks, so a datagram was sent just before it arrived, or was kept while nobody listened. What
-says otherwise is damage, a clock that was set, or another machine's clock (a recording, a guest of a virtual machine). Everything
-behind this waits by these times, so none of them may lie ahead.
+The time of arrival bounds them.
+Engine and sidecar share the host's clocks, so a datagram was sent just before it arrived, or was kept while no sidecar
+listened. Other times come from damage, a clock that was set, or another machine's clock (a recording, a guest of a virtual
+machine). All later stages wait by these times, so none of them may lie ahead.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ FUTURE: Final = "future"
 OLD: Final = "old"
 WALL: Final = "wall"
 REASONS: Final = (FUTURE, OLD, WALL)
-"""``future``: ahead of the arrival; ``old``: more than a day behind it; ``wall``: its wall clock is not that of this host."""
+"""Why a time is impossible.
+
+``future``: ahead of the arrival; ``old``: more than a day behind it; ``wall``: its wall clock is not that of this host.
+"""
 
 AHEAD_NS: Final = SECOND_NS
-OLDEST_NS: Final = 86_400 * SECOND_NS  # a plugin keeps what it says while nobody listens
+OLDEST_NS: Final = 86_400 * SECOND_NS  # a plugin keeps its events while no sidecar listens
 WALL_APART_NS: Final = 60 * SECOND_NS
 MAX_BOOTS: Final = 1024
 
@@ -36,24 +40,33 @@ BEGINS: Final = {
     words.HTTP_REQUEST: "arrival_ns",
     words.ALIVE: "last_step_ns",
 }
-"""The field of an event that is a time of the monotonic clock, no later than the event."""
+"""The field of an event that holds the monotonic time at which it began.
+
+That time is no later than the event.
+"""
 
 _LONG_AGO: Final = frozenset({words.ALIVE})  # an idle engine may have stepped last a week ago
 
 
 class Stamps:
-    """``judged`` gives each datagram back with times that can be. ``displaced``: how many it changed, by reason."""
+    """Corrects datagrams.
+
+    ``judged`` returns each datagram with possible times. ``displaced``: how many it changed, by reason.
+    """
 
     def __init__(self) -> None:
         self.displaced: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        self._shifts: Bounded[int] = Bounded(MAX_BOOTS)  # what is added to the times of a boot whose clock is not ours
+        # offset that is added to the times of a boot whose clock is not this host's
+        self._shifts: Bounded[int] = Bounded(MAX_BOOTS)
 
     def judged(self, packet: Packet, now_ns: int, now_unix_ns: int) -> Packet:
-        """``packet`` as it is where its times can be; ``now_ns`` and ``now_unix_ns``: when it arrived.
+        """Return ``packet``, with corrected times if they are impossible.
 
-        One sent later than now, or more than a day ago, counts as sent now: all its times move together, and those of later
-        datagrams of its boot by as much, so what lies between them stays. An event later than its datagram counts as of then,
-        one more than a day before it as of a day before. A wall clock that is a minute or more off gives way to this host's.
+        ``now_ns`` and ``now_unix_ns``: when it arrived.
+        A datagram sent later than now, or more than a day ago, counts as sent now: all its times move together, and those of
+        later datagrams of its boot by as much, so their distances stay. An event later than its datagram gets the datagram's
+        time, one more than a day before it the time a day before. A wall clock that is a minute or more off is replaced by this
+        host's.
         """
         shift = self._shift(packet, now_ns)
         sent_ns = packet.monotonic_ns + shift

@@ -1,4 +1,7 @@
-"""Engine steps as rollups of about a second, and in full where one took far longer than the usual."""
+"""Merge engine steps into rollups of about a second.
+
+A step that took far longer than usual is recorded in full.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from handrail.records import Iteration, Source
 from handrail_sidecar.plugin_merge.bounds import Bounded, MergeLimits
 from handrail_sidecar.plugin_merge.engine import ObservedEngine
 
-FAR_ABOVE: Final = 2.5  # times the usual step: less than makes a stall (handrail/stalls.py), of which it may be a part
+FAR_ABOVE: Final = 2.5  # times the usual step; less makes a stall (handrail/stalls.py), of which the step may be a part
 LEAST_FULL_NS: Final = 15_000_000
 FULL_A_WINDOW: Final = 20
-_REMEMBERED: Final = 64  # steps whose median is the usual one: a mean would follow the long ones that are to be found
-MOST_STEPS: Final = 4096  # in one rollup, however close together their times are said to lie
+_REMEMBERED: Final = 64  # steps whose median is the usual one; a mean would follow the long steps that are to be found
+MOST_STEPS: Final = 4096  # in one rollup, however close together their reported times are
 MOST_WINDOWS: Final = 1024
 _RENEWED_EVERY: Final = 16  # steps: sorting so many takes 3 us
 
@@ -34,7 +37,7 @@ class StepWindow:
     steps: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)  # end, fields
 
     def learn(self, took_ns: int) -> None:
-        """One more step."""
+        """Add one step."""
         self.lately.append(took_ns)
         self.seen += 1
         if self.seen >= _REMEMBERED // 2 and self.seen % _RENEWED_EVERY == 0:
@@ -75,7 +78,7 @@ class Steps:
                 yield self._rollup(window)
 
     def close(self) -> Iterator[Iteration]:
-        """All that waits, whatever its times."""
+        """Return all that waits, whatever its times."""
         for window in self._windows.values():
             if window.steps:
                 yield self._rollup(window)

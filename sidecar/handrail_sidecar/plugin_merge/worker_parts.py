@@ -1,4 +1,4 @@
-"""One worker's part of a KV load, and what several of them add up to."""
+"""Combine the workers' parts of one KV load."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Rank:
 
 
 def last_done(ranks: list[Rank]) -> tuple[int | None, int]:
-    """When the last rank's last transfer was seen to be done, and how much earlier it may have been.
+    """When the last rank's last transfer was seen done, and its bound.
 
-    Where the transport told of no transfer, the worker's report to the scheduler is the end.
+    The bound is how much earlier it may have been. Without reported transfers the worker's report to the scheduler is the end.
     """
     ends = []
     for rank in ranks:
@@ -36,7 +36,10 @@ def last_done(ranks: list[Rank]) -> tuple[int | None, int]:
 
 
 def _since_begun(rank: Rank, end_ns: int, bound_ns: int) -> int:
-    """A bound no longer than the transfer itself: the last poll may have been before it began."""
+    """Limit a bound to the length of the transfer.
+
+    The last poll may have been before the transfer began.
+    """
     begun = rank.posted_ns if rank.posted_ns is not None else rank.load_ns
     return bound_ns if begun is None else min(bound_ns, max(0, end_ns - begun))
 

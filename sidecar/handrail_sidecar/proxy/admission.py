@@ -1,7 +1,8 @@
-"""How many streams the proxy takes: each costs two descriptors, its client's and its upstream's.
+"""Limit how many streams the proxy takes.
 
-A client connection is admitted as a stream when both fit into the budget. One that is not admitted may still stand, so that it
-gets an answer; of those a few at a time. Beyond that, who connects waits in the system's queue.
+A stream costs two descriptors: its client connection and its upstream connection. A client connection is admitted as a
+stream when both fit into the budget. A connection that is not admitted may still be accepted, so that it gets an answer;
+only a few at a time are. Beyond that, connections wait in the system's queue.
 """
 
 from __future__ import annotations
@@ -17,18 +18,24 @@ from handrail.runtime.descriptors import CROWDED_SHARE, DescriptorBudget
 log = logging.getLogger(__name__)
 
 REFUSALS: Final = 32
-"""Connections at a time that are no stream: in a TLS handshake, or about to get a 503."""
+"""Most connections at a time that are no stream: in a TLS handshake or refused.
+
+A refused connection is about to get a 503.
+"""
 
 KEPT: Final = REFUSALS + 32
-"""Descriptors that no stream gets beside the budget's reserve: for refusals, and so that /readyz can still say that all are in
-use. Of a small limit a quarter."""
+"""Descriptors that no stream gets, beside the budget's reserve.
+
+They serve refusals, and /readyz while all others are in use. With a small limit it is a quarter of the limit.
+"""
 
 DESCRIPTORS_EACH: Final = 2
 
 
 class Admission:
-    """Counts client connections, and which of them are streams. Owned by one event loop. An ``accepting.Entry``.
+    """Count client connections and decide which of them are streams.
 
+    One event loop owns it. It is an ``accepting.Entry``.
     Without a ``budget`` and ``most`` every connection is a stream. ``clock``: seconds.
     """
 
@@ -40,8 +47,8 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.streams = 0
-        self.connections = 0  # accepted and not closed, streams among them
-        self.pauses = 0  # times that nothing was accepted for want of room
+        self.connections = 0  # accepted and not closed, streams included
+        self.pauses = 0  # times that accepting paused for lack of room
         self._budget = budget
         self._most = most
         self._kept = 0 if budget is None else min(KEPT, (budget.limit - budget.reserved) // 4)
@@ -52,7 +59,7 @@ class Admission:
     # --- streams ----------------------------------------------------------------------------------------------------------
 
     def free_streams(self) -> int | None:
-        """How many more streams fit; None where nothing limits them."""
+        """How many more streams fit; None without a limit."""
         limits = []
         if self._budget is not None:
             limits.append(max(0, self._free(self._budget)) // DESCRIPTORS_EACH)
@@ -62,18 +69,18 @@ class Admission:
 
     @property
     def capacity(self) -> int | None:
-        """How many streams fit in all; None where nothing limits them."""
+        """How many streams fit in all; None without a limit."""
         free = self.free_streams()
         return None if free is None else self.streams + free
 
     @property
     def crowded(self) -> bool:
-        """True from 90 % of the capacity on."""
+        """True at 90 % of the capacity and above."""
         free = self.free_streams()
         return free is not None and self.streams >= CROWDED_SHARE * (self.streams + free)
 
     def problem(self) -> str:
-        """One line for /readyz, or '' while there is room."""
+        """One line for /readyz; '' while there is room."""
         if not self.crowded:
             return ""
         return (
@@ -82,38 +89,45 @@ class Admission:
         )
 
     def stream(self) -> bool:
-        """Make an accepted connection a stream, if its upstream connection fits too."""
+        """Make an accepted connection a stream if its upstream connection fits too."""
         if (self._budget is not None and self._free(self._budget) < 1) or (self._most is not None and self.streams >= self._most):
             return False
         self.stream_anyway()
         return True
 
     def stream_anyway(self) -> None:
-        """The same in place of a stream that is being closed."""
+        """Make a connection a stream in place of one that is being closed."""
         self.streams += 1
         self._owed += 1
 
     def withdrawn(self) -> None:
-        """A stream that has sent no request is one no more; its connection is about to get a 503."""
+        """Stop counting a stream that has sent no request.
+
+        Its connection is about to get a 503.
+        """
         self.streams -= 1
         self._owed -= 1
 
     def connected(self) -> None:
-        """The upstream connection of a stream is open.
+        """Note that the upstream connection of a stream is open.
 
-        It is owed until then: a count of descriptors between the decision to open one and its opening would not see it.
+        The connection counts as owed until then: the count of descriptors does not see it between the decision to open it and its
+        opening.
         """
         self._owed -= 1
         if self._budget is not None:
             self._budget.take()
 
     def disconnected(self) -> None:
-        """The upstream connection of a stream is closed."""
+        """Note that the upstream connection of a stream is closed."""
         if self._budget is not None:
             self._budget.give_back()
 
     def closed(self, *, stream: bool, owed: bool) -> None:
-        """A client connection is closed; it was a ``stream``, and its upstream connection still ``owed``."""
+        """Note that a client connection is closed.
+
+        ``stream``: it was a stream. ``owed``: its upstream connection was not open yet.
+        """
         self.connections -= 1
         self.streams -= stream
         self._owed -= owed
@@ -126,27 +140,30 @@ class Admission:
     # --- accepting.Entry --------------------------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
-        """Whether one more connection may be accepted: for a stream, or for a 503."""
-        undecided = self.connections - self.streams  # in a handshake, or refused; the former are to be streams
-        if undecided < REFUSALS:  # those may use half of the reserve: a 503 is better than silence
+        """Whether one more connection may be accepted, for a stream or for a 503."""
+        undecided = self.connections - self.streams  # in a handshake, or refused; those in a handshake become streams
+        if undecided < REFUSALS:  # these may use half of the reserve: a 503 is better than no answer
             return self._budget is None or self._budget.limit - self._budget.in_use() > self._budget.reserved // 2
         if self._most is not None and self.streams + undecided >= self._most:
             return False
         return self._budget is None or self._free(self._budget) - undecided >= DESCRIPTORS_EACH
 
     def shortage(self) -> str:
-        """For the log."""
+        """Describe the shortage for the log."""
         return f"{self.streams} streams are open and {self.connections - self.streams} connections are being refused"
 
     def admit(self, _peer: str) -> Refusal | None:
-        """One client connection was accepted. The proxy has no bound for one peer: a router may be its only one."""
+        """Count one accepted client connection.
+
+        The proxy sets no bound per peer: a router may be its only peer.
+        """
         self.connections += 1
         if self._budget is not None:
             self._budget.take()
         return None
 
     def pause(self, why: str) -> None:
-        """Count; log where it did not pause for a minute."""
+        """Count a pause of accepting; log it if the last one is more than a minute ago."""
         self.pauses += 1
         now = self._clock()
         if self._paused_at is None or now - self._paused_at >= QUIET_S:
@@ -154,4 +171,4 @@ class Admission:
         self._paused_at = now
 
     def resume(self) -> None:
-        """Nothing to be done."""
+        """Do nothing."""

@@ -1,8 +1,8 @@
-"""The chunked transfer coding of a request body (RFC 9112 section 7.1), strict.
+"""Decode the chunked transfer coding of a request body, strictly.
 
-llhttp reads request heads and responses, but says neither where in a read a body ended (needed for the pipelined request
-behind it) nor what stood between chunks, so bodies in this coding are decoded here and sent on in chunks of our own making:
-whatever odd framing came in, none goes out. A property test holds this decoder against llhttp.
+Source: RFC 9112 section 7.1. llhttp reads request heads and responses, but it reports neither where in a read a body ended
+(the pipelined request behind it needs that) nor the bytes between chunks. So the proxy decodes these bodies here and sends
+them on in chunks of its own: odd framing never leaves the proxy. A property test compares this decoder with llhttp.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ LAST = b"0\r\n"
 
 
 class BadChunkError(Exception):
-    """The framing is broken; nothing after it can be trusted."""
+    """Broken framing; nothing after it can be trusted."""
 
 
 class ChunkedBody:
-    """Decoder of one body. Holds at most one unfinished line and the trailers; body bytes are handed out as they come."""
+    """Decode one chunked body.
+
+    It holds at most one unfinished line and the trailers. It hands out body bytes as they come.
+    """
 
     __slots__ = ("_in_data", "_left", "_line", "_trailer_bytes", "_trailers", "done")
 
@@ -30,17 +33,20 @@ class ChunkedBody:
         self._left = 0  # bytes of the open chunk still to come
         self._in_data = False  # inside a chunk's data or the line end behind it
         self._line = bytearray()
-        self._trailers: list[bytes] | None = None  # a list once the last chunk was seen
+        self._trailers: list[bytes] | None = None  # a list once the last chunk was read
         self._trailer_bytes = 0
         self.done = False
 
     @property
     def trailers(self) -> bytes:
-        """The trailer lines as they came, each with its line end."""
+        """The trailer lines as received, each with its line end."""
         return b"".join(line + b"\r\n" for line in self._trailers or ())
 
     def feed(self, data: bytes) -> tuple[list[bytes], int]:
-        """Decoded pieces in ``data`` and the number of bytes taken, less than all once ``done``. Raises ``BadChunkError``."""
+        """Return the decoded pieces in ``data`` and the number of bytes taken.
+
+        The number is less than the length of ``data`` only once ``done``. Raises ``BadChunkError``.
+        """
         pieces: list[bytes] = []
         at, end = 0, len(data)
         while at < end and not self.done:
@@ -92,5 +98,5 @@ class ChunkedBody:
 
 
 def encode(piece: bytes) -> bytes:
-    """One chunk holding ``piece``, which must not be empty."""
+    """Encode ``piece``, which must not be empty, as one chunk."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)

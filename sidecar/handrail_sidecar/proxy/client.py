@@ -1,4 +1,7 @@
-"""The client's side of a proxied connection: reads requests, sends them on as they come in, decides how an exchange ends."""
+"""The client's side of a proxied connection: read requests and relay them.
+
+It sends requests on as they come in and decides how an exchange ends.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,30 @@ from handrail_sidecar.proxy.relay import Relay
 from handrail_sidecar.proxy.upstream import BUFFER_BYTES, UpstreamSide
 
 UNSENT_BYTES = 4096
-"""TCP_NOTSENT_LOWAT of client sockets: how much unsent data the kernel takes before a write counts as blocked.
+"""TCP_NOTSENT_LOWAT of client sockets, in bytes.
 
-Without it the kernel hides up to 4 MiB, a whole answer, of a client that has stopped reading.
+It is how much unsent data the kernel takes before a write counts as blocked. Without it the kernel takes up to 4 MiB, a
+whole answer, for a client that has stopped reading.
 """
 
-LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut; closing at once would reset the answer
-FLUSH_S = 60.0  # how long a closing connection waits for a client that takes nothing
+LINGER_S = 2.0  # seconds that a refused client may go on sending before the cut; closing at once would reset the answer
+FLUSH_S = 60.0  # seconds that a closing connection waits for a client that takes nothing
 
 
 class _Phase(Enum):
-    """Where a client connection stands with its current request."""
+    """State of a client connection with regard to its current request."""
 
-    HEAD = "head"  # idle, or a head is incomplete
+    HEAD = "head"  # idle, or the head is incomplete
     CONNECT = "connect"  # first request, upstream not connected yet
     LENGTH = "length"  # body of known length
     CHUNKED = "chunked"
     ANSWER = "answer"  # request sent whole, response outstanding
     TUNNEL = "tunnel"  # after 101: bytes both ways
-    LINGER = "linger"  # answered by ourselves; what still comes is discarded
+    LINGER = "linger"  # answered by the proxy; what still comes is discarded
     CLOSED = "closed"
 
 
-REFUSED_HEAD_S = 2.0  # how long a client that is no stream may take for the head of the request that is refused
+REFUSED_HEAD_S = 2.0  # seconds that a client without a stream has for the head of the request that is refused
 RETRY_AFTER_S = 1
 
 _NO_SOCKET = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no local port is left
@@ -62,7 +66,10 @@ _REASONS = {
 
 
 class ClientSide(asyncio.Protocol):
-    """The connection of one client: reads requests, sends them on, and owns everything about their exchange."""
+    """The connection of one client, and everything about its exchanges.
+
+    It reads requests and sends them on.
+    """
 
     def __init__(self, relay: Relay, accepted: socket.socket) -> None:
         self.relay = relay
@@ -73,16 +80,16 @@ class ClientSide(asyncio.Protocol):
         self._owed = False  # and is not opened yet
         self._served = False  # an exchange is over
         self._last = False  # the client sends no request after the current one
-        self._waiting_ns = 0  # the client owes a request since
-        self._read_ns = 0  # the client's last bytes
+        self._waiting_ns = 0  # since when the client owes a request
+        self._read_ns = 0  # when the client's last bytes came
         self.flight: ExchangeObserver | None = None
-        self.response_done = False  # the response was read whole, though perhaps not delivered
-        self.blocked_since: int | None = None  # the client took not all that was written, since then
+        self.response_done = False  # the response was read to its end, though perhaps not delivered
+        self.blocked_since: int | None = None  # since when the client has not taken all that was written
         self.ended = False  # the client sends no more into its tunnel
         self.transport: asyncio.Transport
         self.upstream: UpstreamSide | None = None
         self._phase = _Phase.HEAD
-        self._pending = bytearray()  # an incomplete head, or what was sent ahead of its turn; at most BUFFER_BYTES and one read
+        self._pending = bytearray()  # an incomplete head, or bytes that were sent too early; at most BUFFER_BYTES and one read
         self._pending_ns = 0
         self._pending_unix_ns = 0
         self._heads = HeadReader(relay.settings.max_head_bytes)
@@ -101,8 +108,8 @@ class ClientSide(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        # High water 0: every byte the kernel did not take is reported, which is what write_blocked_ns is made of. Over TLS the
-        # mark itself counts as over it, so there 0 would report an empty buffer.
+        # High water 0: asyncio reports every byte that the kernel did not take; write_blocked_ns is made of that. Over TLS the
+        # mark itself counts as above it, so 0 would report an empty buffer.
         transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
         self.opened = True
         self._waiting_ns = self.relay.clock()
@@ -126,7 +133,7 @@ class ClientSide(asyncio.Protocol):
         elif phase in (_Phase.LINGER, _Phase.CLOSED):
             return
         elif self.upstream is not None and self.upstream.opaque:
-            # Nobody knows where the running response ends, so a request behind it could not be told from its answer.
+            # The end of the running response is unknown, so the start of the next answer would be unknown too.
             self._cut()
             return
         else:
@@ -143,8 +150,8 @@ class ClientSide(asyncio.Protocol):
                 with contextlib.suppress(OSError):
                     self.upstream.transport.write_eof()
             return self.transport.can_write_eof()  # TLS has no half-closed connections
-        # Half a close is a whole one, as in the servers behind (uvicorn, hyper): a client that is gone is noticed while its
-        # request waits for its first byte (case E15).
+        # A half-close counts as a whole one, as in the servers behind (uvicorn, hyper): the proxy notices a client that left
+        # while its request waits for the first byte (case E15).
         if self.flight is not None and not self.response_done:
             self.transport.abort()
         return None
@@ -192,14 +199,14 @@ class ClientSide(asyncio.Protocol):
     # --- requests ---------------------------------------------------------------------------------------------------------
 
     def _queue(self, data: bytes) -> None:
-        if not self._pending or (self._phase is _Phase.HEAD and self._pending == b"\r"):  # an empty line is no request yet
+        if not self._pending or (self._phase is _Phase.HEAD and self._pending == b"\r"):  # an empty line does not start a request
             self._pending_ns = self._read_ns
             self._pending_unix_ns = self.relay.wall()
         self._pending += data
         self.unused_ns = None
 
     def _advance(self) -> None:
-        """Take from what was received as much as the state of the exchange allows."""
+        """Process as much of the received bytes as the state of the exchange allows."""
         while self._pending:
             if self._phase is _Phase.HEAD:
                 if not self._take_head():
@@ -224,7 +231,7 @@ class ClientSide(asyncio.Protocol):
         if head is None:
             if self._served and (
                 not self._pending or self._pending.startswith(b"\r")
-            ):  # an empty line is no use of the connection
+            ):  # an empty line does not use the connection
                 self.unused_ns = self._waiting_ns
             return False
         if head.method == b"CONNECT":
@@ -325,13 +332,14 @@ class ClientSide(asyncio.Protocol):
         assert self.flight is not None
         self.flight.request_done_ns = self.relay.clock()
         self._phase = _Phase.ANSWER
-        if self.response_done and self.blocked_since is None:  # answered before it was asked to the end
+        if self.response_done and self.blocked_since is None:  # the answer came before the request's end
             self._exchange_over()
 
     def regulate(self) -> None:
-        """Stop reading the client while the upstream takes nothing, or while too much was sent ahead; go on afterwards.
+        """Stop or resume reading the client.
 
-        A client that is not read is not seen leaving, so what is small enough is read ahead instead.
+        Reading stops while the upstream takes nothing, or while too much was sent ahead.
+        The proxy does not see a client leave while it does not read it, so it reads small amounts ahead instead.
         """
         upstream = self.upstream
         pause = (self._phase in _WAITING and len(self._pending) > BUFFER_BYTES) or (
@@ -354,7 +362,7 @@ class ClientSide(asyncio.Protocol):
             await loop.create_connection(lambda: UpstreamSide(self), settings.upstream_host, settings.upstream_port)
         except ConnectionRefusedError:
             self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
-        except (OSError, ValueError) as error:  # the latter: a host name that cannot be asked for
+        except (OSError, ValueError) as error:  # ValueError: a host name that cannot be looked up
             if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
                 self._refuse_stream("descriptors")
             else:
@@ -376,7 +384,10 @@ class ClientSide(asyncio.Protocol):
         self._give_up(status, kind, f"upstream {self.relay.settings.upstream} {what}", EndReason.UNREACHABLE)
 
     def connected(self, upstream: UpstreamSide) -> bool:
-        """The upstream connection stands; called by it, before anything else is. False: nobody wants it any more."""
+        """Note that the upstream connection is open; False when it is no longer needed.
+
+        The upstream side calls it before anything else.
+        """
         if self._phase is not _Phase.CONNECT:
             upstream.transport.abort()  # the client left meanwhile
             return False
@@ -387,11 +398,14 @@ class ClientSide(asyncio.Protocol):
         self._send_head()
         self._advance()
         self.regulate()
-        _limit_unsent(self._socket)  # before the first answer, but not before the first request went out
+        _limit_unsent(self._socket)  # before the first answer, but after the first request went out
         return True
 
     def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None:
-        """The upstream connection is gone; the client's ends with it, as it would have without us."""
+        """Note that the upstream connection is gone.
+
+        The client's connection ends with it, as it would without the proxy.
+        """
         self.upstream = None
         flight, now = self.flight, self.relay.clock()
         if self._phase in (_Phase.LINGER, _Phase.CLOSED):
@@ -400,7 +414,7 @@ class ClientSide(asyncio.Protocol):
             self._close()
         elif self.response_done:
             if self._phase in (_Phase.LENGTH, _Phase.CHUNKED):
-                self._linger()  # it answered early and hung up; the client is still sending and must get to read that
+                self._linger()  # it answered early and hung up; the client still sends and must be able to read the answer
             else:
                 self._close()
         elif self._phase is _Phase.TUNNEL:
@@ -415,14 +429,17 @@ class ClientSide(asyncio.Protocol):
         else:
             self.relay.finish(flight, EndReason.UPSTREAM_GONE, now)
             if until_close:
-                self._reset()  # a plain close would say that the body is whole
+                self._reset()  # a plain close would claim that the body is whole
             else:
                 self._close()
 
     # --- responses --------------------------------------------------------------------------------------------------------
 
     def content_written(self, wrote_ns: int) -> None:
-        """The read that held the first content was written to the client at ``wrote_ns``."""
+        """Note that the client was sent the first content at ``wrote_ns``.
+
+        ``wrote_ns`` is the time of the write for the read that held the first content.
+        """
         assert self.flight is not None
         if self.blocked_since is None:
             self.flight.first_delivered_ns = wrote_ns
@@ -430,14 +447,17 @@ class ClientSide(asyncio.Protocol):
             self._delivery_awaited = True
 
     def response_complete(self, at_ns: int) -> None:
-        """The response was read whole (and written); its record waits until the client took its last byte."""
+        """Note that the response was read to its end and written.
+
+        Its record waits until the client took the last byte.
+        """
         self.response_done = True
         self._response_end_ns = at_ns
         if self.blocked_since is None:
             self._delivered()
 
     def tunnel(self) -> None:
-        """101 Switching Protocols went by: from here on bytes are only passed."""
+        """Pass only bytes from here on: the upstream sent 101 Switching Protocols."""
         assert self.upstream is not None
         self.relay.stats.tunnels += 1
         self._phase = _Phase.TUNNEL
@@ -447,7 +467,10 @@ class ClientSide(asyncio.Protocol):
         self.regulate()
 
     def unsolicited(self) -> None:
-        """The upstream sent bytes that answer nothing. They were passed on; a later answer could no longer be told from them."""
+        """Note that the upstream sent bytes that answer no request.
+
+        The proxy passed them on. A later answer can no longer be distinguished from them.
+        """
         self._close()
 
     def _delivered(self) -> None:
@@ -488,7 +511,10 @@ class ClientSide(asyncio.Protocol):
     # --- time limits ------------------------------------------------------------------------------------------------------
 
     def look_at_limits(self, now: int) -> None:
-        """End a connection whose client owes a request, or more of one, for too long. Called about once a second."""
+        """End a connection whose client takes too long to send a request or its rest.
+
+        It is called about once a second.
+        """
         phase, settings = self._phase, self.relay.settings
         if phase is _Phase.HEAD:
             if self.unused_ns is not None:
@@ -521,14 +547,20 @@ class ClientSide(asyncio.Protocol):
 
     @property
     def idle_ns(self) -> int | None:
-        """Since when a stream's client owes a request of which nothing has come; None where it does not."""
+        """Since when the client of a stream owes a request of which nothing has come.
+
+        None when it owes none.
+        """
         if self.unused_ns is not None:
             return self.unused_ns
         silent = self._phase is _Phase.HEAD and self._admitted and not self._served and not self._pending
         return self._waiting_ns if silent else None
 
     def give_way(self) -> None:
-        """End in favour of another: as a kept-alive connection may end at any time; a new one gets a 503."""
+        """End this connection in favour of another.
+
+        A kept-alive connection is closed, which may happen at any time; a new one gets a 503.
+        """
         if self._served:
             self._close()
             return
@@ -537,12 +569,12 @@ class ClientSide(asyncio.Protocol):
         self._refuse_stream("streams")
 
     def drain(self) -> None:
-        """Close now if nothing runs; otherwise the end of the running exchange closes."""
+        """Close now when idle; otherwise close when the running exchange ends."""
         if self.flight is None:
             self._close()
 
     def abort(self) -> None:
-        """Cut both connections now; a running exchange is recorded as cut by us."""
+        """Cut both connections now; the record says that the proxy cut the exchange."""
         if self.flight is not None:
             if not self.flight.recorded:
                 self.relay.stats.aborted += 1
@@ -557,7 +589,10 @@ class ClientSide(asyncio.Protocol):
             upstream.transport.abort()
 
     def _refuse_stream(self, reason: str) -> None:
-        """503: there is no room for one more stream now. A connection that has sent no request yet gets it too."""
+        """Answer 503: there is no room for one more stream.
+
+        A connection that has sent no request yet gets it too.
+        """
         self.relay.refused(reason)
         message = "no more streams fit" if reason == "streams" else "no connection to the upstream can be opened now"
         if self.flight is None:
@@ -571,7 +606,10 @@ class ClientSide(asyncio.Protocol):
         self._answer(status, kind, message)
 
     def _give_up(self, status: int, kind: str, message: str, ending: EndReason) -> None:
-        """End the running exchange ourselves: with an answer if the upstream has sent none of its own yet, else by a close."""
+        """End the running exchange from the proxy.
+
+        The client gets an answer if the upstream has not begun one; otherwise the connection is closed.
+        """
         flight = self.flight
         untouched = flight is not None and flight.last_read_ns is None
         if flight is not None:
@@ -615,11 +653,14 @@ class ClientSide(asyncio.Protocol):
             self.upstream.transport.abort()
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            # What is left is lost then, so the end must not look like that of a whole answer.
+            # Nothing more can be delivered, so the end must not look like that of a whole answer.
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._reset)
 
     def _close_after_last(self) -> None:
-        """The client asked for the end of the connection: what it sent behind its last request is not read as one."""
+        """Close after the last request: the client asked for the end of the connection.
+
+        What the client sent behind that request is not read as a request.
+        """
         if self.upstream is not None:
             self.upstream.transport.abort()
         if self._pending:
@@ -628,14 +669,20 @@ class ClientSide(asyncio.Protocol):
             self._close()
 
     def _end_as_upstream(self, exc: Exception | None) -> None:
-        """Nothing but the end of the connection tells how this one ended: a reset stays one."""
+        """End the client's connection as the upstream ended: a reset stays a reset.
+
+        Only the end of the connection tells how this response ended.
+        """
         if exc is None:
             self._close()
         else:
             self._reset()
 
     def _cut(self) -> None:
-        """End the connection in the middle of an answer, so that the answer cannot look whole."""
+        """Cut the connection in the middle of an answer.
+
+        The client must not take the answer for a whole one.
+        """
         if self.upstream is not None and self.upstream.ends_by_close and not self.response_done:
             self.upstream.transport.abort()
             self._reset()
@@ -643,7 +690,7 @@ class ClientSide(asyncio.Protocol):
             self._close()
 
     def _reset(self) -> None:
-        """TCP RST, under TLS too, where it comes instead of a close_notify."""
+        """Send TCP RST, also under TLS, in place of a close_notify."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._phase = _Phase.CLOSED
@@ -658,7 +705,10 @@ def _limit_unsent(connection: socket.socket) -> None:
 
 
 def _numbers(error: OSError) -> set[int]:
-    """The error's number, or those of all attempts where a host name has several addresses: asyncio joins their texts."""
+    """Error numbers of ``error``, or of all attempts to connect.
+
+    asyncio joins the texts of the attempts when a host name has several addresses.
+    """
     if error.errno is not None:
         return {error.errno}
     return {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}

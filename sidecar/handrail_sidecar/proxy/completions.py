@@ -1,7 +1,8 @@
-"""What do chunks of ``/v1/chat/completions`` and ``/v1/completions`` say? OpenAI's objects as vLLM 0.32 sends them.
+"""Read chunks of ``/v1/chat/completions`` and ``/v1/completions``.
 
-The hot path of the proxy: typed decoding of the few members that matter. Generated text is looked at, never kept. What does not
-fit the types is read once more without them, so a server's odd habits cost time, not facts.
+The objects are OpenAI's as vLLM 0.32 sends them. This is the hot path of the proxy: it decodes only the few members that
+matter, with types. It looks at generated text and never keeps it. Data that does not fit the types is read once more without
+types, so unusual servers cost time and no facts.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Finish(msgspec.Struct, gc=False):
 
 
 class Completions:
-    """chat and text_completion."""
+    """Reader for chat and text_completion."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -93,7 +94,7 @@ class Completions:
             total = token_count(usage.completion_tokens)
             details = usage.prompt_tokens_details
             cached = token_count(details.cached_tokens) if details is not None else None
-            # With one choice in the chunk the count is that choice's running total; otherwise it is of the whole response.
+            # With one choice in the chunk the count is that choice's running total; otherwise it covers the whole response.
             one = len(choices) == 1
             tally.counts(token_count(usage.prompt_tokens), None if one else total, cached)
             if not one:
@@ -124,7 +125,10 @@ class Completions:
             tally.finished(index, reason, at_ns)
 
     def _odd(self, event_name: bytes, data: bytes, at_ns: int) -> None:
-        """Not of the usual types: the end marker, an error of another shape, or a server with habits of its own."""
+        """Read data that does not fit the types.
+
+        It is the end marker, an error of another shape, or the output of an unusual server.
+        """
         tally = self._tally
         stripped = data.strip()
         if stripped == _DONE:
@@ -159,7 +163,7 @@ class Completions:
 
 
 def _kind(delta: _Delta) -> str | None:
-    """What a delta without text shows."""
+    """What a delta without text contains."""
     if delta.reasoning or delta.reasoning_content:
         return "reasoning"
     for call in delta.tool_calls or ():
@@ -171,7 +175,10 @@ def _kind(delta: _Delta) -> str | None:
 
 
 def _tolerant(found: dict[str, Any]) -> _Choice:
-    """A choice with odd types. Only whether text is there matters, so content in parts (a list) becomes any text."""
+    """Read a choice with unusual types.
+
+    Only the presence of text matters, so content in parts (a list) becomes any text.
+    """
     delta = found.get("delta")
     index = found.get("index")
     return _Choice(
@@ -210,7 +217,10 @@ def _finishes(members: dict[str, msgspec.Raw]) -> list[_Finish]:
 
 
 def _plain_error(event_name: bytes, data: bytes, tally: Tally) -> None:
-    """Errors without an ``error`` member: an event of that name, or vLLM's older ``{"object": "error", "type": ...}``."""
+    """Read an error that has no ``error`` member.
+
+    It is an event of that name, or vLLM's older ``{"object": "error", "type": ...}``.
+    """
     try:
         found = mapping(loaded(data))
     except ValueError:

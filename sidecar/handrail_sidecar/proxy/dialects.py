@@ -1,5 +1,6 @@
-"""How each API says what its response holds. A dialect reads the data of one event, or one whole JSON body, into a ``Tally``.
+"""Read what a response of each API contains.
 
+A dialect reads the data of one event, or one whole JSON body, into a ``Tally``.
 responses: the OpenAI Responses events. messages: the Anthropic Messages events. chat and text_completion: ``completions.py``.
 """
 
@@ -17,9 +18,9 @@ Members = dict[str, msgspec.Raw]
 
 
 class Dialect(Protocol):
-    """Reads into the tally it was made with.
+    """A reader that writes into the tally it was made with.
 
-    ``event`` raises nothing: what cannot be read is counted as lost. ``body`` raises ``ValueError`` where a member is not JSON.
+    ``event`` raises nothing: it counts what cannot be read as lost. ``body`` raises ``ValueError`` when a member is not JSON.
     """
 
     def event(self, event_name: bytes, data: bytes, at_ns: int) -> None: ...
@@ -31,7 +32,7 @@ class Dialect(Protocol):
 
 
 class Responses:
-    """The Responses API. It ends with an event of its own and sends no ``[DONE]``."""
+    """The Responses API; it ends with an event of its own and sends no ``[DONE]``."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -92,7 +93,10 @@ def _responses_kind(kind: str) -> str | None:
 
 
 def _error_with_code_as_type(error: object) -> object:
-    """Responses errors have a code and a message but no type; the code is the closest thing to one."""
+    """Use the code of a Responses error as its type.
+
+    Responses errors have a code and a message but no type; the code is the closest thing to one.
+    """
     found = mapping(error)
     return {"type": found.get("type") or found.get("code"), "code": found.get("code")}
 
@@ -107,7 +111,10 @@ _MESSAGE_DELTAS: Final = {
 
 
 class Messages:
-    """The Anthropic Messages API. ``index`` there numbers content blocks of the one choice."""
+    """The Anthropic Messages API.
+
+    ``index`` numbers content blocks of the one choice there.
+    """
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -148,7 +155,7 @@ class Messages:
 
 
 def dialect(operation: str | None, tally: Tally) -> Dialect | None:
-    """The reader for an operation's responses; None where the API is not known."""
+    """The reader for an operation's responses; None for an unknown API."""
     if operation in ("chat", "text_completion"):
         return Completions(tally)
     if operation == "responses":
@@ -157,9 +164,10 @@ def dialect(operation: str | None, tally: Tally) -> Dialect | None:
 
 
 def read_body(data: bytes | bytearray, reader: Dialect | None, tally: Tally, failed: bool) -> None:
-    """One whole JSON body: of a response that was not streamed, or of an error (``failed``: the status says so).
+    """Read one whole JSON body: of a response that was not streamed, or of an error.
 
-    Text is skipped, not decoded. Raises ``ValueError`` where the body is no JSON object.
+    ``failed``: the status says that it is an error. Text is skipped, not decoded. Raises ``ValueError`` when the body is no JSON
+    object.
     """
     try:
         members = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
@@ -178,7 +186,10 @@ def read_body(data: bytes | bytearray, reader: Dialect | None, tally: Tally, fai
 
 
 def _object(data: bytes, tally: Tally) -> dict[str, Any] | None:
-    """The event's JSON object; None where there is none, counted as lost where there should be one."""
+    """The event's JSON object; None without one.
+
+    A missing object counts as lost when the event should have one.
+    """
     stripped = data.strip()
     if not stripped.startswith(b"{"):
         tally.done = tally.done or stripped == b"[DONE]"

@@ -1,6 +1,7 @@
-"""What one proxied request has shown so far, and the record made of it in the end. No I/O: bytes and stamps come in.
+"""Observe one proxied request and make its record at the end.
 
-Stamps are readings of the proxy's monotonic clock; the record counts them from the request's arrival.
+It does no I/O: bytes and stamps come in. Stamps are readings of the proxy's monotonic clock; the record counts them from the
+request's arrival.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ from handrail_sidecar.proxy.settings import ProxySettings
 from handrail_sidecar.proxy.stats import ProxyStats
 
 CLIENT_SLOW_NS = 100_000_000
-"""A client that took nothing for this long in sum is said to be slow: longer than any stall of a healthy path."""
+"""Total time without progress from which a client counts as slow, in ns.
+
+It is longer than any stall of a healthy path.
+"""
 
 
 HELD_LIMIT = 64
-"""Times of one response in which nothing was read for a client that took nothing; later ones are not kept."""
+"""Most intervals kept of one response in which the client took nothing.
+
+Nothing of the response was read in such an interval. Later ones are not kept.
+"""
 
 LATE_READS = 16
 LATE_BYTES = 4096
-"""Once its first content is delivered, a stream is read this many reads at a time; a larger read is read at once.
+"""Reads of a delivered stream that are processed together, and the size limit.
 
+Once its first content is delivered, a stream is read this many reads at a time; a larger read is processed at once.
 Every read has its stamp already, so no figure changes. Between two system calls the reader finds the processor's caches cold:
 read by read it cost 7 us a token of 64 paced streams, 2 us in a row (tests/bench/bench_proxy.py).
 """
@@ -38,13 +46,13 @@ read by read it cost 7 us a token of 64 paced streams, 2 us in a row (tests/benc
 class EndReason(Enum):
     """How the proxy saw the exchange end."""
 
-    CLEAN = "clean"  # the response was whole
+    CLEAN = "clean"  # the response is complete
     CLIENT_GONE = "client_gone"
     UPSTREAM_GONE = "upstream_gone"
     UNREACHABLE = "unreachable"
-    REFUSED = "refused"  # by the proxy itself
-    IDLE = "idle"  # silent after it said that it is finished; still open
-    UNREADABLE = "unreadable"  # not HTTP, so nobody can say whether it was whole
+    REFUSED = "refused"  # the proxy ended it
+    IDLE = "idle"  # silent after its finish reason; still open
+    UNREADABLE = "unreadable"  # not HTTP, so its end is unknown
     SHUTDOWN = "shutdown"  # cut by the proxy's own shutdown
 
 
@@ -68,7 +76,10 @@ SHUTDOWN_ERROR = "proxy_shutdown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIdentity:
-    """Who a request is: its ids, where they came from, and the head that carries them upstream."""
+    """Identity of a request: its ids and where they came from.
+
+    It also holds the head that carries the ids upstream.
+    """
 
     ids: SpanIds
     origin: trace_context.Origin
@@ -79,12 +90,18 @@ class RequestIdentity:
 
 
 def observed_operation(head: RequestHead) -> str | None:
-    """The API a request speaks if it is one that gets a record: a POST to a generation path; else None."""
+    """The API of a request that gets a record; None for any other request.
+
+    Such a request is a POST to a generation path.
+    """
     return operation_of(head.path) if head.method == b"POST" else None
 
 
 def identify(head: RequestHead, settings: ProxySettings, *, observed: bool) -> RequestIdentity:
-    """Ids of a request and its head as it goes upstream (DESIGN section 4). Requests that are not observed are not changed."""
+    """Choose a request's ids and the head that goes upstream (DESIGN section 4).
+
+    Requests that are not observed are not changed.
+    """
     inbound = trace_context.extract(head.headers)
     raw_id = head.first(b"x-request-id")
     added = observed and raw_id is None and settings.request_id == "add"
@@ -93,7 +110,7 @@ def identify(head: RequestHead, settings: ProxySettings, *, observed: bool) -> R
     key = None
     if raw_id is not None:
         key = identity.request_key(raw_id.decode("utf-8", "surrogateescape"), identity.IdOrigin.CLIENT).key
-        if not identity.joinable(key):  # a counter's value would put strangers into one trace
+        if not identity.joinable(key):  # the value of a counter would put unrelated requests into one trace
             key = None
     ids, origin = trace_context.continue_from(inbound, key, exported=settings.engine_exports_to_us)
     replace = observed and settings.trace_context == "set"
@@ -112,7 +129,10 @@ def identify(head: RequestHead, settings: ProxySettings, *, observed: bool) -> R
 
 
 class ExchangeObserver:
-    """One request under way. The relay writes the stamps that are attributes here; ``record`` reads everything."""
+    """Observer of one running request.
+
+    The relay writes the stamps that are attributes here; ``record`` reads all of them.
+    """
 
     def __init__(
         self,
@@ -163,28 +183,34 @@ class ExchangeObserver:
 
     @property
     def content_seen(self) -> bool:
-        """Content has been read: a first chunk of a stream that holds some, or the first byte of any other body."""
+        """Note that content has been read.
+
+        It is the first chunk of a stream that holds content, or the first byte of any other body.
+        """
         reader = self._reader
         return reader is not None and (reader.events > 0 if self._streams else self._body_seen)
 
     @property
     def finish_seen(self) -> bool:
-        """The response said that generation is finished."""
+        """Note that the response marked the end of generation."""
         self._catch_up()
         return self._reader is not None and self._reader.finished
 
     def held(self, begin_ns: int, end_ns: int) -> None:
-        """Between these stamps nothing of the response was read, since the client took nothing."""
+        """Note an interval in which the response was not read.
+
+        The client took nothing between these two stamps.
+        """
         if len(self._held) < HELD_LIMIT:
             self._held.append((begin_ns, end_ns))
 
     def hint(self, hint: Hint) -> None:
-        """Note an oddity, once."""
+        """Note an oddity once."""
         if hint not in self._hints:
             self._hints.append(hint)
 
     def request_body(self, data: bytes) -> None:
-        """A piece of the request's body went by."""
+        """Note a piece of the request's body."""
         if self._inspector is not None:
             try:
                 self._inspector.feed(data)
@@ -193,16 +219,19 @@ class ExchangeObserver:
                 self._inspector = None
 
     def request_body_missing(self, size: int) -> None:
-        """The next ``size`` bytes of the request's body went by unseen."""
+        """Note that the next ``size`` bytes of the request's body passed unseen."""
         if self._inspector is not None:
             self._inspector.skip(size)
 
     def response_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> Body | None:
-        """The final head of the response, header names in lower case. Returns what takes its body."""
+        """Read the final head of the response; return what takes its body.
+
+        Header names are in lower case.
+        """
         self.status = status
         if self.operation is None:
             return None
-        found = dict(reversed(headers))  # the first of a name wins
+        found = dict(reversed(headers))  # the first header of a name counts
         self._content_encoding = _text(found.get(b"content-encoding"))
         content_type = _text(found.get(b"content-type"))
         self._streams = content_type is not None and content_type.lower().startswith("text/event-stream")
@@ -220,12 +249,15 @@ class ExchangeObserver:
         return self._response_body
 
     def record(self, ending: EndReason, at_ns: int) -> Exchange:
-        """The exchange as it stands, ended at ``at_ns``. To be asked for once: it is counted."""
+        """Make the record of the exchange, ended at ``at_ns``.
+
+        Call it once: it also counts the exchange.
+        """
         record = self._record(ending, at_ns)
         if self._live is not None:
             try:
                 self._live.ended(record)
-            except Exception:  # a count that fails must not cost the record
+            except Exception:  # an error in counting must not cost the record
                 self._stats.observer_errors += 1
         return record
 
@@ -299,12 +331,15 @@ class ExchangeObserver:
             self._catch_up()
 
     def overdue(self, before_ns: int) -> None:
-        """Read now what came before ``before_ns``: a stream that has become slow would else be looked at late."""
+        """Process the reads that came before ``before_ns`` now.
+
+        Otherwise a stream that has become slow would be processed late.
+        """
         if self._late and self._late[0][1] < before_ns:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Read what was put off."""
+        """Process the postponed reads."""
         late, self._late = self._late, []
         reader = self._reader
         if reader is None:
@@ -320,7 +355,7 @@ class ExchangeObserver:
         if late and self._live is not None:
             try:
                 self._live.look(reader)
-            except Exception:  # nor may a count that fails cost what is read
+            except Exception:  # nor may an error in counting cost what was read
                 self._stats.observer_errors += 1
                 self._live = None
 
@@ -332,7 +367,7 @@ class ExchangeObserver:
                     self._request = self._inspector.facts(ended=self.request_done_ns is not None)
                 except Exception:
                     self._stats.observer_errors += 1
-                self._inspector = None  # and with it the up to 1.5 MiB of body that it holds
+                self._inspector = None  # this frees up to 1.5 MiB of body too
         return self._request
 
     def _stream_facts(self, ending: EndReason, at_ns: int) -> StreamFacts | None:

@@ -1,8 +1,9 @@
-"""The head of an HTTP/1.x request: checked by llhttp, kept as the bytes it came in, changed in two header lines at most.
+"""Check the head of an HTTP/1.x request; change at most two of its header lines.
 
-A head that two parsers could read differently is the door for request smuggling (RFC 9112 section 11.2), so nothing is lenient
-here: llhttp 9's defaults refuse bare line feeds, folded lines, spaces before colons, both or two lengths, and unknown transfer
-codings.
+llhttp checks the head; the bytes stay as they came in.
+A head that two parsers could read differently opens the door to request smuggling (RFC 9112 section 11.2), so nothing is
+lenient here: llhttp 9's defaults refuse bare line feeds, folded lines, spaces before colons, both or two lengths, and unknown
+transfer codings.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ from dataclasses import dataclass
 import httptools
 
 END = b"\r\n\r\n"
-_CUT = b"\r"  # what may become an empty line
+_CUT = b"\r"  # this may become an empty line
 _OWNED = (b"traceparent:",)
 
 
 class MalformedHeadError(Exception):
-    """Not an HTTP/1.x request that may be passed on; the text says why and repeats nothing of the request."""
+    """Not an HTTP/1.x request that may be passed on.
+
+    The text gives the reason and repeats nothing of the request.
+    """
 
 
 class HeadTooLongError(Exception):
-    """The head has no end within the limit."""
+    """No end of the head within the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """One request head. ``raw``: as received, blank line included. Header names and values are bytes, in order, any case.
+    """One request head.
 
+    ``raw``: as received, blank line included. Header names and values are bytes, in order, in any case.
     ``last``: the client sends no further request on this connection, so the end of the answer ends it (RFC 9112 section 9.3).
     """
 
@@ -56,7 +61,7 @@ class RequestHead:
 
 
 class _ParserCallbacks:
-    """llhttp's callbacks."""
+    """Callbacks for llhttp."""
 
     __slots__ = ("complete", "headers", "target")
 
@@ -76,13 +81,16 @@ class _ParserCallbacks:
 
 
 def parse_head(raw: bytes) -> RequestHead:
-    """Parse ``raw``, which ends with the first blank line. Raises ``BadRequestError``."""
+    """Parse ``raw``, which ends with the first blank line.
+
+    Raises ``BadRequestError``.
+    """
     seen = _ParserCallbacks()
     parser = httptools.HttpRequestParser(seen)
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # Upgrade and CONNECT: the head is whole, what follows is the caller's business
+        pass  # Upgrade and CONNECT: the head is whole, the caller handles what follows
     except httptools.HttpParserError as error:
         raise MalformedHeadError(str(error)) from error
     if not seen.complete:
@@ -113,8 +121,9 @@ def parse_head(raw: bytes) -> RequestHead:
 
 
 def rewrite(head: RequestHead, *, traceparent: bytes | None, request_id: bytes | None) -> bytes:
-    """The head to send upstream: ``traceparent`` (None: untouched) replaces all lines of that name, ``request_id`` is appended.
+    """Return the head to send upstream.
 
+    ``traceparent`` replaces all lines of that name; None changes nothing. ``request_id`` is appended.
     Everything else keeps its bytes, order, case and duplicates.
     """
     if traceparent is None and request_id is None:
@@ -129,9 +138,9 @@ def rewrite(head: RequestHead, *, traceparent: bytes | None, request_id: bytes |
 
 
 class HeadReader:
-    """Takes the next head out of a growing buffer, however the reads were cut.
+    """Takes the next head out of a growing buffer, wherever the reads were cut.
 
-    Empty lines before a request line are dropped (RFC 9112 section 2.2), each a whole CRLF: a bare line feed ends no line here.
+    It drops empty lines before a request line (RFC 9112 section 2.2). Each must be a whole CRLF: a bare line feed ends no line.
     """
 
     __slots__ = ("_limit", "_probe", "_scanned")
@@ -142,9 +151,10 @@ class HeadReader:
         self._scanned = 0  # bytes of the buffer that the probe has seen
 
     def take(self, pending: bytearray) -> RequestHead | None:
-        """Remove a whole head from the front of ``pending`` and return it; None until it is whole.
+        """Remove a whole head from the front of ``pending`` and return it.
 
-        Between two heads ``pending`` may only grow. Raises ``BadRequestError`` and ``HeadTooLongError``, once.
+        Returns None until the head is whole. Between two heads ``pending`` may only grow.
+        Raises ``BadRequestError`` and ``HeadTooLongError``, once.
         """
         if not self._scanned:
             drop_empty_lines(pending)
@@ -168,7 +178,10 @@ class HeadReader:
 
 
 def drop_empty_lines(pending: bytearray) -> None:
-    """Remove whole empty lines from the front; the first half of one may be left. Raises ``BadRequestError`` for bare ends."""
+    """Remove whole empty lines from the front.
+
+    The first half of one may be left. Raises ``BadRequestError`` for bare line ends.
+    """
     while pending.startswith(b"\r\n"):
         del pending[:2]
     if pending.startswith(b"\n") or (len(pending) > len(_CUT) and pending.startswith(_CUT)):
@@ -176,7 +189,10 @@ def drop_empty_lines(pending: bytearray) -> None:
 
 
 class HeadProbe:
-    """Judges a head that has not come in whole yet, so that what will never be HTTP is refused at once, not at the size limit."""
+    """Check a head that has not come in whole yet.
+
+    It refuses at once what can never become HTTP, instead of at the size limit.
+    """
 
     __slots__ = ("_parser",)
 
@@ -184,7 +200,7 @@ class HeadProbe:
         self._parser = httptools.HttpRequestParser(_ParserCallbacks())
 
     def feed(self, data: bytes) -> None:
-        """Read on. Raises ``BadRequestError``."""
+        """Check the next bytes. Raises ``BadRequestError``."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:

@@ -1,7 +1,7 @@
-"""What does a compressed response say? A copy of the body is decoded for reading; what is passed on stays as it came.
+"""Decompress a copy of a response body for reading.
 
-``gzip`` (RFC 1952, also several members in a row) and ``deflate`` (RFC 1950, and the bare RFC 1951 streams that some servers
-send). Any other encoding is not read at all, rather than guessed.
+The client gets the body as it came. ``gzip`` (RFC 1952, also several members in a row) and ``deflate`` (RFC 1950, and the bare
+RFC 1951 streams that some servers send) are decoded. A body in any other encoding is not read at all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import Any, Final
 
-OUTPUT_LIMIT_BYTES: Final = 8 << 20  # decoded from one read; a read is at most a few hundred KiB
+OUTPUT_LIMIT_BYTES: Final = 8 << 20  # most bytes decoded from one read; a read is at most a few hundred KiB
 _MAGIC: Final = b"\x1f\x8b"
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _ZLIB: Final = zlib.MAX_WBITS
@@ -17,28 +17,31 @@ _BARE: Final = -zlib.MAX_WBITS
 
 
 class UndecodableError(Exception):
-    """The body cannot be read (any further)."""
+    """A body that cannot be read, or cannot be read any further."""
 
 
 class Plain:
-    """No encoding."""
+    """Reader for a body without encoding."""
 
     def push(self, data: bytes) -> bytes:
         return data
 
 
 class Inflate:
-    """gzip or deflate, one read at a time, with bounded output."""
+    """Reader for gzip or deflate, one read at a time, with bounded output."""
 
     def __init__(self, gzip: bool) -> None:
         self._gzip = gzip
         self._stream: Any = None  # None: before the first member and between members
-        self._head = b""  # the first byte of a member, until the second tells what it is
+        self._head = b""  # the first byte of a member, until the second identifies it
         self._members = 0
         self._over = False
 
     def push(self, data: bytes) -> bytes:
-        """What this read decodes to. Raises ``UndecodableError`` for broken data and beyond ``OUTPUT_LIMIT_BYTES`` of output."""
+        """Decompress one read.
+
+        Raises ``UndecodableError`` for broken data and above ``OUTPUT_LIMIT_BYTES`` of output.
+        """
         out = bytearray()
         while data and not self._over:
             if self._stream is None:
@@ -63,7 +66,7 @@ class Inflate:
         self._members += 1
 
     def _inflated(self, data: bytes, out: bytearray) -> bytes:
-        """Decode into ``out``; returns what is left for the next member."""
+        """Decode into ``out``; return what is left for the next member."""
         while True:
             try:
                 out += self._stream.decompress(data, OUTPUT_LIMIT_BYTES - len(out) + 1)
@@ -81,7 +84,7 @@ class Inflate:
 
 
 def decoder(content_encoding: str | None) -> Plain | Inflate | None:
-    """What reads a body of this Content-Encoding header; None where nothing here can."""
+    """Reader for a Content-Encoding header; None for an encoding that cannot be read."""
     names = [name.strip().lower() for name in (content_encoding or "").split(",")]
     names = [name for name in names if name not in ("", "identity")]
     if not names:

@@ -1,4 +1,7 @@
-"""Values of JSON that others wrote: each of the expected type, or None. Nothing here raises on a wrong type."""
+"""Read values of foreign JSON: each has the expected type or is None.
+
+Nothing here raises on a wrong type.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import msgspec
 
 from handrail.printable import is_printable
 
-_NAME_LIMIT: Final = 256  # longer ids and model names are not ids and model names
+_NAME_LIMIT: Final = 256  # longer strings are no ids or model names
 _COUNT_LIMIT: Final = 1 << 40
 
 # Error types, codes and finish reasons are words of a protocol. Anything else might repeat input and is not kept.
@@ -19,7 +22,10 @@ T = TypeVar("T")
 
 
 def loaded(data: bytes | msgspec.Raw) -> Any:
-    """Any JSON value. Raises ``ValueError`` for anything else, nesting deeper than the decoder's stack included."""
+    """Decode any JSON value.
+
+    Raises ``ValueError`` for anything else, also for nesting deeper than the decoder's stack.
+    """
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -55,12 +61,15 @@ def whole_number(value: object) -> int | None:
 
 
 def token_count(value: object) -> int | None:
-    """A whole number that tokens could be counted by."""
+    """A whole number that is possible as a count of tokens."""
     number = whole_number(value)
     return number if number is not None and number < _COUNT_LIMIT else None
 
 
 def word(value: object) -> str | None:
-    """A short word of a protocol, or a number as one: ``InternalServerError``, ``rate_limit_exceeded``, ``500``."""
+    """A short word of a protocol, or a number in its place.
+
+    Examples: ``InternalServerError``, ``rate_limit_exceeded``, ``500``.
+    """
     spelled = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
     return spelled if _WORD.fullmatch(spelled) else None

@@ -1,5 +1,6 @@
-"""What the connections of one proxy share: settings, counters, running request ids, and the way of a record to the sink.
+"""State that all connections of one proxy share.
 
+It holds settings, counters and running request ids, and it passes records to the sink.
 A proxied connection has two sides, ``client.ClientSide`` and ``upstream.UpstreamSide``. They are paired: each client connection
 has its own upstream connection, opened at its first request, and the end of either ends the other. There is no pool, so
 keep-alive, stale connections and ``Connection`` headers behave as without the proxy. Why protocols and not aiohttp:
@@ -27,21 +28,33 @@ from handrail_sidecar.sources.base import Sink
 log = logging.getLogger(__name__)
 
 ENDED_DELAY_S, ENDED_MOST = 0.005, 64
-"""Records are made this much later, or when so many wait: a record takes 90 us, which a burst of answers that end together (as
-those of one batch do) would else put before the next requests."""
+"""Delay of a record after its exchange ended, and most records that wait.
+
+A record takes 90 us. Answers that end together (as those of one batch do) would otherwise delay the next requests by as many
+records.
+"""
 
 
 LOOK_WITHIN_NS = 10**9
-"""What was read of a response and put off is looked at after so long, at the next tick: /metrics tells of it then."""
+"""Longest wait of a read that was put off, in ns.
+
+The next tick after it processes the read, so that /metrics shows it then.
+"""
 
 SPARE_IDLE_S = 5.0
-"""Where no more streams fit, a client connection that has owed a request for so long gives way; vLLM itself keeps none longer."""
+"""Idle time after which a client connection may be closed for a new stream.
+
+It applies when no more streams fit. vLLM itself keeps no idle connection longer.
+"""
 
 SPARES = 64
-"""Looked for at once: a search goes over all connections."""
+"""Most idle connections found by one search, which looks at all connections."""
 
 RECOVERED_S = 5.0
-"""Streams are taken again when so long none was refused and there is room: said once, however often it is just not enough."""
+"""Time without a refusal, and with room, after which the shortage counts as over.
+
+One shortage is logged once, however often there is just not enough room.
+"""
 
 _WHY = {
     "streams": "no more fit (raise the hard limit of descriptors: ulimit -Hn, LimitNOFILE=; or proxy.max_streams)",
@@ -68,7 +81,7 @@ class Connection(Protocol):
 
 
 class Relay:
-    """What the connections of one proxy share. One event loop owns it."""
+    """Shared state of the connections of one proxy. One event loop owns it."""
 
     def __init__(
         self,
@@ -95,15 +108,18 @@ class Relay:
         self._live = live
         self._ended: list[tuple[ExchangeObserver, EndReason, int]] = []  # records to be written
         self._in_flight: dict[bytes, list[ExchangeObserver]] = {}  # running requests by X-Request-Id
-        self._refusing = 0  # streams refused since there was room for the last time
+        self._refusing = 0  # streams refused since there last was room
         self._refused_ns = 0
-        self._spare: list[Connection] = []  # idle when it was last looked for them; the longest last
-        self._searched = False  # no idle connection was found since the last tick
+        self._spare: list[Connection] = []  # idle at the last search; the longest idle is last
+        self._searched = False  # the search since the last tick found no idle connection
 
     # --- streams ----------------------------------------------------------------------------------------------------------
 
     def stream(self) -> bool:
-        """Whether one more client connection may be a stream, if need be in place of one that has long been idle."""
+        """Whether one more client connection may be a stream.
+
+        It may take the place of one that has long been idle.
+        """
         if self.admission.stream():
             return True
         if self._searched:
@@ -118,7 +134,10 @@ class Relay:
         return True
 
     def _idle(self) -> Connection | None:
-        """The stream whose client has owed a request for longest, if that is long enough."""
+        """The stream that has been idle for longest, if that is long enough.
+
+        Idle: its client owes a request.
+        """
         latest_ns = self.clock() - int(SPARE_IDLE_S * 1e9)
         if not self._spare:
             found = [(each.idle_ns, each) for each in self.connections if each.idle_ns is not None]
@@ -130,7 +149,7 @@ class Relay:
         return None
 
     def refused(self, reason: str) -> None:
-        """Count a stream that got 503; the first one since there was room is said."""
+        """Count a stream that got 503; log the first one since there was room."""
         self.stats.refused_streams[reason] += 1
         self._refusing += 1
         self._refused_ns = self.clock()
@@ -150,7 +169,7 @@ class Relay:
     # --- records ----------------------------------------------------------------------------------------------------------
 
     def begin(self, head: RequestHead, arrival_ns: int, arrival_unix_ns: int) -> ExchangeObserver:
-        """Open the observation of one request and decide what its head looks like upstream."""
+        """Start to observe one request and choose its head for the upstream."""
         self.stats.requests += 1
         operation = observed_operation(head)
         if operation is None:
@@ -170,7 +189,7 @@ class Relay:
         if raw is not None:
             running = self._in_flight.setdefault(raw, [])
             running.append(flight)
-            if len(running) > 1:  # whose evidence is whose cannot be told by this id, for any of them
+            if len(running) > 1:  # two requests share this id, so the evidence cannot be assigned to either
                 for one in running:
                     one.hint(Hint.DUPLICATE_REQUEST_ID)
         return flight
@@ -208,15 +227,17 @@ class Relay:
             self._sink(record)
 
     def open_since(self) -> Iterator[int]:
-        """When each observed request that has not ended arrived, on the relay's clock."""
+        """Arrival of each observed request that has not ended, on the relay's clock."""
         for connection in self.connections:
             flight = connection.flight
             if flight is not None and flight.operation is not None and not flight.recorded:
                 yield flight.arrival_ns
 
     def tick(self) -> None:
-        """Look at what was put off for long; record streams that said they are finished and then neither ended nor went on (case
-        E06b). The client is left alone."""
+        """Process reads that were put off for long, and record streams that fell silent.
+
+        Such a stream sent its finish reason and then neither ended nor went on (case E06b). The client is left alone.
+        """
         now = self.clock()
         idle_ns = int(self.settings.idle_after_finish_s * 1e9)
         self._searched = False

@@ -1,8 +1,9 @@
-"""What did the request ask for? Reads a JSON request body of the OpenAI, Responses or Anthropic API as it streams through.
+"""Read the parameters of a request from its JSON body as it streams through.
 
-Only the fields named in ``RequestFacts`` are decoded. Prompts and messages are skipped by the decoder and never become Python
-strings; ``/v1/completions`` prompts are counted by looking at their raw JSON. Field names: the vLLM 0.32 protocol classes;
-``kv_transfer_params`` as measured on a real pair (DESIGN section 4 and the recordings under ``tests/data``).
+The body is one of the OpenAI, Responses or Anthropic API. Only the fields named in ``RequestFacts`` are decoded. The decoder
+skips prompts and messages; they never become Python strings. ``/v1/completions`` prompts are counted in their raw JSON.
+Field names: the vLLM 0.32 protocol classes; ``kv_transfer_params`` as measured on a real pair (DESIGN section 4 and the
+recordings under ``tests/data``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """``None``: not said in the part that was read. Defaults of the API are filled in only where the whole body was read."""
+    """Parameters of a request; None: not in the part that was read.
+
+    Defaults of the API are filled in only when the whole body was read.
+    """
 
     operation: str | None = None  # chat | text_completion | responses | messages
     model: str | None = None
@@ -44,7 +48,10 @@ class RequestFacts:
 
 
 class _Fields(msgspec.Struct, gc=False):
-    """The wanted members, each still raw JSON, so that one odd value does not cost the others and no prompt is built."""
+    """The wanted members, each still raw JSON.
+
+    One odd value does not cost the others, and no prompt is built.
+    """
 
     model: msgspec.Raw = _ABSENT
     stream: msgspec.Raw = _ABSENT
@@ -66,15 +73,19 @@ _DECODE_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def operation_of(path: str) -> str | None:
-    """The API that a request path speaks, whatever prefix a gateway put before it; None for anything else."""
+    """The API that a request path belongs to; None for any other path.
+
+    Any prefix that a gateway put before it is ignored.
+    """
     bare = path.partition("?")[0]
     return next((name for suffix, name in _OPERATIONS if bare.endswith(suffix)), None)
 
 
 class RequestInspector:
-    """Sees every piece of one request body. Holds at most ``cap_bytes`` of its beginning and ``TAIL_BYTES`` of its end.
+    """Read every piece of one request body.
 
-    ``content_length`` is the header's value, None where the body is chunked. Nothing is held for bodies that cannot be read
+    It holds at most ``cap_bytes`` of its beginning and ``TAIL_BYTES`` of its end.
+    ``content_length`` is the header's value, None when the body is chunked. Nothing is held for bodies that cannot be read
     (another path, not JSON, compressed).
     """
 
@@ -98,7 +109,7 @@ class RequestInspector:
         self._tail_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Look at the next piece; copies only the part of it that is kept."""
+        """Read the next piece; copy only the part of it that is kept."""
         if not self._readable:
             return
         self._seen += len(data)
@@ -110,7 +121,10 @@ class RequestInspector:
             self._keep_tail(data)
 
     def skip(self, size: int) -> None:
-        """A piece went by that nobody has: what was fed before is the beginning, and what comes is not its continuation."""
+        """Note that a piece passed unread.
+
+        The bytes fed so far are the beginning; those that follow are not their continuation.
+        """
         self._seen += size
         self._cap = len(self._head)
 
@@ -125,7 +139,10 @@ class RequestInspector:
             self._tail_bytes = len(self._tail[0])
 
     def facts(self, *, ended: bool = True) -> RequestFacts:
-        """What is known. ``ended``: the last piece was fed; only then is what was fed last the end of the body."""
+        """Return what is known.
+
+        ``ended``: the last piece was fed. Only then are the last bytes fed the end of the body.
+        """
         if not self._readable or self._seen == 0:
             return RequestFacts(operation=self._operation)
         ended = ended and (self._length is None or self._seen >= self._length)
@@ -140,7 +157,7 @@ class RequestInspector:
         head = bytes(self._head)
         members, cut = head_members(head)
         if cut is not None and cut[0] == b"prompt" and cut[1][:1] == b'"':
-            members[b"prompt"] = b'""'  # one string, however it goes on
+            members[b"prompt"] = b'""'  # one string, complete or not
         if ended:
             kept = b"".join(self._tail)
             gapless = self._seen == len(head) + len(kept)
@@ -175,9 +192,10 @@ class RequestInspector:
 
 
 def kv_params(found: object) -> KvParams | None:
-    """A decoded ``kv_transfer_params`` (vLLM NIXL, Mooncake) or an object with SGLang's ``bootstrap_*`` members.
+    """Read a ``kv_transfer_params`` or SGLang's ``bootstrap_*`` members.
 
-    A value of the wrong type is None; None altogether where nothing of it is known. ``remote_block_ids`` is a list per KV-cache
+    ``kv_transfer_params`` comes decoded (vLLM NIXL, Mooncake). The ``bootstrap_*`` members come in an object.
+    A value of the wrong type is None; the result is None when nothing of it is known. ``remote_block_ids`` is a list per KV-cache
     group or one flat list; only the total is kept.
     """
     if not isinstance(found, Mapping):
@@ -229,7 +247,10 @@ def _kv(fields: _Fields) -> KvParams | None:
 
 
 def _prompts(raw: msgspec.Raw) -> int | None:
-    """Prompts in a /v1/completions body: a string or a list of token ids is one, a list of strings or of lists its length."""
+    """Count the prompts in a /v1/completions body.
+
+    A string or a list of token ids is one prompt; a list of strings or of lists holds as many as its length.
+    """
     lead = bytes(memoryview(raw)[:64])
     if lead[:1] == b'"':
         return 1
@@ -252,7 +273,10 @@ def _value(raw: msgspec.Raw) -> Any:
 
 
 def _spoken(raw: msgspec.Raw) -> bool:
-    """The member is there and not null: a null takes the default like an absent one."""
+    """Whether the member is there and not null.
+
+    A null takes the default like an absent member.
+    """
     return bytes(raw) not in (b"", b"null")
 
 

@@ -1,7 +1,8 @@
-"""Where a response ends and what its body is, read off a copy of its bytes; the bytes themselves go to the client untouched.
+"""Find the end and the body of a response in a copy of its bytes.
 
-llhttp does the reading. It is lenient here, unlike for requests: connections are paired, so a response that client and proxy read
-differently can reach nobody else, and a lenient observer keeps seeing what real servers send.
+The bytes themselves go to the client untouched. llhttp does the reading. It is lenient here, unlike for requests: connections
+are paired, so a response that client and proxy read differently can reach no other client, and a lenient observer can read
+what real servers send.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import httptools
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = Callable[[bytes, int], None]
-"""Takes decoded body bytes (chunk framing removed) and the stamp of the read they came in."""
+"""Takes decoded body bytes and the stamp of the read that they came in.
+
+Chunk framing is removed.
+"""
 
 
 class ResponseWatch:
-    """Follows one response from its first interim head to its last byte.
+    """Follow one response from its first interim head to its last byte.
 
-    ``on_head`` is called once, with status and headers of the final head; what it returns gets the body (None: nobody looks).
+    ``on_head`` is called once, with status and headers of the final head. What it returns gets the body; None: the body is not
+    read.
     """
 
     __slots__ = (
@@ -57,14 +62,17 @@ class ResponseWatch:
         )
 
     def feed(self, data: bytes, stamp_ns: int) -> bool:
-        """Read on. True once ``complete``, ``upgraded`` or ``unreadable`` is. Never raises for what the bytes are."""
+        """Read the next bytes; True once ``complete``, ``upgraded`` or ``unreadable`` is.
+
+        It never raises, whatever the bytes are.
+        """
         self._stamp_ns = stamp_ns
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # on_headers_complete saw the 101
         except httptools.HttpParserError:
-            # Bytes behind a complete response are the caller's to judge.
+            # The caller handles bytes behind a complete response.
             self.unreadable = not (self.complete or self.upgraded)
         return self.complete or self.upgraded or self.unreadable
 

@@ -1,8 +1,9 @@
-"""When did a response's tokens come, and how did it end? Reads the body of one HTTP response as it streams through.
+"""Read when a response's tokens came and how the response ended.
 
-DESIGN section 5 ("Tokens") is the law: ``ttft_token`` is the first generated token, its text may be empty; ``ttft_text`` the
-first visible text, reasoning, tool call or refusal; a role-only chunk and a usage-only chunk are neither. An event has the time
-of the read that completes it. Nothing here keeps text, and nothing raises on what a server sends.
+It reads the body of one HTTP response as it streams through. DESIGN section 5 ("Tokens") is the definition: ``ttft_token`` is
+the first generated token, its text may be empty; ``ttft_text`` the first visible text, reasoning, tool call or refusal; a
+role-only chunk and a usage-only chunk are neither. An event has the time of the read that completes it. Nothing here keeps
+text, and nothing raises on what a server sends.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from handrail_sidecar.proxy.response_state import Tally
 from handrail_sidecar.proxy.sse import SseParser
 from handrail_sidecar.proxy.token_timing import TakeGaps, TakeShares
 
-BODY_LIMIT_BYTES: Final = 4 << 20  # a longer JSON body is not read; its facts stay unknown
+BODY_LIMIT_BYTES: Final = 4 << 20  # longest JSON body that is read; the facts of a longer one stay unknown
 _BURST_EVENTS: Final = 8
-_BURST_GAP_NS: Final = 200_000  # faster than any model per chunk
+_BURST_GAP_NS: Final = 200_000  # time per chunk below what any model needs
 _BURST_SHARE: Final = 20  # the burst is at most a twentieth of the wait before it
-_BUFFERED_TOKENS: Final = 4  # tokens a tool-call chunk, above which a parser is holding text back
-_HELD_NS: Final = 50_000_000  # from the first compressed byte to the first text, above which a compressor is
+_BUFFERED_TOKENS: Final = 4  # tokens a tool-call chunk, above which a parser holds text back
+_HELD_NS: Final = 50_000_000  # from the first compressed byte to the first text, above which a compressor holds text back
 
 
 class End(str, Enum):
@@ -36,12 +37,15 @@ class End(str, Enum):
     UPSTREAM_CUT = "upstream_cut"  # closed or reset inside the body
     CLIENT_GONE = "client_gone"
     IDLE_AFTER_FINISH = "idle_after_finish"  # every choice finished, then neither [DONE] nor a close within the limit
-    TIMED_OUT = "timed_out"  # our own limit on a response that had not finished
+    TIMED_OUT = "timed_out"  # the proxy's own limit on a response that had not finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """What one response told. Offsets count from the request's arrival; the names are those of ``records.Exchange``."""
+    """What one response showed.
+
+    Offsets count from the request's arrival; the names are those of ``records.Exchange``.
+    """
 
     outcome: Outcome
     stream: bool | None
@@ -71,10 +75,11 @@ class StreamFacts:
 
 
 class ResponseReader:
-    """Sees every read of one response's body, transfer coding removed. A few microseconds a chunk (tests/bench/bench_stream.py).
+    """Read every read of one response's body, transfer coding removed.
 
-    ``choices``: as asked, None where it was not seen. ``continuous_usage``: as asked; where it was not, running totals make a
-    per-token ITL only if the sum at the end confirms them.
+    It takes a few microseconds a chunk (tests/bench/bench_stream.py).
+    ``choices``: as in the request, None when that was not read. ``continuous_usage``: as in the request; without it, running
+    totals make a per-token ITL only if the sum at the end confirms them.
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class ResponseReader:
         self._ready = False  # the parser is between events: the quick way may be taken
         self._body: bytearray | None = bytearray()
         self._ttfb_ns: int | None = None
-        self._content_times = 0  # how often content came, however many chunks at a time; not kept on the quick way
+        self._content_times = 0  # how often content came, however many chunks at a time; the quick way does not count it
         self._end: End | None = None
         self._end_ns: int | None = None
 
@@ -117,33 +122,43 @@ class ResponseReader:
 
     @property
     def finished(self) -> bool:
-        """Every choice said why it ended, or the API's end marker came: a close may follow any time."""
+        """Whether generation has ended, so that a close may follow any time.
+
+        True when every choice has a finish reason, or the API's end marker came.
+        """
         return self._tally.done or self._tally.all_finished
 
     @property
     def model(self) -> str | None:
-        """As the response names it, so far."""
+        """The model's name in the response, so far."""
         return self._tally.model
 
     @property
     def first_token_ns(self) -> int | None:
-        """When the first token came; None before, and where an event before it could not be read."""
+        """When the first token came.
+
+        None before that, and when an event before it could not be read.
+        """
         return None if self._tally.lost_first else self._tally.first_token_ns
 
     def follow(self, gaps: TakeGaps, shares: TakeShares) -> None:
-        """From now on ``tell`` hands on new gaps; those per token only where running totals were asked for.
+        """Make ``tell`` pass on new gaps from now on.
 
-        Nothing is told where it was not seen how many choices were asked for: which chunks belong to one shows at the end.
+        Gaps per token are passed on only when the request asked for running totals.
+        Nothing is passed on when the number of choices in the request is unknown: only the end shows which chunks belong to one.
         """
         if self._tally.choices_known:
             self._tally.cadence.follow(gaps, shares if self._totals_requested else None)
 
     def tell(self) -> None:
-        """Hand on the gaps since the last call."""
+        """Pass on the gaps since the last call."""
         self._tally.cadence.tell()
 
     def feed(self, data: bytes, at_ns: int) -> None:
-        """One socket read that came ``at_ns`` after the request's arrival (stamped before it is passed on)."""
+        """Process one socket read that came ``at_ns`` after the request's arrival.
+
+        The read is stamped before it is passed on.
+        """
         # One read is one whole event, as vLLM and the routers send them: no need for the line parser.
         if (
             self._ready
@@ -194,7 +209,7 @@ class ResponseReader:
                 self._body = None
 
     def finish(self, at_ns: int, end: End) -> None:
-        """The transfer ended; only the first call counts."""
+        """Note that the transfer ended; only the first call counts."""
         if self._end is not None:
             return
         self._end, self._end_ns = end, at_ns
@@ -202,14 +217,14 @@ class ResponseReader:
             try:
                 read_body(self._body, self._dialect, self._tally, self._status >= 400)
             except ValueError:
-                # A body that was cut is no surprise; one that is whole and not what its type says is.
+                # A body that was cut may be unreadable; a whole one should be what its type says.
                 self._undecodable = self._json and end is End.CLEAN
         self._body = None
 
     def facts(self, held: Sequence[tuple[int, int]] = ()) -> StreamFacts:
-        """What is known so far; the outcome is ``unknown`` until ``finish``.
+        """Return what is known so far; the outcome is ``unknown`` until ``finish``.
 
-        ``held``: from when to when nothing was read since the client took nothing, on the clock of ``feed``.
+        ``held``: the intervals in which nothing was read since the client took nothing, on the clock of ``feed``.
         """
         tally = self._tally
         cadence = tally.measured
@@ -217,7 +232,7 @@ class ResponseReader:
         burst = self._burst()
         held_back = self._held_back(burst, output)
         stalls = cadence.stalls()
-        steady = not (burst or held_back or tally.lost_events)  # times of chunks say something of the times of tokens
+        steady = not (burst or held_back or tally.lost_events)  # times of chunks show something of the times of tokens
         return StreamFacts(
             outcome=self._outcome(),
             stream=self._stream,
@@ -251,7 +266,7 @@ class ResponseReader:
         if tally.lost_first:
             return None
         if tally.first_token_ns is None and output_tokens:
-            return tally.finish_ns  # tokens came, none with text: the chunk that finished is where they show
+            return tally.finish_ns  # tokens came, none with text: they show at the chunk that finished
         return tally.first_token_ns
 
     def _outcome(self) -> Outcome:
@@ -277,7 +292,10 @@ class ResponseReader:
         return _CUT.get(self._end) or (Outcome.UNKNOWN if self._undecodable else Outcome.TRUNCATED)
 
     def _burst(self) -> bool:
-        """Everything at once at the end: the times between chunks say nothing of the model."""
+        """Whether everything came at once at the end.
+
+        The times between chunks then show nothing of the model.
+        """
         tally = self._tally
         if tally.events < _BURST_EVENTS or tally.first_text_ns is None or tally.last_content_ns is None:
             return False
@@ -300,7 +318,10 @@ class ResponseReader:
         return tuple(hints)
 
     def _held_back(self, burst: bool, output: int | None) -> bool:
-        """A compressor whose header came long before any text, chunks in bundles; or a parser that releases calls whole."""
+        """Whether something between the model and the proxy held text back.
+
+        It is a compressor whose header came long before any text, with chunks in bundles, or a parser that releases calls whole.
+        """
         tally = self._tally
         if self._compressed and tally.first_text_ns is not None and self._ttfb_ns is not None:
             waited = tally.first_text_ns - self._ttfb_ns >= _HELD_NS
@@ -312,5 +333,5 @@ _CUT: Final = {
     End.UPSTREAM_CUT: Outcome.UPSTREAM_DISCONNECT,
     End.CLIENT_GONE: Outcome.CLIENT_DISCONNECT,
     End.TIMED_OUT: Outcome.TIMED_OUT,
-    End.IDLE_AFTER_FINISH: Outcome.TIMED_OUT,  # where not every choice had finished
+    End.IDLE_AFTER_FINISH: Outcome.TIMED_OUT,  # when not every choice had finished
 }

@@ -1,4 +1,7 @@
-"""What was seen of one response so far, whatever API it speaks: the one state that the dialects write and facts are read from."""
+"""State of one response so far, for every API.
+
+The dialects write it; the facts are read from it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from handrail_sidecar.proxy.json_access import mapping, name, token_count, word
 from handrail_sidecar.proxy.request_body import kv_params
 from handrail_sidecar.proxy.token_timing import INDEX_LIMIT, Cadence
 
-# What the APIs call their counts.
+# Names of the counts in the APIs.
 _PROMPT: Final = ("prompt_tokens", "input_tokens")
 _OUTPUT: Final = ("completion_tokens", "output_tokens")
 _CACHED: Final = ("cached_tokens", "cache_read_input_tokens")
@@ -18,7 +21,10 @@ TURNS_LIMIT: Final = 8
 
 
 class Tally:
-    """``choices``: how many were asked for. 1 puts everything on one choice, whatever ``index`` says; None: it was not seen."""
+    """What was read of one response.
+
+    ``choices``: how many the request asked for. 1 puts everything on one choice, whatever ``index`` says; None: unknown.
+    """
 
     def __init__(self, choices: int | None) -> None:
         self._choices = choices
@@ -33,7 +39,7 @@ class Tally:
         self.events = 0
         self.tool_calls = 0
         self.reasoning = 0  # of the chunks with content
-        self.turns: list[tuple[int, str]] = []  # when content of another kind came than before, and which: ``reasoning>text``
+        self.turns: list[tuple[int, str]] = []  # when content of another kind came before, and which kinds: ``reasoning>text``
         self._kind: str | None = None
         self.lost_first = False  # an event that could not be read came before the first token
         self.lost_events = 0
@@ -54,11 +60,14 @@ class Tally:
 
     @property
     def choices_known(self) -> bool:
-        """How many were asked for was seen."""
+        """Whether the number of choices in the request is known."""
         return self._choices is not None
 
     def chunk(self, index: int, at_ns: int, kind: str | None, presumed: bool, total: int | None, ids: int | None) -> None:
-        """One chunk of one choice; ``kind`` of its content or None. See ``Cadence.chunk`` for the rest."""
+        """Add one chunk of one choice.
+
+        ``kind``: of its content, or None. See ``Cadence.chunk`` for the rest.
+        """
         if self._choices == 1:
             index = 0
         else:
@@ -88,7 +97,7 @@ class Tally:
         self._kind = kind
 
     def finished(self, index: int, reason: str, at_ns: int | None) -> None:
-        """A choice said why it ended."""
+        """Note the finish reason of a choice."""
         text = word(reason) or "other"
         if len(self._reasons) < INDEX_LIMIT:
             self._reasons[0 if self._choices == 1 else index] = text
@@ -98,7 +107,7 @@ class Tally:
         self.aborted = self.aborted or text in ("abort", "cancelled")
 
     def lost(self) -> None:
-        """An event could not be read (malformed or too large)."""
+        """Count an event that could not be read (malformed or too large)."""
         self.lost_events += 1
         self.lost_first = self.lost_first or self.first_token_ns is None
         for cadence in (self.cadence, self._single):
@@ -106,19 +115,19 @@ class Tally:
                 cadence.lost()
 
     def named(self, response_id: object, model: object) -> None:
-        """The first id and model seen stay."""
+        """Note id and model; the first ones stay."""
         self.response_id = self.response_id or name(response_id)
         self.model = self.model or name(model)
 
     def used(self, usage: object) -> None:
-        """A usage object of any API; the last word on each count stays."""
+        """Note a usage object of any API; the last value of each count stays."""
         found = mapping(usage)
         details: dict[str, Any] = next((found[key] for key in _DETAILS if isinstance(found.get(key), dict)), {})
         cached = _first({**found, **details}, _CACHED)
         self.counts(_first(found, _PROMPT), _first(found, _OUTPUT), cached)
 
     def counts(self, prompt: int | None, output: int | None, cached: int | None) -> None:
-        """Token counts as the server gives them; None leaves what was known."""
+        """Note token counts of the server; None keeps the known value."""
         if prompt is not None:
             self.prompt_tokens = prompt
         if output is not None:
@@ -127,23 +136,26 @@ class Tally:
             self.cached_tokens = cached
 
     def handed_over(self, params: object) -> None:
-        """``kv_transfer_params`` of the response."""
+        """Note the ``kv_transfer_params`` of the response."""
         self.kv = kv_params(params) or self.kv
 
     def failed(self, error: object) -> None:
-        """An error object, or anything else that says no more than that there was one. Of it, type and code are kept if words."""
+        """Note an error object, or anything else that only shows that there was an error.
+
+        Its type and code are kept if they are words.
+        """
         self.error = True
         self.error_type = self.error_type or word(mapping(error).get("type"))
         self.error_code = self.error_code or word(mapping(error).get("code"))
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
-        """By choice index."""
+        """Finish reasons by choice index."""
         return tuple(self._reasons[index] for index in sorted(self._reasons))
 
     @property
     def all_finished(self) -> bool:
-        """Every choice that showed itself said why it ended, and at least one did."""
+        """Whether every choice that appeared, at least one, has a finish reason."""
         if self._counts_in_index:
             return bool(self._reasons)
         return bool(self._reasons) and self._begun <= self._reasons.keys()
@@ -154,7 +166,10 @@ class Tally:
 
     @property
     def measured(self) -> Cadence:
-        """The cadence to believe: of one choice where the index was used as a token counter, otherwise choice by choice."""
+        """The cadence to use.
+
+        It is that of one choice when the index was used as a token counter, otherwise the one choice by choice.
+        """
         return self._single if self._single is not None and self._counts_in_index else self.cadence
 
 

@@ -1,4 +1,7 @@
-"""What the proxy is told: where it listens, what it stands in front of, what it may change in a request's head."""
+"""Settings of the proxy.
+
+They say where it listens, which process it stands in front of, and what it may change in a request's head.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ from handrail.records import Process, Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
-    """Settings of one proxy. Raises ``ValueError``, naming the setting and a valid example, for what cannot work.
+    """Settings of one proxy.
 
-    ``trace_context``: ``set`` replaces the request's ``traceparent`` by ours, ``pass`` leaves it alone.
+    Raises ``ValueError``, naming the setting and a valid example, for values that cannot work.
+    ``trace_context``: ``set`` replaces the request's ``traceparent`` by the proxy's, ``pass`` leaves it alone.
     ``request_id``: ``add`` gives a request without ``X-Request-Id`` one (right at the edge), ``pass`` never does.
-    ``engine_exports_to_us``: the engine's OTLP exporter is this sidecar's tap, so a trace that starts here may be sampled.
+    ``engine_exports_to_us``: the engine's OTLP exporter sends to this sidecar's tap, so a trace that starts here may be sampled.
     ``idle_after_finish_s``: how long after ``finish_reason`` a stream may stay open and silent before its record is written.
-    ``head_timeout_s``: how long a request's head may take, from the accept or its first byte on, the TLS handshake apart.
+    ``head_timeout_s``: how long a request's head may take, from the accept or its first byte on, without the TLS handshake.
     ``idle_timeout_s``: how long a client may send nothing between two requests or inside a body. An answer may take any time.
-    ``max_streams``: None, as many as the descriptors are enough for.
+    ``max_streams``: None: as many as the descriptors allow.
     """
 
     listen_host: str

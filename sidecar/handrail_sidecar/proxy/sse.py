@@ -1,8 +1,9 @@
-"""Which events does a server-sent event stream hold? The parser of the WHATWG HTML standard, section 9.2.6, on bytes.
+"""Split a server-sent event stream into its events.
 
-Lines end in CR, LF or CRLF; a BOM may stand first; several ``data`` lines make one event; comments, ids and retry times are
-passed over; an event that no empty line completed is none. Bytes are not decoded: that is left to whoever reads the data, so a
-character split across reads is no concern here.
+It is the parser of the WHATWG HTML standard, section 9.2.6, on bytes.
+Lines end in CR, LF or CRLF; a BOM may come first; several ``data`` lines make one event; comments, ids and retry times are
+skipped; an event that no empty line completed is none. Bytes are not decoded: the reader of the data does that, so a character
+split across reads needs no care here.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ _BOM: Final = b"\xef\xbb\xbf"
 _LF: Final = 0x0A
 
 Event = tuple[bytes, bytes | None]
-"""Event name (empty where none was given) and data; None for the data of an event above the limit, which was not kept."""
+"""Event name (empty without one) and data.
+
+The data is None for an event above the limit, which was not kept.
+"""
 
 
 class SseParser:
-    """Feeds on reads, gives events. Holds at most ``limit_bytes`` and one read."""
+    """Parser that takes reads and returns events.
+
+    It holds at most ``limit_bytes`` and one read.
+    """
 
     def __init__(self, limit_bytes: int = EVENT_LIMIT_BYTES) -> None:
         self._limit = limit_bytes
-        self._begun = False  # past the place where a BOM may stand
+        self._begun = False  # past the place of a possible BOM
         self._after_cr = False
         self._partial = bytearray()  # a line without its end yet
-        self._overlong = False  # the line is longer than the limit; its rest is passed over
+        self._overlong = False  # the line is longer than the limit; its rest is skipped
         self._name = b""
         self._data: list[bytes] = []
         self._size = 0
@@ -33,7 +40,10 @@ class SseParser:
 
     @property
     def between_events(self) -> bool:
-        """Nothing is pending: a read that holds whole events may be read without this parser."""
+        """Whether nothing is pending.
+
+        A read that holds whole events may then be read without this parser.
+        """
         return self._begun and not (
             self._partial or self._data or self._name or self._oversize or self._overlong or self._after_cr
         )
@@ -84,10 +94,13 @@ class SseParser:
         self._partial += rest
         if len(self._partial) > self._limit:
             self._overlong = True
-            del self._partial[1:]  # the first byte still tells a comment
+            del self._partial[1:]  # the first byte still identifies a comment
 
     def _completed(self, rest: bytes) -> bytes:
-        """The whole line; of an overlong one its first byte, with the event marked unless it is a comment."""
+        """The whole line; of a line that is too long, its first byte.
+
+        The event of such a line is marked, unless the line is a comment.
+        """
         if not self._partial:
             return rest
         self._keep(rest)

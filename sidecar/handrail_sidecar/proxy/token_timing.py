@@ -1,9 +1,10 @@
-"""When did the tokens of a response come? Gaps per choice index, per chunk and (where tokens per chunk are known) per token.
+"""Measure when the tokens of a response came.
 
+Gaps are per choice index, per chunk and (when the tokens of each chunk are known) per token.
 Definitions (DESIGN section 5): a stream gap is the time between chunks with content of one choice; a token without text is a
 token but no content, so it makes no stream gap. Tokens per chunk are known from running totals (continuous usage) or token ids
-only; then the time since the last token is spread over the chunk's tokens. Nothing is measured across an event that could not
-be read. Memory does not grow with the stream: gaps fold into a sketch, and at most ``INDEX_LIMIT`` choices are told apart.
+only; then the time since the last token is spread over the chunk's tokens. No gap is measured across an event that could not
+be read. Memory does not grow with the stream: gaps fold into a sketch, and at most ``INDEX_LIMIT`` choices are kept apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TakeGaps = Callable[[list[int]], None]
 """Takes new stream gaps, in ns."""
 
 TakeShares = Callable[[list[tuple[int, int]]], None]
-"""Takes new per-token gaps: ns of each token, and of how many."""
+"""Takes new per-token gaps: ns of each token, and the number of tokens."""
 
 
 class _Log:
@@ -53,12 +54,15 @@ class _Log:
         self._stalls = StallWatch()
         self._sum_ns = 0
         self._reported = 0  # of the fresh ones
-        self._shares: list[tuple[int, int]] = []  # not told yet
+        self._shares: list[tuple[int, int]] = []  # not passed on yet
         self.take_gaps: TakeGaps | None = None
         self.take_shares: TakeShares | None = None
 
     def add(self, gap_ns: int, at_ns: int) -> None:
-        """One gap that ended at ``at_ns``. A clock that stepped back is read as no time at all."""
+        """Add one gap that ended at ``at_ns``.
+
+        A clock that stepped back counts as no time at all.
+        """
         if gap_ns < 0:
             gap_ns = 0
         if gap_ns > self.max_ns:
@@ -71,7 +75,10 @@ class _Log:
             self._fold()
 
     def spread(self, gap_ns: int, tokens: int, at_ns: int) -> None:
-        """One gap shared by ``tokens`` tokens: as many samples of an equal part. The sum stays exact."""
+        """Add one gap shared by ``tokens`` tokens.
+
+        It makes as many samples of an equal part. The sum stays exact.
+        """
         gap_ns = max(gap_ns, 0)
         each = gap_ns // tokens
         if each > self.max_ns:
@@ -84,7 +91,7 @@ class _Log:
                 self.tell()
 
     def tell(self) -> None:
-        """Hand on what came since the last call."""
+        """Pass on the gaps since the last call."""
         if self.take_gaps is not None and self._reported < len(self._fresh):
             self.take_gaps(self._fresh[self._reported :])
             self._reported = len(self._fresh)
@@ -114,13 +121,16 @@ class _Log:
         )
 
     def stalls(self) -> Stalls | None:
-        """Of the gaps that were added one by one."""
+        """Stalls among the gaps that were added one by one."""
         self._fold()
         return self._stalls.stalls()
 
 
 class _ChoiceTiming:
-    """Where one choice stands. ``tokens`` is its running total as the server counts it, or the ids counted here."""
+    """State of one choice.
+
+    ``tokens`` is its running total as the server counts it, or the number of ids counted here.
+    """
 
     __slots__ = ("chunks", "content_ns", "first_ns", "last_ns", "token_ns", "tokens")
 
@@ -140,7 +150,7 @@ class Cadence:
         self._choices: dict[int, _ChoiceTiming] = {}
         self._gaps = _Log("chunk")
         self._itl = _Log("token")
-        self._totals = False  # the server counts itself
+        self._totals = False  # the server counts tokens itself
         self._lost = False
         self._known = True  # the number of tokens of every token chunk so far
         self._overflow = False
@@ -148,10 +158,10 @@ class Cadence:
         self._highest = -1
 
     def chunk(self, index: int, at_ns: int, content: bool, presumed: bool, total: int | None, ids: int | None) -> bool:
-        """One chunk of one choice; returns whether it brought a token.
+        """Add one chunk of one choice; return whether it brought a token.
 
         ``content``: it has text, reasoning, a tool call or a refusal. ``presumed``: it has none but looks like a token whose text
-        is empty; the counts, where there are any, decide. ``total``: running token count of this choice. ``ids``: its token ids.
+        is empty; the counts, if there are any, decide. ``total``: running token count of this choice. ``ids``: its token ids.
         """
         choice = self._choices.get(index)
         if choice is None:
@@ -195,49 +205,65 @@ class Cadence:
         return choice
 
     def follow(self, gaps: TakeGaps, shares: TakeShares | None) -> None:
-        """From now on ``tell`` hands on new gaps; those per token where ``shares`` is given."""
+        """Make ``tell`` pass on new gaps from now on.
+
+        Gaps per token are passed on when ``shares`` is given.
+        """
         self._gaps.take_gaps, self._itl.take_shares = gaps, shares
 
     def tell(self) -> None:
-        """Hand on the gaps since the last call."""
+        """Pass on the gaps since the last call."""
         self._gaps.tell()
         self._itl.tell()
 
     def lost(self) -> None:
-        """An event could not be read; it may have held tokens of any choice."""
+        """Note an event that could not be read; it may have held tokens of any choice."""
         self._lost = True
         for choice in self._choices.values():
             choice.content_ns = choice.token_ns = None
 
     @property
     def output_tokens(self) -> int | None:
-        """Tokens of all choices by the server's totals, or by token ids where every token chunk had them."""
+        """Tokens of all choices.
+
+        The server's totals count; without them the token ids, when every chunk with tokens had them.
+        """
         total = sum(choice.tokens for choice in self._choices.values())
         return total if total and (self._totals or (self._known and not self._lost)) else None
 
     @property
     def each_index_once(self) -> bool:
-        """Indices count up and none had a second chunk: what it looks like when a server numbers its tokens in ``index``."""
+        """Whether the indices count up and none had a second chunk.
+
+        This happens when a server numbers its tokens in ``index``.
+        """
         return self._in_turn and len(self._choices) > 2 and all(choice.chunks <= 1 for choice in self._choices.values())
 
     def gaps(self) -> Gaps | None:
         return self._gaps.gaps()
 
     def stalls(self) -> Stalls | None:
-        """Stream gaps far above those around them, of all choices together: one engine runs them in the same steps."""
+        """Stream gaps far above those around them, of all choices together.
+
+        One engine runs all choices in the same steps.
+        """
         return self._gaps.stalls()
 
     def itl(self, output_tokens: int | None, *, trusted: bool) -> Gaps | None:
-        """Per-token gaps; None unless the tokens of every chunk are known and their sum agrees with the server's at the end.
+        """Per-token gaps.
 
-        ``trusted``: running totals were asked for, so they are believed where the stream ended without a sum.
+        None unless the tokens of every chunk are known and their sum agrees with the server's at the end.
+        ``trusted``: the request asked for running totals, so they count when the stream ended without a sum.
         """
         counted = self.output_tokens if self._known and not self._overflow else None
         agreed = counted is not None and (counted == output_tokens or (output_tokens is None and (trusted or not self._totals)))
         return self._itl.gaps() if agreed else None
 
     def tpot_mean_ns(self, output_tokens: int | None) -> int | None:
-        """Mean time per output token after the first of each choice; None where tokens or times do not allow one."""
+        """Mean time per output token after the first of each choice.
+
+        None when tokens or times do not allow one.
+        """
         started = [choice for choice in self._choices.values() if choice.first_ns is not None]
         if output_tokens is None or output_tokens <= len(started) or self._overflow:
             return None

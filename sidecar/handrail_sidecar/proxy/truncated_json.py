@@ -1,9 +1,9 @@
-"""Which top-level members of a JSON object can be read when only its beginning and its end were kept?
+"""Read top-level members of a JSON object of which only both ends were kept.
 
-A member counts only where its place at the top level is certain: the beginning is scanned forwards from the opening brace, the
-end backwards from the closing one. Both know at every byte whether they are inside a string, so text that merely looks like a
-member (in a prompt, in a nested object) is never taken for one. Grammar: RFC 8259. Input that is not JSON gives nothing or a
-part, never an exception; ``_STEPS`` bounds the work whatever the input.
+A member counts only when its place at the top level is certain: the beginning is scanned forwards from the opening brace, the
+end backwards from the closing one. Both scans know at every byte whether they are inside a string, so text that merely looks
+like a member (in a prompt, in a nested object) is never taken for one. Grammar: RFC 8259. Input that is not JSON gives nothing
+or a part, never an exception; ``_STEPS`` bounds the work whatever the input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-_STEPS: Final = 20_000  # structural tokens and quotes looked at in each direction: under 10 ms
+_STEPS: Final = 20_000  # structural tokens and quotes read in each direction: under 10 ms
 _SPACE: Final = b" \t\r\n"
 
 # At the top level every separator matters; deeper only brackets and strings do, so lists of token ids are skipped in C. Strings
@@ -24,9 +24,10 @@ _CLOSING: Final = b"}]"
 
 
 def head_members(head: bytes) -> tuple[dict[bytes, bytes], tuple[bytes, bytes] | None]:
-    """Complete top-level members at the beginning of an object, raw key (without quotes) to raw value; and the one that was cut.
+    """Complete top-level members at the beginning of an object, and the cut one.
 
-    The last of two equal keys wins, as in every JSON reader. The cut member's value is what there is of it.
+    They map raw key (without quotes) to raw value. The last of two equal keys wins, as in every JSON reader. The value of the cut
+    member is as much of it as there is.
     """
     members: dict[bytes, bytes] = {}
     start = len(head) - len(head.lstrip(_SPACE))
@@ -47,7 +48,10 @@ def head_members(head: bytes) -> tuple[dict[bytes, bytes], tuple[bytes, bytes] |
 
 
 def tail_members(tail: bytes) -> dict[bytes, bytes]:
-    """Complete top-level members at the end of an object whose last byte (white space apart) is its closing brace."""
+    """Complete top-level members at the end of an object.
+
+    Its last byte (white space apart) is its closing brace.
+    """
     members: dict[bytes, bytes] = {}
     body = tail.rstrip(_SPACE)
     if body[-1:] != b"}":
@@ -70,7 +74,10 @@ def tail_members(tail: bytes) -> dict[bytes, bytes]:
 def _tokens(
     text: bytes, start: int, opening: bytes, closing: bytes, leaves: Callable[[bytes, int, int], bool]
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Separators at the top level with their places, then the bracket that leaves it; ends early at an unfinished string."""
+    """Separators at the top level with their places, then the bracket that leaves it.
+
+    It ends early at an unfinished string.
+    """
     depth, at, string = 0, start, 0
     for _ in range(_STEPS):
         if string:
@@ -98,17 +105,26 @@ def _tokens(
 
 
 def _ends(text: bytes, string: int, quote: int) -> bool:
-    """Does this quote end the string that began at ``string``? Not with an odd number of backslashes before it."""
+    """Whether this quote ends the string that began at ``string``.
+
+    It does not with an odd number of backslashes before it.
+    """
     inside = text[max(string, text.rfind(b'"', string, quote) + 1) : quote]
     return (len(inside) - len(inside.rstrip(b"\\"))) % 2 == 0
 
 
 def _begins(text: bytes, string: int, quote: int) -> bool:
-    """The same on reversed bytes: a quote inside a string has a backslash before it (here: behind it), an opening one never has.
-    At the edge of what was kept it could be either, so it is not taken for one."""
+    """Whether this quote begins a string, on reversed bytes.
+
+    A quote inside a string has a backslash before it (here: behind it), an opening one never has.
+    At the edge of what was kept it could be either, so it does not count as one.
+    """
     return quote + 1 < len(text) and text[quote + 1] != 0x5C
 
 
 def _is_key(raw: bytes) -> bool:
-    """One plain string. A key written with escapes is none that we know, so it is left alone."""
+    """Whether this is one plain string.
+
+    A key written with escapes is none of the wanted ones, so it is left alone.
+    """
     return len(raw) >= 2 and raw[:1] == b'"' == raw[-1:] and raw.count(b'"') == 2 and b"\\" not in raw

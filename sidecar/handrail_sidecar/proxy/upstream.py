@@ -1,5 +1,6 @@
-"""The upstream's side of a proxied connection: every read is stamped, written to the client at once, and only then looked at.
+"""The upstream's side of a proxied connection.
 
+Every read is stamped, written to the client at once, and only then parsed.
 The stamp is taken before the write, so a slow client changes no figure (case B21).
 """
 
@@ -16,7 +17,10 @@ from handrail_sidecar.proxy.relay import Relay
 from handrail_sidecar.proxy.response import ResponseWatch
 
 BUFFER_BYTES = 65536
-"""Most that waits in user space for a peer that takes nothing, beyond the one read that crossed the mark (uvloop: 256 KiB)."""
+"""Most bytes that wait in user space for a peer that takes nothing.
+
+The one read that crossed the mark comes on top (uvloop: 256 KiB).
+"""
 
 
 class ClientConnection(Protocol):
@@ -49,10 +53,10 @@ class UpstreamSide(asyncio.Protocol):
     def __init__(self, client: ClientConnection) -> None:
         self.transport: asyncio.Transport
         self.ended = False  # the upstream sends no more into its tunnel
-        self.blocked = False  # the upstream took not all that was written
-        self.opaque = False  # the response is not HTTP that can be read: bytes are passed until somebody closes
+        self.blocked = False  # the upstream has not taken all that was written
+        self.opaque = False  # the response is not readable HTTP: bytes are passed until one side closes
         self._client = client
-        self._counted = False  # among the process's descriptors, by the admission
+        self._counted = False  # counted among the process's descriptors, by the admission
         self._flight: ExchangeObserver | None = None
         self._watch: ResponseWatch | None = None
         self._reading_paused = False
@@ -66,18 +70,21 @@ class UpstreamSide(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0)
         raw = transport.get_extra_info("socket")
         if raw is not None:
-            with contextlib.suppress(OSError):  # uvloop and asyncio do so too; here it does not hang on them
+            with contextlib.suppress(OSError):  # uvloop and asyncio set it too; here it does not depend on them
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._counted = self._client.connected(self)
 
     @property
     def ends_by_close(self) -> bool:
-        """Nothing in the running response tells where it ends: its length is unknown, or it is a tunnel, or no HTTP."""
+        """Whether nothing in the running response marks its end.
+
+        Its length is unknown, or it is a tunnel, or no HTTP.
+        """
         watch = self._watch
         return self.opaque or (watch.until_close if watch is not None else self._flight is not None)
 
     def expect(self, flight: ExchangeObserver | None, head_only: bool) -> None:
-        """The next response answers ``flight``; with None, no response is due."""
+        """Expect the next response for ``flight``; None: no response is due."""
         self._flight = flight
         self._watch = None if flight is None else ResponseWatch(head_only, flight.response_head)
 
@@ -122,7 +129,7 @@ class UpstreamSide(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """The client took everything: read on."""
+        """Read on: the client took everything."""
         if self._reading_paused and not self.transport.is_closing():
             self._reading_paused = False
             if self._flight is not None:

@@ -1,1 +1,1 @@
-"""Where records come from: one module a source."""
+"""Sources of records, one module each."""

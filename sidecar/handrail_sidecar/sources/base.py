@@ -1,4 +1,4 @@
-"""The contract of a source: what reads one kind of evidence and hands it on."""
+"""The contract of a source: it reads one kind of evidence and passes it on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Protocol
 from handrail.records import Observation
 
 Sink = Callable[[Observation], None]
-"""Takes one finished record. Never blocks, never raises; drops are counted by the sink. Records are frozen and may be kept."""
+"""Takes one finished record.
+
+It never blocks and never raises; it counts drops itself. Records are frozen and may be kept.
+"""
 
 
 class RecordSource(Protocol):
-    """A part of the sidecar that produces records (or, for the OTLP tap, passes batches on).
+    """A part of the sidecar that produces records.
 
-    ``start`` binds sockets or opens files and returns once it observes; it raises ``OSError`` that says what could not be had.
+    The OTLP tap passes batches on instead.
+    ``start`` binds sockets or opens files and returns once it observes; it raises ``OSError`` that names what is not available.
     ``shutdown`` takes no new work, gives running exchanges up to ``drain_seconds``, flushes; works without ``start`` and twice.
     """
 

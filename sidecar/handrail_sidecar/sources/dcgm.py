@@ -1,4 +1,7 @@
-"""The DCGM source: dcgm-exporter's page instead of NVML, where the sidecar has no driver and a DaemonSet has."""
+"""The DCGM source: reads dcgm-exporter's page instead of NVML.
+
+It serves where the sidecar has no driver and a DaemonSet has one.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from handrail_sidecar.sources.engine_metrics import MetricsSettings, NoPageError
 
 log = logging.getLogger(__name__)
 
-_STALE: Final = 3  # intervals after which what was read is not shown any more
+_STALE: Final = 3  # intervals after which a value is no longer shown
 
 
 class DcgmSource:
-    """A ``RecordSource``. An exporter that does not answer is a state, said once."""
+    """A ``RecordSource``; an exporter that does not answer is a state, logged once."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class DcgmSource:
         self._stop = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin to read. An exporter that is not there yet is a state, not an error."""
+        """Begin to read; an exporter that is not there yet is a state, not an error."""
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self, drain_seconds: float) -> None:
@@ -58,7 +61,7 @@ class DcgmSource:
             await asyncio.gather(task, return_exceptions=True)
 
     async def scrape(self) -> None:
-        """One reading, whatever comes of it; not while the source reads on its own."""
+        """Read the page once and record the result; skipped while the source reads itself."""
         self.scrapes += 1
         at = self._now()
         try:
@@ -78,7 +81,7 @@ class DcgmSource:
         self._tell_paused()
 
     def fresh(self) -> list[tuple[Device, DeviceValue]]:
-        """What the last page said; nothing once that is old."""
+        """What the last page held; nothing once that is old."""
         oldest = self._now() - int(_STALE * self._settings.interval_s * 1e9)
         return [(sample.device, value) for sample in self.samples if sample.at_unix_ns > oldest for value in sample.values]
 
@@ -86,7 +89,7 @@ class DcgmSource:
         while not self._stop.is_set():
             try:
                 await self.scrape()
-            except Exception:  # a page is input from outside
+            except Exception:  # a page is external input
                 self.failures += 1
                 log.exception("a page of dcgm-exporter could not be read")
             with contextlib.suppress(asyncio.TimeoutError):

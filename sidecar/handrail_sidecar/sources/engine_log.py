@@ -1,8 +1,9 @@
-"""The log tap: follows the engine's log files or pipes and says what their lines say about KV (``engine_logs/lines.py``).
+"""The log tap: follows the engine's log files or pipes and reads facts about KV.
 
-Reading and recognising run in a thread (a log may lie on a slow disk), one call at a time. Facts are handed on as soon as their
-first line is read. Where a file stood is remembered only when everything read before it was taken over, so a restart repeats
-rather than loses; repeated facts carry the same ids. A pipe is read as it comes and has no position.
+The patterns of lines are in ``engine_logs/lines.py``.
+Reading and matching run in a thread (a log may lie on a slow disk), one call at a time. Facts are passed on as soon as their
+first line is read. The position in a file is saved only when everything read before it was taken over, so a restart repeats
+lines and loses none; repeated facts carry the same ids. A pipe is read as it comes and has no position.
 """
 
 from __future__ import annotations
@@ -36,18 +37,22 @@ _PIPE_BYTES: Final = 1 << 16
 _MOST_WAITING_BYTES: Final = 4 << 20
 _SAVE_EVERY_S: Final = 1.0
 _MAX_REMEMBERED: Final = 20_000
-OLDEST_NS: Final = 3_650 * 86_400 * 10**9  # no log was written for so long
+OLDEST_NS: Final = 3_650 * 86_400 * 10**9  # no log has lines that are older than its last write by more than this
 
 Take = Callable[[Sequence[LogFact]], Awaitable[bool]]
-"""Takes facts over; False where it cannot now, then the same ones are given again. Never raises."""
+"""Takes facts over; False when it cannot now.
+
+The same facts are then offered again. It never raises.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """``paths``: files or named pipes; ``-`` is standard input. ``positions``: the folder that remembers them; None: none does.
+    """Settings of the log tap.
 
-    ``most_disagreement_ns``: a line that was just written and whose own time differs by more than this was stamped in another
-    time zone, or by a clock that is wrong: then the time of receipt counts.
+    ``paths``: files or named pipes; ``-`` is standard input. ``positions``: the folder that keeps positions; None: none are kept.
+    ``most_disagreement_ns``: a new line whose own time differs by more than this was stamped in another time zone, or by a wrong
+    clock. The time of receipt then counts.
     """
 
     paths: tuple[str, ...]
@@ -61,14 +66,17 @@ class LogSettings:
 
 @dataclass(slots=True)
 class LogStats:
-    """Counts since start, beside those of the tails and the folder."""
+    """Counts since start, besides those of the tails and the folder."""
 
     clocks_disagree: int = 0  # lines whose own time was not believed
-    faults: int = 0  # faults of ours while reading a line
+    faults: int = 0  # errors of the sidecar while reading a line
 
 
 class _Pipe:
-    """Standard input or a named pipe, read by the event loop, handed on in whole lines. Stops reading while much waits."""
+    """Standard input or a named pipe, read by the event loop, as whole lines.
+
+    It stops reading while much waits.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -78,16 +86,16 @@ class _Pipe:
         self._waiting_bytes = 0
         self._fd = -1
         self._reading = False
-        self._polled = False  # standard input from a file or a device like /dev/null: always readable, which epoll refuses to say
+        self._polled = False  # standard input from a file or a device like /dev/null is always readable; epoll refuses it
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Raises ``OSError``."""
-        # Opened for writing too: a named pipe then never ends when a writer goes, and opening does not wait for one.
+        """Open the pipe and begin to read. Raises ``OSError``."""
+        # Opened for writing too: a named pipe then does not end when a writer leaves, and opening does not wait for one.
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = os.dup(sys.stdin.fileno()) if self.path == STDIN else os.open(self.path, flags)
         mode = os.fstat(self._fd).st_mode
-        if self.path != STDIN and not stat.S_ISFIFO(mode):  # something else took its place since we looked
+        if self.path != STDIN and not stat.S_ISFIFO(mode):  # something else took its place since the check
             os.close(self._fd)
             self._fd = -1
             raise OSError(errno.EINVAL, "is no named pipe any more", self.path)
@@ -96,7 +104,7 @@ class _Pipe:
         self._resume()
 
     def take(self) -> list[str]:
-        """The lines that came since the last call."""
+        """The lines since the last call."""
         if self._polled and self._fd >= 0:
             self._readable()
         data = b"".join(self._waiting)
@@ -106,7 +114,7 @@ class _Pipe:
         return self._lines.feed(data) if data else []
 
     def close(self) -> list[str]:
-        """Stop; the last line where it had no end."""
+        """Stop; return the last line if it has no end."""
         self._pause()
         if self._fd >= 0:
             os.close(self._fd)
@@ -149,7 +157,10 @@ class _Pipe:
 
 
 class LogSource:
-    """A ``RecordSource``: ``start`` opens what is there, ``shutdown`` reads what came since and hands it on."""
+    """A ``RecordSource`` of log files and pipes.
+
+    ``start`` opens what is there. ``shutdown`` reads what came since and passes it on.
+    """
 
     def __init__(
         self,
@@ -181,17 +192,23 @@ class LogSource:
         return [(str(tail.path), tail.stats) for tail in self._tails] + [(pipe.path, pipe.stats) for pipe in self._pipes]
 
     def say(self, at_unix_ns: int, level: str, message: str) -> None:
-        """A message that came another way (the plugin's log handler), without a prefix. Folded with what the files say."""
+        """Take a message that came another way (the plugin's log handler).
+
+        It has no prefix. It is folded with the lines of the files.
+        """
         self._remembered.append((at_unix_ns, level, message))
 
     async def start(self) -> None:
-        """Raises ``OSError`` for a pipe that cannot be opened. A file may come later."""
+        """Begin to read. A file may come later.
+
+        Raises ``OSError`` for a pipe that cannot be opened.
+        """
         for pipe in self._pipes:
             pipe.start()
         for tail in self._tails:
             if not await asyncio.to_thread(tail.path.exists):
                 log.info("log file %s is not there yet; it is read from its beginning once it is", tail.path)
-        await self._round()  # from here on, what is appended is seen
+        await self._round()  # from here on, appended lines are read
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self, drain_seconds: float) -> None:
@@ -216,7 +233,7 @@ class LogSource:
                     await asyncio.wait_for(self._stop.wait(), self._settings.interval_s)
 
     async def _round(self, *, last: bool = False) -> bool:
-        """Read once, hand on, remember; True where more waits to be read."""
+        """Read once, pass on, save positions; True when more waits to be read."""
         piped = [line for pipe in self._pipes for line in [*pipe.take(), *(pipe.close() if last else ())]]
         behind = await asyncio.to_thread(self._read, piped)
         self._pending += self.folder.take(self._now(), all_of_them=last)
@@ -267,13 +284,19 @@ class LogSource:
             self.folder.add(head, line, receipt_ns)
 
     def _fault(self) -> None:
-        """A line is input from outside: a fault in reading one must not end the reading. Called while it is handled."""
+        """Count and log an error in reading a line.
+
+        A line is external input, so an error must not end the reading. Call it inside the ``except`` block.
+        """
         self.stats.faults += 1
         if self.stats.faults == 1:
             log.exception("a log line could not be read")
 
     def _believed(self, head: Head, near_ns: int, now_ns: int, *, live: bool) -> Head:
-        """A line that lay there keeps its own time, unless that lies ahead or many years before the file was last written."""
+        """Choose the time of a line: its own, or the time of receipt.
+
+        An old line keeps its own time, unless that lies ahead or many years before the file was last written.
+        """
         apart = self._settings.most_disagreement_ns
         earliest = now_ns - apart if live else near_ns - OLDEST_NS
         if head.at_unix_ns is None or earliest <= head.at_unix_ns <= now_ns + apart:
@@ -302,7 +325,7 @@ class LogSource:
 
 
 def _tell(tail: FileTail) -> None:
-    """That a log file became something else, or is a file again."""
+    """Log that a log file became something else, or is a file again."""
     if tail.problem:
         what = "read it from the start on (a restart)" if "pipe" in tail.problem else "put a file there"
         log.warning("log file %s %s now: it is not read; %s", tail.path, tail.problem, what)

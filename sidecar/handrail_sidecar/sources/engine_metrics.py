@@ -1,7 +1,8 @@
-"""The metrics tap: scrapes the engine's /metrics, says what it says in one schema, and what it says of the process itself.
+"""The metrics tap: scrapes the engine's /metrics into one schema.
 
-One scrape at a time, with a timeout; a dead or slow endpoint is a state, and holds up nothing else. Redirects and proxies of the
-environment are not followed: telemetry stays where it is.
+It also reports what the page shows about the process.
+One scrape runs at a time, with a timeout. A dead or slow endpoint is a state, and delays nothing else. Redirects and proxies of
+the environment are not followed: telemetry stays where it is.
 """
 
 from __future__ import annotations
@@ -46,14 +47,20 @@ _TYPE_LINE: Final = b"# TYPE "
 MOST_FACTS: Final = 256
 
 Take = Callable[["EngineSample | SchemaReport | LogFact"], Awaitable[bool]]
-"""Takes a sample, a report or a fact over; False where it cannot now: a sample is then dropped and counted. Never raises."""
+"""Takes a sample, a report or a fact over; False when it cannot now.
+
+A sample is then dropped and counted. It never raises.
+"""
 
 Tell = Callable[[ProcessEvent], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """``url``: the whole address of the page. ``most_bytes``: of the page as it is after decompression."""
+    """Settings of the metrics tap.
+
+    ``url``: the whole address of the page. ``most_bytes``: size limit of the page after decompression.
+    """
 
     url: str
     interval_s: float = 5.0
@@ -68,17 +75,17 @@ class MetricsStats:
     """Counts since start and the state of the last scrape."""
 
     scrapes: int = 0
-    failures: dict[str, int] = field(default_factory=dict)  # by what went wrong
+    failures: dict[str, int] = field(default_factory=dict)  # by kind of error
     invalid: dict[str, int] = field(default_factory=dict)  # numbers that make no sense, by reason
     dropped: int = 0  # samples that were not taken over
-    faults: int = 0  # faults of ours
+    faults: int = 0  # errors of the sidecar
     up: bool = False
-    seconds: float = 0.0  # the last scrape's
+    seconds: float = 0.0  # of the last scrape
     page_bytes: int = 0
 
 
 class NoPageError(Exception):
-    """Why there is no page: ``kind`` for a label, the text for people."""
+    """No page: ``kind`` is a label for metrics, the text is for people."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -86,7 +93,10 @@ class NoPageError(Exception):
 
 
 class MetricsSource:
-    """A ``RecordSource``. ``reading`` is the last page's, None while there is none; ``report`` the last schema report."""
+    """A ``RecordSource`` of metrics pages.
+
+    ``reading``: from the last page, None while there is none. ``report``: the last schema report.
+    """
 
     def __init__(
         self,
@@ -121,7 +131,7 @@ class MetricsSource:
         self._stop = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin to scrape. An endpoint that is not there yet is a state, not an error."""
+        """Begin to scrape; an endpoint that is not there yet is a state, not an error."""
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self, drain_seconds: float) -> None:
@@ -135,7 +145,7 @@ class MetricsSource:
             await session.close()
 
     async def scrape(self) -> None:
-        """One scrape, whatever comes of it; not while the source scrapes on its own."""
+        """Scrape once and record the result; skipped while the source scrapes itself."""
         began = self._monotonic_s()
         at = self._now()
         self.stats.scrapes += 1
@@ -161,7 +171,7 @@ class MetricsSource:
         while not self._stop.is_set():
             try:
                 await self.scrape()
-            except Exception:  # a page is input from outside: a fault in reading one must not end the scraping
+            except Exception:  # a page is external input: an error in reading one must not end the scraping
                 self.stats.faults += 1
                 if self.stats.faults == 1:
                     log.exception("a metrics page could not be read")
@@ -179,7 +189,7 @@ class MetricsSource:
         reading = await asyncio.to_thread(self.reader.read, page) if large else self.reader.read(page)
         self._count_invalid(reading)
         if not reading.values and not reading.histograms and not families_of(page):
-            self.reading = None  # no exposition at all: an error page with status 200
+            self.reading = None  # not an exposition: an error page with status 200
             for event in self.progress.failed(at, "the page holds no metrics"):
                 self._tell(event)
             return
@@ -190,7 +200,7 @@ class MetricsSource:
         counters |= {key: buckets.count for key, buckets in reading.histograms.items() if buckets.count is not None}
         grown, before = self.tracks.grown(counters), self.tracks.scraped_unix_ns
         if before is not None:
-            until = at + int(self.stats.seconds * 1e9)  # the page was made some time while it was asked for
+            until = at + int(self.stats.seconds * 1e9)  # the page was made at some time during the request
             self._facts.extend(counted_failures(self._process, grown, counters, before, until))
         reset = self.tracks.follow(counters, at, None if started is None else int(started * 1e9))
         open_requests = self._open_requests() if self._open_requests is not None else None
@@ -202,7 +212,10 @@ class MetricsSource:
             self.stats.dropped += 1
 
     async def _report(self, page: bytes, at: int) -> None:
-        """Look at the families once, and again when their number changes: an engine was exchanged, or began to expose more."""
+        """Report the families once, and again when their number changes.
+
+        It changes when the engine was replaced, or began to expose more.
+        """
         types = page.count(_TYPE_LINE)
         if types == self._types:
             return
@@ -214,7 +227,7 @@ class MetricsSource:
             self._untold = True
         if self._untold and not await self._take(report):
             self.stats.dropped += 1
-            return  # told again at the next scrape
+            return  # offered again at the next scrape
         self._types, self._untold = types, False
 
     def _count_invalid(self, reading: PageReading) -> None:
@@ -229,7 +242,7 @@ class MetricsSource:
 
 
 async def fetch_once(settings: MetricsSettings) -> bytes:
-    """One page. Raises ``NoPageError``."""
+    """Fetch one page. Raises ``NoPageError``."""
     async with _open(settings) as session:
         return await _get(session, settings)
 
@@ -264,7 +277,7 @@ async def _get(session: aiohttp.ClientSession, settings: MetricsSettings) -> byt
 
 
 def sample_of(reading: PageReading, process: Process, at: int, tracks: CounterTracks) -> EngineSample:
-    """A page as a record."""
+    """Make a record of a page."""
     order = {quantity.name: place for place, quantity in enumerate(QUANTITIES)}
     return EngineSample(
         process=process,
@@ -298,7 +311,7 @@ def sample_of(reading: PageReading, process: Process, at: int, tracks: CounterTr
 
 
 def log_report(report: SchemaReport) -> None:
-    """Say once, for a person, what is on the page and what is not."""
+    """Log once which families are on the page and which are not."""
     log.info("metrics of %s", ", ".join(report.emitters) or "nobody we know")
     words = {
         SchemaState.MISSING: "not exported",

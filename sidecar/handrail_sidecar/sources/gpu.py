@@ -1,4 +1,7 @@
-"""The GPU source: runs the sampler beside the event loop, and says once what the GPUs do not give and what would give it."""
+"""The GPU source: runs the sampler beside the event loop.
+
+It logs once which values the GPUs do not provide and how to get them.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ from handrail_sidecar.gpu.worker import Deliver
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-_SETTLED_LOOKS: Final = 3  # after which a GPU has said what it does not give
+_SETTLED_LOOKS: Final = 3  # looks after which a GPU has shown which values it does not provide
 
 
 class NvmlSource:
-    """A ``RecordSource``. No driver, no GPU, no nvidia-ml-py: states, said once, looked for again; never an error.
+    """A ``RecordSource`` of NVML samples.
 
-    ``deliver`` takes samples in the threads that read them; ``tell`` events, in the loop's thread.
+    No driver, no GPU and no nvidia-ml-py are states, not errors. Each is logged once and checked again.
+    ``deliver`` takes samples in the threads that read them; ``tell`` takes events in the loop's thread.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class NvmlSource:
         self._session = 0
 
     async def start(self) -> None:
-        """Never fails: what is missing is said by the sampler."""
+        """Begin to sample; never fails: the sampler reports what is missing."""
         self._loop = asyncio.get_running_loop()
         self.sampler.start()
         self._task = asyncio.create_task(self._run())
@@ -60,7 +64,7 @@ class NvmlSource:
         await asyncio.to_thread(self.sampler.stop, min(drain_seconds, 1.0))
 
     def _event(self, event: ProcessEvent) -> None:
-        """In a thread of the sampler."""
+        """Take an event in a thread of the sampler."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._tell, event)
@@ -82,7 +86,7 @@ class NvmlSource:
 
 
 def devices_text(absent: list[Absent], statements: set[tuple[str, str]]) -> list[str]:
-    """One line a counter and product, each once: ``said`` remembers them."""
+    """One line for each counter and product, each once: ``said`` remembers them."""
     lines = []
     for each in absent:
         if (each.counter, each.device.product) in statements:
@@ -95,4 +99,4 @@ def devices_text(absent: list[Absent], statements: set[tuple[str, str]]) -> list
 
 
 def _nobody(_: DeviceSample) -> None:
-    """Samples are only shown on /metrics."""
+    """Drop samples that are only shown on /metrics."""

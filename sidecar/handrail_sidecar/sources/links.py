@@ -1,4 +1,7 @@
-"""The source of link samples: hands on what the sampler's threads read, and says once what cannot be read and why."""
+"""The source of link samples: passes on what the sampler's threads read.
+
+It logs once what cannot be read and why.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,17 @@ _MOST_HELD: Final = 20_000
 _NAMED: Final = 8
 
 Take = Callable[[Sequence[DeviceSample]], Awaitable[bool]]
-"""Takes samples over; False where it cannot now, then the same ones are given again. Never raises."""
+"""Takes samples over; False when it cannot now.
+
+The same samples are then offered again. It never raises.
+"""
 
 
 class LinkSource:
-    """A ``RecordSource``. A host without RDMA, or without anything to read, is no error: it is said once."""
+    """A ``RecordSource`` of links.
+
+    A host without RDMA, or without anything to read, is no error: it is logged once.
+    """
 
     def __init__(
         self,
@@ -53,7 +62,7 @@ class LinkSource:
         self._stop = asyncio.Event()
 
     async def start(self) -> None:
-        """Never fails: what cannot be read is a state, and said."""
+        """Begin to sample; never fails: what cannot be read is a state, and logged."""
         self.sampler.start()
         self._task = asyncio.create_task(self._run())
 
@@ -68,7 +77,7 @@ class LinkSource:
         await self.hand_on()
 
     async def hand_on(self) -> None:
-        """What was read since the last time, and what there is to say of it."""
+        """Pass on the samples since the last call, and log changes."""
         self._look()
         self._held += self.sampler.take()
         too_many = max(0, len(self._held) - _MOST_HELD)
@@ -84,7 +93,7 @@ class LinkSource:
                 await asyncio.wait_for(self._stop.wait(), HAND_ON_S)
 
     def _look(self) -> None:
-        """Say what is read, and each change of state of a device, once."""
+        """Log what is read, and each change of state of a device, once."""
         chosen = self.sampler.chosen
         if chosen is not None and chosen != self._reported:
             log.info("%s", selection_text(chosen))
@@ -112,7 +121,10 @@ class LinkSource:
             log.info("link %s is back", key)
 
     def _tell_missing(self, key: str, watch: DeviceState) -> None:
-        """A port whose bytes cannot be read: the one thing that is worth a line, since nothing else tells what moved over it."""
+        """Log a port whose bytes cannot be read.
+
+        Nothing else shows what moved over it.
+        """
         if any(name == BYTES for name, _ in watch.values):
             return
         reasons = sorted({why.value for why in watch.missing.values()})
@@ -120,7 +132,7 @@ class LinkSource:
 
 
 def selection_text(chosen: SelectedLinks) -> str:
-    """One line for a person: what is read, what is not, and what would give it."""
+    """One line for a person: what is read, what is not, and how to get it."""
     keys = ", ".join(reader.key for reader in chosen.readers)
     parts = [f"links read: {keys}" if keys else "no links to read"]
     if chosen.rdma is not None:

@@ -1,8 +1,8 @@
-"""Reads what is appended to a log file, through rotation and truncation, and remembers where it was.
+"""Follow a log file through rotation and truncation, and save the position.
 
 Rotation by rename: the old file is read to its end before the new one is begun. Rotation by copy and truncate: the file is
-shorter than what was read, or begins with other bytes (it was filled again between two looks); it is read from its beginning.
-What was written and truncated away between two looks is lost, and nobody can know it.
+shorter than what was read, or begins with other bytes (it was filled again between two polls); it is read from its beginning.
+What was written and truncated away between two polls is lost without a trace.
 
 One thread only; every call reads a bounded amount. ``poll`` may block on a slow disk: call it off the event loop.
 """
@@ -23,7 +23,7 @@ from typing import Final
 from handrail.wal.filesystem import OUT_OF_DESCRIPTORS, replace_file
 
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-"""What stands there is no file: one that comes later is read from its beginning."""
+"""Errors that mean no file is there: a later one is read from its beginning."""
 
 _HEAD_BYTES: Final = 256
 _SIBLINGS: Final = 1000
@@ -32,7 +32,10 @@ LONGEST_LINE: Final = 65536
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where reading stands: which file, and how far. ``head`` is a hash of its first ``head_bytes`` bytes."""
+    """Position of the reader: which file, and how far.
+
+    ``head`` is a hash of its first ``head_bytes`` bytes.
+    """
 
     device: int
     inode: int
@@ -41,12 +44,12 @@ class Position:
     head_bytes: int
 
     def save(self, path: Path) -> None:
-        """Write it whole or not at all. Raises ``OSError``."""
+        """Write the position whole or not at all. Raises ``OSError``."""
         replace_file(path, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def load(path: Path) -> Position | None:
-        """What was saved; None where nothing was or it cannot be read."""
+        """Read the saved position; None when there is none or it cannot be read."""
         try:
             given = json.loads(path.read_text(encoding="ascii"))
             return Position(
@@ -70,7 +73,10 @@ class TailStats:
 
 
 class LineSplitter:
-    """Bytes to lines, the unfinished one kept for the next bytes; of a line above ``LONGEST_LINE`` the rest is dropped."""
+    """Split bytes into lines; keep the unfinished line for the next bytes.
+
+    The part of a line above ``LONGEST_LINE`` is dropped.
+    """
 
     def __init__(self, stats: TailStats) -> None:
         self._stats = stats
@@ -78,7 +84,10 @@ class LineSplitter:
         self._dropping = False
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` ends, decoded; what is not UTF-8 is replaced, NULs (holes of a truncated file) are dropped."""
+        """Return the lines that ``data`` ends, decoded.
+
+        Bytes that are not UTF-8 are replaced. NULs (holes of a truncated file) are dropped.
+        """
         *whole, self._partial = (self._partial + data).split(b"\n")
         if self._dropping and whole:
             del whole[0]
@@ -92,7 +101,7 @@ class LineSplitter:
         return [line.replace(b"\0", b"").decode("utf-8", "replace") for line in whole]
 
     def end(self) -> list[str]:
-        """What is left of a file that gets no more: its last line, where it lacks a line end."""
+        """Return the last line of a file that gets no more, if it lacks a line end."""
         return self.feed(b"\n") if self._partial and not self._dropping else self.reset()
 
     def reset(self) -> list[str]:
@@ -101,32 +110,38 @@ class LineSplitter:
         return []
 
     def skip_line(self) -> None:
-        """The next bytes begin in the middle of a line: drop up to its end."""
+        """Drop up to the next line end: the next bytes begin in the middle of a line."""
         self._partial, self._dropping = b"", True
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the unfinished line: read, and to be read again after a restart."""
+        """Bytes of the unfinished line; a restart reads them again."""
         return len(self._partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSettings:
-    """``from_start``: whether a file that is there at first is read from its beginning, where no position was kept."""
+    """Settings of a tail.
+
+    ``from_start``: whether a file that is there at first is read from its beginning when it has no saved position.
+    """
 
     from_start: bool = False
-    most_bytes: int = 1 << 20  # a poll
-    most_behind_bytes: int = 256 << 20  # further behind than this, the middle is skipped
+    most_bytes: int = 1 << 20  # for each poll
+    most_behind_bytes: int = 256 << 20  # farther behind than this, the middle is skipped
     idle_polls: int = 5  # a renamed file is left when this many polls found nothing: its writer reopens its log a little later
 
 
 class NotRegularError(OSError):
-    """No regular file stands there: to open it could wait for ever, to read it never end."""
+    """No regular file: opening it could wait for ever, reading it could never end."""
 
 
 def open_regular(path: Path) -> int:
-    """Open for reading, without waiting. Raises ``NotRegularError`` for pipes, devices, sockets and folders, and ``OSError``."""
-    _require_regular(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices do something
+    """Open for reading, without waiting.
+
+    Raises ``NotRegularError`` for pipes, devices, sockets and folders, and ``OSError``.
+    """
+    _require_regular(os.stat(path).st_mode, path)  # before opening, which alone triggers some devices
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _require_regular(os.fstat(fd).st_mode, path)  # it may have been replaced in between
@@ -152,9 +167,9 @@ _KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
 
 
 class FileTail:
-    """One file, which need not exist yet. ``close`` works twice.
+    """Tail of one file, which need not exist yet. ``close`` works twice.
 
-    What is no regular file, at first or later, is not read; a file that was being read then stays open.
+    A path that is no regular file, at first or later, is not read; a file that was being read then stays open.
     """
 
     def __init__(self, path: Path, settings: TailSettings, saved: Position | None = None) -> None:
@@ -163,9 +178,12 @@ class FileTail:
         self.written_unix_ns = 0
         """When the file was last written to, as of the last poll."""
         self.caught_up = False
-        """Whether the last poll read to the end: what the next one finds was written since."""
+        """Whether the last poll read to the end.
+
+        The next poll then finds only what was written since.
+        """
         self.problem = ""
-        """Why nothing is read from what stands under our name; empty while it is read, or not there."""
+        """Why the path is not read; empty while it is read, or does not exist."""
         self._settings = settings
         self._saved = saved
         self._first = True
@@ -177,14 +195,20 @@ class FileTail:
 
     @property
     def position(self) -> Position | None:
-        """Where a later process should go on; before an unfinished line. None while there is no file."""
+        """Where a later process should continue: before an unfinished line.
+
+        None while there is no file.
+        """
         if self._fd is None:
             return None
         state = os.fstat(self._fd)
         return Position(state.st_dev, state.st_ino, self._offset - self._lines.pending_bytes, self._head, self._head_bytes)
 
     def poll(self) -> list[str]:
-        """The lines that were finished since the last call, at most ``most_bytes`` of them."""
+        """Return the lines that ended since the last call.
+
+        It reads at most ``most_bytes``.
+        """
         try:
             return self._poll()
         except FileNotFoundError:
@@ -200,7 +224,7 @@ class FileTail:
                 self._first = False
             elif self._saved is None and not self._first:
                 with contextlib.suppress(OSError):
-                    self._saved = self.position  # or the next look would begin the file again
+                    self._saved = self.position  # else the next poll would begin the file again
             self.close()
             self.caught_up = True
             return []
@@ -240,7 +264,10 @@ class FileTail:
         return lines
 
     def _follow(self, fd: int) -> list[str]:
-        """Go on with the file that has taken our name; the last line of the one before. We keep what we have where none has."""
+        """Continue with the file that has taken the path; return the last line before.
+
+        The open file stays while no file has taken its path.
+        """
         try:
             successor = open_regular(self.path) if self._replaced(fd) else None
         except NotRegularError as error:
@@ -269,7 +296,7 @@ class FileTail:
             self._begin(fd, size if at_end else 0)
             if at_end and size and os.pread(fd, 1, size - 1) != b"\n":
                 self._lines.skip_line()
-        self._saved, self._first = None, False  # after what may fail: it is tried again with the same
+        self._saved, self._first = None, False  # after the calls that may fail: the next try uses the same values
 
     def _begin(self, fd: int, offset: int) -> None:
         self._fd, self._offset, self.problem = fd, offset, ""
@@ -278,7 +305,7 @@ class FileTail:
         self._note_beginning(fd)
 
     def _find(self, saved: Position) -> Path | None:
-        """The file that ``saved`` speaks of: ours, or the one beside it that it was renamed to."""
+        """Find the file of ``saved``: at the path, or renamed beside it."""
         candidates = [self.path]
         with contextlib.suppress(OSError), os.scandir(self.path.parent) as entries:
             candidates += [
@@ -289,7 +316,10 @@ class FileTail:
         return next((candidate for candidate in candidates if self._is(candidate, saved)), None)
 
     def _is(self, candidate: Path, saved: Position) -> bool:
-        """Raises ``OSError`` where that cannot be told now: taken for another file, it would be read from its beginning."""
+        """Whether ``candidate`` is the file of ``saved``.
+
+        Raises ``OSError`` when that cannot be determined now: a wrong no would read the file from its beginning.
+        """
         try:
             state = candidate.stat()
             if (state.st_dev, state.st_ino) != (saved.device, saved.inode) or state.st_size < saved.offset:
@@ -319,7 +349,10 @@ class FileTail:
             self._lines.skip_line()
 
     def _replaced(self, fd: int) -> bool:
-        """Whether another file stands under our name now. One that is gone may come back: we keep what we have."""
+        """Whether another file is at the path now.
+
+        False for a missing file: it may come back, so the open file stays.
+        """
         try:
             there = self.path.stat()
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What the middleware inside vLLM handed on, read by the proxy's own readers: one ``Exchange`` a request.
+"""Make one ``Exchange`` a request from the events of the middleware inside vLLM.
 
-It differs from a proxy's in what cannot be seen from there: when the client had the bytes, and for how long it did not take them.
-Where the thread was late and parts were given up, the exchange is read as far as it goes.
+The proxy's own readers read them. Unlike a proxy, the middleware cannot see when the client had the bytes, and for how long it
+took none. When the thread was late and parts were dropped, the exchange covers what is there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _ENDINGS: Final = {"clean": EndReason.CLEAN, "client_gone": EndReason.CLIENT_GON
 
 @dataclass(slots=True)
 class _OpenExchange:
-    """One exchange under way; the request's body is read once both ends of it are here."""
+    """One running exchange.
+
+    The request's body is read once both ends of it are here.
+    """
 
     observation: ExchangeObserver
     body_bytes: int
@@ -45,7 +48,7 @@ class MiddlewareExchanges:
         self.open: Bounded[_OpenExchange] = Bounded(MAX_OPEN)
         self.unmatched = 0
         self._process = process
-        # of a proxy that changes nothing: only what it says of identity is used
+        # those of a proxy that changes nothing; only the settings of identity are used
         self._settings = ProxySettings(
             listen_host="",
             listen_port=0,
@@ -58,7 +61,7 @@ class MiddlewareExchanges:
         )
 
     def hear(self, boot: str, name: str, at_ns: int, offset_ns: int, v: Mapping[str, Any]) -> Exchange | None:
-        """One event; the exchange where it is over with it."""
+        """Take one event; return the exchange if the event ends it."""
         key = f"{boot}:{v['exchange']}"
         if name == words.HTTP_REQUEST:
             self._begin(key, offset_ns, v)
@@ -81,11 +84,14 @@ class MiddlewareExchanges:
         return None
 
     def open_since(self) -> Iterator[int]:
-        """When each observed request that has not ended arrived, on the monotonic clock."""
+        """Arrival of each observed request that has not ended, on the monotonic clock."""
         return (found.observation.arrival_ns for found in self.open.values() if found.observation.operation is not None)
 
     def close_boot(self, boot: str, at_ns: int) -> list[Exchange]:
-        """The API server is gone, and its connections with it."""
+        """Drop the exchanges of an API server that is gone.
+
+        Its connections are gone with it.
+        """
         lost = [key for key in self.open if key.startswith(f"{boot}:")]
         return [self._end(self.open.pop(key), at_ns, "failed") for key in lost]
 

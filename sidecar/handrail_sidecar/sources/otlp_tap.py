@@ -1,7 +1,8 @@
-"""The OTLP tap: takes what the engine or router beside the sidecar exports, adds where it came from, passes it on.
+"""The OTLP tap: takes what the engine or router exports, and passes it on.
 
-Spans, metrics and log records keep their bytes; only their resource gains what the engine could not know (wire.md, "Spans that
-pass through a tap"). The engine has its acknowledgement when ``take`` has returned, so when the spool has the batch.
+It adds where the data came from. Spans, metrics and log records keep their bytes; only their resource gains what the engine
+could not know (wire.md, "Spans that pass through a tap"). The engine gets its acknowledgement when ``take`` returns, so when
+the spool has the batch.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from handrail.security.tls import ServerTls
 from handrail.security.tokens import Authenticator
 
 Take = Callable[[Signal, bytes], Awaitable[None]]
-"""Takes over one encoded export request. Raises ``Retryable`` when it cannot now, ``Rejected`` when it never will."""
+"""Takes over one encoded export request.
+
+Raises ``Retryable`` when it cannot now, ``Rejected`` when it never will.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapSettings:
-    """Where the tap listens (a port of None is off, 0 is a free one) and what it knows of the process it sits beside.
+    """Where the tap listens and what it knows of the process beside it.
 
+    A port of None is off, 0 is a free one.
     ``resource``: attributes added where absent, by name: role, instance, sender id, host id and host name.
     """
 
@@ -44,7 +49,10 @@ class TapSettings:
 
 
 class OtlpTap:
-    """A source that passes batches on. Raises ``ValueError`` for an address that may not be bound, or when both ports are off."""
+    """A source that passes batches on.
+
+    Raises ``ValueError`` for an address that may not be bound, or when both ports are off.
+    """
 
     def __init__(self, settings: TapSettings, take: Take) -> None:
         self._resource = dict(settings.resource)
@@ -78,16 +86,19 @@ class OtlpTap:
 
     @property
     def spans_seen(self) -> int:
-        """Spans taken over since start. Still 0 while requests pass means: the engine sends no spans (case C05)."""
+        """Spans taken over since start.
+
+        Still 0 while requests pass means that the engine sends no spans (case C05).
+        """
         return self._server.stats.items[Signal.TRACES]
 
     async def start(self) -> None:
-        """Raises ``OSError`` when a port cannot be bound."""
+        """Begin to listen. Raises ``OSError`` when a port cannot be bound."""
         await self._server.start()
 
     async def shutdown(self, drain_seconds: float) -> None:
         await self._server.shutdown(drain_seconds)
 
     async def consume(self, signal: Signal, payload: bytes) -> None:
-        """The server's consumer; not for others."""
+        """Consume what the server received; only the server calls it."""
         await self._take(signal, with_resource(payload, self._resource))

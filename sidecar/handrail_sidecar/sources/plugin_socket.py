@@ -1,7 +1,8 @@
-"""The plugin source: a datagram socket that the engine's processes send to, and the merge of what they say.
+"""The plugin source: a datagram socket for the engine's processes.
 
+It also merges their events.
 The socket is bound at a path of the file system (a volume that engine and sidecar share). Its permissions are the only access
-control: 0600, or 0660 where a group is named by the folder's set-group-id bit, since the engine often runs as another user.
+control: 0600, or 0660 when the folder's set-group-id bit names a group, since the engine often runs as another user.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
 OWN_PAUSE_NS: Final = 2_000_000_000
-"""Between two looks: this process was not listening meanwhile."""
+"""Time between two calls of ``look`` above which this process did not listen."""
 
 READS_A_TURN: Final = 64  # datagrams before other tasks of the loop get their turn
 RECEIVE_BYTES: Final = 4 << 20
@@ -56,12 +57,12 @@ class PluginStats:
 
 
 class PluginSource:
-    """Listens at ``path``. ``line`` takes the engine's log lines (when, level, text); by default nobody does. ``live`` is told of
-    first tokens and ends as they come; of the middleware's exchanges too, where ``count_exchanges``. ``make``: the kind of
-    histogram.
+    """Listens at ``path`` for datagrams of the plugin.
 
-    ``start`` raises ``OSError`` where the path cannot be bound, ``FileExistsError`` where another sidecar listens there or
-    something stands there that is no socket.
+    ``line`` takes the engine's log lines (when, level, text); by default they are dropped. ``live`` takes first tokens and ends
+    as they come; with ``count_exchanges`` those of the middleware's exchanges too. ``make``: the kind of histogram.
+    ``start`` raises ``OSError`` when the path cannot be bound, ``FileExistsError`` when another sidecar listens there or the path
+    is no socket.
     """
 
     def __init__(
@@ -110,7 +111,10 @@ class PluginSource:
         log.info("the plugin's socket is %s", self.path)
 
     async def shutdown(self, drain_seconds: float) -> None:
-        """Read what is there, say what is known, unbind. What is open is told as it stands: a later sidecar may hear its end."""
+        """Read what is there, pass on what is known, unbind.
+
+        What is open is passed on as it stands: a later sidecar may receive its end.
+        """
         bound, self._socket = self._socket, None
         if bound is None:
             return
@@ -124,11 +128,14 @@ class PluginSource:
         self._say(self.merge.close(now))
         bound.close()
         with contextlib.suppress(OSError):
-            if self.path.stat().st_ino == self._inode:  # not that of a sidecar that has taken our place
+            if self.path.stat().st_ino == self._inode:  # not that of a sidecar that has taken this one's place
                 self.path.unlink()
 
     def open_since(self) -> Iterator[int]:
-        """When each request that has not ended arrived, on the monotonic clock: by the middleware where it is set up."""
+        """When each request that has not ended arrived, on the monotonic clock.
+
+        The middleware provides it if it is set up.
+        """
         exchanges = self.merge.exchanges
         if exchanges.stats.requests:
             return exchanges.open_since()
@@ -165,9 +172,10 @@ class PluginSource:
         self.look()
 
     def look(self) -> None:
-        """Read what waits and say what has settled; ``TICK_S`` after the last look, or later where this process stood still.
+        """Read what waits and pass on what has settled.
 
-        What was said in such a pause may be lost, as the socket holds only so much: it is no silence of theirs.
+        It runs ``TICK_S`` after the last call, or later when this process stood still.
+        Datagrams sent in such a pause may be lost, as the socket holds only so many: the processes do not count as silent then.
         """
         self._read()
         now = self._clock()
@@ -189,8 +197,9 @@ class PluginSource:
 
 
 def bind(path: Path) -> socket.socket:
-    """A bound, non-blocking datagram socket with credentials of the senders. A socket that nobody listens on any more is
-    removed.
+    """Bind a non-blocking datagram socket with credentials of the senders.
+
+    A socket without a listener is removed first.
     """
     make_folder(path.parent)
     _clear(path)
@@ -211,7 +220,7 @@ def bind(path: Path) -> socket.socket:
 
 
 def process_exists(pid: int) -> bool | None:
-    """Whether ``pid`` is there, zombies excepted; None where that cannot be told."""
+    """Whether ``pid`` exists, zombies excepted; None when that is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:
@@ -238,10 +247,13 @@ def _clear(path: Path) -> None:
 
 
 def _receive(bound: socket.socket) -> tuple[bytes, int | None] | None:
-    """One datagram and its sender's pid as it is named here (None in another pid namespace); None where there is none."""
+    """Receive one datagram and its sender's pid; None when there is none.
+
+    The pid is as named here, None in another pid namespace.
+    """
     try:
         data, ancillary, _, _ = bound.recvmsg(MAX_DATAGRAM_BYTES + 1, _ANCILLARY)
-    except OSError:  # none there; an error of a datagram socket is that of one datagram
+    except OSError:  # none there; an error of a datagram socket concerns one datagram
         return None
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) >= _CREDENTIALS.size:
@@ -251,4 +263,4 @@ def _receive(bound: socket.socket) -> tuple[bytes, int | None] | None:
 
 
 def _ignore(unix_ns: int, level: str, line: str) -> None:
-    """Where no log source reads them."""
+    """Drop lines: no log source reads them."""

@@ -1,6 +1,7 @@
-"""The proxy source: an HTTP/1.1 reverse proxy in front of one router or engine, one record a generation request.
+"""The proxy source: an HTTP/1.1 reverse proxy in front of one router or engine.
 
-Usable at the edge or in front of P or D. What it does to the bytes that pass: docs/decisions/0002-proxy-on-protocols.md.
+It makes one record a generation request.
+It works at the edge or in front of P or D. What it does to the bytes that pass: docs/decisions/0002-proxy-on-protocols.md.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class ProxySource:
-    """Listens, relays, observes; ``stats`` is what it counts and ``address`` where it listens once started.
+    """Listens, relays and observes.
 
-    Runs on the event loop that calls ``start``; uvloop's is the one its costs were measured on.
+    ``stats`` are its counters; ``address`` is where it listens once started.
+    It runs on the event loop that calls ``start``; its costs were measured on uvloop's.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class ProxySource:
     ) -> None:
         self.settings = settings
         self.stats = ProxyStats()
-        self.ticks = 0  # times that limits and what was put off were looked at
+        self.ticks = 0  # ticks that checked limits and postponed reads
         self.admission = Admission(budget, settings.max_streams)
         self.address = (settings.listen_host, settings.listen_port)
         self._sink = sink
@@ -55,11 +57,14 @@ class ProxySource:
         self._live = live
         self._relay: Relay | None = None
         self._acceptor: Acceptor | None = None
-        self._opening: set[asyncio.Task[None]] = set()  # connections that are not a transport yet
+        self._opening: set[asyncio.Task[None]] = set()  # accepted connections without a transport yet
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Bind and listen. Raises ``OSError`` where the address cannot be bound; the upstream need not be up yet."""
+        """Bind and listen; the upstream need not be up yet.
+
+        Raises ``OSError`` when the address cannot be bound.
+        """
         settings = self.settings
         relay = Relay(
             settings,
@@ -77,15 +82,21 @@ class ProxySource:
         log.info("proxy listens on %s:%d for %s", *self.address, self.settings.upstream)
 
     def open_since(self) -> Iterator[int]:
-        """When each observed request that has not ended arrived, on the monotonic clock."""
+        """Arrival of each observed request that has not ended, on the monotonic clock."""
         return iter(()) if self._relay is None else self._relay.open_since()
 
     def problem(self) -> str:
-        """Why no more work should be sent here, in one line for /readyz; '' while there is room."""
+        """Why no more work should come here, in one line for /readyz.
+
+        '' while there is room.
+        """
         return self.admission.problem()
 
     async def shutdown(self, drain_seconds: float | None = None) -> None:
-        """Stop listening, close what is idle, let exchanges end for up to ``drain_seconds``, then abort and record the rest."""
+        """Stop listening, close idle connections and let exchanges end.
+
+        After ``drain_seconds`` it aborts and records the rest.
+        """
         relay, self._relay = self._relay, None
         if relay is None:
             return
@@ -145,7 +156,7 @@ class ProxySource:
             self.ticks += 1
             try:
                 relay.tick()
-            except Exception:  # a fault at one connection must not end the looking after all others
+            except Exception:  # an error at one connection must not end the check of all others
                 self.stats.observer_errors += 1
                 if self.stats.observer_errors == 1:
                     log.exception("proxied connections could not be looked after")

@@ -1,7 +1,8 @@
-"""When did the sidecar itself stand still? Its stamps are late then, and a gap that it saw may be its own doing (case B12).
+"""Record pauses of the sidecar itself.
 
-A call that asked for its turn of the event loop and got it late: no processor, a collection of garbage, or work of our own that
-took long. Told as a pause of this process, as the plugin tells those of the engine's, and on /metrics.
+Its stamps are late then, and a gap that it saw may come from itself (case B12).
+A pause shows as a call that the event loop runs late: no processor, garbage collection, or long work of the sidecar.
+It is a pause of this process, as the plugin reports those of the engine's, and is on /metrics.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ SIDECAR = "sidecar"
 
 
 class OwnPauses:
-    """Watches the event loop that calls ``start``. ``count`` and ``paused_ns``: of all pauses since then."""
+    """Watches the event loop that calls ``start``.
+
+    ``count`` and ``paused_ns``: of all pauses since then.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class OwnPauses:
         self._sleep()
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        """Works without ``start`` and twice."""
+        """Stop; works without ``start`` and twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
