@@ -36,7 +36,7 @@ class Alarm:
         self._libc = ctypes.CDLL(None)
         self._lock = (
             threading.Lock()
-        )  # guards the two below; they are made once, since they are set ten times a second on cold caches
+        )  # guards the two below; made once, as they are set ten times a second
         self._times = _Times()
         self._at = ctypes.byref(self._times)
 

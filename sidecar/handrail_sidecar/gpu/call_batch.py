@@ -18,7 +18,7 @@ TELL_NS: Final = 450_000_000
 """Longest time that an answer waits to be reported: five rounds at 10 Hz."""
 
 MOST_UNTOLD: Final = 128
-"""Most rounds that are reported together, so that reporting takes a few ms at most."""
+"""Most rounds reported together, so that reporting takes a few ms at most."""
 
 
 class Round:
@@ -106,7 +106,7 @@ class Wave:
         return (done // 2, self.out[done - 1]) if done & 1 and done < len(self.calls) else None
 
     def take(self, since_ns: int) -> bool:
-        """Take the calls that have not begun from a thread whose call began at ``since_ns``.
+        """Take the calls not yet begun from a thread whose call began at ``since_ns``.
 
         Returns False when that call has just returned.
         """

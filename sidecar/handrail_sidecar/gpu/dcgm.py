@@ -1,4 +1,4 @@
-"""Read GPU samples from a page of dcgm-exporter, for hosts where NVML is unavailable.
+"""Read GPU samples from a dcgm-exporter page, for hosts where NVML is unavailable.
 
 The samples use the names and units of ``counters.py``.
 Source: names and units of DCGM's fields (dcgm_fields.h) and dcgm-exporter's default counters; cases F13, F16, F17 and F19.
@@ -35,7 +35,10 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DcgmField:
-    """One family: the counter it gives, in whose unit it is ``times`` or ``per`` (one of them 1)."""
+    """Map one family to a counter and its unit.
+
+    The value is multiplied by ``times`` or divided by ``per``; one of them is 1.
+    """
 
     name: str
     label: str = ""

@@ -15,8 +15,9 @@ log = logging.getLogger(__name__)
 MOST_DEVICES: Final = 256  # GPUs and MIG devices of one host: the bound of labels
 _MOST_MIG: Final = 16  # of one GPU; 7 in any product so far
 _PCIE_LANE_BYTES: Final = {1: 0.25e9, 2: 0.5e9, 3: 128e9 / 130, 4: 256e9 / 130, 5: 512e9 / 130, 6: 8e9, 7: 16e9}
-"""PCIe bytes per second, lane and direction, by generation (PCI-SIG specifications).
+"""PCIe bytes per second, lane and direction, by generation.
 
+Source: PCI-SIG specifications.
 Encoding: 8b/10b for 1 and 2, 128b/130b for 3 to 5, then flits.
 """
 
@@ -106,7 +107,7 @@ def list_gpus(
         try:
             found += ask(f"GPU {index}", gpu_at, nvml, index)
         except NvmlFailed as problem:  # noqa: PERF203 - one GPU must not hide the others
-            if failure(problem.code).meaning is not Meaning.ABSENT:  # else: not this container's, or there is none
+            if failure(problem.code).meaning is not Meaning.ABSENT:  # else: it belongs to another container or does not exist
                 failed[index] = problem.code
     if len(found) > MOST_DEVICES:
         log.warning("%d GPUs and MIG devices; the first %d are sampled", len(found), MOST_DEVICES)

@@ -60,7 +60,7 @@ class Growth:
         self.total += grew * self.unit_bytes
 
     def due_within_ns(self, line_bytes: float) -> int | None:
-        """Return how soon to read again so that no wrap is missed; None when it never wraps."""
+        """Return how soon to read again to miss no wrap; None when it never wraps."""
         if self.bits == 64 or not line_bytes:
             return None
         return int(_NARROW * self.unit_bytes / line_bytes * _NS * _MARGIN)

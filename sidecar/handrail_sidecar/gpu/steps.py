@@ -157,7 +157,7 @@ class CallStep(NvmlStep):
         return self._values
 
     def _rarely_reported(self, answer: Any, began_ns: int) -> list[DeviceValue]:
-        """Return all values once a second, otherwise those that are not 0 or just became 0."""
+        """Return all values once a second, otherwise those not 0 or just become 0."""
         before = self._values
         changed = answer != self._answer
         values = self._value(answer) if changed else before

@@ -32,7 +32,10 @@ _METRIC: Final = "4xId24x"  # nvmlGpmMetric_t: id, return code, value, three nam
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A look that ends a window: ``take`` the later sample, ``compare`` it with the earlier one in ``request``."""
+    """Calls that end a window.
+
+    ``take`` takes the later sample; ``compare`` compares it with the earlier one in ``request``.
+    """
 
     request: Any
     take: Callable[[], Any]

@@ -1,4 +1,6 @@
-"""Run one thread that reads GPU counters; the watch may inspect it and take its work."""
+"""Run one thread that reads GPU counters.
+
+The watch may inspect the thread and take its work."""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from handrail_sidecar.gpu.steps import NvmlStep, SamplerClock
 log = logging.getLogger(__name__)
 
 QUIET_ROUNDS: Final = 50
-"""Quick rounds after which a call that hung is again read together with the others."""
+"""Quick rounds after which a call that hung rejoins the others."""
 
 _NEVER: Final = 1 << 63
 _LONGEST_PAUSE_NS: Final = 60_000_000_000
@@ -28,7 +30,7 @@ _RETRIES_AT_ONCE: Final = 2
 _SHARE_OVER_NS: Final = 2_000_000_000
 _MOST_SHARE: Final = 0.6  # of its time that a lane may read; above it, the lane cannot keep up
 CALM_NS: Final = 60_000_000_000
-"""Time without a hanging call after which a GPU's own lane joins another one again."""
+"""Time without a hanging call after which a GPU's own lane rejoins another one."""
 
 Deliver = Callable[[DeviceSample], None]
 """Takes a sample, in the thread that read it. Never blocks, never raises."""
@@ -133,7 +135,7 @@ class Lane:
                         self._call(wave)
                     elif not self._keep(wave):
                         return
-                except Exception:  # an error of ours in one wave must not end all reading
+                except Exception:  # noqa: PERF203 - an error of ours in one wave must not end all reading
                     self._fault("reading GPU counters failed in %s", self.name)
                     self.wave = None
                     for job in self.jobs:

@@ -1,4 +1,4 @@
-"""Sample the devices that move KV between hosts: RDMA ports and network interfaces.
+"""Sample the devices that move KV between hosts: RDMA ports and NICs.
 
 The kernel's counters are read with the standard library only.
 """

@@ -17,7 +17,9 @@ from handrail_sidecar.links.sysfs import Why
 
 SECOND: Final = 10**9
 MOST_WAITING: Final = 1024
-"""Most samples of one device that wait to be taken; older ones are dropped and counted."""
+"""Most samples of one device that wait to be taken.
+
+Older ones are dropped and counted."""
 
 MOST_RECENT: Final = 1024
 """Most readings in which the peak is looked for.

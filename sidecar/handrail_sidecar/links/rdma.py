@@ -80,7 +80,10 @@ CONGESTION: Final = (
 
 
 def ports(root: str) -> list[PortReader] | Why:
-    """Return a reader for each port, or why the class cannot be listed. ``root``: sysfs."""
+    """Return a reader for each port, or why the class cannot be listed.
+
+    ``root``: sysfs.
+    """
     adapters = sysfs.entries(f"{root}/{CLASS}")
     if isinstance(adapters, Why):
         return adapters
@@ -127,7 +130,7 @@ class PortReader:
     def rest(self) -> DeviceReading:
         values: dict[Key, float] = {}
         missing: dict[str, Why] = {}
-        self._known.clear()  # a better file may have come
+        self._known.clear()  # a better file may exist now
         for direction, files in _PACKETS.items():
             found = self._first(tuple((file, _PLAIN) for file in files), missing)
             if found is not None:
@@ -171,11 +174,11 @@ class PortReader:
         return self.state() == ACTIVE
 
     def state(self) -> str:
-        """Return the word in the port's state (``ACTIVE`` of ``4: ACTIVE``); '' if unreadable."""
+        """Return the port's state, ``ACTIVE`` of ``4: ACTIVE``; '' if unreadable."""
         return _word(self.describe("state"))
 
     def physical_state(self) -> str:
-        """Return the word in ``phys_state`` (``LinkUp`` of ``5: LinkUp``); '' if unreadable."""
+        """Return the physical state, ``LinkUp`` of ``5: LinkUp``; '' if unreadable."""
         return _word(self.describe("phys_state"))
 
     def line_rate_bytes(self) -> int | None:

@@ -34,7 +34,8 @@ The other devices' counters lose nothing while they wait for that.
 class LinkSamplerSettings:
     """Settings of the link sampler.
 
-    ``interval_ns``: period of the bytes. ``slow_ns``: of everything else. ``look_ns``: of the search for devices that came or went.
+    ``interval_ns``: period of the bytes. ``slow_ns``: of everything else.
+    ``look_ns``: period of the search for devices that came or went.
     ``hung_ns``: a read that has not returned for so long counts as hung.
     """
 

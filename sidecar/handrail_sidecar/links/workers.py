@@ -100,7 +100,10 @@ class LinkWorkers:
         lane.thread.start()
 
     def _run(self, lane: _Worker) -> None:
-        """Read every device in turn, at whole multiples of the interval, until none is left."""
+        """Read every device in turn until none is left.
+
+        Rounds begin at whole multiples of the interval.
+        """
         while not self._stop.is_set():
             with self._guard:
                 turn = list(lane.watches)
