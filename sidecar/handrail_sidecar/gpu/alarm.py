@@ -34,9 +34,7 @@ class Alarm:
     def __init__(self) -> None:
         self._fd = -1
         self._libc = ctypes.CDLL(None)
-        self._lock = (
-            threading.Lock()
-        )  # guards the two below; made once, as they are set ten times a second
+        self._lock = threading.Lock()  # guards the two below; made once, as they are set ten times a second
         self._times = _Times()
         self._at = ctypes.byref(self._times)
 

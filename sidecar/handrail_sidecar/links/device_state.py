@@ -30,7 +30,7 @@ At 10 Hz a minute has 600; at 100 Hz they are the last ten seconds.
 
 @dataclass(slots=True)
 class LinkStats:
-    """Counts since start, each written by one thread; read by anyone."""
+    """Counts since start, each written by one thread; any thread may read them."""
 
     reads: int = 0
     resets: int = 0  # counters that began again: the driver was reloaded, or they were set to 0

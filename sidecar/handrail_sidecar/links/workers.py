@@ -22,7 +22,10 @@ WELL_AGAIN_NS: Final = 10 * SECOND
 
 @dataclass(slots=True)
 class _Worker:
-    """One thread and the devices that it reads. All fields are guarded by ``Lanes._guard``."""
+    """One thread and the devices that it reads.
+
+    All fields are guarded by ``LinkWorkers._guard``.
+    """
 
     watches: list[DeviceState]
     reading: DeviceState | None = None

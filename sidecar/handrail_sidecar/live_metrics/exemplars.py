@@ -1,4 +1,4 @@
-"""Choose the requests that become exemplars of histogram buckets, at a bounded rate.
+"""Choose the requests that become exemplars of buckets, at a bounded rate.
 
 An exemplar whose trace was sampled away is a dead link.
 So a request that becomes one has ``handrail.exemplar`` on its span and is kept.
@@ -23,7 +23,10 @@ A slow request usually falls into a bucket of its own, so it is rarely refused.
 
 
 class Exemplars:
-    """Chooses exemplars; ``wall`` is the wall clock that paces them and that the page shows."""
+    """Chooses exemplars.
+
+    ``wall`` is the wall clock that paces them and that the page shows.
+    """
 
     def __init__(self, wall: Callable[[], int]) -> None:
         self._wall = wall

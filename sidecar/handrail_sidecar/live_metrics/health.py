@@ -9,8 +9,9 @@ _GONE = (ProcessEventKind.DEAD, ProcessEventKind.STOPPED)
 
 
 class Restarts:
-    """Counts starts of the engine's core that follow an end of one, by the plugin's events.
+    """Counts starts of the engine's core that follow an end of one.
 
+    Source: the plugin's events.
     ``count``: since the sidecar's start.
     """
 

@@ -17,7 +17,7 @@ from handrail_sidecar.live_metrics.slo import ANSWERED, FAILURES, OBJECTIVES, TT
 from handrail_sidecar.proxy.response_reader import ResponseReader
 
 SCOPES: Final = {Role.EDGE: "edge", Role.ROUTER: "router", Role.DECODE: "decode", Role.COLLOCATED: "decode"}
-"""Scope of an exchange's time to first token, by the role of the observing process.
+"""Scope of an exchange's TTFT, by the role of the observing process.
 
 P's own answer has no first token that a client waits for.
 An edge and a router that see the same request must not be added up, so each has its own scope.
