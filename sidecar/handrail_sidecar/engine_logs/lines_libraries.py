@@ -19,8 +19,9 @@ _RMA: Final = re.compile(r"\brma(?:_am)?\(([^)]*)\)")
 
 
 def _ucx_lanes(line: Line, rest: str) -> Line:
-    """Read the lane of the data path and its device: the first entry of ``rma_am(...)``.
+    """Read the lane of the data path and its device.
 
+    They are the first entry of ``rma_am(...)``.
     ``am(...)`` lists what messages may use, which is not where the blocks go (case B01).
     Lanes within a host and between hosts are distinguished.
     """

@@ -44,7 +44,7 @@ def _nixl_failure(line: Line, rest: str) -> Line:
     """Read ``NIXL transfer failure: TYPE[. advice] | Context: {dict}``.
 
     The context's known keys are parsed without ``eval``.
-    After a failed load vLLM sends its own request, with a bare id and no block, by which P frees the blocks (MEASURED section 4c).
+    After a failed load vLLM sends its own request, with a bare id and no block, by which P frees the blocks (measured).
     When that request fails too, P was not notified; it is not another failed fetch.
     """
     failure = line.texts["failure"]
@@ -82,7 +82,7 @@ _STATS: Final = {
     "Throughput (MB/s)": (
         "busy_bytes_per_s",
         2.0**20,
-    ),  # bytes over the sum of overlapping times: a rate of one rank, not of the link
+    ),  # one rank's rate, not the link's: its times overlap
     "Avg number of descriptors": ("avg_descriptors", 1.0),
     "Num failed transfers": ("failed_transfers", 1.0),
     "Num failed notifications": ("failed_notifications", 1.0),

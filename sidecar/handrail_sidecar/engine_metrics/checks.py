@@ -1,4 +1,4 @@
-"""Check one metrics page against itself: unknown, inconsistent and missing figures.
+"""Check one metrics page against itself for unknown, odd or missing figures.
 
 Each note is a kind and one plain sentence.
 None is an alarm: a page is one moment, and its counters run since the engine's start.

@@ -58,7 +58,7 @@ PREFIXES: Final = {
     "trtllm_": "tensorrt-llm",
     "process_": "process",
 }
-"""Prefixes of family names and their emitters; a longer one comes before its prefix."""
+"""Prefixes of family names and their emitters, longer prefixes first."""
 
 
 def emitter_of(name: str) -> str:

@@ -23,7 +23,10 @@ class LimitSide(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A quantile with its interval; ``value`` is None when interpolation would invent it."""
+    """A quantile with its interval.
+
+    ``value`` is None when interpolation would invent it.
+    """
 
     side: LimitSide
     low: float

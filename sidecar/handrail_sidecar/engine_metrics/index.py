@@ -67,7 +67,7 @@ _BY_STEM: Final = {
 
 
 def family_row(name: str) -> tuple[Family, int, bool] | None:
-    """Return the row of a family, its rank, and whether its unit differs from the row's.
+    """Return the row of a family, its rank, and whether its unit is another one.
 
     When the unit differs, the returned row has the scale of that unit.
     """

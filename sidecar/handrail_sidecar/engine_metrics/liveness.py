@@ -1,7 +1,7 @@
 """Infer from scrapes whether the engine restarted, hangs or cannot be reached.
 
 It also finds transfers that are stuck.
-When an engine core is stopped, the front end still serves /metrics and /health with its last numbers (MEASURED section 4e), and
+When an engine core is stopped, the front end still serves /metrics and /health with its last numbers (measured), and
 a hang raises no failure counter (case A14).
 So an engine hangs when work waits and nothing that counts work has moved for a while.
 """

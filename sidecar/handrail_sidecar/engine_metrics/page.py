@@ -35,7 +35,7 @@ _BLANKS: Final = frozenset(
 _POISONED_WITH: Final = {"queue_seconds": ("prefill_seconds",)}
 """Quantities whose sums a failed KV load falsifies together.
 
-It adds minus the machine's uptime as queue time and plus that as prefill time (MEASURED section 4a).
+It adds minus the machine's uptime as queue time and plus that as prefill time (measured).
 """
 
 
@@ -93,7 +93,7 @@ class PageReading:
         return sum(found.values()) if found else None
 
     def count(self, quantity: str, engine: str | None = None) -> float | None:
-        """Return the number of samples in a quantity's histograms; None when there is none."""
+        """Return the number of samples in a quantity's histograms; None if none."""
         found = [
             buckets.count
             for key, buckets in self.histograms.items()
@@ -113,7 +113,10 @@ class PageReading:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Meaning of one line of the page. Compared by identity: it is looked up by its line."""
+    """Meaning of one line of the page.
+
+    Compared by identity: it is looked up by its line.
+    """
 
     key: Key
     quantity: Quantity

@@ -19,10 +19,11 @@ _OPTIONAL_SUFFIXES: Final = ("_created", "_info")
 
 
 def schema_notes(families: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[SchemaNote, ...]]:
-    """Return (emitters, notes) for the families of a page, given by name with their type.
+    """Return (emitters, notes) for the families of a page.
 
-    A quantity is missing only when its emitter is there at all: an engine without a KV connector exposes no transfer families, and
-    that is not a fault. An empty page gives no emitters and no notes.
+    ``families``: type by name.
+    A quantity is missing only when its emitter is there at all: an engine without a KV connector exposes no transfer families,
+    and that is not a fault. An empty page gives no emitters and no notes.
     """
     found = {name: row for name in families if (row := family_row(name)) is not None}
     # A family with a TYPE line and no series yet counts as exposed: counters of a fresh engine look like that.

@@ -72,4 +72,7 @@ ROWS: Final = (
 )
 
 LORA: Final = "vllm:lora_requests_info"
-"""Its value is a time and its labels are lists: the latest series is valid (case D15)."""
+"""Family of LoRA adapters: its latest series is the valid one (case D15).
+
+Its value is a time and its labels are lists.
+"""
