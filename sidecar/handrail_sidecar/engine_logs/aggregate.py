@@ -54,7 +54,7 @@ class FoldStats:
     facts: dict[LogKind, int] = field(default_factory=lambda: dict.fromkeys(LogKind, 0))
     fetches_failed: int = 0
     recomputed: int = 0  # requests that the scheduler computed again, by its lines, which do not name them
-    dropped: int = 0  # facts above the rate cap
+    dropped: int = 0  # facts above the rate limit
     evicted: int = 0
 
 

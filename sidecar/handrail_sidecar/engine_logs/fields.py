@@ -71,7 +71,7 @@ def quoted_ids(text: str) -> tuple[str, ...]:
     return tuple(match[1][:LONGEST] for match, _ in zip(_QUOTED.finditer(text), range(_MOST_IDS), strict=False))
 
 
-# --- why it failed: codes only --------------------------------------------------------------------------------------------
+# --- reasons of failures: codes only -----------------------------------------------------------------------------------------
 
 _CODE: Final = re.compile(r"\b(?:NIXL_ERR_[A-Z_]+|UCS_ERR_[A-Z_]+|IBV_WC_[A-Z_]+)\b")
 _EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout|Exit))\b")

@@ -16,7 +16,7 @@ from handrail_sidecar.engine_metrics.page import PageReading
 
 @dataclass(frozen=True, slots=True)
 class PageNote:
-    """``kind`` is a closed word, ``text`` is for people."""
+    """One note: ``kind`` is from a closed list, ``text`` is for people."""
 
     kind: str
     text: str

@@ -39,7 +39,7 @@ class Family:
 
     @property
     def emitter(self) -> str:
-        """Who exposes it, told from its prefix."""
+        """The program or library that exposes the family, by its prefix."""
         return emitter_of(self.name)
 
 

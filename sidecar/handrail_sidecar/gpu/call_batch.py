@@ -56,7 +56,7 @@ class Wave:
 
     ``calls`` alternates between the clock and a call, and begins and ends with the clock.
     ``out`` holds what each returned, or the exception that it raised.
-    So the length of ``out`` says which call is running, and its last entry says since when.
+    So the length of ``out`` shows which call is running, and its last entry shows since when.
     The lane iterates over ``todo``; once it is cleared, the lane begins no other call.
     Clearing is atomic and needs no lock, so each call is made by exactly one thread.
     """
@@ -150,7 +150,7 @@ def read_round(job: ReadingJob, clock: SamplerClock) -> DeviceSample | None:
         for step, answer, began_ns, ended_ns in round_.add_call():
             try:
                 values += step.took(answer, began_ns, ended_ns, began_ns + wave.unix_offset_ns)
-            except Exception as error:  # noqa: PERF203 - as above
+            except Exception as error:  # noqa: PERF203 - one step must not hide the others
                 step.failed(error)
     if job.pace is Pace.RARE:
         values += job.reader.seldom()

@@ -15,7 +15,7 @@ from handrail_sidecar.gpu.values import Slot
 
 _PAIRS: Final = {PCIE_RATE: names.GPU_PCIE_BYTES, NVLINK_RATE: names.GPU_NVLINK_BYTES}
 _SPAN_S: Final = 1.0
-_MOVED_BYTES: Final = 64 << 20  # within a span; one of the two may miss less than this
+_MOVED_BYTES: Final = 64 << 20  # within a span; one of the two may not see smaller traffic
 _SPANS: Final = 3
 
 

@@ -1,6 +1,6 @@
 """Read GPU samples from a dcgm-exporter page, for hosts where NVML is unavailable.
 
-The samples use the names and units of ``counters.py``.
+The samples use the names and units of ``device_counters/gpu.py``.
 Source: names and units of DCGM's fields (dcgm_fields.h) and dcgm-exporter's default counters; cases F13, F16, F17 and F19.
 """
 
@@ -64,7 +64,9 @@ FIELDS: Final[Mapping[str, DcgmField]] = {
     "DCGM_FI_PROF_SM_OCCUPANCY": DcgmField("sm_occupancy_ratio"),
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": DcgmField("tensor_active_ratio"),
     "DCGM_FI_PROF_DRAM_ACTIVE": DcgmField("dram_active_ratio"),
-    "DCGM_FI_PROF_PCIE_RX_BYTES": DcgmField("pcie_bytes_per_second", "receive"),  # gauges, whatever their help says
+    "DCGM_FI_PROF_PCIE_RX_BYTES": DcgmField(
+        "pcie_bytes_per_second", "receive"
+    ),  # gauges, although their help text says otherwise
     "DCGM_FI_PROF_PCIE_TX_BYTES": DcgmField("pcie_bytes_per_second", "transmit"),
     "DCGM_FI_PROF_NVLINK_RX_BYTES": DcgmField("nvlink_bytes_per_second", "receive"),
     "DCGM_FI_PROF_NVLINK_TX_BYTES": DcgmField("nvlink_bytes_per_second", "transmit"),
@@ -99,7 +101,7 @@ class _Known:
     xid: int = 0  # as on the page now; it stays there until the exporter restarts (case F13)
     xids: dict[int, int] = field(default_factory=dict)
     xid_seen: bool = False
-    profiled: bool = False  # it has given a profiling value
+    profiled: bool = False  # it has had a profiling value
 
 
 class DcgmPage:
@@ -172,7 +174,7 @@ class DcgmPage:
     def _xids(self, known: _Known, families: Mapping[str, float]) -> list[DeviceValue]:
         """Count Xid errors by changes of the last code, which the page shows for ever.
 
-        A code that is there at the first look is old; a change is a new error.
+        A code that is there at the first scrape is old; a change is a new error.
         The same code twice in a row looks like one that stays. Without the family nothing is known, which is not 0.
         """
         if _XID_FIELD not in families:

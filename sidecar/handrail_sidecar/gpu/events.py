@@ -103,7 +103,7 @@ class News:
         return True
 
     def event(self, kind: ProcessEventKind, detail: str) -> None:
-        """Send an event for the record."""
+        """Send an event to the record."""
         self._tell_event(
             ProcessEvent(process=self._process, source=Source.NVML, at_unix_ns=self._clock.unix_ns(), kind=kind, detail=detail)
         )

@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Meaning(str, Enum):
-    """What follows from a failed call."""
+    """Consequence of a failed call."""
 
     ABSENT = "absent"  # this device, driver or binding does not provide it: remembered, not tried again
     RETRY = "retry"  # may work the next time

@@ -1,6 +1,6 @@
 """Turn raw hardware counters into growing totals, with wraps undone.
 
-A counter begins anew where its growth cannot be known; growth is never guessed.
+A total restarts at 0 where its growth cannot be known; growth is never guessed.
 A 32-bit counter at PCIe 5 x16 (63 GB/s) wraps every 68 ms.
 So two readings show the growth only when the link cannot have carried a whole turn between them.
 The line rate is the bound: it decides how often to read (``due_within_ns``), whether a smaller reading is a wrap or a restart of
@@ -31,7 +31,7 @@ class Growth:
         self.bits = bits
         self.total = 0
         self.since_unix_ns = 0
-        self.lost = 0  # times that it had to begin anew
+        self.lost = 0  # times that the total had to restart
         self._last: int | None = None
         self._began_ns = 0
 
@@ -69,7 +69,7 @@ class Growth:
 class Standing:
     """One counter that does not wrap (errors, energy), as the device reports it.
 
-    A smaller reading means that the counter began anew.
+    A smaller reading means that the counter restarted.
     """
 
     __slots__ = ("_last", "lost", "since_unix_ns", "total")

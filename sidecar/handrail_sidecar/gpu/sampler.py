@@ -240,7 +240,7 @@ class Sampler:
         except Exception as error:
             log.debug("NVML did not shut down: %s", error)
 
-    # --- what was lost ---------------------------------------------------------------------------------------------------------
+    # --- lost devices ----------------------------------------------------------------------------------------------------------
 
     def _on_lost(self, reader: DeviceReader, code: int) -> None:
         """Note a lost device; runs in a lane's thread, which ends with it."""
@@ -311,7 +311,7 @@ class Sampler:
             self._alarm.wait()
             lanes, now = self._lanes, self._clock.mono_ns()
             if lanes is None:
-                continue  # the first lane of a session sets it
+                continue  # the first lane of a session sets the alarm
             try:
                 self._alarm.set(now + lanes.look())
                 if now - reported_ns > _SAY_NS or self.state.stuck:

@@ -124,7 +124,7 @@ class CallStep(NvmlStep):
         self._values: list[DeviceValue] = []
         self._bits: list[int] = []
         self._seldom = False
-        self._only: Slot | None = None  # when one number gives one value
+        self._only: Slot | None = None  # the only slot, when the answer is one number
         self._whole_ns = -_WHOLE_NS  # when all were last reported
         self._active: list[DeviceValue] = []  # the rarely reported ones that were not 0 at the last look
 
@@ -137,7 +137,7 @@ class CallStep(NvmlStep):
         if self._of != len(self.slots):
             self._lay_out()
         if self._attributes is not None:
-            answer = self._attributes(answer)  # one attribute gives itself, several give a tuple
+            answer = self._attributes(answer)  # a tuple when there are several attributes
         elif isinstance(answer, list):
             answer = len(answer)
         if answer == self._answer and not self._seldom:

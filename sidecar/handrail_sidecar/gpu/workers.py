@@ -89,7 +89,7 @@ class GpuWorkers:
         for lane in self.all():
             inside = lane.inside()
             if inside is None:
-                next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: once a period
+                next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: look once a period
                 continue
             step, _, since = inside
             limit = max(lane.limit_ns, 0 if step.warm or step.calls else FIRST_CALL_NS)

@@ -24,7 +24,7 @@ _MOST_CODES: Final = 64
 _TIMEOUT: Final = 10
 
 OTHER: Final = -1
-"""Codes above the bound of labels."""
+"""Code under which codes beyond the bound of labels are counted."""
 
 
 class XidWatch:

@@ -40,7 +40,7 @@ class LinkStats:
 class _PendingReading(NamedTuple):
     """One reading that is not yet a sample.
 
-    ``life``: of the device; a change means that its counters begin anew.
+    ``life``: of the device; a change means that its counters restart.
     """
 
     reading: DeviceReading

@@ -11,7 +11,7 @@ from handrail.records.devices import Device
 from handrail_sidecar.links.sysfs import Why
 
 Key = tuple[str, str]
-"""A counter of ``counters.COUNTERS`` and the value of its label."""
+"""A counter of ``device_counters.link`` and the value of its label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class LinkReader(Protocol):
 
     @property
     def key(self) -> str:
-        """Key of the device, as in ``hardware.Device.key``."""
+        """Key of the device, as in ``records.devices.Device.key``."""
 
     @property
     def source(self) -> Source:

@@ -1,6 +1,6 @@
 """Count requests as they happen: first tokens, gaps between chunks, ends.
 
-The one owner of the state is the event loop that forwards the bytes.
+The event loop that forwards the bytes is the only owner of this state.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class LiveRequests:
         self._make = make
         self._role = role
         self.objectives = objectives
-        self._exchanges = False  # a process before the engine counts requests; the engine's own count would double them
+        self._exchanges = False  # a process in front of the engine counts requests; the engine's own count would double them
         self.know(())
 
     def begin(self, trace_id: str) -> LiveRequest:
