@@ -1,1 +1,1 @@
-"""What engines say about KV hand-offs in their logs."""
+"""Recognise what engines log about KV hand-offs."""

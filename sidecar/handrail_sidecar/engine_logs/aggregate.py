@@ -1,8 +1,10 @@
-"""From recognised lines to facts: the ranks of one engine and the repeats of one trouble make one fact with a count.
+"""Fold recognised log lines into facts.
 
-Eight tensor-parallel ranks log one expired request eight times (case A01), a broken link logs hundreds of lines a second without
-a request id (A25), a cache says every 50 ms that it still waits (B13). A fact is told at its first line and again, as a higher
-revision under the same id, when more lines came; ids come from what the line says, so reading a log again makes the same facts.
+The lines of an engine's ranks, and the repeats of one problem, make one fact with a count.
+Eight tensor-parallel ranks log one expired request eight times (case A01). A broken link logs hundreds of lines a second without
+a request id (A25). A cache reports every 50 ms that it still waits (B13).
+A fact is reported at its first line and again, as a higher revision under the same id, when more lines have come.
+Ids are derived from the content of the line, so reading a log again makes the same facts.
 
 Standard library only. The clock is passed in; every table is bounded.
 """
@@ -27,10 +29,11 @@ _MOST_INFERRED: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldSettings:
-    """``quiet_ns``: lines of one key this far apart are two facts, unless they name a request, which fails once.
+    """Settings of the folder.
 
-    ``inferred_ns``: how long before a request's failure a line without request id may lie to be named as its likely cause.
-    ``update_ns``: the least time between two tellings of one fact.
+    ``quiet_ns``: lines of one key this far apart are two facts, unless they name a request, which fails once.
+    ``inferred_ns``: how long before a request's failure a line without request id may lie to count as its likely cause.
+    ``update_ns``: the least time between two reports of one fact.
     """
 
     most_facts: int = 4096
@@ -42,13 +45,16 @@ class FoldSettings:
 
 @dataclass(slots=True)
 class FoldStats:
-    """Counts since start. ``fetches_failed``: requests whose fetch failed, each once however many lines say it."""
+    """Counts since start.
+
+    ``fetches_failed``: requests whose KV fetch failed, each once however many lines report it.
+    """
 
     lines: dict[LogKind, int] = field(default_factory=lambda: dict.fromkeys(LogKind, 0))
     facts: dict[LogKind, int] = field(default_factory=lambda: dict.fromkeys(LogKind, 0))
     fetches_failed: int = 0
-    recomputed: int = 0  # requests that the scheduler says it computed again; it does not name them
-    dropped: int = 0  # facts above the rate cap
+    recomputed: int = 0  # requests that the scheduler computed again, by its lines, which do not name them
+    dropped: int = 0  # facts above the rate limit
     evicted: int = 0
 
 
@@ -59,7 +65,10 @@ class _OpenEvent:
 
 
 class Folder:
-    """Folds the lines of one engine's log. ``add`` a line, ``take`` what is new or has changed; one owner, no lock."""
+    """Folds the lines of one engine's log into facts; one owner, no lock.
+
+    ``add`` a line, then ``take`` the facts that are new or have changed.
+    """
 
     def __init__(self, process: Process, source: Source, settings: FoldSettings | None = None) -> None:
         self.stats = FoldStats()
@@ -68,15 +77,18 @@ class Folder:
         self._settings = settings or FoldSettings()
         self._open: OrderedDict[str, _OpenEvent] = OrderedDict()
         self._changed: OrderedDict[str, _OpenEvent] = OrderedDict()
-        self._last_of_prefix: OrderedDict[str, str] = OrderedDict()  # where a traceback's lines belong
+        self._last_of_prefix: OrderedDict[str, str] = OrderedDict()  # the fact that a traceback's lines belong to
         self._failed: OrderedDict[str, None] = OrderedDict()
-        self._below: OrderedDict[str, str] = OrderedDict()  # keys of open facts below requests
+        self._below: OrderedDict[str, str] = OrderedDict()  # keys of open facts that name no request
         self._second = 0
         self._new_this_second = 0
-        self._each: OrderedDict[str, int] = OrderedDict()  # equal lines of one stamp, so that each keeps an id of its own
+        self._each: OrderedDict[str, int] = OrderedDict()  # equal lines with one time stamp, so that each keeps its own id
 
     def add(self, head: Head, line: Line, receipt_unix_ns: int) -> None:
-        """One recognised line; ``receipt_unix_ns`` stands in where it carries no time."""
+        """Add one recognised line.
+
+        ``receipt_unix_ns`` is used when the line carries no time.
+        """
         at = head.at_unix_ns if head.at_unix_ns is not None else receipt_unix_ns
         self.stats.lines[line.kind] += 1
         if line.kind is LogKind.RECOMPUTED:
@@ -98,7 +110,10 @@ class Folder:
             _bound(self._last_of_prefix, 256)
 
     def continued(self, head: Head) -> None:
-        """A line that no row recognises: the last line of a traceback says why the statement before it failed."""
+        """Add a line that no row recognises, which may be the last line of a traceback.
+
+        Such a line holds the reason why the statement before it failed.
+        """
         key = self._last_of_prefix.get(head.prefix or head.process)
         known = self._open.get(key) if key is not None else None
         if known is None or known.fact.reason is not None:
@@ -109,11 +124,13 @@ class Folder:
             self._changed[key] = known
 
     def take(self, now_ns: int, *, all_of_them: bool = False) -> Iterator[LogFact]:
-        """Facts that began since the last call, and those that changed and were not told for a while."""
+        """Yield new facts, and changed facts that were not reported for a while."""
         for key, known in list(self._changed.items()):
             if known.reported_ns is None:
                 self.stats.facts[known.fact.kind] += 1
-            elif all_of_them or not 0 <= now_ns - known.reported_ns < self._settings.update_ns:  # below 0: the clock was set back
+            elif (
+                all_of_them or not 0 <= now_ns - known.reported_ns < self._settings.update_ns
+            ):  # negative: the clock was set back
                 known.fact = replace(known.fact, revision=known.fact.revision + 1)
             else:
                 continue
@@ -127,7 +144,7 @@ class Folder:
             count = self._each[key] = self._each.get(key, 0) + 1
             _bound(self._each, 256)
             return f"{key}|{count}"
-        if request_id is not None:  # one request expires, is read too late, or fails once, whatever row and rank says it
+        if request_id is not None:  # a request expires, is read too late, or fails once, whatever row and rank logs it
             return f"{line.kind.value}|{request_id}"
         values = "|".join(head.process if name == "process" else line.texts.get(name, "") for name in line.row.fold)
         return f"{line.row.name}|{values}"
@@ -200,7 +217,10 @@ class Folder:
         self._changed[key] = known
 
     def _likely_causes(self, at: int) -> tuple[str, ...]:
-        """Facts below requests whose last line lies shortly before: they fit by time alone."""
+        """Return open facts without a request whose last line came shortly before.
+
+        They fit by time alone.
+        """
         found = [
             known.fact.fact_id
             for key in self._below

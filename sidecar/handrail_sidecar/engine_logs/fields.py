@@ -1,5 +1,6 @@
-"""The fields that may leave a log line, and the pattern of each: an allow-list, since a line may echo what a client wrote.
+"""List the fields that may leave a log line, with a pattern for each.
 
+It is an allow-list, since a line may echo what a client wrote.
 Standard library only: the logging handler inside the engine uses it too.
 """
 
@@ -9,14 +10,17 @@ import re
 from typing import Final
 
 LONGEST: Final = 256
-"""Characters of a text field; a longer value is clipped. Request ids of vllm-router are about 140 long."""
+"""Most characters of a text field; a longer value is clipped.
+
+Request ids of vllm-router are about 140 characters long.
+"""
 
 _ID: Final = r"[^\s,'\"<>{}\[\]]{1,512}"
 _WORD: Final = r"[A-Za-z_][\w.-]{0,127}"
 _NUMBER: Final = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
 
 IDS: Final = ("request_id", "peer_request_id", "engine_id", "peer_engine_id", "peer", "room")
-"""Fields of ``records.LogFact`` of the same names."""
+"""Fields of ``records.LogFact`` with the same names."""
 
 WORDS: Final = ("failure", "policy", "nic", "peer_nic", "transport", "transfer_id", "process", "reach")
 
@@ -50,7 +54,7 @@ PATTERNS: Final = {
     **dict.fromkeys(WORDS, _WORD),
     **dict.fromkeys(NUMBERS, _NUMBER),
     "request_ids": r"[{\[(][^{}\[\]()]{0,65536}[}\])]?",  # the repr of a set, a list or a tuple of ids
-    "rest": r".{0,8192}",  # handed to the row's own reader, which takes allow-listed parts of it only
+    "rest": r".{0,8192}",  # passed to the row's own reader, which takes only allow-listed parts of it
 }
 
 _QUOTED: Final = re.compile(r"['\"]([^'\"\s,]{1,512})['\"]")
@@ -58,16 +62,16 @@ _MOST_IDS: Final = 256
 
 
 def clipped(text: str) -> str:
-    """An id or word as it may leave: no trailing punctuation of its sentence, bounded."""
+    """Clip an id or word: no trailing punctuation of its sentence, bounded length."""
     return text.rstrip(".:;,)")[:LONGEST]
 
 
 def quoted_ids(text: str) -> tuple[str, ...]:
-    """The ids in the repr of a collection; at most 256."""
+    """Return the ids in the repr of a collection; at most 256."""
     return tuple(match[1][:LONGEST] for match, _ in zip(_QUOTED.finditer(text), range(_MOST_IDS), strict=False))
 
 
-# --- why it failed: codes only --------------------------------------------------------------------------------------------
+# --- reasons of failures: codes only -----------------------------------------------------------------------------------------
 
 _CODE: Final = re.compile(r"\b(?:NIXL_ERR_[A-Z_]+|UCS_ERR_[A-Z_]+|IBV_WC_[A-Z_]+)\b")
 _EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout|Exit))\b")
@@ -86,11 +90,17 @@ _PHRASES: Final = {
     "waiting_timeout": "timed_out",
     "Lost connection": "connection_lost",
 }
-"""What a message must contain, and the word that stands for it. First match wins."""
+"""Phrase that a message must contain, and the word that stands for it.
+
+The first match wins.
+"""
 
 
 def reason_of(text: str) -> str | None:
-    """Why something failed, as a code, a phrase's word or an exception's class; the text itself never leaves."""
+    """Return why something failed, as a code, a phrase's word or an exception's class.
+
+    The text itself never leaves.
+    """
     head = text[:2048]
     if found := _CODE.search(head):
         return found[0]
@@ -103,7 +113,10 @@ def reason_of(text: str) -> str | None:
 
 
 def exception_line(text: str) -> str | None:
-    """The reason in the last line of a Python traceback (``pkg.SomeError: message``), None for any other line."""
+    """Return the reason in the last line of a Python traceback; None for other lines.
+
+    Such a line looks like ``pkg.SomeError: message``.
+    """
     if _EXCEPTION_LINE.match(text):
         return reason_of(text)
     qualified = _QUALIFIED_LINE.match(text)

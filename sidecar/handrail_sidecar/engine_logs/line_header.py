@@ -1,8 +1,9 @@
-"""Takes a line of an engine's log apart: what stands before the message, and the message.
+"""Split a line of an engine's log into its head and its message.
 
 Formats: vLLM (``(EngineCore pid=1) WARNING 11-29 17:42:36 [file.py:1] ...``, coloured or not, and as JSON), SGLang
 (``[2026-02-27 15:01:51 TP3] ...``), LMCache, glog and Abseil (Mooncake, NIXL), UCX, Dynamo's text and JSON lines, and around any
-of them what Kubernetes, Docker or journald wrote. Which engine it is need not be known; an unknown line is all message.
+of them what Kubernetes, Docker or journald wrote.
+The engine need not be known; a line of unknown format is all message.
 
 Standard library only.
 """
@@ -20,7 +21,10 @@ from handrail.records import LineClock
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before a message. ``prefix`` is equal for lines of one statement: a traceback's lines repeat it."""
+    """The head of a log line, and its message.
+
+    ``prefix`` is equal for lines of one statement: the lines of a traceback repeat it.
+    """
 
     message: str
     level: str = ""
@@ -62,7 +66,7 @@ _FORMATS: Final = (
         r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)T(?P<clock>\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d+))?(?P<zone>Z|[+-]\d\d:\d\d)"
         rf" +{_LEVEL} +[\w.:]{{1,200}}: "
     ),
-    # Abseil before its start, and what a person cut out of a log
+    # Abseil before its start, and excerpts that a person cut out of a log
     re.compile(r"(?P<letter>[IWEF]) [\w.]{1,100}:\d+\] "),
     re.compile(r"(?P<clock>\d\d:\d\d:\d\d)\.(?P<fraction>\d+) "),
 )
@@ -72,11 +76,11 @@ _LEVELS: Final = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
 def read_head(line: str, near_unix_ns: int, zone: tzinfo | None = None) -> Head:
-    """Take one line apart.
+    """Split one line into head and message.
 
-    ``near_unix_ns``: when it was written, roughly: the file's last change or the present. It gives the year where the stamp has
-    none (the latest that is not in the future), and the day where there is only a time. ``zone``: of stamps without one; None is
-    this process's.
+    ``near_unix_ns``: roughly when the line was written: the file's last change or the present.
+    It gives the year when the stamp has none (the latest that is not in the future), and the day when there is only a time.
+    ``zone``: for stamps without one; None means this process's zone.
     """
     text = _ANSI.sub("", line) if "\x1b" in line else line
     text, wrapped_ns = _unwrapped(text.rstrip("\r\n"))
@@ -97,7 +101,10 @@ def _wrapped(head: Head, at_ns: int) -> Head:
 
 
 def _unwrapped(text: str) -> tuple[str, int | None]:
-    """The line inside what a container runtime or journald wrote around it, and the runtime's stamp."""
+    """Return the line without the wrapper of a container runtime or journald.
+
+    Also returns the runtime's time stamp, None when there is none.
+    """
     if match := _CRI.match(text):
         return text[match.end() :], _iso_ns(match[1])
     if text.startswith('{"log":"') and isinstance(entry := _parsed(text), dict):
@@ -158,11 +165,14 @@ def _unix_ns(parts: dict[str, str | None], near_ns: int, zone: tzinfo | None) ->
 
 
 def _latest_year(month: int, day: int, hour: int, minute: int, second: int, near: datetime) -> datetime:
-    """The year is not printed: the latest that puts the stamp before ``near``, a day's grace for clocks (case A25)."""
+    """Return the stamp in the latest year that puts it before ``near``.
+
+    The year is not printed. A day's grace allows for clocks (case A25).
+    """
     for year in range(near.year + 1, near.year - 9, -1):
         try:
             at = datetime(year, month, day, hour, minute, second, tzinfo=near.tzinfo)
-        except ValueError:  # the 29th of February in a year that has none; nine years hold one that has
+        except ValueError:  # 29 February in a year without one; the nine years include a leap year
             continue
         if at <= near + timedelta(days=1):
             return at
@@ -170,7 +180,10 @@ def _latest_year(month: int, day: int, hour: int, minute: int, second: int, near
 
 
 def _iso_ns(text: str, nanos: int | None = None) -> int | None:
-    """RFC 3339 as unix ns, to the ns (``fromisoformat`` of Python 3.10 knows neither ``Z`` nor nine digits)."""
+    """Convert RFC 3339 to unix ns, exact to the ns.
+
+    ``fromisoformat`` of Python 3.10 accepts neither ``Z`` nor nine digits.
+    """
     body, _, fraction_zone = text.replace("Z", "+00:00").partition(".")
     zone = "+00:00"
     if fraction_zone:
@@ -228,7 +241,7 @@ def _first_text(entry: dict[str, Any], keys: tuple[str, ...]) -> str | None:
 
 
 def _json_time(entry: dict[str, Any], near_ns: int, zone: tzinfo | None) -> tuple[int, int] | None:
-    """(unix ns, resolution) out of whichever key holds a time."""
+    """Return (unix ns, resolution in ns) from the first key that holds a time."""
     for key in _TIME_KEYS:
         value = entry.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 1e9 < value < 1e11:

@@ -1,9 +1,9 @@
-"""One row of the table of log lines, and how its template becomes a pattern.
+"""Define one row of the table of log lines, and turn its template into a pattern.
 
-A template is the message as the engine's source has it, from its first character on, with ``{field}`` where a value stands
-(``engine_logs/fields.py``), ``{_}`` where something is skipped. It is matched at the start of the message text, so neither the
-file name
-and line number of the emitting statement count, nor text that a client got into the middle of a line.
+A template is the message as the engine's source has it, from its first character on.
+``{field}`` stands for a value (``engine_logs/fields.py``), ``{_}`` for text that is skipped.
+It is matched at the start of the message text, so the file name and line number of the emitting statement do not count, nor does
+text that a client got into the middle of a line.
 
 Standard library only: the logging handler inside the engine uses it too.
 """
@@ -20,19 +20,19 @@ from handrail.records import LogKind
 from handrail_sidecar.engine_logs.fields import NUMBERS, PATTERNS, clipped, quoted_ids, reason_of
 
 KEY_CHARS: Final = 4
-"""A template must begin with this many literal characters: rows are found by them."""
+"""Literal characters at the start of a template; rows are found by them."""
 
 Fold = tuple[str, ...]
-"""Which fields make lines of one kind one fact: the same values, one fact with a count."""
+"""Fields whose equal values make lines of one kind one fact with a count."""
 
 REQUEST: Final[Fold] = ("request_id",)
 PEER: Final[Fold] = ("peer",)
 PEER_ENGINE: Final[Fold] = ("peer_engine_id",)
 PROCESS: Final[Fold] = ("process",)
 ONCE: Final[Fold] = ()
-"""All lines of the row while they keep coming."""
+"""All lines of the row are one fact while they keep coming."""
 EACH: Final[Fold] = ("each",)
-"""No two lines: each is a fact."""
+"""Each line is a fact of its own."""
 
 _SKIP: Final = r".{0,512}?"
 _HOLE: Final = re.compile(r"\{(\w+)\}")
@@ -40,7 +40,7 @@ _HOLE: Final = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What one message says. ``request_ids``: one message may speak of several requests."""
+    """Content of one message; it may name several requests."""
 
     row: Recogniser
     kind: LogKind
@@ -51,14 +51,20 @@ class Line:
 
 
 Reader = Callable[["Line", str], "Line"]
-"""Completes a line from the text that the template's ``{rest}`` held; takes allow-listed parts of it only."""
+"""Completes a line from the text of the template's ``{rest}``.
+
+It takes only allow-listed parts of that text.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recogniser:
-    """One row. ``versions`` and ``level`` say where the wording was seen; neither is matched on."""
+    """One row of the table.
 
-    name: str  # emitter.what, unique with its wording: "vllm.nixl.expired"
+    ``versions`` and ``level`` record where the wording was seen; neither is matched.
+    """
+
+    name: str  # emitter.subject, unique with its wording: "vllm.nixl.expired"
     kind: LogKind
     template: str
     versions: str
@@ -68,7 +74,7 @@ class Recogniser:
 
     @property
     def emitter(self) -> str:
-        """The engine or library that says it."""
+        """The engine or library that logs the line."""
         return self.name.partition(".")[0]
 
     @cached_property
@@ -79,14 +85,14 @@ class Recogniser:
         for hole in _HOLE.finditer(self.template):
             name = hole[1]
             parts.append(re.escape(self.template[at : hole.start()]))
-            greedy = name == "rest" or self.template[hole.end() : hole.end() + 1] in ("", "{")  # nothing literal ends it
+            greedy = name == "rest" or self.template[hole.end() : hole.end() + 1] in ("", "{")  # no literal text ends it
             parts.append(_SKIP if name == "_" else f"(?P<{name}>{PATTERNS[name]}{'' if greedy else '?'})")
             at = hole.end()
         parts.append(re.escape(self.template[at:]))
         return re.compile("".join(parts))
 
     def read(self, message: str) -> Line | None:
-        """The line, where ``message`` is one of this row."""
+        """Return the line when ``message`` matches this row, otherwise None."""
         match = self.pattern.match(message)
         if match is None:
             return None

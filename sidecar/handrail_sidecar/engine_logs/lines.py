@@ -1,7 +1,8 @@
-"""Recognises what a log message says about KV: the table of all rows and the one function that searches it.
+"""Recognise what a log message says about KV, by a table of all rows.
 
-``recognise`` is what the file source and the logging handler inside the engine call, so: standard library only, bounded, no
-exception for any text, and cheap for the lines that say nothing (a dictionary look-up on the first four characters).
+The file source and the logging handler inside the engine call ``recognise``.
+So it uses the standard library only, is bounded, raises no exception for any text, and is cheap for lines without meaning
+(a dictionary look-up on the first four characters).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ TABLE: Final[tuple[Recogniser, ...]] = (
     *lines_libraries.ROWS,
     *lines_sglang.ROWS,
 )
-"""Every row, in the order in which rows with the same beginning are tried."""
+"""Every row; rows with the same beginning are tried in this order."""
 
 LONGEST_MESSAGE: Final = 65536
-"""Characters of a message that are looked at."""
+"""Most characters of a message that are examined."""
 
 
 def _by_beginning(rows: Sequence[Recogniser]) -> dict[str, tuple[Recogniser, ...]]:
@@ -35,7 +36,10 @@ _ROWS: Final = _by_beginning(TABLE)
 
 
 def recognise(message: str) -> Line | None:
-    """What ``message`` (the text alone, without prefix, stamp or file name) says about KV; None for anything else."""
+    """Return what ``message`` says about KV; None for any other message.
+
+    ``message`` is the text alone, without prefix, stamp or file name.
+    """
     rows = _ROWS.get(message[:KEY_CHARS])
     if rows is None:
         return None

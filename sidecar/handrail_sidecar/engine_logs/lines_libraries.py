@@ -1,6 +1,6 @@
-"""Lines of the libraries below an engine: NIXL and UCX, Mooncake's transfer engine, LMCache. From public sources and logs.
+"""List log lines of the libraries below an engine: NIXL, UCX, Mooncake, LMCache.
 
-Standard library only.
+Mooncake means its transfer engine. The wordings are from public sources and logs. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ _RMA: Final = re.compile(r"\brma(?:_am)?\(([^)]*)\)")
 
 
 def _ucx_lanes(line: Line, rest: str) -> Line:
-    """The lane of the data path and its device: what ``rma_am(...)`` lists first. ``am(...)`` lists what messages may use, which
-    is not where the blocks go (case B01). Lanes within a host and between hosts are told apart."""
+    """Read the lane of the data path and its device.
+
+    They are the first entry of ``rma_am(...)``.
+    ``am(...)`` lists what messages may use, which is not where the blocks go (case B01).
+    Lanes within a host and between hosts are distinguished.
+    """
     found, reach = _RMA.search(rest), _REACH.match(rest)
     transport, _, nic = found[1].split()[0].partition("/") if found and found[1].strip() else ("", "", "")
     texts = {"transport": transport, "nic": nic if _NIC.fullmatch(nic) else "", "reach": reach[0] if reach else ""}

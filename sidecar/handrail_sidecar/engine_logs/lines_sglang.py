@@ -1,6 +1,7 @@
-"""Lines of SGLang's prefill/decode disaggregation. From its public source (0.4.6 to 0.5.23) and logs; standard library only.
+"""List log lines of SGLang's prefill/decode disaggregation.
 
-Request ids are printed by f-strings with ``=``: ``req.rid='...'``, ``decode_req.req.rid='...'``, in older builds ``rid=...``.
+The wordings are from its public source (0.4.6 to 0.5.23) and logs. Standard library only.
+F-strings with ``=`` print the request ids: ``req.rid='...'``, ``decode_req.req.rid='...'``, in older builds ``rid=...``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _COUNT: Final = re.compile(r"#([a-z][a-z-]{0,40}): (\d{1,12})\b")
 
 
 def _request(line: Line, rest: str) -> Line:
-    """``rank=R ...rid='ID' ...bootstrap_room=N [with exception KVTransferError(...): why]``."""
+    """Read request, room, rank, peer and reason of a failed transfer.
+
+    Form: ``rank=R ...rid='ID' ...bootstrap_room=N [with exception KVTransferError(...): why]``.
+    """
     rid, room, rank = _RID.search(rest), _ROOM.search(rest), _RANK.search(rest)
     peer = _SESSION.search(rest) or _TARGET.search(rest)
     texts = {**({"room": room[1]} if room else {}), **({"peer": peer[1]} if peer else {})}
@@ -37,7 +41,7 @@ def _request(line: Line, rest: str) -> Line:
 
 
 def _queues(line: Line, rest: str) -> Line:
-    """``#name: number`` by name; whatever else the line holds is passed over (case B22)."""
+    """Read each ``#name: number``; the rest of the line is ignored (case B22)."""
     return replace(
         line,
         numbers={f"{name.replace('-', '_')}s": float(number) for name, number in _COUNT.findall(rest)[:32]},

@@ -1,8 +1,9 @@
-"""Lines of vLLM: NIXL connectors, scheduler, engine core; its other connectors are in ``lines_vllm_connectors``.
+"""List log lines of vLLM's NIXL connectors, scheduler and engine core.
 
-Wordings of 0.32.0 from its installed source (a test reads the source again and wants every KV warning and error there in this
-table or in the committed list of those that say nothing about a hand-off); older ones from public logs and sources, each with
-the versions it was seen in. Standard library only.
+Its other connectors are in ``lines_vllm_connectors``.
+The wordings of 0.32.0 are from its installed source. A test reads that source again: each KV warning and error there must be in
+this table or in the committed list of those that say nothing about a hand-off.
+Older wordings are from public logs and sources, each with the versions where it was seen. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _KIND_OF_FAILURE: Final = (
     ("handshake", LogKind.HANDSHAKE_FAILED),
     ("notification", LogKind.NOTIFICATION_FAILED),
     ("push_reg", LogKind.REGISTRATION_FAILED),
-    ("release", LogKind.LINK_ERROR),  # the handle is kept and tried again: the blocks themselves arrived or failed before
+    ("release", LogKind.LINK_ERROR),  # the handle is kept and the release retried: the blocks themselves arrived or failed before
 )
 
 
@@ -40,10 +41,11 @@ _CLEAN_UP_ID: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def _nixl_failure(line: Line, rest: str) -> Line:
-    """``NIXL transfer failure: TYPE[. advice] | Context: {dict}``: the context's known keys, parsed without ``eval``.
+    """Read ``NIXL transfer failure: TYPE[. advice] | Context: {dict}``.
 
-    After a failed load vLLM sends a request of its own, with a bare id and no block, that tells P to free the blocks (MEASURED
-    section 4c). Where that one fails too, P was not told; it is not another failed fetch.
+    The context's known keys are parsed without ``eval``.
+    After a failed load vLLM sends its own request, with a bare id and no block, by which P frees the blocks (measured).
+    When that request fails too, P was not notified; it is not another failed fetch.
     """
     failure = line.texts["failure"]
     kind = next((kind for part, kind in _KIND_OF_FAILURE if part in failure), LogKind.FETCH_FAILED)
@@ -77,7 +79,10 @@ _STATS: Final = {
     "Avg post time (ms)": ("avg_post_s", 1e-3),
     "P90 post time (ms)": ("p90_post_s", 1e-3),
     "Avg MB per transfer": ("avg_bytes", 2.0**20),  # vLLM divides by 2^20 (case B05)
-    "Throughput (MB/s)": ("busy_bytes_per_s", 2.0**20),  # bytes over the sum of overlapping times: of one rank, no link rate
+    "Throughput (MB/s)": (
+        "busy_bytes_per_s",
+        2.0**20,
+    ),  # one rank's rate, not the link's: its times overlap
     "Avg number of descriptors": ("avg_descriptors", 1.0),
     "Num failed transfers": ("failed_transfers", 1.0),
     "Num failed notifications": ("failed_notifications", 1.0),
@@ -90,10 +95,10 @@ _ONLY_WITH_TRANSFERS: Final = frozenset(
 
 
 def _stats(line: Line, rest: str) -> Line:
-    """``KV Transfer metrics: key=number, ...``: known keys in base units, unknown ones kept as they are when they are numbers.
+    """Read ``KV Transfer metrics: key=number, ...``, with known keys in base units.
 
-    A key that is not there stays absent. Where no transfer succeeded, its averages are printed as 0 and mean nothing: left out
-    (case D20).
+    Unknown keys are kept unchanged when their values are numbers. A missing key stays absent.
+    When no transfer succeeded, vLLM prints the averages as 0, which means nothing; they are left out (case D20).
     """
     numbers: dict[str, float] = {}
     for part in rest.split(", ")[:64]:
@@ -115,7 +120,7 @@ def _plain(key: str) -> str:
 
 
 def _params(line: Line, rest: str) -> Line:
-    """A hand-off that could not be used: the peer's ids only."""
+    """Read a hand-off that could not be used: the peer's ids only."""
     try:
         given = flat_dict(rest)
     except NotALiteralError:
@@ -124,7 +129,7 @@ def _params(line: Line, rest: str) -> Line:
 
 
 def read_reason(line: Line, rest: str) -> Line:
-    """The rest of the message says why."""
+    """Read the reason from the rest of the message."""
     return replace(line, reason=reason_of(rest) or line.reason)
 
 

@@ -1,5 +1,8 @@
-"""Lines of vLLM's other connectors: Mooncake, MoRIIO, LMCache, and the stores behind them. Wordings of 0.32.0 from its installed
-source; none of these connectors was run here. Standard library only."""
+"""List log lines of vLLM's other connectors: Mooncake, MoRIIO, LMCache and stores.
+
+The stores are those behind these connectors.
+The wordings of 0.32.0 are from its installed source; none of these connectors was run here. Standard library only.
+"""
 
 from __future__ import annotations
 

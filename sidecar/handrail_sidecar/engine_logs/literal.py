@@ -1,6 +1,7 @@
-"""Reads the repr of a flat Python dict out of a log line without evaluating it: bounded in size and depth (case A07).
+"""Parse the repr of a flat Python dict in a log line without evaluating it.
 
-``ast.literal_eval`` builds a tree of whatever it is given and recurses; a log line is input from outside.
+The parser is bounded in size and depth (case A07).
+``ast.literal_eval`` builds a tree of any input and recurses; a log line is input from outside.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ _WORDS: Final[dict[str, Scalar]] = {"None": None, "True": True, "False": False}
 
 
 class NotALiteralError(ValueError):
-    """Not the repr of a dict, or beyond the bounds."""
+    """The text is not the repr of a dict, or exceeds the bounds."""
 
 
 def flat_dict(text: str) -> dict[str, Scalar]:
-    """The entries of the dict at the start of ``text`` whose keys are texts and whose values are scalars; nested values are
-    skipped, and what comes after the closing brace is not looked at. Raises ``NotALiteralError``."""
+    """Return the scalar entries of the dict at the start of ``text``.
+
+    Keys must be strings. Nested values are skipped; text after the closing brace is not examined.
+    Raises ``NotALiteralError`` when the text is no such dict or exceeds the bounds.
+    """
     found: dict[str, Scalar] = {}
     key: str | None = None
     awaiting_value = False

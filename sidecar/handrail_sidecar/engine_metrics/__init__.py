@@ -1,1 +1,4 @@
-"""The metric families of every engine, router and transport, old names and new, as one schema in base units."""
+"""Read metrics pages of engines, routers and transports into one schema.
+
+Old and new metric names become the same quantities, in base units.
+"""

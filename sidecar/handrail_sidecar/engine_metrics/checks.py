@@ -1,6 +1,7 @@
-"""Checks of one page against itself: what it cannot know, what does not add up, what is not there to be seen.
+"""Check one metrics page against itself for unknown, odd or missing figures.
 
-Each note is a kind and one plain sentence. None is an alarm; a page is one moment and its counters run since the engine's start.
+Each note is a kind and one plain sentence.
+None is an alarm: a page is one moment, and its counters run since the engine's start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from handrail_sidecar.engine_metrics.page import PageReading
 
 @dataclass(frozen=True, slots=True)
 class PageNote:
-    """``kind`` is a closed word, ``text`` is for people."""
+    """One note: ``kind`` is from a closed list, ``text`` is for people."""
 
     kind: str
     text: str
@@ -23,7 +24,7 @@ class PageNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is known beside the page; None: not known."""
+    """What is known from outside the page; None: not known."""
 
     role: Role = Role.UNKNOWN
     engines: int | None = None  # data-parallel ranks
@@ -31,7 +32,7 @@ class Expected:
 
 
 def page_notes(sample: EngineSample, reading: PageReading, expected: Expected) -> Iterator[PageNote]:
-    """Notes on a page, the gravest kinds first."""
+    """Yield the notes on a page, the most serious kinds first."""
     yield from _engines(reading, expected)
     yield from _agents(reading, expected)
     yield from _failures(reading)
@@ -75,7 +76,10 @@ def _agents(reading: PageReading, expected: Expected) -> Iterator[PageNote]:
 
 
 def _failures(reading: PageReading) -> Iterator[PageNote]:
-    """Before vLLM 0.33 one counter took transport failures and expiry alike (case A04)."""
+    """Note failures whose kind is unknown.
+
+    Before vLLM 0.33 one counter counted transport failures and expiry together (case A04).
+    """
     failures, expired = reading.total("kv_transfer_failures"), reading.total("kv_expired_requests")
     if failures and expired is None:
         yield PageNote(
@@ -116,7 +120,10 @@ def _tokens(reading: PageReading, expected: Expected) -> Iterator[PageNote]:
 
 
 def _recomputed(reading: PageReading) -> Iterator[PageNote]:
-    """One prompt token a request is computed at D in any case (case D12)."""
+    """Note a D that computes prompt tokens itself.
+
+    D computes one prompt token per request in any case (case D12).
+    """
     sources = {label: value for (_, label), value in reading.of("prompt_tokens_by_source").items()}
     computed, transferred = sources.get("local_compute", 0.0), sources.get("external_kv_transfer", 0.0)
     requests = reading.total("requests_finished") or 0.0

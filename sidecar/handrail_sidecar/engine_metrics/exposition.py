@@ -1,11 +1,12 @@
-"""Reads a Prometheus text page fast: what a line is, is decided once and remembered by its bytes up to the value.
+"""Parse Prometheus text pages fast, by caching each line's meaning.
 
-A page repeats itself at every scrape but for its numbers, so a line costs a split, a dictionary look-up and, where the family
-is wanted, one ``float``: 0.9 us a sample, the stock parser's 19 in the same run (tests/bench/bench_scrape.py). The memory is
-bounded; a page whose labels change at every scrape costs what a first scrape costs.
+The cache key is the line's bytes up to the value.
+A page repeats itself at every scrape except for its numbers. So a line costs a split, a dictionary look-up and, when the family
+is wanted, one ``float``: 0.9 us per sample; the stock parser takes 19 us in the same run (tests/bench/bench_scrape.py).
+The cache is bounded; a page whose labels change at every scrape costs what a first scrape costs.
 
-Source: Prometheus text format 0.0.4. Comments, blank lines and unknown families are passed over, timestamps dropped, exemplars
-too, and a family may stand in several places and in any order.
+Source: Prometheus text format 0.0.4. Comments, blank lines and unknown families are skipped; timestamps and exemplars are
+dropped. A family may appear in several places and in any order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final, Generic, TypeVar
 Slot = TypeVar("Slot")
 
 Resolve = Callable[[str, Mapping[str, str]], "Slot | None"]
-"""What a sample of this name and these labels is to the caller; None: not wanted."""
+"""Maps a sample's name and labels to the caller's slot; None: not wanted."""
 
 _NAME: Final = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_.]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
@@ -35,11 +36,11 @@ class ScanStats:
 
     lines: int = 0
     malformed: int = 0
-    forgotten: int = 0  # times the memory was full
+    forgotten: int = 0  # times the cache was full
 
 
 class Scanner(Generic[Slot]):
-    """Scans pages of one endpoint; keeps what it learned between them."""
+    """Scans pages of one endpoint, and keeps its cache between them."""
 
     def __init__(self, resolve: Resolve[Slot], *, most_known: int = 50_000) -> None:
         self.stats = ScanStats()
@@ -48,7 +49,10 @@ class Scanner(Generic[Slot]):
         self._known: dict[bytes, Slot | None] = {}
 
     def scan(self, page: bytes) -> Iterator[tuple[Slot, float]]:
-        """The wanted samples in the page's order. A line that is none is counted and passed over."""
+        """Yield the wanted samples in the page's order.
+
+        A malformed line is counted and skipped.
+        """
         known = self._known
         lines = page.split(b"\n")
         self.stats.lines += len(lines)
@@ -86,7 +90,10 @@ class Scanner(Generic[Slot]):
 
 
 def split_sample(line: bytes) -> tuple[str, dict[str, str], float, bool] | None:
-    """(name, labels, value, whether the value is all that follows the labels); None where it is no sample."""
+    """Split a line into (name, labels, value, plain); None when it is no sample.
+
+    ``plain``: only the value follows the labels.
+    """
     match = _NAME.match(line)
     if match is None:
         return None
@@ -110,7 +117,10 @@ def split_sample(line: bytes) -> tuple[str, dict[str, str], float, bool] | None:
 
 
 def families_of(page: bytes) -> dict[str, str]:
-    """Type by family name, of the families that have a ``# TYPE`` line; the first of equal names."""
+    """Return the type by family name, for families that have a ``# TYPE`` line.
+
+    The first line wins when a name repeats.
+    """
     found: dict[str, str] = {}
     for match in _TYPE.finditer(page):
         found.setdefault(match[1].decode("utf-8", "replace"), match[2].decode())

@@ -1,7 +1,7 @@
-"""Failures that an engine's metrics page counts, as facts of the hand-off.
+"""Turn failures that an engine's metrics page counts into facts of the hand-off.
 
-A counter names no request: it says that there was a failure, of what kind, and between which two readings of the page. Whose it
-was is for the collector to decide, which knows what was open there meanwhile (``stitch/counted.py``).
+A counter names no request. It shows that there was a failure, its kind, and between which two readings of the page.
+The collector decides whose failure it was, since it knows the requests that were open then (``stitch/counted.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ COUNTED: Final[Mapping[str, LogKind]] = {
     "kv_expired_requests": LogKind.EXPIRED,
     "kv_late_notifications": LogKind.STALE_READ,
 }
-"""Quantity of the schema -> what it counts. A notification that failed is none: the KV is in."""
+"""Kind of failure by quantity of the schema.
+
+A failed notification is no failure here: the KV has arrived.
+"""
 
 COMPUTED: Final = ("prompt_tokens_by_source", "local_compute")
 
@@ -29,7 +32,10 @@ COMPUTED: Final = ("prompt_tokens_by_source", "local_compute")
 def counted_failures(
     process: Process, grown: Mapping[Key, float], pages: Mapping[Key, float], from_unix_ns: int, to_unix_ns: int
 ) -> Iterator[LogFact]:
-    """One fact for each counter of failures that grew. ``grown``: by how much; ``pages``: all counters of the later page."""
+    """Yield one fact for each counter of failures that grew.
+
+    ``grown``: by how much. ``pages``: all counters of the later page.
+    """
     apart = any(name == "kv_expired_requests" for name, _, _ in pages)
     for (name, engine, label), count in sorted(grown.items()):
         kind = COUNTED.get(name)

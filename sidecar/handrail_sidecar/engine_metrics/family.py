@@ -1,4 +1,4 @@
-"""One family of an engine's page: what it is called there, and which quantity it is."""
+"""Map one metric family of an engine's page to a quantity of the schema."""
 
 from __future__ import annotations
 
@@ -7,32 +7,39 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ENGINE_LABELS: Final = ("engine", "dp_rank", "agent_name")
-"""Labels that tell engines of one page apart, first one present wins: vLLM's data-parallel rank, SGLang's, NIXL's agent."""
+"""Labels that distinguish the engines on one page; the first one present wins.
+
+vLLM's data-parallel rank, SGLang's, NIXL's agent.
+"""
 
 COPY_LABELS: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "pid", "rank"})
-"""Labels of processes that tell the same again: of counters that differ in these alone the largest counts, not the sum."""
+"""Labels of processes that repeat the same count.
+
+Of counters that differ only in these labels the largest counts, not the sum.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One row. Of several rows of a quantity (and fixed label) the first that is on the page is read; so put new names first.
+    """One row of the table.
 
-    ``label``: the source's label whose value becomes the quantity's. ``fixed``: the value where the family has no such label.
-    ``expected``: its absence is worth telling wherever another family of the emitter is there.
+    When several rows have the same quantity (and fixed label), the first that is on the page is read; so put new names first.
+    ``label``: the source's label whose value becomes the quantity's. ``fixed``: the value when the family has no such label.
+    ``expected``: its absence is worth a note when another family of the emitter is there.
     """
 
-    name: str  # as exposed: a counter with _total
+    name: str  # as exposed: a counter has _total
     quantity: str
     versions: str = ""
     scale: float = 1.0
     label: str = ""
     fixed: str = ""
     expected: bool = False
-    rename: Mapping[str, str] = field(default_factory=dict)  # values of the label under other words
+    rename: Mapping[str, str] = field(default_factory=dict)  # values of the label that get another word
 
     @property
     def emitter(self) -> str:
-        """Who exposes it, told from its prefix."""
+        """The program or library that exposes the family, by its prefix."""
         return emitter_of(self.name)
 
 
@@ -51,9 +58,9 @@ PREFIXES: Final = {
     "trtllm_": "tensorrt-llm",
     "process_": "process",
 }
-"""Beginnings of family names, longer ones first where they nest, and who uses them."""
+"""Prefixes of family names and their emitters, longer prefixes first."""
 
 
 def emitter_of(name: str) -> str:
-    """Who exposes a family of this name; '' for nobody we know."""
+    """Return the emitter of a family of this name; '' for an unknown one."""
     return next((emitter for prefix, emitter in PREFIXES.items() if name.startswith(prefix)), "")

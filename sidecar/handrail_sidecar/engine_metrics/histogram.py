@@ -1,7 +1,8 @@
-"""What a histogram can say of a quantile or of a limit, and what it cannot (cases D01, D02, D25).
+"""Derive quantiles and shares that a histogram's buckets prove.
 
-Interpolating inside the first bucket invents 297 ms for requests that took 4; a quantile above the last finite bound is not that
-bound. So a quantile comes with the interval that the buckets prove, and says on which side it is open.
+Cases D01, D02, D25. Interpolation in the first bucket invents 297 ms for requests that took 4 ms.
+A quantile above the last finite bound is not that bound.
+So a quantile comes with the interval that the buckets prove, and with the side on which it is open.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from handrail.records import EngineHistogram
 
 
 class LimitSide(str, Enum):
-    """What the buckets prove of a quantile."""
+    """What the buckets prove about a quantile."""
 
-    BETWEEN = "between"  # two bounds; ``value`` is interpolated
+    BETWEEN = "between"  # between two bounds; ``value`` is interpolated
     AT_MOST = "at_most"  # in the lowest bucket
     ABOVE = "above"  # beyond the last finite bound
 
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """``value`` is None where interpolation would be an invention."""
+    """A quantile with its interval.
+
+    ``value`` is None when interpolation would invent it.
+    """
 
     side: LimitSide
     low: float
@@ -31,7 +35,7 @@ class Quantile:
 
 
 def quantile(histogram: EngineHistogram, share: float) -> Quantile | None:
-    """The ``share`` quantile; None of an empty histogram."""
+    """Return the ``share`` quantile; None for an empty histogram."""
     total = sum(histogram.counts)
     if not total:
         return None
@@ -50,7 +54,10 @@ def quantile(histogram: EngineHistogram, share: float) -> Quantile | None:
 
 
 def share_above(histogram: EngineHistogram, limit: float) -> tuple[float, float] | None:
-    """The smallest and largest share that can lie above ``limit``: equal where it is a bucket's bound; None of an empty one."""
+    """Return the smallest and largest share that can lie above ``limit``.
+
+    They are equal when ``limit`` is a bucket's bound. None for an empty histogram.
+    """
     total = sum(histogram.counts)
     if not total:
         return None
@@ -61,11 +68,11 @@ def share_above(histogram: EngineHistogram, limit: float) -> tuple[float, float]
 
 
 def saturated_share(histogram: EngineHistogram) -> float:
-    """The share of samples above the last finite bound; 0 of an empty histogram."""
+    """Return the share of samples above the last finite bound; 0 if there are none."""
     total = sum(histogram.counts)
     return histogram.counts[-1] / total if total else 0.0
 
 
 def mean(histogram: EngineHistogram) -> float | None:
-    """The mean; None where there is no sample or the engine's sum makes no sense."""
+    """Return the mean; None without a sample or when the engine's sum makes no sense."""
     return histogram.total / histogram.count if histogram.count and histogram.total is not None else None

@@ -1,4 +1,4 @@
-"""Which row a family's name belongs to, whichever unit it is in by now."""
+"""Find the table row of a family's name, whichever unit the name has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from handrail_sidecar.engine_metrics import other_engines, vllm
 from handrail_sidecar.engine_metrics.family import Family
 
 ROWS: Final = (*vllm.ROWS, *other_engines.ROWS)
-"""Every row; of one quantity the preferred names come first."""
+"""Every row; for one quantity the preferred names come first."""
 
 
 class SamplePart(str, Enum):
-    """What one sample of a family is."""
+    """Part of a family that one sample is."""
 
     VALUE = "value"
     BUCKET = "bucket"
@@ -25,12 +25,12 @@ class SamplePart(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class FamilyMatch:
-    """A row, its rank (lower is preferred) and which part of it a sample's name is."""
+    """A row, its rank (lower is preferred), and the part that a sample's name is."""
 
     family: Family
     rank: int
     part: SamplePart
-    converted: bool = False  # in another unit than the row's
+    converted: bool = False  # the unit differs from the row's
 
 
 _UNITS: Final = {
@@ -44,14 +44,17 @@ _UNITS: Final = {
     "kb": ("size", 2.0**10),
     "mb": ("size", 2.0**20),
     "gb": ("size", 2.0**30),
-    "perc": ("ratio", 1.0),  # vLLM's: a ratio in spite of its name
+    "perc": ("ratio", 1.0),  # vLLM's: a ratio despite its name
     "ratio": ("ratio", 1.0),
     "percent": ("ratio", 1e-2),
 }
 
 
 def split_unit(name: str) -> tuple[str, str, bool]:
-    """(stem, unit, whether it ended in ``_total``) of a family's name; unit '' where it names none."""
+    """Split a family's name into (stem, unit, whether it ended in ``_total``).
+
+    The unit is '' when the name has none.
+    """
     body = name.removesuffix("_total")
     stem, _, last = body.rpartition("_")
     return (stem, last, body != name) if stem and last in _UNITS else (body, "", body != name)
@@ -64,7 +67,10 @@ _BY_STEM: Final = {
 
 
 def family_row(name: str) -> tuple[Family, int, bool] | None:
-    """The row of a family, and whether it is in another unit than the row's (its scale is then that unit's)."""
+    """Return the row of a family, its rank, and whether its unit is another one.
+
+    When the unit differs, the returned row has the scale of that unit.
+    """
     if (known := _BY_FAMILY.get(name)) is not None:
         return *known, False
     stem, unit, total = split_unit(name)
@@ -80,7 +86,7 @@ def family_row(name: str) -> tuple[Family, int, bool] | None:
 
 
 def find(name: str) -> FamilyMatch | None:
-    """The row and part of a sample of this name; None for one that is not wanted."""
+    """Return the row and part of a sample of this name; None when it is not wanted."""
     for suffix, part in (
         ("", SamplePart.VALUE),
         ("_bucket", SamplePart.BUCKET),

@@ -1,7 +1,9 @@
-"""What a row of scrapes says of the engine process: restarted, hung, transfers stuck, unreachable.
+"""Infer from scrapes whether the engine restarted, hangs or cannot be reached.
 
-An engine core that is stopped leaves the front end serving /metrics and /health with the last numbers it had (MEASURED section
-4e), and a hang raises no failure counter (case A14). So: work waits, and nothing that counts work has moved for a while.
+It also finds transfers that are stuck.
+When an engine core is stopped, the front end still serves /metrics and /health with its last numbers (measured), and
+a hang raises no failure counter (case A14).
+So an engine hangs when work waits and nothing that counts work has moved for a while.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ _WALL_STEP_NS: Final = 10**9  # a start time that moved by less is the same star
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSettings:
-    """How long nothing may move while work waits. One step of a very long unchunked prefill takes seconds."""
+    """How long nothing may move while work waits.
+
+    One step of a very long unchunked prefill takes seconds.
+    """
 
     hung_after_ns: int = 30 * 10**9
     stuck_after_ns: int = 60 * 10**9
@@ -41,7 +46,7 @@ class _EngineProgress:
 
 @dataclass(slots=True)
 class Progress:
-    """Watches one endpoint; one owner. Both methods yield the events that a scrape has brought."""
+    """Watches one endpoint; one owner. Both methods yield the events of a scrape."""
 
     process: Process
     settings: ProgressSettings = field(default_factory=ProgressSettings)
@@ -53,11 +58,11 @@ class Progress:
 
     @property
     def hung(self) -> bool:
-        """An engine hangs behind a page that answers."""
+        """Whether an engine hangs behind a page that answers."""
         return not self._unreachable and any(engine.hung for engine in self._engines.values())
 
     def failed(self, at_unix_ns: int, why: str) -> Iterator[ProcessEvent]:
-        """A scrape that brought no page."""
+        """Take a scrape that returned no page."""
         self._failures += 1
         if self._failures == 1:
             self._failing_since_ns = at_unix_ns
@@ -68,7 +73,10 @@ class Progress:
     def seen(
         self, reading: PageReading, at_unix_ns: int, reset: frozenset[Key], open_requests: int | None = None
     ) -> Iterator[ProcessEvent]:
-        """A page. ``reset``: counters that began again; ``open_requests``: open through our own proxy, where there is one."""
+        """Take a page.
+
+        ``reset``: counters that began again. ``open_requests``: requests open through our own proxy; None when there is no proxy.
+        """
         if self._unreachable:
             yield self._event(ProcessEventKind.REACHABLE, at_unix_ns, f"after {self._failures} scrapes without an answer")
         self._failures, self._unreachable = 0, False
@@ -100,9 +108,9 @@ class Progress:
         running = reading.total("requests_running", engine) or 0.0
         waiting = reading.total("requests_waiting", engine) or 0.0
         in_transfer = _in_transfer(reading, engine)
-        busy = max(running + waiting, open_requests or 0) - in_transfer > 0  # a load that takes long is no hang
+        busy = max(running + waiting, open_requests or 0) - in_transfer > 0  # a load that takes long is not a hang
         if all(each is None for each in moved):
-            return  # a page without anything that counts work: a router's, a transport's
+            return  # a page without a counter of work: a router's, a transport's
         was_busy, state.busy = state.busy, busy
         if moved != state.moved or not (busy and was_busy):
             if state.hung and moved != state.moved:

@@ -1,4 +1,7 @@
-"""Families of SGLang, of routers, and of transports and cache tiers that expose their own; from public sources and pages."""
+"""List metric families of SGLang, routers, transports and cache tiers.
+
+They expose their own metrics. The names are from public sources and pages.
+"""
 
 from __future__ import annotations
 

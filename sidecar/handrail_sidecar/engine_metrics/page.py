@@ -1,4 +1,7 @@
-"""One page of an engine as values of the schema: names, units and labels resolved, what makes no sense left out and counted."""
+"""Read one metrics page into values of the schema.
+
+Names, units and labels are resolved; values that make no sense are left out and counted.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,30 @@ OTHER: Final = "other"
 _LONGEST_LABEL: Final = 128
 
 _BLANKS: Final = frozenset(
-    {float(0x7FFFFFF0 + each) for each in range(4)}  # DCGM's words for "no value", which some exporters pass on
+    {float(0x7FFFFFF0 + each) for each in range(4)}  # DCGM's values for "no value", which some exporters pass on
     | {float(0x7FFFFFFFFFFFFFF0 + each) for each in range(4)}
     | {140737488355328.0 + each for each in range(4)}
 )
 _POISONED_WITH: Final = {"queue_seconds": ("prefill_seconds",)}
-"""A failed KV load books minus the machine's uptime as queue time and plus that as prefill time (MEASURED section 4a)."""
+"""Quantities whose sums a failed KV load falsifies together.
+
+It adds minus the machine's uptime as queue time and plus that as prefill time (measured).
+"""
 
 
 @dataclass(slots=True)
 class CumulativeBuckets:
-    """One histogram being read: cumulative counts by upper bound."""
+    """One histogram while it is read: cumulative counts by upper bound."""
 
     cumulative: dict[float, float] = field(default_factory=dict)
     total: float | None = None
     count: float | None = None
 
     def counts(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Finite bounds and counts per bucket, one more than bounds; a bucket below the one before it counts nothing."""
+        """Return finite bounds and counts per bucket, one count more than bounds.
+
+        A bucket below the one before it counts nothing.
+        """
         bounds = sorted(bound for bound in self.cumulative if math.isfinite(bound))
         counts, before = [], 0.0
         for bound in bounds:
@@ -55,7 +64,10 @@ class CumulativeBuckets:
 
 @dataclass(slots=True)
 class PageReading:
-    """What one page says. ``invalid``: numbers left out, by reason; ``models``: values of ``model_name``."""
+    """Content of one page.
+
+    ``invalid``: numbers left out, by reason. ``models``: values of ``model_name``.
+    """
 
     values: dict[Key, float] = field(default_factory=dict)
     histograms: dict[Key, CumulativeBuckets] = field(default_factory=dict)
@@ -63,7 +75,7 @@ class PageReading:
     models: tuple[str, ...] = ()
 
     def of(self, quantity: str, engine: str | None = None) -> dict[tuple[str, str], float]:
-        """Values of a quantity by (engine, label)."""
+        """Return the values of a quantity by (engine, label)."""
         return {
             (key[1], key[2]): value
             for key, value in self.values.items()
@@ -71,14 +83,17 @@ class PageReading:
         }
 
     def total(self, quantity: str, engine: str | None = None) -> float | None:
-        """The sum over engines and labels; None where there is none. Raises ``ValueError`` for a ratio: its sum means nothing."""
+        """Return the sum over engines and labels; None when there is no value.
+
+        Raises ``ValueError`` for a ratio, whose sum means nothing.
+        """
         if BY_NAME[quantity].unit == "1":
             raise ValueError(f"{quantity} is a ratio of each engine and is not summed over them")
         found = self.of(quantity, engine)
         return sum(found.values()) if found else None
 
     def count(self, quantity: str, engine: str | None = None) -> float | None:
-        """How many samples the histograms of a quantity hold; None where there is none."""
+        """Return the number of samples in a quantity's histograms; None if none."""
         found = [
             buckets.count
             for key, buckets in self.histograms.items()
@@ -88,14 +103,20 @@ class PageReading:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines that count requests or tokens; ('',) where the page has no such label."""
+        """The engines that count requests or tokens.
+
+        ('',) when the page has no such label.
+        """
         named = {key[1] for key in (*self.values, *self.histograms) if not key[0].startswith(("transport_", "router_"))}
         return tuple(sorted(named - {""} or named))
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What one line of the page is. Compared by identity only: it is looked up by its line."""
+    """Meaning of one line of the page.
+
+    Compared by identity: it is looked up by its line.
+    """
 
     key: Key
     quantity: Quantity
@@ -108,7 +129,10 @@ class _Slot:
 
 
 class PageReader:
-    """Reads the pages of one endpoint. The number of label values of a quantity is bounded whatever the page does."""
+    """Reads the pages of one endpoint.
+
+    The number of label values of a quantity is bounded whatever the page contains.
+    """
 
     def __init__(self, *, most_labels: int = MOST_LABELS) -> None:
         self.labels_folded = 0
@@ -118,7 +142,7 @@ class PageReader:
         self.scanner: Scanner[_Slot] = Scanner(self._resolve)
 
     def read(self, page: bytes) -> PageReading:
-        """What ``page`` says."""
+        """Return the values on ``page``."""
         reading = PageReading()
         ranks: dict[Key, int] = {}
         lora: tuple[float, tuple[int, int]] | None = None
@@ -128,7 +152,7 @@ class PageReader:
                 continue
             rank = ranks.get(slot.key)
             if rank is not None and rank < slot.rank:
-                continue  # the preferred name is there too
+                continue  # the preferred name is also there
             if rank is not None and slot.rank < rank:
                 reading.values.pop(slot.key, None)
                 reading.histograms.pop(slot.key, None)
@@ -174,7 +198,10 @@ class PageReader:
             buckets.cumulative[slot.bound] = raw if before is None else max(before, raw) if slot.copy else before + raw
 
     def _drop_poisoned(self, reading: PageReading) -> None:
-        """A sum that is negative, and one that a failed load made too large by as much, say nothing of times."""
+        """Drop the sums that a failed load falsified.
+
+        One sum is negative, the other is too large by as much; neither says anything about times.
+        """
         for (name, engine, label), buckets in list(reading.histograms.items()):
             if buckets.total is None or buckets.total >= 0:
                 continue
@@ -207,7 +234,7 @@ class PageReader:
             if len(admitted) >= self._most_labels:
                 self.labels_folded += 1
                 if quantity.kind is QuantityKind.GAUGE:
-                    return None  # the largest of what is left over would mean nothing
+                    return None  # the largest of the remaining ones would mean nothing
                 engine, label = "", OTHER
             else:
                 admitted.add((engine, label))
@@ -223,7 +250,7 @@ _LORA_LABELS: Final = ("running_lora_adapters", "waiting_lora_adapters")
 
 
 def _label(value: str) -> str:
-    """A worker's URL as host:port, anything else as it is, bounded."""
+    """Return a worker's URL as host:port and any other value unchanged, bounded."""
     if value.startswith(("http://", "https://", "grpc://")):
         with contextlib.suppress(ValueError):
             value = urlsplit(value).netloc.rpartition("@")[2] or value
@@ -231,7 +258,10 @@ def _label(value: str) -> str:
 
 
 def _sane(reading: PageReading, slot: _Slot, value: float) -> float | None:
-    """The value, or None where it says nothing. A negative counter reads as 0: it was, and counts on (case D10)."""
+    """Return the value, or None when it has no meaning.
+
+    A negative counter reads as 0: it was that, and counts on (case D10).
+    """
     if not math.isfinite(value):
         _count(reading, "not_finite")
         return None

@@ -1,4 +1,7 @@
-"""How a page differs from what the table expects: missing, renamed, both names, another unit, a name that only looks right."""
+"""Compare a metrics page with the table of expected families.
+
+It finds families that are missing, renamed, there under both names, in another unit, or under a name that only looks right.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ _OPTIONAL_SUFFIXES: Final = ("_created", "_info")
 
 
 def schema_notes(families: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[SchemaNote, ...]]:
-    """(emitters, notes) for the families of a page, by name with their type.
+    """Return (emitters, notes) for the families of a page.
 
-    A quantity is missing only where its emitter is there at all: an engine without a KV connector exposes no transfer families,
-    and that is not a fault. Nothing on the page at all gives no emitters and no notes.
+    ``families``: type by name.
+    A quantity is missing only when its emitter is there at all: an engine without a KV connector exposes no transfer families,
+    and that is not a fault. An empty page gives no emitters and no notes.
     """
     found = {name: row for name in families if (row := family_row(name)) is not None}
-    # A family with a TYPE line and no series yet still counts as exposed: counters of a fresh engine are like that.
+    # A family with a TYPE line and no series yet counts as exposed: counters of a fresh engine look like that.
     emitters = tuple(sorted({emitter for name in families if (emitter := emitter_of(name)) and emitter != "process"}))
     notes = [
         *_missing(found, emitters),
@@ -47,7 +51,10 @@ def _missing(found: Mapping[str, tuple[Family, int, bool]], emitters: tuple[str,
 
 
 def _older(found: Mapping[str, object]) -> list[SchemaNote]:
-    """Names that are not the first of their quantity at their emitter: alone, or beside the first."""
+    """Note names that are not the first of their quantity at their emitter.
+
+    Such a name is there alone or beside the first.
+    """
     notes = []
     first: dict[tuple[str, str, str], str] = {}
     for row in ROWS:
@@ -60,7 +67,7 @@ def _older(found: Mapping[str, object]) -> list[SchemaNote]:
 
 
 def _alike(families: Mapping[str, str], found: Mapping[str, object]) -> list[SchemaNote]:
-    """Families that no row has and that look much like an expected one that is not there."""
+    """Note unknown families that look much like an expected one that is absent."""
     absent = [row for row in ROWS if row.expected and row.name not in found]
     notes = []
     for name in families:

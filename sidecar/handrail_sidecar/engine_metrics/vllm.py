@@ -1,5 +1,8 @@
-"""vLLM's families. Names of 0.32 from recorded pages, of 0.26 from a published list, older ones from public pages and changes
-(case D08: a name is deprecated in X.Y, hidden in X.Y+1, removed in X.Y+2, so both are there at once for a while)."""
+"""List vLLM's metric families.
+
+The names of 0.32 are from recorded pages, of 0.26 from a published list, older ones from public pages and changes.
+A name is deprecated in X.Y, hidden in X.Y+1 and removed in X.Y+2, so both names are there for a while (case D08).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def _row(name: str, quantity: str, versions: str = "0.9-0.33", **more: Any) -> F
 
 
 def _transport(name: str) -> tuple[Family, ...]:
-    """The families that vLLM keeps for one KV connector."""
+    """Return the families that vLLM keeps for one KV connector."""
     rows = (
         ("xfer_time_seconds", "kv_transfer_seconds"),
         ("post_time_seconds", "kv_post_seconds"),
@@ -69,4 +72,7 @@ ROWS: Final = (
 )
 
 LORA: Final = "vllm:lora_requests_info"
-"""Its value is a time and its labels are lists: the latest series is what holds (case D15)."""
+"""Family of LoRA adapters: its latest series is the valid one (case D15).
+
+Its value is a time and its labels are lists.
+"""

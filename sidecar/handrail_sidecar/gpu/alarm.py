@@ -1,7 +1,8 @@
-"""A moment at which one thread wakes, and that others can put off without waking it.
+"""Wake one thread at a set time that other threads can postpone without waking it.
 
-A watch that sleeps with a timeout has to wake to learn that nothing hangs: ten times a second, 100 us of processor each where
-caches went cold (measured here). Put off by the lane after each of its own wakings, it sleeps on. See timerfd_create(2).
+A watch that sleeps with a timeout wakes ten times a second only to learn that nothing hangs.
+Each such wake costs 100 us of processor time on cold caches (measured here).
+The lane postpones this alarm after each of its own wakes, so the watch sleeps on. See timerfd_create(2).
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ _WITHOUT_S: Final = 0.05
 
 
 class _Times(ctypes.Structure):
-    """``struct itimerspec``: again after, then first at."""
+    """Lay out ``struct itimerspec``: the interval first, then the first expiry."""
 
     _fields_ = [(name, ctypes.c_long) for name in ("again_s", "again_ns", "at_s", "at_ns")]
 
 
 class Alarm:
-    """``set`` from any thread, ``wait`` in one. Before ``open``, and where there is no such timer, ``wait`` takes 50 ms."""
+    """Alarm clock of one thread: any thread may ``set`` it, one thread may ``wait``.
+
+    ``wait`` takes 50 ms before ``open``, and on systems without timerfd.
+    """
 
     def __init__(self) -> None:
         self._fd = -1
         self._libc = ctypes.CDLL(None)
-        self._lock = threading.Lock()  # guards the two below, which are made once: ten settings a second, on cold caches
+        self._lock = threading.Lock()  # guards the two below; made once, as they are set ten times a second
         self._times = _Times()
         self._at = ctypes.byref(self._times)
 
     def open(self) -> None:
-        """Until it is set, it does not ring."""
-        with contextlib.suppress(AttributeError):  # not Linux: no driver of NVIDIA's either
+        """Create the timer; it does not ring until it is set."""
+        with contextlib.suppress(AttributeError):  # not Linux: NVIDIA has no driver there either
             self._fd = self._libc.timerfd_create(_MONOTONIC, os.O_CLOEXEC)
 
     def set(self, at_ns: int) -> None:
-        """Ring at this time, monotonic, instead of the one before; at once where that is over."""
+        """Ring at this monotonic time instead of the earlier one; at once if it is past."""
         if self._fd >= 0:
             with self._lock:
                 self._times.at_s, self._times.at_ns = divmod(max(1, at_ns), 1_000_000_000)
@@ -54,7 +58,7 @@ class Alarm:
             time.sleep(_WITHOUT_S)
 
     def close(self) -> None:
-        """Not while anybody waits."""
+        """Close the timer; no thread may be waiting."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Calls that are made seldom, by somebody who must not wait for ever: each in a thread that may be left behind."""
+"""Make rare calls with a time limit, each in a thread that may be left behind."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ _BEGUN: Final = object()
 
 
 class Asker:
-    """At most one thread a key is ever inside a call: what has not returned is not asked again until it has."""
+    """Runs at most one thread per key inside a call.
+
+    A call that has not returned is not made again until it has.
+    """
 
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
         self._running: dict[str, threading.Thread] = {}
 
     def __call__(self, key: str, function: Callable[..., T], *arguments: Any) -> T:
-        """What ``function`` returns or raises. Raises ``NvmlFailed`` (``HANGS``) where it has not returned in time."""
+        """Return what ``function`` returns, or raise what it raises.
+
+        Raises ``NvmlFailed`` (``HANGS``) when the call does not return in time.
+        """
         before = self._running.get(key)
         if before is not None and before.is_alive():
             raise NvmlFailed(HANGS)
@@ -45,5 +51,5 @@ class Asker:
 
     @property
     def hanging(self) -> int:
-        """Calls that have not returned."""
+        """Number of calls that have not returned."""
         return sum(thread.is_alive() for thread in self._running.values())

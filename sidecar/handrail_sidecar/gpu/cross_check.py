@@ -1,7 +1,7 @@
-"""Two counters of one traffic: where one stands at 0 while the other moves, the one that stands is not believed (case F11).
+"""Distrust a counter that stays at 0 while another one of the same traffic moves.
 
-Seen in the field: PCIe and NVLink profiling counters at constant zero on some products while bytes were moved. Zero is then no
-idle link, so it is not told.
+Case F11. Some products show PCIe and NVLink profiling counters at constant zero while bytes move.
+Such a zero does not mean an idle link, so it is not reported.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from handrail_sidecar.gpu.values import Slot
 
 _PAIRS: Final = {PCIE_RATE: names.GPU_PCIE_BYTES, NVLINK_RATE: names.GPU_NVLINK_BYTES}
 _SPAN_S: Final = 1.0
-_MOVED_BYTES: Final = 64 << 20  # within a span: less may be what one of them does not see
+_MOVED_BYTES: Final = 64 << 20  # within a span; one of the two may not see smaller traffic
 _SPANS: Final = 3
 
 
 class _Pair:
-    """A rate and a count of the same traffic in one direction, and what they said since the last look."""
+    """A rate and a count of the same traffic in one direction, since the last look."""
 
     __slots__ = ("count", "counted", "given", "rate", "rated", "since_unix_ns", "strikes")
 
     def __init__(self, rate: Slot, count: Slot) -> None:
         self.rate = rate
         self.count = count
-        self.given = False  # the rate was told at least once
+        self.given = False  # the rate was reported at least once
         self.rated = 0.0  # bytes
         self.counted: float | None = None  # the total at the last look
-        self.since_unix_ns = 0  # as it said then
+        self.since_unix_ns = 0  # as reported at the last look
         self.strikes = 0
 
     def still(self) -> Slot | None:
-        """The one that stood at 0 while the other moved."""
+        """Return the slot that stayed at 0 while the other moved."""
         if not self.count.growths:
             return None
         count = self.count.grown()
@@ -42,14 +42,17 @@ class _Pair:
         anew, self.since_unix_ns = count.start_unix_ns != self.since_unix_ns, count.start_unix_ns
         rated, self.rated, self.counted = self.rated, 0.0, count.value
         if anew:
-            return None  # how much it grew is not known
+            return None  # growth across a restart of the count is not known
         if rated == 0 and grew > _MOVED_BYTES:
             return self.rate
         return self.count if grew == 0 and rated > _MOVED_BYTES else None
 
 
 class Agreement:
-    """Compares what performance monitoring says with the counters of bytes, span by span."""
+    """Compares the rates of performance monitoring with the byte counters.
+
+    A comparison is made once a span.
+    """
 
     def __init__(self, slots: list[Slot]) -> None:
         counts = {(slot.name, slot.label): slot for slot in slots}
@@ -58,7 +61,10 @@ class Agreement:
         self._span_s = 0.0
 
     def window(self, window_s: float) -> list[tuple[Slot, int]] | None:
-        """After a window: slots that are not believed any more, with the reason's code; None within a span."""
+        """After a window, return the slots that are no longer trusted, with reason codes.
+
+        Returns None within a span.
+        """
         self._span_s += window_s
         for pair in self._pairs:
             if pair.rate.last is not None:
@@ -76,5 +82,5 @@ class Agreement:
         return found
 
     def counts(self) -> list[tuple[Slot, bool]]:
-        """Counters of bytes that have a rate beside them, and whether the device gives that."""
+        """Return the byte counters that have a rate, and whether the device reports that."""
         return [(pair.count, pair.given and pair.rate.how is not None) for pair in self._pairs]

@@ -1,5 +1,6 @@
-"""A page of dcgm-exporter as samples of GPUs in the names and units of ``counters.py``: for where NVML cannot be had.
+"""Read GPU samples from a dcgm-exporter page, for hosts where NVML is unavailable.
 
+The samples use the names and units of ``device_counters/gpu.py``.
 Source: names and units of DCGM's fields (dcgm_fields.h) and dcgm-exporter's default counters; cases F13, F16, F17 and F19.
 """
 
@@ -21,11 +22,11 @@ _BLANKS: Final = frozenset(
     | {float(0x7FFFFFFFFFFFFFF0 + each) for each in range(4)}
     | {140737488355328.0 + each for each in range(4)}
 )
-"""DCGM's words for "no value"."""
+"""Values by which DCGM says "no value"."""
 
 _UUID_LABELS: Final = ("UUID", "gpu_uuid", "uuid")  # one exporter uses several (case F16)
-_LINK_LABELS: Final = ("nvlink", "link")  # a part of what the series without it counts
-_INSTANCE: Final = "GPU_I_ID"  # a MIG device; the UUID beside it is its GPU's
+_LINK_LABELS: Final = ("nvlink", "link")  # a part of the traffic that the series without this label counts
+_INSTANCE: Final = "GPU_I_ID"  # a MIG device; the UUID label holds the UUID of its GPU
 _MOST_SERIES: Final = 20_000
 _PROFILING: Final = "DCGM_FI_PROF_"
 _XID_FIELD: Final = "DCGM_FI_DEV_XID_ERRORS"
@@ -34,7 +35,10 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DcgmField:
-    """One family: the counter it gives, in whose unit it is ``times`` or ``per`` (one of them 1)."""
+    """Map one family to a counter and its unit.
+
+    The value is multiplied by ``times`` or divided by ``per``; one of them is 1.
+    """
 
     name: str
     label: str = ""
@@ -60,7 +64,9 @@ FIELDS: Final[Mapping[str, DcgmField]] = {
     "DCGM_FI_PROF_SM_OCCUPANCY": DcgmField("sm_occupancy_ratio"),
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": DcgmField("tensor_active_ratio"),
     "DCGM_FI_PROF_DRAM_ACTIVE": DcgmField("dram_active_ratio"),
-    "DCGM_FI_PROF_PCIE_RX_BYTES": DcgmField("pcie_bytes_per_second", "receive"),  # gauges, whatever their help says
+    "DCGM_FI_PROF_PCIE_RX_BYTES": DcgmField(
+        "pcie_bytes_per_second", "receive"
+    ),  # gauges, although their help text says otherwise
     "DCGM_FI_PROF_PCIE_TX_BYTES": DcgmField("pcie_bytes_per_second", "transmit"),
     "DCGM_FI_PROF_NVLINK_RX_BYTES": DcgmField("nvlink_bytes_per_second", "receive"),
     "DCGM_FI_PROF_NVLINK_TX_BYTES": DcgmField("nvlink_bytes_per_second", "transmit"),
@@ -69,7 +75,7 @@ FIELDS: Final[Mapping[str, DcgmField]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What one series of the page is."""
+    """Family and device of one series of the page."""
 
     family: str
     device: Device
@@ -77,7 +83,10 @@ class _Line:
 
 @dataclass(slots=True)
 class Paused:
-    """Profiling values have stopped while others go on (case F17). ``xid``: the last error before, None where none was seen."""
+    """Profiling values of a GPU have stopped while its other values go on (case F17).
+
+    ``xid``: the last error before that; None when there was none.
+    """
 
     since_unix_ns: int
     xid: int | None
@@ -85,18 +94,21 @@ class Paused:
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of one GPU between pages."""
+    """State of one GPU that is kept between pages."""
 
     device: Device
     standing: dict[tuple[str, str], Standing] = field(default_factory=dict)
-    xid: int = 0  # as the page has it now: it stays there until the exporter restarts (case F13)
+    xid: int = 0  # as on the page now; it stays there until the exporter restarts (case F13)
     xids: dict[int, int] = field(default_factory=dict)
     xid_seen: bool = False
-    profiled: bool = False  # it has given a profiling value
+    profiled: bool = False  # it has had a profiling value
 
 
 class DcgmPage:
-    """Reads the pages of one exporter. ``paused`` by UUID; ``news``: Xids that have just come, by UUID and code."""
+    """Reads the pages of one exporter.
+
+    ``paused`` is by UUID. ``news``: the Xid errors that are new on this page, as device and code.
+    """
 
     def __init__(self, process: Process, began_unix_ns: int) -> None:
         self.paused: dict[str, Paused] = {}
@@ -108,7 +120,7 @@ class DcgmPage:
         self._known: dict[str, _Known] = {}
 
     def read(self, page: bytes, at_unix_ns: int) -> list[DeviceSample]:
-        """One sample a GPU that the page names, in the order of their UUIDs."""
+        """Return one sample for each GPU on the page, in the order of their UUIDs."""
         self.news = []
         raw: dict[str, dict[str, float]] = {}
         for line, value in self.scanner.scan(page):
@@ -160,9 +172,10 @@ class DcgmPage:
         return DeviceValue(name=field_.name, value=value, label=field_.label, start_unix_ns=standing.since_unix_ns)
 
     def _xids(self, known: _Known, families: Mapping[str, float]) -> list[DeviceValue]:
-        """The page holds the last code for ever: one that stands there at the first look is old, a change is new.
+        """Count Xid errors by changes of the last code, which the page shows for ever.
 
-        The same code twice in a row cannot be told from one that stays; without the family nothing is known, which is not 0.
+        A code that is there at the first scrape is old; a change is a new error.
+        The same code twice in a row looks like one that stays. Without the family nothing is known, which is not 0.
         """
         if _XID_FIELD not in families:
             return []

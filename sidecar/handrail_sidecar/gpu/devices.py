@@ -1,4 +1,4 @@
-"""Which GPUs there are: UUIDs, MIG devices, what their links can carry, and how the session with NVML is opened."""
+"""Open NVML and list GPUs, MIG devices and what their links can carry."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ log = logging.getLogger(__name__)
 MOST_DEVICES: Final = 256  # GPUs and MIG devices of one host: the bound of labels
 _MOST_MIG: Final = 16  # of one GPU; 7 in any product so far
 _PCIE_LANE_BYTES: Final = {1: 0.25e9, 2: 0.5e9, 3: 128e9 / 130, 4: 256e9 / 130, 5: 512e9 / 130, 6: 8e9, 7: 16e9}
-"""A lane's bytes a second and direction by generation: 8b/10b coding, 3 to 5 128b/130b, then flits (PCI-SIG specifications)."""
+"""PCIe bytes per second, lane and direction, by generation.
 
-_UNKNOWN_PCIE_BYTES: Final = 16 * _PCIE_LANE_BYTES[6]  # where the link is not told: as fast as any today
+Source: PCI-SIG specifications.
+Encoding: 8b/10b for 1 and 2, 128b/130b for 3 to 5, then flits.
+"""
+
+_UNKNOWN_PCIE_BYTES: Final = 16 * _PCIE_LANE_BYTES[6]  # for a link that is not reported: as fast as any today
 _UNKNOWN_NVLINK_BYTES: Final = 18 * 50e9 * 2
 
 Nvml = Any
-"""The module ``pynvml``: untyped. Every function of it raises what ``code_of`` understands."""
+"""The module ``pynvml``, untyped; ``code_of`` decodes what its functions raise."""
 
 
 class NvmlUnavailable(Exception):  # noqa: N818 - a state of the host, not a fault
-    """There is no session: ``code`` is NVML's, ``MISSING_BINDING`` where nvidia-ml-py is not installed."""
+    """There is no NVML session.
+
+    ``code`` is NVML's, or ``MISSING_BINDING`` when nvidia-ml-py is not installed.
+    """
 
     def __init__(self, code: int, words: str, remedy: str) -> None:
         super().__init__(words)
@@ -39,7 +46,10 @@ MISSING_BINDING: Final = -10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDevice:
-    """One GPU or MIG device. ``handle``: pynvml's, of one session. ``*_line_bytes``: a second and direction, at most."""
+    """One GPU or MIG device.
+
+    ``handle`` is pynvml's and belongs to one session. ``*_line_bytes``: most bytes per second and direction.
+    """
 
     device: Device
     handle: Any
@@ -56,7 +66,10 @@ class GpuDevice:
 
 
 def open_nvml() -> Nvml:
-    """Load the library and begin a session. Raises ``Unavailable``."""
+    """Load the library and begin a session.
+
+    Raises ``NvmlUnavailable`` when there is no library, driver or binding.
+    """
     try:
         import pynvml
     except ImportError as error:
@@ -72,7 +85,7 @@ def open_nvml() -> Nvml:
 
 
 def versions(nvml: Nvml) -> tuple[str, str]:
-    """(driver, NVML); '' for what is not told."""
+    """Return the versions of driver and NVML; '' for one that is not reported."""
     return _text(nvml.nvmlSystemGetDriverVersion), _text(nvml.nvmlSystemGetNVMLVersion)
 
 
@@ -83,7 +96,10 @@ Ask = Callable[..., Any]
 def list_gpus(
     nvml: Nvml, ask: Ask = lambda key, function, *arguments: function(*arguments)
 ) -> tuple[list[GpuDevice], dict[int, int]]:
-    """Every GPU, each followed by its MIG devices; and by index the code of those that did not answer. Raises ``NvmlFailed``."""
+    """Return every GPU, each followed by its MIG devices, and the GPUs that failed.
+
+    The failures are return codes by index. Raises ``NvmlFailed`` when GPUs cannot be counted.
+    """
     count = ask("count", _called, nvml.nvmlDeviceGetCount)
     found: list[GpuDevice] = []
     failed: dict[int, int] = {}
@@ -91,7 +107,7 @@ def list_gpus(
         try:
             found += ask(f"GPU {index}", gpu_at, nvml, index)
         except NvmlFailed as problem:  # noqa: PERF203 - one GPU must not hide the others
-            if failure(problem.code).meaning is not Meaning.ABSENT:  # else: not this container's, or there is none
+            if failure(problem.code).meaning is not Meaning.ABSENT:  # else: it belongs to another container or does not exist
                 failed[index] = problem.code
     if len(found) > MOST_DEVICES:
         log.warning("%d GPUs and MIG devices; the first %d are sampled", len(found), MOST_DEVICES)
@@ -99,7 +115,10 @@ def list_gpus(
 
 
 def gpu_at(nvml: Nvml, index: int) -> list[GpuDevice]:
-    """The GPU at NVML's index and its MIG devices. Raises ``NvmlFailed`` where it does not answer."""
+    """Return the GPU at NVML's index and its MIG devices.
+
+    Raises ``NvmlFailed`` when the GPU does not answer.
+    """
     handle = _called(nvml.nvmlDeviceGetHandleByIndex, index)
     uuid = str(_called(nvml.nvmlDeviceGetUUID, handle))
     product = _text(nvml.nvmlDeviceGetName, handle)
@@ -120,7 +139,7 @@ def gpu_at(nvml: Nvml, index: int) -> list[GpuDevice]:
 
 
 def mig_keys(nvml: Nvml, gpu: GpuDevice) -> tuple[str, ...]:
-    """UUIDs of the GPU's MIG devices now: they change while it runs."""
+    """Return the UUIDs of the GPU's MIG devices now; they change while it runs."""
     return tuple(each.device.key for each in _mig_devices(nvml, gpu, always=True))
 
 
@@ -154,7 +173,10 @@ def _pcie_line_bytes(nvml: Nvml, handle: Any) -> float | None:
 
 
 def _nvlink_line_bytes(nvml: Nvml, handle: Any) -> float | None:
-    """Links times their common speed: fields 91 and 90 (megabytes a second and direction)."""
+    """Multiply the links by their common speed.
+
+    Source: NVML fields 91 and 90 (megabytes per second and direction).
+    """
     values = _maybe(nvml.nvmlDeviceGetFieldValues, handle, [91, 90])
     if not values or any(each.nvmlReturn for each in values):
         return None
@@ -165,14 +187,14 @@ def _nvlink_line_bytes(nvml: Nvml, handle: Any) -> float | None:
 def _called(function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except UnicodeDecodeError:  # pynvml decodes what the driver gave
+    except UnicodeDecodeError:  # pynvml decodes the driver's text
         raise NvmlFailed(UNKNOWN) from None
     except Exception as error:
         raise NvmlFailed(code_of(error)) from None
 
 
 def _maybe(function: Any, *arguments: Any) -> Any:
-    """None where the call fails for whatever reason of NVML's."""
+    """Return None when the call fails with any NVML code."""
     try:
         return _called(function, *arguments)
     except NvmlFailed:

@@ -1,4 +1,4 @@
-"""What happens to GPUs and to NVML, said once each: a line for people, an event for the record."""
+"""Report what happens to GPUs and NVML once, as a log line and as an event."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from handrail_sidecar.gpu.steps import SamplerClock
 log = logging.getLogger(__name__)
 
 _XID_AGAIN_NS: Final = 60_000_000_000
-"""The same error of the same GPU is said again after so long at the earliest: some come in storms. All are counted."""
+"""Shortest time between two reports of one error on one GPU; some come in storms.
+
+All of them are counted.
+"""
 
 Tell = Callable[[ProcessEvent], None]
 """Takes an event, in a thread of the sampler. Never blocks, never raises."""
 
 
 class News:
-    """One sampler's."""
+    """Log lines and events of one sampler."""
 
     def __init__(self, process: Process, state: SamplerState, clock: SamplerClock, tell: Tell) -> None:
         self._process = process
@@ -35,7 +38,10 @@ class News:
         self._xid_ns: dict[tuple[str, int], int] = {}
 
     def unavailable(self, problem: NvmlUnavailable) -> None:
-        """There is no session. Said once for each reason; an event where there was one."""
+        """Report that there is no session: once for each reason.
+
+        Sends an event only when there was a session before.
+        """
         before, self._state.problem = self._state.problem, problem
         if before is not None and before.code == problem.code:
             return
@@ -46,7 +52,10 @@ class News:
             self.event(ProcessEventKind.GPU_LOST, f"no session with NVML: {problem.words}")
 
     def opened(self, gpus: Sequence[GpuDevice], failed: Mapping[int, int], *, again: bool) -> None:
-        """A session has begun with these GPUs; ``failed``: code by index of those that did not answer."""
+        """Report that a session has begun with these GPUs.
+
+        ``failed``: return code by index of the GPUs that did not answer.
+        """
         state, counts = self._state, Counter(each.device.product for each in gpus)
         for note in state.visible.notes:
             log.warning("GPUs: %s", note)
@@ -58,7 +67,7 @@ class News:
             self.event(ProcessEventKind.GPU_BACK, f"NVML answers again: driver {state.driver}")
 
     def lost(self, who: str, code: int) -> None:
-        """A GPU does not answer."""
+        """Report that a GPU does not answer."""
         reported_failure = failure(code)
         log.warning(
             "%s: %s (NVML code %d); looking again. To repair it: %s",
@@ -70,7 +79,10 @@ class News:
         self.event(ProcessEventKind.GPU_LOST, f"{who}: {reported_failure.words}")
 
     def stuck(self, hanging: Mapping[tuple[str, str], tuple[DeviceReader, int]]) -> None:
-        """Calls that have not returned for long, by UUID and call, with the ns; each is said once."""
+        """Report each call that has not returned for long, once.
+
+        ``hanging``: by UUID and call, the reader and the time in ns.
+        """
         before, self._state.stuck = self._state.stuck, frozenset(hanging)
         for key in self._state.stuck - before:
             reader, ns = hanging[key]
@@ -81,7 +93,7 @@ class News:
             log.info("GPU %s: %s has returned", uuid, call)
 
     def xid(self, device: Device, code: int) -> bool:
-        """The driver reported an error; False where it was said a short while ago."""
+        """Report an Xid error; return False when it was reported a short while ago."""
         now, key = self._clock.mono_ns(), (device.key, code)
         if now - self._xid_ns.get(key, -_XID_AGAIN_NS) < _XID_AGAIN_NS:
             return False
@@ -91,7 +103,7 @@ class News:
         return True
 
     def event(self, kind: ProcessEventKind, detail: str) -> None:
-        """For the record."""
+        """Send an event to the record."""
         self._tell_event(
             ProcessEvent(process=self._process, source=Source.NVML, at_unix_ns=self._clock.unix_ns(), kind=kind, detail=detail)
         )

@@ -1,4 +1,7 @@
-"""What NVML's return codes mean for us: whether to ask again, and what a person can do. Codes: ``nvmlReturn_enum`` in nvml.h."""
+"""Map NVML's return codes to whether a retry helps and what a person can do.
+
+Source of the codes: ``nvmlReturn_enum`` in nvml.h.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Final
 
 
 class Meaning(str, Enum):
-    """What follows from a failed call."""
+    """Consequence of a failed call."""
 
-    ABSENT = "absent"  # this device, driver or binding does not give it: remembered, not asked again
+    ABSENT = "absent"  # this device, driver or binding does not provide it: remembered, not tried again
     RETRY = "retry"  # may work the next time
     DEVICE_LOST = "device_lost"  # no call on this device will work
     SESSION_LOST = "session_lost"  # no call at all will
@@ -19,7 +22,10 @@ class Meaning(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One code in words. ``name`` is nvml.h's; ``remedy``: what would help, '' where nothing is known."""
+    """Meaning of one return code.
+
+    ``name`` is nvml.h's. ``remedy``: what would help, '' when nothing is known.
+    """
 
     code: int
     name: str
@@ -96,7 +102,7 @@ FAILURES: Final = {
 
 
 def failure(code: int) -> Failure:
-    """What is known of a code; one that is not known is tried again."""
+    """Return what is known of a code; an unknown code is tried again."""
     return FAILURES.get(code) or Failure(code, f"CODE_{code}", Meaning.RETRY, f"NVML's code {code}")
 
 
@@ -109,7 +115,10 @@ class NvmlFailed(Exception):  # noqa: N818 - carries a code; the word "error" is
 
 
 def code_of(error: Exception) -> int:
-    """The code in what ``pynvml`` raised. Raises ``error`` where it came from neither NVML nor a binding that is too old."""
+    """Return the return code in an exception that ``pynvml`` raised.
+
+    Raises ``error`` again when it comes neither from NVML nor from a binding that is too old.
+    """
     if isinstance(error, NvmlFailed):
         return error.code
     value = getattr(error, "value", None)

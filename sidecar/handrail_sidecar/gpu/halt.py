@@ -1,4 +1,4 @@
-"""Tells threads to stop, and lets them sleep until then."""
+"""Stop threads, and let them sleep until then."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import threading
 
 
 class Halt:
-    """As ``threading.Event``, which waits in Python on a lock of its own each time: this wakes for a quarter of its price.
+    """Stop signal like ``threading.Event``, with a cheaper wait.
 
-    Measured here, cold, 10 wakes a second: 10 us of processor a wake less. What is slept counts in whole ticks of a sampler.
+    ``Event.wait`` takes a new lock in Python each time; this wait costs a quarter of it.
+    Measured cold at 10 wakes a second: 10 us of processor time less per wake.
+    A sampler's sleeps are whole ticks.
     """
 
     def __init__(self) -> None:
@@ -17,7 +19,7 @@ class Halt:
         self._set = False
 
     def set(self) -> None:
-        """Works twice."""
+        """Set the signal; works twice."""
         if not self._set:
             self._set = True
             self._lock.release()
@@ -26,8 +28,8 @@ class Halt:
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """True at once when it is set, else whether it was within so many seconds."""
+        """Sleep up to ``seconds``; return True as soon as the signal is set."""
         if self._lock.acquire(timeout=max(0.0, seconds)):
-            self._lock.release()  # for the next one that waits
+            self._lock.release()  # for the next thread that waits
             return True
         return False

@@ -1,8 +1,10 @@
-"""Counters as they must be told: whole, growing, wraps undone; and where they cannot be known, begun anew instead of guessed.
+"""Turn raw hardware counters into growing totals, with wraps undone.
 
-A hardware counter of 32 bits at PCIe 5 x16 (63 GB/s) wraps every 68 ms, so two readings tell how much it grew only when the link
-cannot have carried a whole turn between them. The line rate is the bound: it decides how often to read (``due_within_ns``),
-whether a smaller reading is a wrap or a restart of the driver, and when growth is unknown.
+A total restarts at 0 where its growth cannot be known; growth is never guessed.
+A 32-bit counter at PCIe 5 x16 (63 GB/s) wraps every 68 ms.
+So two readings show the growth only when the link cannot have carried a whole turn between them.
+The line rate is the bound: it decides how often to read (``due_within_ns``), whether a smaller reading is a wrap or a restart of
+the driver, and when growth is unknown.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Final
 _NS: Final = 1_000_000_000
 _NARROW: Final = 1 << 32
 _WIDE: Final = 1 << 64
-_MARGIN: Final = 0.75  # of the time of one turn: the rest is for readings that come late
-_ABSURD: Final = 8  # times the line rate: growth that no link of ours could have had
+_MARGIN: Final = 0.75  # of the time of one turn; the rest allows for late readings
+_ABSURD: Final = 8  # times the line rate: more growth than any link could carry
 
 
 class Growth:
-    """One counter of bytes that wraps. ``total`` counts from ``since_unix_ns``.
+    """Total of one byte counter that wraps, counted from ``since_unix_ns``.
 
-    ``unit_bytes``: of one count. ``bits`` 32: known to be that wide, 0: not known, taken for 32 until it has shown more.
+    ``unit_bytes``: bytes per count. ``bits`` 32: known to be that wide; 0: not known, and 32 until a reading shows more.
     """
 
     __slots__ = ("_began_ns", "_last", "bits", "lost", "since_unix_ns", "total", "unit_bytes")
@@ -29,17 +31,17 @@ class Growth:
         self.bits = bits
         self.total = 0
         self.since_unix_ns = 0
-        self.lost = 0  # times it had to begin anew
+        self.lost = 0  # times that the total had to restart
         self._last: int | None = None
         self._began_ns = 0
 
     def follow(self, raw: int, began_ns: int, ended_ns: int, at_unix_ns: int, line_bytes: float) -> None:
-        """Take one reading, made at some moment of a call that lasted from ``began_ns`` to ``ended_ns`` (monotonic).
+        """Take one reading of a call from ``began_ns`` to ``ended_ns`` (monotonic).
 
-        ``line_bytes``: what the link can carry a second and direction.
+        ``line_bytes``: what the link can carry per second and direction.
         """
         if began_ns < self._began_ns:
-            return  # an answer that is told after a later one
+            return  # an answer that arrives after a later one
         if raw >= _NARROW:
             self.bits = 64
         last, elapsed = self._last, ended_ns - self._began_ns  # at most this long since the last one
@@ -58,14 +60,17 @@ class Growth:
         self.total += grew * self.unit_bytes
 
     def due_within_ns(self, line_bytes: float) -> int | None:
-        """How soon it must be read again so that it cannot have turned unseen; None where it never will."""
+        """Return how soon to read again to miss no wrap; None when it never wraps."""
         if self.bits == 64 or not line_bytes:
             return None
         return int(_NARROW * self.unit_bytes / line_bytes * _NS * _MARGIN)
 
 
 class Standing:
-    """One counter that does not wrap (errors, energy): as the device has it; a smaller reading began anew."""
+    """One counter that does not wrap (errors, energy), as the device reports it.
+
+    A smaller reading means that the counter restarted.
+    """
 
     __slots__ = ("_last", "lost", "since_unix_ns", "total")
 

@@ -1,4 +1,7 @@
-"""Who has a compute context on a GPU. NVML tells pids of the host: in a container they may be nobody's, or somebody else's."""
+"""List the processes with a compute context on a GPU.
+
+NVML reports pids of the host. In a container such a pid may belong to no process or to another one.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,21 @@ _DEVICE_FILES: Final = "/dev/nvidia"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """``seen_here``: a process of this pid is here and holds a GPU's device file; else the pid says nothing about who it is."""
+    """One process with a compute context.
+
+    ``seen_here``: a process of this pid is in our namespace and holds a GPU's device file.
+    Otherwise the pid does not say which process it is.
+    """
 
     gpu: str  # UUID
     pid: int
-    memory_bytes: int | None  # None where the driver does not tell
+    memory_bytes: int | None  # None when the driver does not report it
     seen_here: bool
-    name: str = ""  # only where it is seen here
+    name: str = ""  # only when ``seen_here``
 
 
 def processes_of(nvml: Nvml, gpu: GpuDevice, proc: Path = Path("/proc")) -> list[GpuProcess]:
-    """Compute processes, as the driver lists them. Raises ``NvmlFailed``."""
+    """Return the compute processes that the driver lists. Raises ``NvmlFailed``."""
     try:
         listed = nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)
     except Exception as error:
@@ -35,7 +42,10 @@ def processes_of(nvml: Nvml, gpu: GpuDevice, proc: Path = Path("/proc")) -> list
 
 
 def holds_a_gpu(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process of this pid is in our namespace and has a GPU open. ``False`` too where it may not be looked at."""
+    """Return whether a process of this pid is in our namespace and has a GPU open.
+
+    Also False when its open files may not be read.
+    """
     try:
         files = [os.readlink(each) for each in (proc / str(pid) / "fd").iterdir()]
     except OSError:

@@ -1,6 +1,7 @@
-"""What is read of one device and when: its steps by pace, which values turned out to be absent, and its samples.
+"""Decide what to read from one device and when, and build its samples.
 
-No threads here: whoever has a job reads its steps one after the other (``lanes.py``; the tests do it in virtual time).
+It holds the steps by pace and the values that turned out to be absent.
+It starts no threads: the holder of a job reads its steps in order (``worker.py``; the tests do it in virtual time).
 """
 
 from __future__ import annotations
@@ -20,25 +21,32 @@ from handrail_sidecar.gpu.values import Slot
 from handrail_sidecar.gpu.window import GpmStep
 
 _S: Final = 1_000_000_000
-_APART_NS: Final = 100_000_000  # samples of performance monitoring lie more than that apart (nvml.h)
+_APART_NS: Final = 100_000_000  # samples of performance monitoring must lie further apart than this (nvml.h)
 _WINDOWS_A_SECOND: Final = 20
-"""Of all devices together, at 10 Hz and slower. Windows are the dearest part of sampling: calls that wait leave cold caches.
-For a window of eight GPUs the thread pays 0.8 ms to ask and 0.4 to tell, where a tick without one takes 0.5 (the double)."""
+"""Most windows per second for all devices together, at 10 Hz and slower.
+
+Windows are the most expensive part of sampling: calls that wait leave cold caches.
+A window of eight GPUs costs the thread 0.8 ms to read and 0.4 ms to report; a tick without one takes 0.5 ms
+(measured with the test double).
+"""
 
 _LEAST_PERIOD_NS: Final = 5_000_000
-_SELDOM: Final = 0xFF  # rounds after which it is seen whether a counter still needs haste
+_SELDOM: Final = 0xFF  # rounds between two checks of whether a counter must be read often
 _NEW_ROUNDS: Final = 2
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
 
 _FINER: Final = {names.GPU_BUSY: names.GPU_SM_ACTIVE, "memory_busy_ratio": names.GPU_DRAM_ACTIVE}
-"""What the driver means over 1/6 to 1 s, and what tells the same better where performance monitoring is given."""
+"""Values that the driver averages over 1/6 to 1 s, and their finer counterparts.
+
+The finer value is preferred where performance monitoring is available.
+"""
 
 Key = tuple[str, str]
 """Name and label of a value."""
 
 
 class Laid:
-    """Steps as they are asked: the call of each, and the time after it."""
+    """Steps in reading order: the call of each, followed by the clock."""
 
     __slots__ = ("calls", "steps")
 
@@ -50,9 +58,9 @@ class Laid:
 
 
 class ReadingJob:
-    """Steps of one device that are read together. ``next_ns``: when they are due, monotonic.
+    """Steps of one device that are read together.
 
-    ``paused_ns``: until then one of them may not be asked, after failures that may pass.
+    ``next_ns``: when they are due, monotonic. ``paused_ns``: before it, a step must not be read after a temporary failure.
     """
 
     __slots__ = ("_base_ns", "_laid", "_rounds", "isolated", "next_ns", "pace", "paused_ns", "period_ns", "reader", "steps")
@@ -62,8 +70,8 @@ class ReadingJob:
         self.pace = pace
         self.steps: list[NvmlStep] = []
         self.next_ns = 0
-        self.isolated = False  # holds one step that hung, on a thread of its own
-        self.period_ns = period_ns  # the pace's, or less where a counter would wrap unseen
+        self.isolated = False  # holds one step that hung, in a thread of its own
+        self.period_ns = period_ns  # the pace's, or shorter when a counter would wrap unseen
         self.paused_ns = 0
         self._base_ns = period_ns
         self._laid = Laid((), int)
@@ -71,16 +79,22 @@ class ReadingJob:
 
     @property
     def index(self) -> int | None:
-        """NVML's, of the GPU."""
+        """NVML's index of the GPU."""
         return self.reader.gpu.device.index
 
     @property
     def is_new(self) -> bool:
-        """Whether it may still turn out what of it the device does not give: a window takes two rounds."""
+        """Whether it may still turn out what the device does not provide.
+
+        A window takes two rounds.
+        """
         return self._rounds < _NEW_ROUNDS
 
     def laid_out(self, now_ns: int, mono_ns: Callable[[], int]) -> Laid:
-        """What is to be asked now. Made anew only where the steps are others: 30 steps took 0.1 ms, ten times a second."""
+        """Return the calls to make now.
+
+        The list is rebuilt only when the steps change: 30 steps took 0.1 ms, ten times a second.
+        """
         if now_ns < self.paused_ns:
             return Laid([step for step in tuple(self.steps) if step.resume_ns <= now_ns], mono_ns)
         if self._laid.steps != self.steps:
@@ -88,19 +102,19 @@ class ReadingJob:
         return self._laid
 
     def alone(self, step: NvmlStep) -> ReadingJob:
-        """A job of the same pace for one step that was taken out of this one."""
+        """Return a job of the same pace for one step that was taken out of this one."""
         job = ReadingJob(self.reader, self.pace, self._base_ns)
         job.steps.append(step)
         job.isolated = True
         return job
 
     def add(self, steps: Sequence[NvmlStep]) -> None:
-        """Steps may come from another thread."""
+        """Add steps, which may come from another thread."""
         with self.reader.lock:
             self.steps += steps
 
     def remove(self, step: NvmlStep) -> bool:
-        """False where it is gone: another step serves its values by now."""
+        """Remove a step; return False when another step serves its values by now."""
         with self.reader.lock:
             if step not in self.steps:
                 return False
@@ -108,7 +122,10 @@ class ReadingJob:
             return True
 
     def plan_next(self, now_ns: int) -> int:
-        """After a round that was due at ``next_ns``: how many periods passed meanwhile. They are not made up for."""
+        """Plan the next round after the one due at ``next_ns``; return the periods missed.
+
+        Missed periods are not made up for.
+        """
         self._rounds += 1
         if self.pace is Pace.BYTES or self._rounds & _SELDOM == 1:
             due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
@@ -119,22 +136,25 @@ class ReadingJob:
         return late
 
     def begin_at(self, now_ns: int) -> None:
-        """Due for the first time."""
+        """Set the first due time."""
         self.next_ns = self.next_ns or now_ns
 
 
 def window_ns(tick_ns: int, together: int) -> int:
-    """How long a window of performance monitoring is, in whole ticks, where so many devices are sampled together."""
+    """Return the length of a window of performance monitoring, in whole ticks.
+
+    ``together``: number of devices that are sampled together.
+    """
     ticks = _APART_NS // tick_ns + 1
-    if tick_ns >= _APART_NS:  # who asks for more than 10 Hz looks at something for a while, and pays
+    if tick_ns >= _APART_NS:  # a rate above 10 Hz is for a short look, and costs more
         ticks = max(ticks, -(-together * _S // (_WINDOWS_A_SECOND * tick_ns)))
     return ticks * tick_ns
 
 
 class DeviceReader:
-    """One GPU or MIG device, of so many sampled ``together``.
+    """Reader of one GPU or MIG device, of ``together`` devices that are sampled.
 
-    ``jobs`` by pace; ``absent``: the code for each value that it does not give.
+    ``jobs`` is by pace. ``absent``: the return code for each value that the device does not provide.
     """
 
     def __init__(
@@ -151,14 +171,14 @@ class DeviceReader:
         self.gpu = gpu
         self.absent: dict[Key, int] = {}
         self.slots: list[Slot] = []
-        self.counted: Callable[[], list[DeviceValue]] = list  # what is counted elsewhere, told with the rare ones
+        self.counted: Callable[[], list[DeviceValue]] = list  # values counted elsewhere, reported with the rare ones
         self.jobs: dict[Pace, ReadingJob] = {}
         self._nvml = nvml
         self._clock = clock
         self._process = process
         self._tick_ns = period_ns
         self._window_ns = window_ns(period_ns, together)
-        self.lock = Lock()  # guards the lists of steps: those of one device may be read by several threads
+        self.lock = Lock()  # guards the lists of steps, which several threads may read
         rows = [row for row in COUNTERS if row.name not in without and (row.on_mig or not gpu.is_mig)]
         self._later = [row for row in rows if row.only_without]
         for row in rows:
@@ -172,17 +192,18 @@ class DeviceReader:
 
     @property
     def wanted(self) -> set[str]:
-        """Names of the counters that are looked for."""
+        """Names of the counters that the reader looks for."""
         return {slot.name for slot in self.slots}
 
     def lane_jobs(self) -> list[ReadingJob]:
-        """What the device's own lane reads."""
+        """Return the jobs that the device's own lane reads."""
         return [job for job in self.jobs.values() if job.steps and job.pace is not Pace.SNAPSHOT]
 
     def settle(self, job: ReadingJob) -> bool:
-        """After a round: values that a step cannot serve move to their next way; bytes that need no haste join the others.
+        """Finish a round: move values that a step cannot serve to their next way.
 
-        True where the device's jobs are others now.
+        Byte counters that can wait join the tick.
+        Returns True when the device's jobs have changed.
         """
         changed = False
         if job.pace is Pace.WINDOW:
@@ -194,7 +215,7 @@ class DeviceReader:
                     self._move_on(slot, code)
                 changed = True
         if changed and job.pace is Pace.WINDOW and not job.isolated:
-            self._join_windows(job.period_ns)  # a rate that is no longer given gives way to its count
+            self._join_windows(job.period_ns)  # a rate that has become absent is replaced by its count
         if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
             self._join_tick(job)
             changed = True
@@ -205,7 +226,10 @@ class DeviceReader:
         return changed
 
     def split(self, step: NvmlStep) -> list[NvmlStep]:
-        """A batch that hung, as one step a field: one of them is the one that hangs. [] where there is nothing to split."""
+        """Split a batch that hung into one step per field; one of them hangs.
+
+        Returns [] when there is nothing to split.
+        """
         if not isinstance(step, FieldStep) or len(step.slots) < 2:
             return []
         parts = []
@@ -217,7 +241,10 @@ class DeviceReader:
         return list(parts)
 
     def take_back(self, job: ReadingJob, steps: Sequence[NvmlStep]) -> None:
-        """Steps that are well again, into the job that they were taken from; fields become one batch again."""
+        """Put steps that work again back into the job that they were taken from.
+
+        Fields become one batch again.
+        """
         with self.lock:
             fields = [step for step in (*job.steps, *steps) if isinstance(step, FieldStep)]
             others = [step for step in (*job.steps, *steps) if not isinstance(step, FieldStep)]
@@ -230,11 +257,14 @@ class DeviceReader:
             job.steps[:] = [*others, *fields]
 
     def seldom(self) -> list[DeviceValue]:
-        """What is not asked for, and told with the rare counters: what is counted elsewhere and what its links can carry."""
+        """Return the values that need no call: counted elsewhere, and link capacities.
+
+        They are reported with the rare counters.
+        """
         return [*self.counted(), *self.lines()]
 
     def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int) -> DeviceSample:
-        """The record of what it said at one waking."""
+        """Build the record of what the device reported at one wake."""
         return DeviceSample(
             process=self._process,
             source=Source.NVML,
@@ -245,7 +275,10 @@ class DeviceReader:
         )
 
     def _compare(self, job: ReadingJob) -> bool:
-        """Values that stand at 0 and should not go the way of those that are not given; whether others moved."""
+        """Move on values that wrongly stay at 0; return whether other values moved.
+
+        They are handled like values that the device does not provide.
+        """
         moved = False
         for step in tuple(job.steps):
             if isinstance(step, GpmStep) and step.fresh_s:
@@ -260,7 +293,7 @@ class DeviceReader:
         return moved
 
     def _join_tick(self, job: ReadingJob) -> None:
-        """Bytes that need no haste are asked for in the batch of the tick: one call less."""
+        """Move byte counters that can wait into the batch of the tick, which saves a call."""
         with self.lock:
             steps, job.steps = job.steps, []
             tick = self._job(Pace.TICK)
@@ -274,10 +307,11 @@ class DeviceReader:
                 batch.slots += [slot for step in steps for slot in step.slots]
 
     def _join_windows(self, window_ns: int) -> bool:
-        """Bytes of which performance monitoring tells the rate are read with it, others at every tick; whether some moved.
+        """Choose the pace of byte counters and coarse values; return whether some moved.
 
-        They are the dearest fields by far (0.2 to 0.4 ms each, ``tests/nvml/measured.py``), and a total loses nothing by that.
-        What it tells better than the driver's means is asked of these once a second.
+        Bytes whose rate performance monitoring reports are read with the window, others at every tick.
+        They are by far the most expensive fields (0.2 to 0.4 ms each, ``tests/nvml/measured.py``), and a total loses nothing.
+        A driver average with a finer value from performance monitoring is read once a second.
         """
         moved = False
         for slot, rated in self._agreement.counts():
@@ -289,7 +323,10 @@ class DeviceReader:
         return moved
 
     def _move(self, slot: Slot, pace: Pace) -> bool:
-        """Read a slot at another pace from now on; False where it is at that already, or read alone since it hung."""
+        """Read a slot at another pace from now on.
+
+        Returns False when it already is at that pace, or is read alone since it hung.
+        """
         if slot.pace is pace:
             return False
         with self.lock:
@@ -299,7 +336,7 @@ class DeviceReader:
             step.slots.remove(slot)
         slot.pace = pace
         placed = self._place(slot)
-        placed.read_ns = placed.read_ns or step.read_ns  # what was read is not old because a new step has read nothing yet
+        placed.read_ns = placed.read_ns or step.read_ns  # a new step has read nothing yet, but its values are not old
         return True
 
     def _turns_within(self, slot: Slot, span_ns: int) -> bool:
@@ -310,11 +347,11 @@ class DeviceReader:
     def _in_haste(self, step: NvmlStep) -> bool:
         due = step.due_within_ns()
         if any(slot.counter.link is not None and not slot.growths for slot in step.slots):
-            return True  # not read yet: nobody knows how wide it is
+            return True  # not read yet, so its width is unknown
         return due is not None and due < self._tick_ns
 
     def lines(self) -> list[DeviceValue]:
-        """What its links can carry, where that is told."""
+        """Return what the device's links can carry, where it is known."""
         lines = []
         if self.gpu.pcie_known:
             lines.append(DeviceValue(name=PCIE_LINE.name, value=self.gpu.pcie_line_bytes))
@@ -375,5 +412,5 @@ def _serves(step: NvmlStep, how: Read) -> bool:
 
 
 def _is_batch(step: NvmlStep) -> bool:
-    """Of fields; one that hung is read alone and is none."""
+    """Return whether a step is a batch of fields; a field read alone is not."""
     return isinstance(step, FieldStep) and step.name.startswith("fields")

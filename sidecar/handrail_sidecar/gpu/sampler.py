@@ -1,8 +1,9 @@
-"""Samples every GPU of this host: opens NVML, keeps lanes reading, and comes back from what goes wrong.
+"""Sample every GPU of this host, and recover from whatever fails.
 
-The *keeper* opens the session, looks for devices and tries again what was lost; it alone may wait inside NVML. The *watch* gives
-up calls that hang and says so. Lanes read (``lanes.py``), one more thread waits for Xid events. None of them belongs to the event
-loop, and stopping waits for no call that hangs.
+The *keeper* opens the NVML session, looks for devices and retries lost ones; only the keeper may wait inside NVML.
+The *watch* gives up calls that hang, and reports them.
+Lanes read (``worker.py``); one more thread waits for Xid events.
+None of these threads belongs to the event loop, and stopping waits for no call that hangs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from handrail_sidecar.gpu.xids import XidWatch
 log = logging.getLogger(__name__)
 
 STUCK_NS: Final = 5_000_000_000
-"""A call that has not returned for so long is told: the GPU is stuck."""
+"""A call that has not returned for so long is reported: the GPU is stuck."""
 
 _LONGEST_RETRY_S: Final = 60.0
 _ROLL_CALL_S: Final = 10.0
@@ -47,7 +48,10 @@ _SAY_NS: Final = 500_000_000
 
 
 class Sampler:
-    """``deliver`` and ``tell`` are called in the sampler's threads. ``start`` and ``stop`` once each."""
+    """Samples every GPU of this host.
+
+    ``deliver`` and ``tell`` are called in the sampler's threads. Call ``start`` and ``stop`` once each.
+    """
 
     def __init__(
         self,
@@ -88,13 +92,13 @@ class Sampler:
         ]
 
     def start(self) -> None:
-        """Begin. Never fails: that there is no NVML is a state, and said."""
+        """Start the threads. Never fails: a missing NVML is a state, and is reported."""
         self._alarm.open()
         for thread in self._threads:
             thread.start()
 
     def stop(self, wait_s: float = 1.0) -> None:
-        """End, waiting for nothing that hangs."""
+        """Stop without waiting for a call that hangs."""
         self._stop.set()
         self._wake.set()
         lanes = self._lanes
@@ -106,12 +110,12 @@ class Sampler:
                 thread.join(0.0 if self.state.opening_since_ns else wait_s)
 
     def now_ns(self) -> int:
-        """Its monotonic clock."""
+        """Return the sampler's monotonic time."""
         return self._clock.mono_ns()
 
     @property
     def lanes(self) -> GpuWorkers | None:
-        """Of the present session."""
+        """Lanes of the present session."""
         return self._lanes
 
     # --- the keeper ---------------------------------------------------------------------------------------------------------
@@ -126,7 +130,7 @@ class Sampler:
                     self._in_session(nvml)
                     self._close(nvml)
                     continue
-            except Exception:  # a fault of ours must not end the sampling for good
+            except Exception:  # an error of ours must not end the sampling for good
                 self._fault("GPUs: the sampler's keeper failed and begins again")
             self._stop.wait(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
@@ -189,7 +193,10 @@ class Sampler:
             self._lanes.start("reads", jobs)
 
     def _in_session(self, nvml: Nvml) -> None:
-        """Until the session is lost or the sampler stops: look after what was lost, and for MIG devices that come and go."""
+        """Look after lost GPUs and changing MIG devices until the session ends.
+
+        The session ends when it is lost or the sampler stops.
+        """
         pause, retry_ns = self.settings.first_retry_s, 0
         looked_ns = opened_ns = self._clock.mono_ns()
         snapshots: set[str] = set()
@@ -203,7 +210,7 @@ class Sampler:
                 self._look_for_lost(nvml)
                 retry_ns, pause = now + int(pause * 1e9), min(pause * 2, _LONGEST_RETRY_S)
                 if self.state.lost and (not self.readers or now - opened_ns > self._reopen_s * 1e9):
-                    self._reopen_s = min(self._reopen_s * 2, _LONGEST_REOPEN_S)  # it costs the others a second
+                    self._reopen_s = min(self._reopen_s * 2, _LONGEST_REOPEN_S)  # it costs the other GPUs a second
                     return
             if not self.state.lost:
                 pause, self._reopen_s = self.settings.first_retry_s, _REOPEN_FOR_LOST_S
@@ -214,7 +221,7 @@ class Sampler:
                     return
 
     def _close(self, nvml: Nvml) -> None:
-        """End the session; NVML is shut down only where no call is left inside it."""
+        """End the session; shut NVML down only when no call is left inside it."""
         lanes, self._lanes = self._lanes, None
         if lanes is None:
             return
@@ -233,10 +240,10 @@ class Sampler:
         except Exception as error:
             log.debug("NVML did not shut down: %s", error)
 
-    # --- what was lost ---------------------------------------------------------------------------------------------------------
+    # --- lost devices ----------------------------------------------------------------------------------------------------------
 
     def _on_lost(self, reader: DeviceReader, code: int) -> None:
-        """In a lane's thread, which ends with it."""
+        """Note a lost device; runs in a lane's thread, which ends with it."""
         self._newly_lost.append((reader, code))
         self._wake.set()
 
@@ -244,7 +251,7 @@ class Sampler:
         while self._newly_lost:
             reader, code = self._newly_lost.pop(0)
             if not any(reader is each for each in self.readers.values()):
-                continue  # of before it came back
+                continue  # from before the device came back
             device = reader.gpu.device
             if failure(code).meaning is Meaning.SESSION_LOST:
                 self._session_lost = code
@@ -282,7 +289,10 @@ class Sampler:
         return False
 
     def _start_snapshots(self, started: set[str]) -> None:
-        """The calls that block for 20 ms, where nothing better is there: one thread for all of them, once a second."""
+        """Start the calls that block for 20 ms, where the device provides nothing better.
+
+        One thread makes all of them, once a second.
+        """
         assert self._lanes is not None
         jobs = [
             reader.jobs[Pace.SNAPSHOT]
@@ -301,14 +311,14 @@ class Sampler:
             self._alarm.wait()
             lanes, now = self._lanes, self._clock.mono_ns()
             if lanes is None:
-                continue  # the first lane of a session sets it
+                continue  # the first lane of a session sets the alarm
             try:
                 self._alarm.set(now + lanes.look())
                 if now - reported_ns > _SAY_NS or self.state.stuck:
                     reported_ns = now
                     hanging = lanes.hanging(now, STUCK_NS)
                     self._news.stuck({(reader.gpu.device.key, call): (reader, ns) for reader, call, ns in hanging})
-            except Exception:  # nor the watch over it
+            except Exception:  # an error must not end the watch either
                 self._fault("GPUs: the watch over hanging calls failed and goes on")
                 self._alarm.set(now + self.settings.limit_ns)
         self._alarm.close()
@@ -319,7 +329,7 @@ class Sampler:
             log.exception(words)
 
     def _on_xid(self, gpu: GpuDevice, code: int) -> None:
-        """In the events' thread."""
+        """Report an Xid error; runs in the events' thread."""
         if self._news.xid(gpu.device, code):
             values = tuple(self._xid_values(gpu.device.key))
             at = self._clock.unix_ns()
@@ -339,14 +349,20 @@ class Sampler:
         return keys is None or gpu.device.key in keys or gpu.device.parent in keys
 
     def _owned(self, gpu: GpuDevice) -> GpuDevice:
-        """Said to be the engine's only where the environment or the setting names it, never by a pid (case F07)."""
+        """Assign the GPU to the engine only when the environment or a setting names it.
+
+        A pid is never enough (case F07).
+        """
         if self.state.visible.keys is None or not self._process.instance:
             return gpu
         return replace(gpu, device=replace(gpu.device, engine=self._process.instance))
 
 
 def _found_again(nvml: Nvml, index: int) -> list[GpuDevice]:
-    """Raises ``NvmlFailed`` while it is lost: a handle can be had of a GPU that answers nothing else."""
+    """Return a GPU that answers again, and its MIG devices.
+
+    Raises ``NvmlFailed`` while it is lost: NVML also returns a handle for a GPU that answers nothing else.
+    """
     gpus = gpu_at(nvml, index)
     try:
         nvml.nvmlDeviceGetTemperature(gpus[0].handle, 0)

@@ -1,4 +1,4 @@
-"""What a sampler is told to do, and what is known of its session with NVML."""
+"""Settings of the GPU sampler, and the state of its session with NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_LIMIT_NS: Final = _S
 
 
 class SystemClock:
-    """The machine's."""
+    """The clocks of this machine."""
 
     mono_ns = staticmethod(time.monotonic_ns)
     unix_ns = staticmethod(time.time_ns)
@@ -23,8 +23,9 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSettings:
-    """``period_ns``: 100 ms is 10 Hz. ``devices``: indices or UUIDs, () for those that the environment names, else all.
+    """Settings of the sampler; a ``period_ns`` of 100 ms is 10 Hz.
 
+    ``devices``: indices or UUIDs; () means those that the environment names, otherwise all.
     ``without``: names of counters that are not read.
     """
 
@@ -32,7 +33,7 @@ class SamplerSettings:
     devices: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
     first_retry_s: float = 1.0
-    answer_within_s: float = 10.0  # of a GPU that is looked for: a driver may have to wake it
+    answer_within_s: float = 10.0  # for a GPU that is looked for: a driver may have to wake it
 
     @property
     def limit_ns(self) -> int:
@@ -42,13 +43,13 @@ class SamplerSettings:
 
 @dataclass(slots=True)
 class SamplerState:
-    """What is known now. ``problem``: why there is no session, None while there is one."""
+    """Present state. ``problem``: why there is no session, None while there is one."""
 
     problem: NvmlUnavailable | None = None
     driver: str = ""
     nvml: str = ""
     sessions: int = 0
-    lost: dict[int, int] = field(default_factory=dict)  # code by index, of GPUs that do not answer
+    lost: dict[int, int] = field(default_factory=dict)  # return code by index, of GPUs that do not answer
     visible: Visible = field(default_factory=lambda: Visible(keys=None))
     opening_since_ns: int = 0  # while NVML is being opened
     stuck: frozenset[tuple[str, str]] = frozenset()  # (UUID, call) that have not returned for long

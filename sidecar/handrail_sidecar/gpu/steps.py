@@ -1,8 +1,10 @@
-"""One call of NVML each, and the values it gives: a function of the device, or a batch of field values.
+"""Read values with one NVML call: a device function or a batch of field values.
 
-A step belongs to one device and to the thread that reads it now. ``took`` returns what came and leaves out what did not; a value
-that will never come moves to the next way of reading it, or to ``absent``. Ten times a second for eight GPUs, on caches that went
-cold in between: so numbers are taken out of NVML's structures in one go, and what did not change is not made anew.
+A step belongs to one device and to the thread that reads it now.
+``took`` returns the values that came and leaves out the others.
+A value that will never come moves to the next way of reading it, or to ``absent``.
+Steps run ten times a second for eight GPUs, on caches that went cold in between.
+So numbers are taken out of NVML's structures in one go, and unchanged values are not rebuilt.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _ENTRY: Final = "24xIIQ"  # nvmlFieldValue_t from its type on: type, return code
 
 
 class SamplerClock(Protocol):
-    """Both times, passed in."""
+    """Monotonic and Unix clock, passed in."""
 
     def mono_ns(self) -> int: ...
 
@@ -35,7 +37,10 @@ class SamplerClock(Protocol):
 
 
 class NvmlStep:
-    """One call. ``gone``: slots that it can no longer serve, with the code; its reader moves them on and empties the list."""
+    """One NVML call and the slots that it fills.
+
+    ``gone``: slots that it can no longer serve, with the code; its reader moves them on and empties the list.
+    """
 
     __slots__ = ("calls", "failures", "gone", "longest_ns", "name", "read_ns", "resume_ns", "slots", "spent_ns", "warm")
 
@@ -44,28 +49,33 @@ class NvmlStep:
         self.slots: list[Slot] = []
         self.gone: list[tuple[Slot, int]] = []
         self.failures = 0  # in a row
-        self.resume_ns = 0  # not before this, after a failure that may pass
-        self.warm = False  # needs no longer for its first call than for others
-        self.calls = 0  # that returned
-        self.read_ns = 0  # when the last of them began, monotonic
+        self.resume_ns = 0  # not before this time, after a failure that may pass
+        self.warm = False  # its first call needs no more time than others
+        self.calls = 0  # calls that returned
+        self.read_ns = 0  # when the last call began, monotonic
         self.spent_ns = 0
         self.longest_ns = 0
 
     def asking(self) -> Callable[[], Any]:
-        """The call, always the same: what it returns is for ``took``; None where nothing was asked."""
+        """Return the call, always the same one; ``took`` decodes what it returns.
+
+        The call returns None when there was nothing to read.
+        """
         raise NotImplementedError
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
-        """The values in an answer; not to be changed. Raises ``NvmlFailed`` where the answer itself says so.
+        """Return the values in an answer; the list must not be changed.
 
         ``began_ns``, ``ended_ns``: of its call, monotonic. ``at_unix_ns``: when that began.
+        Raises ``NvmlFailed`` when the answer itself reports a failure.
         """
         raise NotImplementedError
 
     def took(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
-        """``told``, after the call is counted. Answers come oldest first, and perhaps long after they were asked for.
+        """Count the call and return its ``values``.
 
-        An exception is what the call raised, and is raised again.
+        Answers come oldest first, perhaps long after their calls.
+        An exception as answer is what the call raised, and is raised again.
         """
         if answer is None:
             return []
@@ -80,14 +90,17 @@ class NvmlStep:
         return self.values(answer, began_ns, ended_ns, at_unix_ns)
 
     def due_within_ns(self) -> int | None:
-        """How soon a counter of bytes here must be read again so that it cannot wrap twice unseen; None: no matter."""
+        """Return how soon to read again so that no byte counter wraps twice unseen.
+
+        None means that it does not matter.
+        """
         return None
 
     def close(self) -> None:
-        """Give back what NVML lent; not while a call may still be using it."""
+        """Release what NVML lent; no call may still be using it."""
 
     def failed(self, error: Exception) -> None:
-        """After a call that raised: its slots move on, or what it means is raised."""
+        """Handle a call that raised: move its slots on, or raise what the error means."""
         code = code_of(error)
         if failure(code).meaning is not Meaning.ABSENT:
             raise NvmlFailed(code) from None
@@ -106,25 +119,25 @@ class CallStep(NvmlStep):
         function = getattr(nvml, call.function, None)
         self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
         self._attributes: Callable[[Any], Any] | None = None
-        self._of = 0  # slots that the rest is made for
-        self._answer: Any = None  # that the values are of
+        self._of = 0  # number of slots that the layout is made for
+        self._answer: Any = None  # the answer that the values belong to
         self._values: list[DeviceValue] = []
         self._bits: list[int] = []
         self._seldom = False
-        self._only: Slot | None = None  # where one number gives one value
-        self._whole_ns = -_WHOLE_NS  # when all were told last
-        self._active: list[DeviceValue] = []  # of those that are told seldom: not 0 at the last look
+        self._only: Slot | None = None  # the only slot, when the answer is one number
+        self._whole_ns = -_WHOLE_NS  # when all were last reported
+        self._active: list[DeviceValue] = []  # the rarely reported ones that were not 0 at the last look
 
     def asking(self) -> Callable[[], Any]:
         return self._ask
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         if not self.slots:
-            return []  # it has failed for good since
+            return []  # it has failed for good in the meantime
         if self._of != len(self.slots):
             self._lay_out()
         if self._attributes is not None:
-            answer = self._attributes(answer)  # one attribute: itself, several: a tuple
+            answer = self._attributes(answer)  # a tuple when there are several attributes
         elif isinstance(answer, list):
             answer = len(answer)
         if answer == self._answer and not self._seldom:
@@ -144,7 +157,7 @@ class CallStep(NvmlStep):
         return self._values
 
     def _rarely_reported(self, answer: Any, began_ns: int) -> list[DeviceValue]:
-        """All of them once a second, else those that are not 0 or have just become it."""
+        """Return all values once a second, otherwise those not 0 or just become 0."""
         before = self._values
         changed = answer != self._answer
         values = self._value(answer) if changed else before
@@ -169,7 +182,10 @@ class CallStep(NvmlStep):
 
 
 class _Entry:
-    """One field value of a batch. ``line``: of a counter of bytes, what its link can carry; else 0."""
+    """One field value of a batch.
+
+    ``line``: for a byte counter, what its link can carry (bytes per second and direction); otherwise 0.
+    """
 
     __slots__ = ("bits", "growth", "how", "line", "scope", "slot", "stands", "value")
 
@@ -181,11 +197,11 @@ class _Entry:
         self.stands = counter.counter.kind is QuantityKind.COUNTER
         self.line = {LineRateOf.PCIE: gpu.pcie_line_bytes, LineRateOf.NVLINK: gpu.nvlink_line_bytes}.get(counter.link, 0.0)  # type: ignore[arg-type]
         self.growth = slot.growths.get(scope)
-        self.bits = -1  # the last value as it came
+        self.bits = -1  # the last raw value
         self.value: DeviceValue | None = None
 
     def tell(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
-        """A value that is another one than at the last look."""
+        """Decode a value that changed since the last look."""
         raw = decoded(kind, bits)
         self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
         self.bits = bits
@@ -203,10 +219,11 @@ class _Entry:
 
 
 class _Plan:
-    """What one batch asks for, and how its answer is laid out. ``ask`` fills ``array`` and returns NVML's code.
+    """Request and answer layout of one batch; ``ask`` fills ``array``.
 
-    ``nvmlDeviceGetFieldValues`` makes the array anew at each call, in Python: 8.6 us for ten fields, where asking with the same
-    one takes 0.5 (measured here, with the double). So its inner look-up is used where the binding has it.
+    ``ask`` returns NVML's code.
+    ``nvmlDeviceGetFieldValues`` builds a new array in Python at each call: 8.6 us for ten fields; reusing one array takes 0.5 us
+    (measured here, with the double). So its inner look-up is used when the binding has it.
     """
 
     __slots__ = ("array", "ask", "entries", "growing", "layout")
@@ -231,7 +248,10 @@ class _Plan:
 
 
 class FieldStep(NvmlStep):
-    """One batch of field values. Each has its own return code, which is looked at before the value is (case F08)."""
+    """One batch of field values.
+
+    Each value has its own return code, which is checked before the value is read (case F08).
+    """
 
     __slots__ = ("_gpu", "_nvml", "_of", "_plan")
 
@@ -239,7 +259,7 @@ class FieldStep(NvmlStep):
         super().__init__(name)
         self._nvml = nvml
         self._gpu = gpu
-        self._of: list[Slot] = []  # what the plan is made for
+        self._of: list[Slot] = []  # the slots that the plan is made for
         self._plan: _Plan | None = None
 
     def asking(self) -> Callable[[], Any]:
@@ -254,7 +274,7 @@ class FieldStep(NvmlStep):
         code = plan.ask()
         if code:
             raise NvmlFailed(code)
-        return plan, bytes(plan.array)  # before it is asked with again
+        return plan, bytes(plan.array)  # copied before the array is filled again
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         plan, array = answer
@@ -264,7 +284,7 @@ class FieldStep(NvmlStep):
         refused: list[tuple[_Entry, int]] = []
         for entry, kind, code, bits in zip(plan.entries, flat, flat, flat, strict=True):
             if stale and entry.slot.how is not entry.how:
-                continue  # it is read in another way by now
+                continue  # another step reads it now
             if code:
                 refused.append((entry, code))
             elif entry.line:
@@ -284,7 +304,10 @@ class FieldStep(NvmlStep):
         return self._plan
 
     def _refused(self, plan: _Plan, refused: list[tuple[_Entry, int]]) -> None:
-        """Entries that failed: those that will never come are not asked for again; a lost device is one, whatever else came."""
+        """Handle entries that failed.
+
+        Entries that will never come are not requested again. A lost device raises ``NvmlFailed``, whatever else came.
+        """
         lost = [code for _, code in refused if failure(code).meaning in (Meaning.DEVICE_LOST, Meaning.SESSION_LOST)]
         if lost:
             raise NvmlFailed(lost[0])
@@ -298,7 +321,7 @@ class FieldStep(NvmlStep):
         as_planned = plan is self._plan and self._of == self.slots
         self.gone += [(slot, codes[id(slot)]) for slot in gone]
         self.slots[:] = [slot for slot in self.slots if slot not in gone]
-        if as_planned:  # else the next question is made anew, of what is left by then
+        if as_planned:  # otherwise the next request is built from the slots left then
             self._lay_out(left)
 
     def due_within_ns(self) -> int | None:

@@ -1,4 +1,7 @@
-"""One value of one counter on one device: how it is read now, its last value, and NVML's number in the counter's unit."""
+"""Hold one value of one counter on one device, and convert NVML's number.
+
+A slot knows how the value is read now and its last value, in the counter's unit.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from handrail.records.devices import DeviceValue
 from handrail_sidecar.gpu.monotonic import Growth, Standing
 
 UNSIGNED_INT: Final = 1  # nvmlValueType_t
-_made: Final = tuple.__new__  # of a named tuple: without its own __new__, which is in Python (700 values a second, eight GPUs)
+_made: Final = tuple.__new__  # skips the Python __new__ of a named tuple (700 values a second with eight GPUs)
 
 
 class Slot:
-    """``how``: None once there is no way left. What did not change is told by the same object: most values seldom do."""
+    """One value of one counter; ``how`` is None when no way of reading it is left.
+
+    An unchanged value is reported as the same object, since most values seldom change.
+    """
 
     __slots__ = ("_last", "_most", "_raw", "counter", "growths", "how", "invalid", "label", "name", "pace", "standing")
 
@@ -28,18 +34,18 @@ class Slot:
         self.how: Read | None = value.reads[0]
         self.growths: dict[int, Growth] = {}  # by scope
         self.standing = Standing()
-        self.invalid = 0  # readings that made no sense
+        self.invalid = 0  # readings that make no sense
         self._most = counter.most if counter.most is not None else sys.float_info.max
         self._raw: float | None = None
         self._last: DeviceValue | None = None
 
     @property
     def last(self) -> DeviceValue | None:
-        """As it was read last."""
+        """The last value that was read."""
         return self._last
 
     def move_on(self) -> bool:
-        """To the next way of reading it; False where that was the last."""
+        """Switch to the next way of reading; return False when none is left."""
         value = next(each for each in self.counter.values if each.label == self.label)
         reads, self.pace = value.reads, value.pace or self.counter.pace
         place = reads.index(self.how) + 1 if self.how is not None else len(reads)
@@ -49,13 +55,13 @@ class Slot:
         return self.how is not None
 
     def gauge(self, raw: float) -> DeviceValue | None:
-        """The value in its unit; None (counted) for a number that makes no sense."""
+        """Return the value in its unit; None (counted) for a number that makes no sense."""
         if raw == self._raw:
             return self._last
         how = self.how
         assert how is not None
         value = raw * how.times if how.per == 1 else raw / how.per
-        if not 0 <= value <= self._most:  # infinite, or no number at all, among them
+        if not 0 <= value <= self._most:  # also catches infinity and NaN
             self._makes_no_sense()
             return None
         self._raw = raw
@@ -63,7 +69,7 @@ class Slot:
         return self._last
 
     def standing_count(self, raw: float, at_unix_ns: int) -> DeviceValue | None:
-        """The value of a counter that does not wrap."""
+        """Return the value of a counter that does not wrap."""
         if raw == self._raw:
             return self._last
         if not math.isfinite(raw) or raw < 0:
@@ -77,7 +83,10 @@ class Slot:
         return self._last
 
     def grown(self) -> DeviceValue:
-        """The value of a counter of bytes that wraps: the sum over its scopes, as old as the youngest of them."""
+        """Return the value of a byte counter that wraps: the sum over its scopes.
+
+        It counts from the latest start among them.
+        """
         first, *others = self.growths.values()
         total, since = first.total, first.since_unix_ns
         for each in others:
@@ -99,7 +108,10 @@ class Slot:
 
 
 def decoded(kind: int, bits: int) -> float:
-    """The number of type ``kind`` (nvmlValueType_t) in 8 bytes that were read as one unsigned number; -1 for an unknown type."""
+    """Decode 8 bytes, read as one unsigned number, as type ``kind`` (nvmlValueType_t).
+
+    Returns -1 for an unknown type.
+    """
     if kind in (2, 3):  # unsigned long, unsigned long long
         return bits
     if kind == UNSIGNED_INT:

@@ -1,4 +1,4 @@
-"""What is known of the GPUs at this moment, for a metrics page and for a person: fresh values, and what there is none of."""
+"""Show the GPUs' present values and absent counters, for /metrics and for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _STALE_PERIODS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent:
-    """A counter that a device does not give at all. ``why``: the driver's answer; ``instead``: what would give it."""
+    """A counter that a device does not provide at all.
+
+    ``why``: the driver's answer. ``instead``: what would provide it.
+    """
 
     device: Device
     counter: str
@@ -31,7 +34,10 @@ class Absent:
 
 
 def fresh_values(sampler: Sampler) -> list[tuple[Device, DeviceValue]]:
-    """The last value of everything that is still being read. What hangs or is lost is absent, never old."""
+    """Return the last value of each counter that is still being read.
+
+    A counter that hangs or is lost is absent; an old value is never shown.
+    """
     found: list[tuple[Device, DeviceValue]] = []
     now = sampler.now_ns()
     for reader, step, period_ns in _steps(sampler):
@@ -48,9 +54,9 @@ def fresh_values(sampler: Sampler) -> list[tuple[Device, DeviceValue]]:
 
 
 def absences(readers: Iterable[DeviceReader], watch: XidWatch | None) -> list[Absent]:
-    """Counters of which a device gives no value, in the table's order; not those that the settings leave out.
+    """Return the counters for which a device has no value, in the table's order.
 
-    ``readers``, ``watch``: of a sampler.
+    Counters that the settings leave out are not listed. ``readers``, ``watch``: of a sampler.
     """
     found = []
     for reader in list(readers):
@@ -65,7 +71,10 @@ def absences(readers: Iterable[DeviceReader], watch: XidWatch | None) -> list[Ab
 
 
 def supported(sampler: Sampler) -> Iterator[tuple[Device, str, bool]]:
-    """(device, counter, whether it gives it) for every counter that is looked for; ``False`` once it has said no."""
+    """Yield (device, counter, supported) for every counter that is looked for.
+
+    ``supported`` is False once the device has refused it.
+    """
     none = {(each.device.key, each.counter) for each in absences(sampler.readers.values(), sampler.xid_watch)}
     for reader in list(sampler.readers.values()):
         names = [name for name in BY_NAME if name in reader.wanted] + ([] if reader.gpu.is_mig else [XID.name])
@@ -74,7 +83,7 @@ def supported(sampler: Sampler) -> Iterator[tuple[Device, str, bool]]:
 
 
 def all_steps(sampler: Sampler) -> list[NvmlStep]:
-    """Every call that is made, each once."""
+    """Return every call that is made, each once."""
     return list({id(step): step for _, step, _ in _steps(sampler)}.values())
 
 
@@ -91,7 +100,10 @@ def _steps(sampler: Sampler) -> Iterator[tuple[DeviceReader, NvmlStep, int]]:
 
 
 def _xids(sampler: Sampler, reader: DeviceReader) -> list[DeviceValue]:
-    """With zeros for well-known codes, so that the first one is an increase; nothing where events cannot be had."""
+    """Return the Xid counts, with zeros for well-known codes.
+
+    A zero makes the first error an increase. Returns nothing where Xid events are unavailable.
+    """
     watch, key = sampler.xid_watch, reader.gpu.device.key
     if watch is None or key in watch.absent or reader.gpu.is_mig:
         return []

@@ -1,9 +1,11 @@
-"""Which GPUs a process may use, from ``CUDA_VISIBLE_DEVICES`` and ``NVIDIA_VISIBLE_DEVICES``.
+"""Find the GPUs that a process may use, from its environment variables.
 
-NVML shows every GPU of the container whatever these say. ``NVIDIA_VISIBLE_DEVICES`` is read by the container runtime, which
-gives the container those GPUs only: inside it, indices count anew, so only UUIDs are taken from it. ``CUDA_VISIBLE_DEVICES`` is
-CUDA's: indices or (shortened) UUIDs in order, and an entry that is wrong hides itself and all after it. Its indices are NVML's
-only in PCI order (``CUDA_DEVICE_ORDER=PCI_BUS_ID``) or where all GPUs are of one product: CUDA's default puts the fastest first.
+NVML shows every GPU of the container whatever these variables say.
+``NVIDIA_VISIBLE_DEVICES`` is read by the container runtime, which gives the container those GPUs only. Inside it, indices start
+again at 0, so only UUIDs are taken from it.
+``CUDA_VISIBLE_DEVICES`` is CUDA's: indices or (shortened) UUIDs in order; a wrong entry hides itself and all after it.
+Its indices are NVML's only in PCI order (``CUDA_DEVICE_ORDER=PCI_BUS_ID``) or when all GPUs are of one product: CUDA's default
+puts the fastest first.
 Source: CUDA C programming guide, "CUDA environment variables"; NVIDIA Container Toolkit, "environment variables".
 """
 
@@ -22,7 +24,11 @@ _ORDER: Final = "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
-    """``keys``: UUIDs, None where nothing says which. ``said_by``: the variable or setting; ``notes``: what was odd about it."""
+    """GPUs that a process may use.
+
+    ``keys``: UUIDs, None when nothing names them. ``variable``: the variable or setting that names them.
+    ``notes``: what is odd about it.
+    """
 
     keys: tuple[str, ...] | None
     variable: str = ""
@@ -30,7 +36,10 @@ class Visible:
 
 
 def visible(devices: Sequence[Device], environment: Mapping[str, str], chosen: Sequence[str] = ()) -> Visible:
-    """``chosen``: the setting ``gpu.devices``; where it is empty the environment is asked, CUDA's variable first."""
+    """Return the GPUs that a setting or the environment names.
+
+    ``chosen``: the setting ``gpu.devices``. When it is empty, the environment decides, CUDA's variable first.
+    """
     if chosen:
         return _entries(devices, list(chosen), "gpu.devices", indices=True)
     if CUDA in environment:

@@ -1,6 +1,7 @@
-"""GPU performance monitoring: how busy the GPU was between two samples, of which the second is the next window's first.
+"""Read GPU performance monitoring: how busy the GPU was between two samples.
 
-So windows follow each other without holes, and rate times window adds up to what was moved. Hopper and later.
+The second sample of a window is the first of the next one.
+So windows follow each other without holes, and rate times window adds up to the bytes moved. Hopper and later.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from handrail_sidecar.gpu.steps import NvmlStep, SamplerClock
 from handrail_sidecar.gpu.values import Slot
 
 APART_NS: Final = 100_000_000
-"""Two samples closer than this give nothing that means anything: the samples are refreshed that often (nvml.h)."""
+"""Least time between two samples: NVML refreshes them that often (nvml.h).
+
+Samples that are closer give values without meaning.
+"""
 
 _NOT_SUPPORTED: Final = 3
 _HEAD: Final = "=24x"  # nvmlGpmMetricsGet_t: version, count, two samples
@@ -28,7 +32,10 @@ _METRIC: Final = "4xId24x"  # nvmlGpmMetric_t: id, return code, value, three nam
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A look that ends a window: ``take`` the later sample, ``compare`` it with the earlier one in ``request``."""
+    """Calls that end a window.
+
+    ``take`` takes the later sample; ``compare`` compares it with the earlier one in ``request``.
+    """
 
     request: Any
     take: Callable[[], Any]
@@ -36,7 +43,10 @@ class _Turn:
 
 
 class GpmStep(NvmlStep):
-    """One window. Its first read gives nothing; one that comes too soon leaves the window open."""
+    """One window of performance monitoring.
+
+    Its first read gives nothing. A read that comes too soon leaves the window open.
+    """
 
     __slots__ = ("_before_ns", "_clock", "_gpu", "_layout", "_nvml", "_of", "_samples", "_turn", "_turns", "fresh_s", "window")
 
@@ -46,12 +56,12 @@ class GpmStep(NvmlStep):
         self._gpu = gpu
         self._clock = clock
         self._samples: list[Any] = []
-        self._turns: list[_Turn] = []  # each of the two samples is the later one in turn
+        self._turns: list[_Turn] = []  # the two samples alternate as the later one
         self._turn = 0
         self._layout = struct.Struct(_HEAD)
         self._before_ns: int | None = None
         self.window: DeviceValue | None = None
-        self.fresh_s = 0.0  # of the window that was told last, until it has been compared
+        self.fresh_s = 0.0  # length of the window reported last, until it has been compared
         self._of: list[Slot] = []
 
     def asking(self) -> Callable[[], Any]:
@@ -65,11 +75,11 @@ class GpmStep(NvmlStep):
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return None  # the window goes on
-        self._before_ns = None  # until this look has worked
+        self._before_ns = None  # until this read has succeeded
         turn, answer = self._turns[self._turn], None
         turn.take()
         if self._clock.mono_ns() - now > APART_NS:
-            return None  # nobody knows when it was taken
+            return None  # the time of the sample is not known
         if before is not None:
             turn.compare()
             answer = (self._of, self._layout.unpack_from(turn.request), (now - before) / 1e9)
@@ -107,7 +117,7 @@ class GpmStep(NvmlStep):
         flat = iter(numbers)
         for slot, code, raw in zip(of, flat, flat, strict=True):
             if slot.how is None:
-                continue  # it is not believed any more (``cross_check.py``)
+                continue  # no longer trusted (``cross_check.py``)
             if code:
                 if failure(code).meaning is Meaning.ABSENT and slot in self.slots:
                     self.gone.append((slot, code))

@@ -1,4 +1,6 @@
-"""One thread that reads, and what the watch may see of it and take from it."""
+"""Run one thread that reads GPU counters.
+
+The watch may inspect the thread and take its work."""
 
 from __future__ import annotations
 
@@ -19,16 +21,16 @@ from handrail_sidecar.gpu.steps import NvmlStep, SamplerClock
 log = logging.getLogger(__name__)
 
 QUIET_ROUNDS: Final = 50
-"""Quick rounds after which a call that hung is read together with the others again."""
+"""Quick rounds after which a call that hung rejoins the others."""
 
 _NEVER: Final = 1 << 63
 _LONGEST_PAUSE_NS: Final = 60_000_000_000
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _RETRIES_AT_ONCE: Final = 2
 _SHARE_OVER_NS: Final = 2_000_000_000
-_MOST_SHARE: Final = 0.6  # of its time that a lane may read: above it, it cannot keep up
+_MOST_SHARE: Final = 0.6  # of its time that a lane may read; above it, the lane cannot keep up
 CALM_NS: Final = 60_000_000_000
-"""After so long without a call that hung a GPU's own lane joins another one again."""
+"""Time without a hanging call after which a GPU's own lane rejoins another one."""
 
 Deliver = Callable[[DeviceSample], None]
 """Takes a sample, in the thread that read it. Never blocks, never raises."""
@@ -40,14 +42,14 @@ class LaneStats:
 
     samples: int = 0
     missed: int = 0  # periods of a job in which it was not read
-    faults: int = 0  # faults of ours in reading
+    faults: int = 0  # our own errors in reading
     failures: dict[int, int] = field(default_factory=dict)  # calls that failed, by code
     given_up: int = 0
-    not_replaced: int = 0  # hanging calls for which there was no thread left: the device's other counters wait
+    not_replaced: int = 0  # hanging calls for which no thread was left: the device's other counters wait
 
 
 class Owner(Protocol):
-    """What a lane needs of those who started it; called in the lane's thread."""
+    """What a lane needs from its owner; called in the lane's thread."""
 
     clock: SamplerClock
     deliver: Deliver
@@ -72,11 +74,12 @@ class Owner(Protocol):
 
 
 class Lane:
-    """One thread and its jobs. ``reader``: of the device at whose call it was given up, which ``alone`` leaves it with.
+    """One thread and its jobs.
 
-    Calls are made in time and what they answered is told half a second of them at once: a call sleeps in the driver, and what
-    the processor's caches held may be gone by then (64 samples told together take 19 us each on a busy host, 11 when told
-    again and again; with the double).
+    ``reader``: of the device at whose call the lane was given up; ``alone``: it keeps only that call.
+    Calls are made in time, and their answers are reported together every half second: a call sleeps in the driver, and the
+    processor's caches may be cold afterwards. 64 samples reported together take 19 us each on a busy host, 11 us when reported
+    repeatedly (with the double).
     """
 
     def __init__(
@@ -91,27 +94,27 @@ class Lane:
         self.name = name
         self.jobs = list(jobs)
         self.reader = self.jobs[0].reader
-        self.limit_ns = limit_ns  # of one call
+        self.limit_ns = limit_ns  # for one call
         self.alone = False
         self.given_up = False  # by the watch, while it was inside a call
-        self.wave: Wave | None = None  # while it asks
-        self.untold = list(untold)  # rounds that were asked, oldest first
+        self.wave: Wave | None = None  # while it makes calls
+        self.untold = list(untold)  # rounds that were read and not reported, oldest first
         self.due_ns = 0  # when it wakes, while it sleeps
-        self.not_replaced_ns = 0  # the call, by when it began, for which there was no thread left
+        self.not_replaced_ns = 0  # begin of the call for which no thread was left
         self.ending = False
         self.incoming: list[list[ReadingJob]] = []  # from a lane that ended
-        self.share = 0.0  # of its time that it reads
+        self.share = 0.0  # of its time that it spends reading
         self.began_ns = owner.clock.mono_ns()
         self._rest = rest  # of a wave that another lane began
-        self._soon = bool(untold)  # something is new, failed or hangs: told as soon as what is due was asked
+        self._soon = bool(untold)  # something is new, failed or hangs: report as soon as the due calls are made
         self._quiet = 0
-        self._busy_ns = 0  # reading, of the time since
+        self._busy_ns = 0  # time spent reading since ``_since_ns``
         self._since_ns = self.began_ns
         self._owner = owner
         self.thread = threading.Thread(target=self._run, name=f"gpu {name}", daemon=True)
 
     def inside(self) -> tuple[NvmlStep, DeviceReader, int] | None:
-        """The call that it is inside of: whose, and since when."""
+        """Return the call that the lane is inside of: step, device, and begin."""
         wave = self.wave
         inside = wave.inside() if wave is not None else None
         if wave is None or inside is None:
@@ -132,7 +135,7 @@ class Lane:
                         self._call(wave)
                     elif not self._keep(wave):
                         return
-                except Exception:  # noqa: PERF203 - a fault of ours in one wave must not end all reading
+                except Exception:  # noqa: PERF203 - an error of ours in one wave must not end all reading
                     self._fault("reading GPU counters failed in %s", self.name)
                     self.wave = None
                     for job in self.jobs:
@@ -141,7 +144,7 @@ class Lane:
             self._owner.ended(self)
 
     def _due(self) -> Wave | None:
-        """What is to be asked now, after sleeping until something is; None where the sampler stops first."""
+        """Sleep until a job is due and return its wave; None when the sampler stops first."""
         owner = self._owner
         if self._rest:
             rest, self._rest, self._soon = self._rest, (), True
@@ -166,7 +169,7 @@ class Lane:
         return Wave(owner.clock, [(job, job.laid_out(now, owner.clock.mono_ns)) for job in due])
 
     def _came_back(self, wave: Wave) -> bool:
-        """Make the calls of a wave; False where the watch took some of them."""
+        """Make the calls of a wave; return False when the watch took some of them."""
         while True:
             whole = wave.ask()
             if self._owner.was_given_up(self):
@@ -184,7 +187,10 @@ class Lane:
         self._look_back(wave.began_ns)
 
     def _tell(self) -> None:
-        """Make sense of the answers so far and deliver them: one sample of a device for all that it was asked at a waking."""
+        """Decode the answers so far and deliver them.
+
+        Each device gets one sample for everything that was read from it at one wake.
+        """
         self._soon = False
         owner = self._owner
         while self.untold:
@@ -207,7 +213,7 @@ class Lane:
                 self._lost(last, lost.code)
 
     def _look_back(self, began_ns: int) -> None:
-        """After a waking: whether this thread has too much to do, or none is needed for it."""
+        """After a wake, check whether this thread has too much to do or is not needed."""
         now = self._owner.clock.mono_ns()
         self._busy_ns += now - began_ns
         if self.alone:
@@ -217,7 +223,7 @@ class Lane:
             self._balance(now)
 
     def _finish(self, round_: Round, values: list[DeviceValue]) -> None:
-        """Add the values of a round. Raises ``NvmlFailed`` where the device is lost."""
+        """Add the values of a round. Raises ``NvmlFailed`` when the device is lost."""
         job = round_.job
         unix_offset_ns = round_.wave.unix_offset_ns
         for step, answer, began_ns, ended_ns in round_.add_call():
@@ -233,7 +239,7 @@ class Lane:
             self.jobs += [] if job.pace is Pace.SNAPSHOT else job.reader.lane_jobs()
 
     def _failed(self, job: ReadingJob, step: NvmlStep, error: Exception) -> None:
-        """A step failed: its values move on, it is tried again later, or all is lost."""
+        """Handle a failed step: its values move on, it is retried later, or all is lost."""
         try:
             step.failed(error)
         except NvmlFailed as problem:
@@ -242,12 +248,12 @@ class Lane:
             if failure(problem.code).meaning is not Meaning.RETRY:
                 raise
             self._pause(job, step)
-        except Exception:  # a fault of ours in one step must not end the reading of the others
+        except Exception:  # an error of ours in one step must not end the reading of the others
             self._fault("a GPU counter could not be read: %s", step.name)
             self._pause(job, step)
 
     def _pause(self, job: ReadingJob, step: NvmlStep) -> None:
-        """After a failure that may pass: at once the first times, then with growing pauses."""
+        """Retry after a failure that may pass: at once at first, then with growing pauses."""
         step.failures += 1
         if step.failures > _RETRIES_AT_ONCE:
             pause = _FIRST_PAUSE_NS << min(step.failures - _RETRIES_AT_ONCE - 1, 10)
@@ -255,7 +261,7 @@ class Lane:
             job.paused_ns = max(job.paused_ns, step.resume_ns)
 
     def _balance(self, now_ns: int) -> None:
-        """Too much for one thread: each GPU its own; calm for long: one thread less."""
+        """Give each GPU its own thread when one is too busy; merge threads that stay calm."""
         self.share = self._busy_ns / (now_ns - self._since_ns)
         self._busy_ns, self._since_ns = 0, now_ns
         if self.share > _MOST_SHARE:
@@ -264,7 +270,10 @@ class Lane:
             self._owner.merge(self)
 
     def _keep(self, wave: Wave) -> bool:
-        """After the call that hung has returned: go on with it alone; False where it is read elsewhere."""
+        """Go on alone with a call that hung and has returned.
+
+        Returns False when another lane reads it now.
+        """
         job, now = self._owner.left_alone(self), self._owner.clock.mono_ns()
         if job is None:
             return False
@@ -280,7 +289,7 @@ class Lane:
             self.ending = self._owner.rejoin(self)
 
     def _lost(self, round_: Round, code: int) -> None:
-        """The device of this round answers nothing more: its jobs end; with the session all do."""
+        """End the jobs of a device that is lost; all jobs when the session is lost."""
         if failure(code).meaning is Meaning.SESSION_LOST:
             self.jobs, self.untold = [], []
         else:

@@ -1,12 +1,13 @@
-"""The threads that read, and the watch over them: a call that hangs keeps its thread, and everything else goes on in new ones.
+"""Run the reading threads, and replace a thread whose call hangs.
 
-All GPUs begin in one lane, since a thread that wakes pays more for cold caches than for what it reads; where one lane cannot keep
-up, each GPU gets its own. A call inside the driver cannot be cancelled. One that takes longer than ``limit_ns`` is given up: its
-thread keeps that call alone, the rest of its GPU goes on in a second thread from the step after it, and the other GPUs in a
-third. A batch of fields that does not return either is read field by field from then on, so that only the field at fault stays
-alone. When a call returns, its thread goes on reading only that, and after ``QUIET_ROUNDS`` quick rounds it rejoins its GPU's.
+All GPUs begin in one lane, since a thread that wakes pays more for cold caches than for its reads.
+When one lane cannot keep up, each GPU gets its own.
+A call inside the driver cannot be cancelled. One that takes longer than ``limit_ns`` is given up: its thread keeps that call
+alone, the rest of its GPU goes on in a second thread from the step after it, and the other GPUs in a third.
+A batch of fields that does not return either is read field by field from then on, so that only the field at fault stays alone.
+When a call returns, its thread goes on reading only that; after ``QUIET_ROUNDS`` quick rounds it rejoins its GPU's lane.
 
-So threads are bounded by the number of calls, and by ``MOST_GIVEN_UP``: a GPU on which more hang than that waits as a whole.
+So threads are bounded by the number of calls, and by ``MOST_GIVEN_UP``: a GPU with more hanging calls than that waits as a whole.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ MOST_GIVEN_UP_A_DEVICE: Final = 6
 FIRST_CALL_NS: Final = 1_000_000_000  # a driver may have to wake a GPU for the first call of a kind
 _IDLE_LOOK_NS: Final = 250_000_000
 _LEAST_LOOK_NS: Final = 2_000_000
-_SHARE_TOGETHER: Final = 0.4  # of its time that a lane may read after two became one
+_SHARE_TOGETHER: Final = 0.4  # of its time that a lane may read after a merge
 
 
 class GpuWorkers:
-    """All lanes of a session. ``deliver`` and ``lost`` are called in the lanes' threads."""
+    """All lanes of a session.
+
+    ``deliver`` and ``lost`` are called in the lanes' threads.
+    """
 
     def __init__(
         self,
@@ -54,12 +58,12 @@ class GpuWorkers:
         self.stopping = Halt()
         self.stats = stats if stats is not None else LaneStats()
         self.limit_ns = limit_ns
-        self._lock = threading.Lock()  # guards the list, and handing steps from one lane to another
+        self._lock = threading.Lock()  # guards the list, and the transfer of steps between lanes
         self._lanes: list[Lane] = []
         self._alarm = alarm  # rings when the watch must look
 
     def start(self, name: str, jobs: Iterable[ReadingJob], *, limit_ns: int | None = None) -> Lane:
-        """A thread for these jobs, which are due from now on."""
+        """Start a thread for these jobs, which are due from now on."""
         now = self.clock.mono_ns()
         lane = Lane(self, name, jobs, self.limit_ns if limit_ns is None else limit_ns)
         for job in lane.jobs:
@@ -71,18 +75,21 @@ class GpuWorkers:
         return lane
 
     def all(self) -> list[Lane]:
-        """The lanes now."""
+        """Return the present lanes."""
         with self._lock:
             return list(self._lanes)
 
     def look(self) -> int:
-        """The watch: give up calls that take too long. In how many ns it must look again, where no lane says ``well`` before."""
+        """Give up calls that take too long; called by the watch.
+
+        Returns in how many ns to look again, unless a lane calls ``well`` earlier.
+        """
         now = self.clock.mono_ns()
         next_ns, soonest_ns = now + _IDLE_LOOK_NS, now + 2 * self.limit_ns
         for lane in self.all():
             inside = lane.inside()
             if inside is None:
-                next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: once a period
+                next_ns = min(next_ns, max(soonest_ns, (lane.due_ns or now) + lane.limit_ns))  # nothing hangs: look once a period
                 continue
             step, _, since = inside
             limit = max(lane.limit_ns, 0 if step.warm or step.calls else FIRST_CALL_NS)
@@ -98,12 +105,15 @@ class GpuWorkers:
         return max(_LEAST_LOOK_NS, next_ns - now)
 
     def hanging(self, now_ns: int, longer_than_ns: int) -> list[tuple[DeviceReader, str, int]]:
-        """(device, call, ns) of every call that has not returned for so long."""
+        """Return (device, call, ns) for every call that has not returned for so long."""
         calls = [inside for inside in (lane.inside() for lane in self.all()) if inside is not None]
         return [(reader, step.name, now_ns - since) for step, reader, since in calls if now_ns - since > longer_than_ns]
 
     def stop(self, wait_s: float) -> bool:
-        """End every lane; waits for those that are not inside a call that hangs. True where no call is left running."""
+        """End every lane; return True when no call is left running.
+
+        Waits for lanes that are not inside a call that hangs.
+        """
         self.stopping.set()
         for lane in self.all():
             inside = lane.inside()
@@ -114,7 +124,10 @@ class GpuWorkers:
     # --- for lanes, in their threads ------------------------------------------------------------------------------------------
 
     def spread(self, lane: Lane) -> None:
-        """A lane that cannot keep up: it keeps its first GPU, each other one gets a lane of its own."""
+        """Split a lane that cannot keep up: it keeps its first GPU.
+
+        Each other GPU gets a lane of its own.
+        """
         by_gpu: dict[int | None, list[ReadingJob]] = {}
         for job in lane.jobs:
             by_gpu.setdefault(job.index, []).append(job)
@@ -127,7 +140,10 @@ class GpuWorkers:
             self.start(f"{lane.name}.{index}", by_gpu[index], limit_ns=lane.limit_ns)
 
     def rejoin(self, lane: Lane) -> bool:
-        """Give the one step of a lane that is well again back to its device's lane; False where there is none."""
+        """Give a lane's recovered step back to its device's lane.
+
+        Returns False when the device has no such lane.
+        """
         with self._lock:
             home = self._home(lane.jobs[0])
             if home is not None:
@@ -135,7 +151,10 @@ class GpuWorkers:
             return home is not None
 
     def merge(self, lane: Lane) -> None:
-        """Give a calm lane's jobs to one that began before it and has time for them, where there is one: then it ends."""
+        """Give a calm lane's jobs to an older one that has time for them, and end it.
+
+        Does nothing when there is no such lane.
+        """
         with self._lock:
             for home in self._lanes:
                 if home is lane:
@@ -147,28 +166,40 @@ class GpuWorkers:
                     return
 
     def well(self, lane: Lane, next_ns: int) -> None:
-        """A lane will be asking again at ``next_ns``: where there is no other one, nothing can hang until then."""
+        """Postpone the watch: this lane makes its next call at ``next_ns``.
+
+        When it is the only lane, nothing can hang until then.
+        """
         with self._lock:
             if len(self._lanes) == 1 and not self.stopping.is_set():
                 self._alarm.set(next_ns + lane.limit_ns)
 
     def was_given_up(self, lane: Lane) -> bool:
-        """Whether the watch has taken what a lane was to read; waits for it to have shared everything out."""
+        """Return whether the watch has taken a lane's work.
+
+        Waits until the watch has distributed all of it.
+        """
         with self._lock:
             return lane.given_up
 
     def left_alone(self, lane: Lane) -> ReadingJob | None:
-        """What a lane that was given up keeps, now that its call has returned: that call; None where it is read elsewhere."""
+        """Return the call that a given-up lane keeps after it has returned.
+
+        None when another lane reads it.
+        """
         with self._lock:
             return lane.jobs[0] if lane.alone else None
 
     def ended(self, lane: Lane) -> None:
-        """A lane's thread is about to end. What another lane gave it meanwhile begins anew."""
+        """Remove a lane whose thread is about to end.
+
+        Jobs that another lane gave it meanwhile start in a new lane.
+        """
         with self._lock:
             if lane in self._lanes:
                 self._lanes.remove(lane)
             left, lane.incoming = [job for jobs in lane.incoming for job in jobs], []
-            self._alarm.set(self.clock.mono_ns())  # what hung in it has ended: the watch says so
+            self._alarm.set(self.clock.mono_ns())  # the call that hung has ended: the watch reports it
         if left and not self.stopping.is_set():
             self.start(lane.name, left, limit_ns=lane.limit_ns)
 
@@ -195,7 +226,10 @@ class GpuWorkers:
             each.thread.start()
 
     def _shared_out(self, lane: Lane, wave: Wave) -> list[Lane]:
-        """New lanes for what ``lane`` was to read but the call that it is inside of: that GPU's and the rest."""
+        """Return new lanes for a lane's work except the call that hangs.
+
+        One lane takes the rest of that GPU, the other takes the other GPUs.
+        """
         place = wave.taken_at
         step, job = wave.steps[place], wave.job_at(place)
         kept = job.remove(step)
@@ -213,7 +247,10 @@ class GpuWorkers:
         return lanes
 
     def _split(self, lane: Lane, step: NvmlStep, since_ns: int) -> None:
-        """A batch that stays away: its fields one by one, in its GPU's lane. One of them is the one that hangs."""
+        """Split a batch that hangs into single fields, in its GPU's lane.
+
+        One of the fields is the one that hangs.
+        """
         parts = lane.reader.split(step)
         if not parts:
             return
@@ -225,7 +262,10 @@ class GpuWorkers:
             home.add(parts)
 
     def _home(self, job: ReadingJob) -> ReadingJob | None:
-        """The job of the device's own lane that reads at the same pace; made to be read again where nothing else was in it."""
+        """Return the job of the device's own lane that reads at the same pace.
+
+        A job that had no other step is started again.
+        """
         plain = [lane for lane in self._lanes if not (lane.alone or lane.ending or lane.given_up)]
         own = [(lane, each) for lane in plain for each in lane.jobs if each.reader is job.reader]
         for _, each in own:

@@ -1,4 +1,7 @@
-"""Xid errors, as events: NVML tells each one once, so what is counted are errors and not a last code that stays (case F13)."""
+"""Count Xid errors from NVML's events.
+
+NVML reports each error once, so this counts errors, not a last code that stays (case F13).
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ _MOST_CODES: Final = 64
 _TIMEOUT: Final = 10
 
 OTHER: Final = -1
-"""Codes above the bound of labels."""
+"""Code under which codes beyond the bound of labels are counted."""
 
 
 class XidWatch:
-    """Waits for events on a thread of its own. ``absent`` by UUID: the code where events are refused.
+    """Waits for events in a thread of its own.
 
-    ``counts``: by UUID and code, the caller's, which outlives the session. ``tell`` is called in this thread.
+    ``absent`` is by UUID: the return code where events are refused.
+    ``counts`` is by UUID and code; it is the caller's and outlives the session. ``tell`` is called in this thread.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class XidWatch:
             watched = self._wait(events)
 
     def _wait(self, events: Any) -> bool:
-        """One wait; False where no event can come any more."""
+        """Wait once; return False when no event can come any more."""
         try:
             event = self._nvml.nvmlEventSetWait_v2(events, WAIT_MS)
         except Exception as error:

@@ -1,1 +1,4 @@
-"""What moves KV between hosts, as the kernel counts it: ports of RDMA adapters and network interfaces. Standard library only."""
+"""Sample the devices that move KV between hosts: RDMA ports and NICs.
+
+The kernel's counters are read with the standard library only.
+"""

@@ -1,4 +1,4 @@
-"""One device over time: what it last said, since when its counters count, and the samples that nobody has taken yet."""
+"""Keep one device's last values, counter starts and samples that wait."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ from handrail_sidecar.links.sysfs import Why
 
 SECOND: Final = 10**9
 MOST_WAITING: Final = 1024
-"""Samples of one device that nobody has taken; older ones are dropped and counted."""
+"""Most samples of one device that wait to be taken.
+
+Older ones are dropped and counted."""
 
 MOST_RECENT: Final = 1024
-"""Readings that the peak is looked for in: of a minute at 10 Hz 600, at 100 Hz the last ten seconds."""
+"""Most readings in which the peak is looked for.
+
+At 10 Hz a minute has 600; at 100 Hz they are the last ten seconds.
+"""
 
 
 @dataclass(slots=True)
 class LinkStats:
-    """Counts since start, each written by one thread; read by anyone."""
+    """Counts since start, each written by one thread; any thread may read them."""
 
     reads: int = 0
-    resets: int = 0  # counters that began again: a driver was loaded anew, or somebody set them to 0
+    resets: int = 0  # counters that began again: the driver was reloaded, or they were set to 0
     dropped: int = 0
 
 
 class _PendingReading(NamedTuple):
-    """One reading that is no sample yet. ``life``: of the device: another one than before counts anew."""
+    """One reading that is not yet a sample.
+
+    ``life``: of the device; a change means that its counters restart.
+    """
 
     reading: DeviceReading
     device: Device
@@ -42,38 +50,43 @@ class _PendingReading(NamedTuple):
     life: int
 
 
-@dataclass(slots=True, eq=False)  # one is no other; a list that looks for one would compare 15 fields of each
+@dataclass(slots=True, eq=False)  # compared by identity: equality would compare 15 fields
 class DeviceState:
-    """One device: its reader, what it last said, and what nobody has taken yet. ``tick`` belongs to one thread, ``take`` to
-    another: samples are made of many readings at once, since code that runs every 100 ms finds its caches cold.
+    """State of one device: its reader, its last values, and readings not yet taken.
+
+    ``tick`` belongs to one thread, ``take`` to another.
+    Samples are made from many readings at once, since code that runs every 100 ms finds its caches cold.
     """
 
     reader: LinkReader
     process: Process
     stats: LinkStats = field(default_factory=LinkStats)
     device: Device | None = None
-    values: dict[Key, float] = field(default_factory=dict)  # the last of each
+    values: dict[Key, float] = field(default_factory=dict)  # the last value of each counter
     missing: dict[str, Why] = field(default_factory=dict)
     recent: deque[tuple[int, float, float]] = field(
         default_factory=lambda: deque(maxlen=MOST_RECENT)
     )  # (monotonic, received, sent)
     waiting: deque[_PendingReading] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     reading_since_ns: int | None = None  # monotonic; None between reads
-    rest_due_ns: int = 0  # monotonic: when more than the bytes is to be read
+    rest_due_ns: int = 0  # monotonic: when to read more than the bytes
     gone: bool = False
     _quick: CounterTracks = field(default_factory=CounterTracks)
     _slow: CounterTracks = field(default_factory=CounterTracks)
     _identity: str | None = None
-    _life: int = 0  # how often another device has come under the name
+    _life: int = 0  # how often another device appeared under the name
     _reported_life: int = 0
 
     def tick(self, *, everything: bool, now_unix_ns: Callable[[], int], monotonic_ns: Callable[[], int]) -> bool:
-        """Read once and keep what came of it; False once the device is gone. Blocks as long as the driver does."""
+        """Read once and keep the result; return False once the device is gone.
+
+        Blocks as long as the driver does.
+        """
         began, at = monotonic_ns(), now_unix_ns()
         self.reading_since_ns = began
         try:
             reading = self.reader.bytes_moved()
-            middle = (monotonic_ns() - began) // 2  # of the bytes: the rest takes long and matters to no rate
+            middle = (monotonic_ns() - began) // 2  # time of the bytes: reading the rest takes long and affects no rate
             if everything and not reading.gone:
                 reading = self._with_the_rest(reading, at)
             took = monotonic_ns() - began
@@ -91,13 +104,13 @@ class DeviceState:
         return True
 
     def take(self) -> list[DeviceSample]:
-        """The samples since the last call, oldest first."""
+        """Return the samples since the last call, oldest first."""
         return [self._sample(self.waiting.popleft()) for _ in range(len(self.waiting))]
 
     def peak_bytes_per_second(self) -> dict[str, float]:
-        """The highest rate over any second of the last minute, by direction.
+        """Return the highest rate over any second of the last minute, by direction.
 
-        Not over less: some drivers bring their counters up to date only a few times a second, which looks like bursts.
+        Shorter spans do not count: some drivers update their counters only a few times a second, which looks like bursts.
         """
         peaks: dict[str, float] = {}
         points = list(self.recent)
@@ -124,7 +137,7 @@ class DeviceState:
         return DeviceReading(values={**quick.values, **rest.values})
 
     def _begin_again(self) -> None:
-        """Another device stands under the name: whatever it counts is not what was counted before."""
+        """Forget the values, since another device now has the name and its own counts."""
         self._life += 1
         self.values.clear()
         self.recent.clear()
@@ -157,7 +170,10 @@ class DeviceState:
         )
 
     def _since(self, values: Mapping[Key, float], at_unix_ns: int) -> dict[Key, int]:
-        """Bytes are followed apart from what is read less often: since when one counts anew is told by its own last reading."""
+        """Return since when each counter counts.
+
+        Bytes are followed apart from counters that are read less often: each one's restart is found from its own last reading.
+        """
         quick: dict[tuple[str, str, str], float] = {}
         slow: dict[tuple[str, str, str], float] = {}
         for (name, label), value in values.items():

@@ -1,7 +1,8 @@
-"""Network interfaces, from ``/sys/class/net`` (Documentation/ABI/testing/sysfs-class-net and -statistics of the kernel).
+"""Read network interfaces from ``/sys/class/net``.
 
-Counters are those of the kernel's network stack: what an RDMA adapter moves by itself is not in them. Bytes are 64 bits wide on
-every kernel that runs an inference engine.
+Source: Documentation/ABI/testing/sysfs-class-net and -statistics of the kernel.
+The counters are those of the kernel's network stack: they do not include what an RDMA adapter moves by itself.
+Bytes are 64 bits wide on every kernel that runs an inference engine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _REST: Final[Mapping[str, Key]] = {
 
 
 def interfaces(root: str) -> list[NicReader] | Why:
-    """A reader for each interface of this network namespace. ``root``: sysfs."""
+    """Return a reader for each interface of this network namespace. ``root``: sysfs."""
     found = sysfs.entries(f"{root}/{CLASS}")
     if isinstance(found, Why):
         return found
@@ -57,7 +58,7 @@ def interfaces(root: str) -> list[NicReader] | Why:
 
 @dataclass(frozen=True, slots=True)
 class NicReader:
-    """One interface."""
+    """Reader of one network interface."""
 
     folder: str
     key: str
@@ -67,7 +68,7 @@ class NicReader:
         return Source.NIC
 
     def nature(self) -> Nature:
-        """What it is, told from files that no driver has to be asked for."""
+        """Return the kind of interface, from files that need no driver call."""
         folder = self.folder
         if sysfs.count(f"{folder}/type") == LOOPBACK_TYPE:
             return Nature.LOOPBACK
@@ -105,19 +106,25 @@ class NicReader:
         )
 
     def identity(self) -> str:
-        """The interface's index: one that is made anew under the same name has another."""
+        """Return the interface's index, which changes when it is created again."""
         index = sysfs.text(f"{self.folder}/ifindex")
         return index if not isinstance(index, Why) else ""
 
     def up(self) -> bool:
-        """``operstate`` as RFC 2863 has it; the loopback and tunnels say ``unknown`` and carry data all the same."""
+        """Return whether the interface carries data, by ``operstate`` (RFC 2863).
+
+        The loopback and tunnels report ``unknown`` and carry data all the same.
+        """
         state = sysfs.text(f"{self.folder}/operstate")
         if state == "unknown":
             return sysfs.text(f"{self.folder}/carrier") != "0"
         return state == "up"
 
     def line_rate_bytes(self) -> int | None:
-        """From ``speed``, in Mb/s. None where it is down (EINVAL, -1), not known, or a nominal figure."""
+        """Return the line rate from ``speed``, which is in Mb/s.
+
+        None when the interface is down (EINVAL, -1), or the speed is unknown or nominal.
+        """
         if self.nature() in (Nature.LOOPBACK, Nature.VIRTUAL):
             return None
         speed = sysfs.count(f"{self.folder}/speed")  # -1 is no count
@@ -126,7 +133,7 @@ class NicReader:
         return speed * 1_000_000 // 8
 
     def mtu(self) -> int | None:
-        """Largest packet, in bytes."""
+        """Return the largest packet, in bytes."""
         found = sysfs.count(f"{self.folder}/mtu")
         return None if isinstance(found, Why) else found
 

@@ -1,7 +1,8 @@
-"""KV fetched by peer, for the sidecar's /metrics: bytes, and the time in which something was being transferred from there.
+"""Count KV fetches by peer for the sidecar's /metrics: bytes and busy time.
 
-Bytes over busy seconds is the link's rate while transferring, whatever overlaps. Peers are bounded: pods come and go, and a label
-for each of them would stay.
+Busy time is the time in which at least one transfer from the peer was running.
+Bytes over busy seconds is the link's rate while transferring, whatever overlaps.
+Peers are bounded: pods come and go, and a label for each of them would stay.
 """
 
 from __future__ import annotations
@@ -16,21 +17,30 @@ from handrail.records import KvFetch, Observation
 
 MOST_PEERS: Final = 32
 QUIET_NS: Final = 3_600 * 10**9
-"""A peer that nothing was fetched from for so long gives its label to another; its counts go to ``other``."""
+"""Time without a fetch after which a peer gives its label to another one.
+
+Its counts go to ``other``.
+"""
 
 MOST_INTERVALS: Final = 64
 OTHER: Final = "other"
 
 
 class Covered:
-    """Adds up time that at least one of some intervals covers, as they come, in nearly any order."""
+    """Adds up the time that at least one interval covers.
+
+    Intervals come in nearly any order.
+    """
 
     def __init__(self) -> None:
         self._known: list[tuple[int, int]] = []  # disjoint, rising; the earliest are forgotten
-        self._forgotten_ns = 0  # until when
+        self._forgotten_ns = 0  # everything before this is forgotten
 
     def add(self, begin_ns: int, end_ns: int) -> int:
-        """The part of [begin, end) that was not covered before. What is forgotten counts as covered."""
+        """Return how much of [begin, end) was not covered before.
+
+        Forgotten time counts as covered.
+        """
         begin_ns = max(begin_ns, self._forgotten_ns)
         if end_ns <= begin_ns:
             return 0
@@ -49,7 +59,7 @@ class Covered:
 
 @dataclass(slots=True)
 class PeerBytes:
-    """Counts since start."""
+    """Counts of one peer since start."""
 
     fetches: Counter[str] = field(default_factory=Counter)  # by outcome
     bytes_moved: int = 0
@@ -59,7 +69,11 @@ class PeerBytes:
 
 
 class PeerTally:
-    """``outcome_of``: what the engine that reads can say of its load. ``peers``: by ``host:port`` of their side channels."""
+    """Counts KV fetches by peer.
+
+    ``outcome_of``: the outcome that the consumer knows for its load.
+    ``peers`` is by ``host:port`` of the peers' side channels.
+    """
 
     def __init__(self, outcome_of: Callable[[KvFetch], str]) -> None:
         self.peers: OrderedDict[str, PeerBytes] = OrderedDict()

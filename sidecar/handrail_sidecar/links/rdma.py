@@ -1,8 +1,9 @@
-"""Ports of RDMA adapters, from ``/sys/class/infiniband`` (Documentation/ABI/stable/sysfs-class-infiniband of the kernel).
+"""Read ports of RDMA adapters from ``/sys/class/infiniband``.
 
-``port_xmit_data`` and ``port_rcv_data`` count words of 4 bytes, whatever the width of the link. Old adapters keep them in 32 bits
-that stand still at the top (InfiniBand Architecture 16.1.3.5); of those OFED has 64 bits in ``counters_ext``. EFA, bnxt_re and
-other Ethernet adapters have bytes in ``hw_counters`` instead.
+Source: Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
+``port_xmit_data`` and ``port_rcv_data`` count words of 4 bytes, whatever the width of the link.
+Old adapters keep them in 32 bits that stop at the top (InfiniBand Architecture 16.1.3.5); OFED adds 64-bit counters for these in
+``counters_ext``. EFA, bnxt_re and other Ethernet adapters have bytes in ``hw_counters`` instead.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _BYTES: Final = {
         ("hw_counters/rx_bytes", _PLAIN),
     ),
 }
-"""Files in the order of preference, and what they count."""
+"""Files in the order of preference, and their unit."""
 
 _PACKETS: Final = {
     names.TRANSMIT: ("counters/port_xmit_packets", "hw_counters/tx_pkts"),
@@ -79,7 +80,10 @@ CONGESTION: Final = (
 
 
 def ports(root: str) -> list[PortReader] | Why:
-    """A reader for each port that is there; why there is none where the class itself cannot be listed. ``root``: sysfs."""
+    """Return a reader for each port, or why the class cannot be listed.
+
+    ``root``: sysfs.
+    """
     adapters = sysfs.entries(f"{root}/{CLASS}")
     if isinstance(adapters, Why):
         return adapters
@@ -93,12 +97,12 @@ def ports(root: str) -> list[PortReader] | Why:
 
 @dataclass(frozen=True, slots=True)
 class PortReader:
-    """One port of one adapter."""
+    """Reader of one port of one adapter."""
 
     folder: str  # of the adapter
     adapter: str
     port: str
-    # the file that gave a direction, and what it counts
+    # the file that provides a direction, and its unit
     _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
@@ -111,7 +115,7 @@ class PortReader:
 
     @property
     def folder_of_port(self) -> str:
-        """Where its files are."""
+        """Folder of the port's files."""
         return f"{self.folder}/ports/{self.port}"
 
     def bytes_moved(self) -> DeviceReading:
@@ -126,7 +130,7 @@ class PortReader:
     def rest(self) -> DeviceReading:
         values: dict[Key, float] = {}
         missing: dict[str, Why] = {}
-        self._known.clear()  # a better file may have come
+        self._known.clear()  # a better file may exist now
         for direction, files in _PACKETS.items():
             found = self._first(tuple((file, _PLAIN) for file in files), missing)
             if found is not None:
@@ -154,7 +158,10 @@ class PortReader:
         )
 
     def identity(self) -> str:
-        """The GUID of the adapter, and the inode of its folder, which is another one after the driver was loaded again."""
+        """Return the adapter's GUID and the inode of its folder.
+
+        The inode changes when the driver is loaded again.
+        """
         guid = sysfs.text(f"{self.folder}/node_guid")
         try:
             made = os.stat(self.folder).st_ino
@@ -163,33 +170,39 @@ class PortReader:
         return f"{guid if not isinstance(guid, Why) else ''} {made}"
 
     def up(self) -> bool:
-        """Whether the port carries data."""
+        """Return whether the port carries data."""
         return self.state() == ACTIVE
 
     def state(self) -> str:
-        """``ACTIVE`` of ``4: ACTIVE``; '' where it cannot be read."""
+        """Return the port's state, ``ACTIVE`` of ``4: ACTIVE``; '' if unreadable."""
         return _word(self.describe("state"))
 
     def physical_state(self) -> str:
-        """``LinkUp`` of ``5: LinkUp``; '' where it cannot be read."""
+        """Return the physical state, ``LinkUp`` of ``5: LinkUp``; '' if unreadable."""
         return _word(self.describe("phys_state"))
 
     def line_rate_bytes(self) -> int | None:
-        """A second and direction, where the port is up: one that is down says 10 Gb/sec or 2.5, and means nothing."""
+        """Return the bytes per second and direction of a port that is up.
+
+        None when it is down: such a port reports 10 Gb/sec or 2.5, which means nothing.
+        """
         return rate_bytes(self.describe("rate")) if self.up() else None
 
     def lanes(self) -> int | None:
-        """With which it came up: 4 of ``400 Gb/sec (4X NDR)``."""
+        """Return the lanes with which the port came up: 4 for ``400 Gb/sec (4X NDR)``."""
         found = _RATE.match(self.describe("rate"))
         return int(found[2]) if found is not None and found[2] else None
 
     def describe(self, file: str) -> str:
-        """What a file of the port holds; '' where it cannot be read."""
+        """Return the content of a file of the port; '' when it cannot be read."""
         text = sysfs.text(f"{self.folder_of_port}/{file}")
         return "" if isinstance(text, Why) else text
 
     def _first(self, files: tuple[tuple[str, str], ...], missing: dict[str, Why], direction: str = "") -> int | None:
-        """The value of the first file that gives one. ``direction``: of bytes, whose file is remembered and tried first."""
+        """Return the value of the first file that has one.
+
+        ``direction``: of bytes; the file is remembered for it and tried first.
+        """
         tried: dict[str, Why] = {}
         known = self._known.get(direction)
         for file, unit in (known, *files) if known is not None else files:
@@ -205,7 +218,10 @@ class PortReader:
         return None
 
     def _value(self, file: str, unit: str) -> int | Why:
-        """What a file counts, in bytes where it counts words. What stands still in one may be counted on by the next."""
+        """Return the value of a file; words are converted to bytes.
+
+        A counter that is stuck in one file may go on in the next.
+        """
         raw = sysfs.count(f"{self.folder_of_port}/{file}")
         if unit != _WORDS or isinstance(raw, Why):
             return raw
@@ -221,7 +237,10 @@ def _word(text: str) -> str:
 
 
 def rate_bytes(text: str) -> int | None:
-    """``400 Gb/sec (4X NDR)`` as bytes a second; None for anything else. The decimals of ``2.5 Gb/sec (1X SDR)`` count."""
+    """Parse ``400 Gb/sec (4X NDR)`` as bytes per second; None for any other form.
+
+    Decimals count, as in ``2.5 Gb/sec (1X SDR)``.
+    """
     found = _RATE.match(text)
     rate = round(float(found[1]) * 1e9 / 8) if found is not None else 0
     return rate or None

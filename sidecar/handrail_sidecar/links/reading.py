@@ -1,4 +1,4 @@
-"""The contract of what reads one device, and one reading of it."""
+"""Define the contract of a device reader, and one reading of a device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from handrail.records.devices import Device
 from handrail_sidecar.links.sysfs import Why
 
 Key = tuple[str, str]
-"""A counter of ``counters.COUNTERS`` and the value of its label."""
+"""A counter of ``device_counters.link`` and the value of its label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """``missing``: why a file gave nothing, by its name; only what was looked for. ``gone``: the device is not there any more."""
+    """One reading of a device.
+
+    ``missing``: why a file gave no value, by its name; only files that were looked for. ``gone``: the device is no longer there.
+    """
 
     values: Mapping[Key, float] = field(default_factory=dict)
     missing: Mapping[str, Why] = field(default_factory=dict)
@@ -24,24 +27,30 @@ class DeviceReading:
 
 
 class LinkReader(Protocol):
-    """Reads one port or interface. Every method may block for as long as the driver does; none raises."""
+    """Reads one port or interface.
+
+    Every method may block for as long as the driver does; none raises.
+    """
 
     @property
     def key(self) -> str:
-        """As in ``hardware.Device.key``."""
+        """Key of the device, as in ``records.devices.Device.key``."""
 
     @property
     def source(self) -> Source:
-        """What read it, for the record."""
+        """Source of the record."""
 
     def bytes_moved(self) -> DeviceReading:
-        """The bytes alone: what is read many times a second."""
+        """Read the bytes alone, which is done many times a second."""
 
     def rest(self) -> DeviceReading:
-        """All of the table but the bytes."""
+        """Read all counters of the table except the bytes."""
 
     def device(self) -> Device:
-        """What the device says it is now."""
+        """Return the device as it describes itself now."""
 
     def identity(self) -> str:
-        """Changes when another device, or the same one made anew, stands under this name."""
+        """Return a text that changes when another device takes this name.
+
+        It also changes when the same device is created again.
+        """

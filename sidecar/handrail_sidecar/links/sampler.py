@@ -1,5 +1,6 @@
-"""Reads links many times a second, off the event loop: a driver that takes its time, or never answers, delays no other device
-(``lanes.py``) and nothing else of the sidecar.
+"""Read links many times a second, off the event loop.
+
+A driver that is slow or never answers delays no other device (``workers.py``) and nothing else of the sidecar.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ from handrail_sidecar.links.workers import LinkWorkers
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
-"""How often is looked whether a device hangs. The others' counters lose nothing while they wait for that."""
+"""Time between two checks for a device that hangs.
+
+The other devices' counters lose nothing while they wait for that.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSamplerSettings:
-    """``interval_ns``: of the bytes; ``slow_ns``: of everything else; ``look_ns``: for devices that came or went.
+    """Settings of the link sampler.
 
-    ``hung_ns``: a read that has not returned for so long is said to hang.
+    ``interval_ns``: period of the bytes. ``slow_ns``: of everything else.
+    ``look_ns``: period of the search for devices that came or went.
+    ``hung_ns``: a read that has not returned for so long counts as hung.
     """
 
     root: Path = Path("/sys")
@@ -42,7 +48,7 @@ class LinkSamplerSettings:
 
 
 class ReadState(str, Enum):
-    """What becomes of a device's reads."""
+    """State of a device's reads."""
 
     READ = "read"
     HUNG = "hung"
@@ -50,9 +56,10 @@ class ReadState(str, Enum):
 
 
 class LinkSampler:
-    """``start`` begins to look for devices and to read them; ``take`` gives the samples since the last call; ``stop`` ends it.
+    """Samples the links of this host.
 
-    ``watches`` by device key. All threads are daemons, since one that hangs in a driver would keep the process.
+    ``start`` begins to look for devices and to read them. ``take`` returns the samples since the last call. ``stop`` ends it.
+    ``watches`` is by device key. All threads are daemons, since one that hangs in a driver would keep the process alive.
     """
 
     def __init__(
@@ -63,9 +70,9 @@ class LinkSampler:
         now_unix_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.chosen: SelectedLinks | None = None  # None until the devices were listed for the first time
+        self.chosen: SelectedLinks | None = None  # None until the devices have been listed once
         self.watches: dict[str, DeviceState] = {}
-        self.faults = 0  # of ours, while devices were listed or read
+        self.faults = 0  # our own errors, while devices were listed or read
         self._settings = settings
         self._process = process
         self._now = now_unix_ns
@@ -81,7 +88,10 @@ class LinkSampler:
             thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Whether every thread has ended; one that hangs in a driver is left behind."""
+        """Stop, and return whether every thread has ended.
+
+        A thread that hangs in a driver is left behind.
+        """
         self._stop.set()
         until = time.monotonic() + timeout_s
         threads = [*self._own, *self.lanes.threads()]
@@ -90,11 +100,11 @@ class LinkSampler:
         return not any(thread.is_alive() for thread in threads)
 
     def take(self) -> list[DeviceSample]:
-        """Samples since the last call, of each device in order."""
+        """Return the samples since the last call, of each device in order."""
         return [sample for watch in list(self.watches.values()) for sample in watch.take()]
 
     def state(self, watch: DeviceState) -> ReadState:
-        """What is becoming of its reads."""
+        """Return the state of a device's reads."""
         since = watch.reading_since_ns
         if since is not None and self._monotonic() - since >= self._settings.hung_ns:
             return ReadState.HUNG
@@ -116,7 +126,7 @@ class LinkSampler:
                 return
 
     def _follow(self, readers: Iterable[LinkReader]) -> None:
-        """Read each device that is not read: one that is new, or that came back."""
+        """Read each device that is not being read: a new one, or one that came back."""
         for reader in readers:
             watch = self.watches.get(reader.key) or DeviceState(reader, self._process)
             self.watches[reader.key] = watch
@@ -133,7 +143,10 @@ class LinkSampler:
             return True
 
     def _fault(self, what: str) -> None:
-        """What devices say is input from outside: a fault of ours in reading it must not end the sampling."""
+        """Count an error of ours, which must not end the sampling.
+
+        Device files are input from outside; log only the first error.
+        """
         self.faults += 1
         if self.faults == 1:
             log.exception("%s", what)

@@ -1,4 +1,7 @@
-"""Which devices of a host are read: hundreds of containers' interfaces say nothing of a hand-off, and each would be a label."""
+"""Choose which devices of a host are read.
+
+Interfaces of hundreds of containers say nothing about a hand-off, and each would be a label.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from handrail_sidecar.links.reading import LinkReader
 from handrail_sidecar.links.sysfs import Why
 
 MOST_DEVICES: Final = 64
-"""As many ports and interfaces are read; a DGX has 12 and 14."""
+"""Most ports and interfaces that are read; a DGX has 12 and 14."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedLinks:
-    """``left_out``: names of what is there and is not read, sorted. ``rdma``, ``nics``: why a class could not be listed."""
+    """Devices that are read, and those that are not.
+
+    ``left_out``: names of the devices that are there and not read, sorted. ``rdma``, ``nics``: why a class could not be listed.
+    """
 
     readers: tuple[LinkReader, ...]
     left_out: tuple[str, ...]
@@ -30,8 +36,11 @@ class SelectedLinks:
 
 
 def choose(root: Path, wanted: Sequence[str] = ()) -> SelectedLinks:
-    """``wanted``: names or patterns (``mlx5_*``, ``bond0``) that alone are read; empty: every RDMA port, the loopback, adapters,
-    bonds and VLANs; and where there is no adapter (a pod's own network), the virtual interfaces too.
+    """Choose the devices to read.
+
+    ``wanted``: names or patterns (``mlx5_*``, ``bond0``) of the only devices to read.
+    Empty means every RDMA port, the loopback, adapters, bonds and VLANs.
+    Where there is no adapter (a pod's own network), it includes the virtual interfaces too.
     """
     ports, interfaces = rdma.ports(str(root)), nic.interfaces(str(root))
     there: tuple[list[PortReader], list[NicReader]] = (

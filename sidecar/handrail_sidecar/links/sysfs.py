@@ -1,6 +1,7 @@
-"""Files of sysfs as values, or why there is none. A read may fail in many ways, and each says something else about the device.
+"""Read sysfs files as values, or return why there is none.
 
-Paths are texts: joining them with ``pathlib`` cost more than the reads (a port: 147 µs a reading with it, 32 without).
+A read may fail in many ways, and each says something else about the device.
+Paths are strings: joining them with ``pathlib`` cost more than the reads (a reading of a port: 147 µs with it, 32 without).
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ MOST_BYTES: Final = 4096
 MOST_COUNT: Final = 2**64 - 1
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
-"""Names of devices that are read: they become labels."""
+"""Names of devices that are read; they become labels."""
 
 _PCI: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 class Why(str, Enum):
-    """Why a file gives no value."""
+    """Why a file has no value."""
 
     ABSENT = "absent"  # this driver or kernel has no such file
     DENIED = "denied"  # we may not read it
-    REFUSED = "refused"  # there, and the driver does not answer: EINVAL of a port that is down, EOPNOTSUPP, EIO
-    GONE = "gone"  # the device was taken away while we read
-    GARBAGE = "garbage"  # what it holds is no such value
-    STUCK = "stuck"  # a counter that stands at its highest number and counts no further
+    REFUSED = "refused"  # exists, but the driver does not answer: EINVAL of a port that is down, EOPNOTSUPP, EIO
+    GONE = "gone"  # the device was removed during the read
+    GARBAGE = "garbage"  # the content is no such value
+    STUCK = "stuck"  # a counter that stopped at its highest number
 
 
 _WHY: Final = {
@@ -46,7 +47,10 @@ _WHY: Final = {
 
 
 def text(path: str) -> str | Why:
-    """What the file holds, without the white space around it. May block for as long as the driver does."""
+    """Return the content of a file without surrounding white space.
+
+    May block for as long as the driver does.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -61,7 +65,7 @@ def text(path: str) -> str | Why:
 
 
 def count(path: str) -> int | Why:
-    """A counter of at most 64 bits."""
+    """Read a counter of at most 64 bits."""
     found = text(path)
     if isinstance(found, Why):
         return found
@@ -72,7 +76,7 @@ def count(path: str) -> int | Why:
 
 
 def target(path: str) -> str:
-    """The last part of what a symbolic link names; '' where there is none."""
+    """Return the last part of a symbolic link's target; '' when there is no link."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:
@@ -80,13 +84,13 @@ def target(path: str) -> str:
 
 
 def pci(path: str) -> str:
-    """The PCI address that the ``device`` link names; '' where it names none."""
+    """Return the PCI address that the ``device`` link names; '' when it names none."""
     name = target(path)
     return name if _PCI.fullmatch(name) else ""
 
 
 def entries(path: str) -> list[str] | Why:
-    """Names in a folder, sorted."""
+    """Return the names in a folder, sorted."""
     try:
         return sorted(os.listdir(path))
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Threads that read devices in turn. One that meets a read that does not return keeps that device alone, and another goes on with
-the others, so that a driver that hangs delays them by a moment, once.
+"""Read devices in turn, and isolate a device whose read does not return.
 
-A thread a device would do without this, and costs more than the reads: each of them is woken ten times a second (17 devices took
-1.6 to 3.6 % of a core so, on a busy machine). A read of sysfs cannot be cancelled: there are at most as many threads as devices.
+The thread of such a read keeps that device alone, and another thread goes on with the others.
+So a driver that hangs delays the others by a moment, once.
+A thread per device would also work, but costs more than the reads: each is woken ten times a second (17 devices took 1.6 to
+3.6 % of a core that way, on a busy machine). A read of sysfs cannot be cancelled: there are at most as many threads as devices.
 """
 
 from __future__ import annotations
@@ -16,24 +17,28 @@ from handrail_sidecar.links.device_state import SECOND, DeviceState
 
 LEAST_PATIENCE_NS: Final = 50_000_000
 WELL_AGAIN_NS: Final = 10 * SECOND
-"""A device that was left alone comes back to the others once it has answered for so long."""
+"""Time that an isolated device must answer before it rejoins the others."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One thread and the devices that it reads. All fields are guarded by ``Lanes._guard``."""
+    """One thread and the devices that it reads.
+
+    All fields are guarded by ``LinkWorkers._guard``.
+    """
 
     watches: list[DeviceState]
     reading: DeviceState | None = None
     since_ns: int = 0
-    alone_since_ns: int | None = None  # of one that hung, or hangs: since when it answers again
+    alone_since_ns: int | None = None  # for a device that hung or hangs: since when it answers again
     thread: threading.Thread | None = None
 
 
 class LinkWorkers:
-    """``add`` a device, ``look`` now and then, set ``stop`` at the end. ``read`` reads one, and says whether it is there.
+    """Threads that read devices, each device in one thread at a time.
 
-    Every device is read by one thread at a time.
+    ``add`` a device, ``look`` now and then, set ``stop`` at the end.
+    ``read`` reads one device, and returns whether it is still there.
     """
 
     def __init__(
@@ -43,11 +48,11 @@ class LinkWorkers:
         self._interval_ns = interval_ns
         self._monotonic = monotonic_ns
         self._stop = stop
-        self._guard = threading.Lock()  # guards the lanes: which device is whose, and what is being read
+        self._guard = threading.Lock()  # guards the lanes: which lane has a device, and what is being read
         self._lanes: list[_Worker] = []
 
     def add(self, watch: DeviceState) -> None:
-        """Read it from now on, until it is gone."""
+        """Read a device from now on, until it is gone."""
         with self._guard:
             if any(watch in lane.watches for lane in self._lanes):
                 return
@@ -58,7 +63,10 @@ class LinkWorkers:
             self._begin([watch])
 
     def look(self) -> None:
-        """Take what is behind a read that does not return to another thread, and bring back what is well again."""
+        """Move devices behind a hanging read to another thread.
+
+        Brings back isolated devices that answer again.
+        """
         now = self._monotonic()
         patience_ns = max(LEAST_PATIENCE_NS, self._interval_ns)
         with self._guard:
@@ -76,7 +84,7 @@ class LinkWorkers:
                     self._bring_back(lane)
 
     def threads(self) -> Sequence[threading.Thread]:
-        """Those that run."""
+        """Return the threads that run."""
         with self._guard:
             return [lane.thread for lane in self._lanes if lane.thread is not None]
 
@@ -95,7 +103,10 @@ class LinkWorkers:
         lane.thread.start()
 
     def _run(self, lane: _Worker) -> None:
-        """Every device in turn, at whole multiples of the interval, until none is left."""
+        """Read every device in turn until none is left.
+
+        Rounds begin at whole multiples of the interval.
+        """
         while not self._stop.is_set():
             with self._guard:
                 turn = list(lane.watches)

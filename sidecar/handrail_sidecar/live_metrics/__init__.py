@@ -1,1 +1,4 @@
-"""Requests counted as they happen, for the sidecar's /metrics: what alerts look at while the collector still stitches."""
+"""Serve the sidecar's /metrics: live counts of requests, devices and own work.
+
+Requests are counted as they happen; alerts use these counts while the collector still stitches.
+"""

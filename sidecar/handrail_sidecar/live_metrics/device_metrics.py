@@ -1,4 +1,4 @@
-"""What the sidecar says on /metrics of the samples of GPUs and links on their way to the collector."""
+"""Define the metrics of GPU and link samples on their way to the collector."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from handrail_sidecar.export.device_batches import DeviceBatches
 
 
 def device_rows(batches: DeviceBatches) -> list[MetricDef]:
-    """Rows of ``export/device_batches.py``."""
+    """Return the metrics of ``export/device_batches.py``."""
     prefix, stats = f"{names.METRIC_SIDECAR}_device_samples", batches.stats
 
     def dropped() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What the sidecar says on /metrics of the engine's log and of the engine's own metrics page, in one schema."""
+"""Define the metrics from the engine's log and its metrics page, in one schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EventCounts:
 
 
 def log_rows(source: LogSource) -> list[MetricDef]:
-    """Rows of the log tap."""
+    """Return the metrics of the log source."""
     prefix = f"{names.METRIC_SIDECAR}_log"
     stats, folded = source.stats, source.folder.stats
 
@@ -71,7 +71,10 @@ def log_rows(source: LogSource) -> list[MetricDef]:
 
 
 def engine_rows(source: MetricsSource, events: EventCounts) -> list[MetricDef]:
-    """Rows of the metrics tap: the engine in our schema, and what scraping it costs and loses."""
+    """Return the metrics of the engine's metrics page.
+
+    They are the engine's values in our schema, and what the scrapes cost and lose.
+    """
     prefix, stats, report = f"{names.METRIC_SIDECAR}_scrape", source.stats, names.METRIC_ENGINE
     failures = dict.fromkeys(("unreachable", "timeout", "status", "too_large"), 0)
     return [
@@ -126,10 +129,10 @@ def _quantity_row(source: MetricsSource, quantity: Quantity) -> MetricDef:
 
 
 def _transfer_rows(source: MetricsSource) -> list[MetricDef]:
-    """The sums inside the transfer histograms.
+    """Return the sums in the transfer histograms.
 
-    Bytes over transfers is a size, bytes over busy seconds one rank's rate, the rate of bytes what the link carried: three
-    figures with three names (case D22).
+    Bytes over transfers is a size; bytes over busy seconds is one rank's rate; the rate of bytes is what the link carried.
+    These are three figures with three names (case D22).
     """
 
     def read(name: str, *, total: bool) -> Callable[[], Mapping[tuple[str, ...], float]]:

@@ -1,7 +1,8 @@
-"""Which requests stand for a bucket: traces that are kept, at a bounded rate.
+"""Choose the requests that become exemplars of buckets, at a bounded rate.
 
-An exemplar whose trace was sampled away is a dead link, so a request that becomes one says so on its span
-(``handrail.exemplar``) and is kept; the rate is capped since what it forces is stored.
+An exemplar whose trace was sampled away is a dead link.
+So a request that becomes one has ``handrail.exemplar`` on its span and is kept.
+The rate is capped since each forced trace is stored.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from typing import Final
 from handrail.metrics.histogram import Exemplar, Histogram
 
 EVERY_NS: Final = 10**9
-"""At most one new exemplar a second of one process."""
+"""At most one new exemplar per second and process."""
 
 FRESH_NS: Final = 60 * 10**9
-"""A bucket keeps its exemplar for so long. A slow request falls into a bucket of its own, so it is hardly ever turned away."""
+"""Time for which a bucket keeps its exemplar.
+
+A slow request usually falls into a bucket of its own, so it is rarely refused.
+"""
 
 
 class Exemplars:
-    """Chooses. ``wall`` is the wall clock, which the page shows and which paces."""
+    """Chooses exemplars.
+
+    ``wall`` is the wall clock that paces them and that the page shows.
+    """
 
     def __init__(self, wall: Callable[[], int]) -> None:
         self._wall = wall
         self._last_ns = 0
 
     def offer(self, histogram: Histogram, at: int, trace_id: str, value: int) -> bool:
-        """True where the request became the exemplar of bucket ``at``."""
+        """Offer a request; return True when it became the exemplar of bucket ``at``."""
         if not trace_id:
             return False
         now = self._wall()

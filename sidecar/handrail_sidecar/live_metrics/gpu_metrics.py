@@ -1,5 +1,7 @@
-"""What the sidecar says on /metrics of the host's GPUs: the table of ``device_counters/gpu.py``, and what sampling costs and
-misses."""
+"""Define the metrics of the host's GPUs, and what sampling them costs and misses.
+
+The counters are those of the table in ``device_counters/gpu.py``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 class _Page:
-    """The fresh values by counter, gathered once a scrape and not once a row."""
+    """The fresh values by counter, gathered once per scrape and not once per metric."""
 
     def __init__(self, fresh: Callable[[], Sequence[tuple[Device, DeviceValue]]], monotonic_s: Callable[[], float]) -> None:
         self._fresh = fresh
@@ -45,7 +47,10 @@ class _Page:
 
 
 def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monotonic) -> list[MetricDef]:
-    """Rows for ``Registry``. ``gpu`` is NVML's index, a MIG device has its GPU's; both labels are bounded by the hardware."""
+    """Return the GPU metrics for ``Registry``.
+
+    Label ``gpu`` is NVML's index; a MIG device has its GPU's index. The hardware bounds both labels.
+    """
     page, stats, prefix = _Page(partial(fresh_values, sampler), monotonic_s), sampler.stats, f"{names.METRIC_SIDECAR}_gpu"
     return [
         MetricDef(
@@ -115,7 +120,10 @@ def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monoto
 
 
 def dcgm_rows(source: DcgmSource, *, monotonic_s: Callable[[], float] = time.monotonic) -> list[MetricDef]:
-    """The same rows where the GPUs are read from dcgm-exporter's page. A series that it does not give is not known, not 0."""
+    """Return the GPU metrics when dcgm-exporter's page is the source.
+
+    A series that it does not provide is unknown, not 0.
+    """
     page, prefix = _Page(source.fresh, monotonic_s), f"{names.METRIC_SIDECAR}_gpu"
     return [
         MetricDef(f"{names.METRIC_GPU}_up", "gauge", "1 while dcgm-exporter answers", lambda: float(source.up)),

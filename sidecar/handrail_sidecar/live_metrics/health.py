@@ -1,4 +1,4 @@
-"""Whether the engine hangs behind an endpoint that answers, and how often it began anew, as each source tells it."""
+"""Count restarts of the engine from the plugin's events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ _GONE = (ProcessEventKind.DEAD, ProcessEventKind.STOPPED)
 
 
 class Restarts:
-    """Starts of the engine's core that followed an end of one, by the plugin's word. ``count``: since the sidecar's start."""
+    """Counts starts of the engine's core that follow an end of one.
+
+    Source: the plugin's events.
+    ``count``: since the sidecar's start.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        self._gone = 0  # cores that ended and were not replaced yet
+        self._gone = 0  # cores that ended and are not replaced yet
 
     def take(self, event: ProcessEvent) -> None:
         if event.process_kind != CORE:

@@ -1,4 +1,7 @@
-"""What the sidecar says on /metrics of the host's links: the table of ``device_counters/link.py``, and what reading it costs."""
+"""Define the metrics of the host's links, and what reading them costs.
+
+The counters are those of the table in ``device_counters/link.py``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _DEVICE: Final = ("device", "kind")
 
 
 def link_rows(source: LinkSource) -> list[MetricDef]:
-    """Rows for ``Registry``. A device that is gone or hangs shows no values: what is not known is absent, not old."""
+    """Return the link metrics for ``Registry``.
+
+    A device that is gone or hangs shows no values: an unknown value is absent, an old one is never shown.
+    """
     sampler, prefix = source.sampler, f"{names.METRIC_SIDECAR}_links"
     return [
         *(_counter_row(sampler, counter) for counter in COUNTERS),

@@ -1,4 +1,4 @@
-"""What the sidecar says on /metrics of the plugin's source: what is open now, and what was lost on the way."""
+"""Define the metrics of the plugin's source: what is open, and what was lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _SECONDS: Final = 1e-9
 
 
 def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> list[AnyMetricDef]:
-    """Rows for ``Registry``. ``hung_ns``: a fetch that is open for longer is hung."""
+    """Return the metrics of the plugin for ``Registry``.
+
+    ``hung_ns``: a KV fetch that is open for longer is hung.
+    """
     prefix = f"{names.METRIC_SIDECAR}_plugin"
     merge, stats = source.merge, source.stats
     evicted: dict[str, Bounded[Any]] = {
@@ -108,7 +111,7 @@ def plugin_rows(source: PluginSource, hung_ns: int, *, monotonic_ns: Callable[[]
 
 
 def _fetch_rows(source: PluginSource, hung_ns: int, monotonic_ns: Callable[[], int]) -> list[AnyMetricDef]:
-    """Of fetches that have ended, how long they took; of open ones, for how long they have been."""
+    """Return the durations of finished KV fetches and the ages of open ones."""
     tally, prefix = source.hand_offs, f"{names.METRIC_KV}_fetch"
 
     def ages_ns() -> list[int]:
@@ -147,7 +150,10 @@ def _fetch_rows(source: PluginSource, hung_ns: int, monotonic_ns: Callable[[], i
 
 
 def _peer_rows(source: PluginSource) -> list[MetricDef]:
-    """By the peer that KV came from, as the plugin names its side channel; the peers are bounded."""
+    """Return the metrics by peer that KV came from.
+
+    A peer has the name of its side channel, as the plugin reports it. The number of peers is bounded.
+    """
     peers = source.peers.peers
     return [
         MetricDef(

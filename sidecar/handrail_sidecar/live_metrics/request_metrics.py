@@ -1,4 +1,4 @@
-"""What the sidecar says on /metrics of requests and of the engine, as it happens: DESIGN section 7, "live"."""
+"""Define the live metrics of requests and of the engine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SECONDS: Final = 1e-9
 _BY_ROLE: Final = ("model_name", "role")
 
 OpenSince = Callable[[], Iterable[int]]
-"""When each request that has not ended arrived, on the monotonic clock."""
+"""Arrival times of the requests that have not ended, on the monotonic clock."""
 
 
 def request_rows(
     live: LiveRequests, role: Role, open_since: OpenSince, served: Callable[[], Iterable[str]], monotonic_ns: Callable[[], int]
 ) -> list[AnyMetricDef]:
-    """Rows of requests. ``served``: models that the engine's own page shows."""
+    """Return the metrics of requests. ``served``: models on the engine's own page."""
 
     def outcomes() -> Mapping[tuple[str, ...], float]:
         live.know(served())
@@ -101,7 +101,7 @@ def request_rows(
 
 
 def health_rows(hung: Callable[[], bool], restarts: Callable[[], int]) -> list[MetricDef]:
-    """Rows of the engine's process, where a source can tell."""
+    """Return the metrics of the engine's process, when a source can report them."""
     return [
         MetricDef(
             f"{names.METRIC_ENGINE}_hung",

@@ -1,4 +1,7 @@
-"""Requests as they happen: first tokens, gaps between chunks, ends. One owner, the event loop that passes the bytes on."""
+"""Count requests as they happen: first tokens, gaps between chunks, ends.
+
+The event loop that forwards the bytes is the only owner of this state.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from handrail_sidecar.live_metrics.slo import ANSWERED, FAILURES, OBJECTIVES, TT
 from handrail_sidecar.proxy.response_reader import ResponseReader
 
 SCOPES: Final = {Role.EDGE: "edge", Role.ROUTER: "router", Role.DECODE: "decode", Role.COLLOCATED: "decode"}
-"""From whose arrival an exchange's first token is told. P's own answer has none that anybody waits for. An edge and a router that
-see the same request must not be added up, so each has its own scope."""
+"""Scope of an exchange's TTFT, by the role of the observing process.
+
+P's own answer has no first token that a client waits for.
+An edge and a router that see the same request must not be added up, so each has its own scope.
+"""
 
 ENGINE_SCOPE: Final = "engine"
 OUTCOMES: Final = tuple(outcome for outcome in Outcome if outcome is not Outcome.TAINTED)
-"""``tainted`` is known of joined requests only."""
+"""Outcomes that are counted; ``tainted`` is known only for joined requests."""
 
 Labels = tuple[str, ...]
 
@@ -35,7 +41,7 @@ _ENGINE_OUTCOMES: Final = {
 
 
 class LiveRequest:
-    """One exchange under way, told by its ``ExchangeObserver``."""
+    """One exchange in progress, driven by its ``ExchangeObserver``."""
 
     __slots__ = ("_all", "_gaps", "_itl", "_model", "_requested_model", "_served", "_trace_id", "_ttft", "exemplar")
 
@@ -43,7 +49,7 @@ class LiveRequest:
         self.exemplar = False
         self._all = requests
         self._trace_id = trace_id
-        self._model: str | None = None  # its label, once it is known
+        self._model: str | None = None  # the model's label, once it is known
         self._requested_model: str | None = None
         self._served = False
         self._ttft = False
@@ -51,12 +57,15 @@ class LiveRequest:
         self._itl: Histogram | None = None
 
     def answered(self, reader: ResponseReader, status: int, requested_model: str | None) -> None:
-        """The response has begun. Gaps are told from here on where it is known which chunks belong to one choice."""
+        """Note that the response has begun.
+
+        From here on, gaps are reported when it is known which chunks belong to one choice.
+        """
         self._requested_model, self._served = requested_model, status < 400
         reader.follow(self._take_gaps, self._take_itl)
 
     def look(self, reader: ResponseReader) -> None:
-        """Some of the response was read."""
+        """Note that a part of the response has been read."""
         if self._model is None and (model := reader.model):
             self._label(model)
         if not self._ttft and (ttft_ns := reader.first_token_ns) is not None:
@@ -65,7 +74,10 @@ class LiveRequest:
         reader.tell()
 
     def ended(self, record: Exchange) -> None:
-        """It is over, and this its record. What could not be told before is counted now."""
+        """Count an exchange that has ended, by its record.
+
+        What could not be reported before is counted now.
+        """
         label = self._label(record.model)
         if record.ttft_token_ns is not None and not self._ttft:
             self._ttft = True
@@ -97,7 +109,10 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All requests that one process observes. ``wall`` in ns, for exemplars; ``make``: which kind of histogram."""
+    """All requests that one process observes.
+
+    ``wall``: wall clock in ns, for exemplars. ``make``: class of the histograms.
+    """
 
     def __init__(
         self, role: Role, objectives: RequestObjectives, *, wall: Callable[[], int], make: type[Histogram] = Histogram
@@ -115,16 +130,19 @@ class LiveRequests:
         self._make = make
         self._role = role
         self.objectives = objectives
-        self._exchanges = False  # somebody in front of the engine counts requests: its own word would count them twice
+        self._exchanges = False  # a process in front of the engine counts requests; the engine's own count would double them
         self.know(())
 
     def begin(self, trace_id: str) -> LiveRequest:
-        """An exchange has begun."""
+        """Begin an exchange."""
         self._exchanges = True
         return LiveRequest(self, trace_id)
 
     def know(self, models: Iterable[str]) -> None:
-        """Models that are served here. Their failures are counted from 0 on, so that the first one is an increase (case H01)."""
+        """Register the models that are served here.
+
+        Their failures are counted from 0 on, so that the first one is an increase (case H01).
+        """
         for name in models:
             self.models.serve(name)
         for label in (UNKNOWN, *self.models.names):
@@ -137,7 +155,10 @@ class LiveRequests:
         return self._of(self.itl, (model, self._role.value))
 
     def first_token(self, model: str, ttft_ns: int, trace_id: str) -> bool:
-        """Of an exchange; whether it became an exemplar, which one without a ``trace_id`` never does."""
+        """Count the first token of an exchange; return whether it became an exemplar.
+
+        An exchange without ``trace_id`` never becomes one.
+        """
         scope = SCOPES.get(self._role)
         if scope is None:
             return False
@@ -145,7 +166,7 @@ class LiveRequests:
         return self._timed(model, scope, ttft_ns, trace_id)
 
     def engine_first_token(self, model: str | None, ttft_ns: int, trace_id: str) -> None:
-        """As the engine's scheduler counts it: queued until the first token."""
+        """Count a first token by the engine's scheduler: from queued to first token."""
         self._timed(self._engine_label(model), ENGINE_SCOPE, ttft_ns, trace_id)
 
     def ended(self, model: str, record: Exchange, *, ttft_judged: bool) -> None:
@@ -162,12 +183,15 @@ class LiveRequests:
                 self._judged(model, objective, met)
 
     def engine_ended(self, model: str | None, times: EngineTimes) -> None:
-        """As the engine's scheduler counts requests, where nobody in front of it does."""
+        """Count an ended request by the engine's scheduler, unless exchanges are counted."""
         if not self._exchanges:
             self._count(self._engine_label(model), _ENGINE_OUTCOMES.get(times.status or "", Outcome.UNKNOWN))
 
     def _engine_label(self, model: str | None) -> str:
-        """An engine names its model by the path that it was loaded from; clients know it by the name that it is served under."""
+        """Return the label of the engine's model.
+
+        An engine names its model by the path that it loaded; clients know it by the name that it is served under.
+        """
         return self.models.only() or self.models.serve(model)
 
     def _of(self, histograms: dict[Labels, Histogram], labels: Labels) -> Histogram:
@@ -196,6 +220,6 @@ class LiveRequests:
 
 
 def _add(histogram: Histogram, gaps: Gaps) -> None:
-    """What a sketch counted, each gap by its bucket's middle: within 1 %."""
+    """Add the gaps of a sketch, each by the middle of its bucket: within 1 %."""
     for index, weight in GapSketch.decode(gaps.sketch).buckets().items():
         histogram.observe(bucket_middle_ns(index), weight)

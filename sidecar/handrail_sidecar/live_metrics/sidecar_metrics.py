@@ -1,4 +1,4 @@
-"""All that the sidecar says on /metrics, gathered from its parts; and of its own work, what it costs and loses."""
+"""Gather all metrics of the sidecar, and define those of its own cost and loss."""
 
 from __future__ import annotations
 
@@ -48,14 +48,17 @@ from handrail_sidecar.sources.self_pauses import OwnPauses, pause_rows
 
 @dataclass(slots=True)
 class SpanWatch:
-    """Notices an engine that serves requests and sends no spans, although a tap waits for them."""
+    """Notices an engine that serves requests but sends no spans to a waiting tap."""
 
     silent_windows: int = 0
     _requests: int = 0
     _spans: int = 0
 
     def look(self, requests: int, spans: int) -> bool:
-        """Called once a window with running totals; True when the second silent window in a row has just ended."""
+        """Take the running totals once a window.
+
+        Returns True when the second silent window in a row has just ended.
+        """
         silent = requests > self._requests and spans == self._spans
         self._requests, self._spans = requests, spans
         self.silent_windows = self.silent_windows + 1 if silent else 0
@@ -64,13 +67,13 @@ class SpanWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """The parts of one sidecar; None for those that it was not asked for."""
+    """The parts of one sidecar; None for parts that its config does not want."""
 
     config: SidecarConfig
     process: Process
     client: ClientSettings
-    protection: ListenerSecurity  # of what listens here
-    gates: Gates  # of the same, but for the proxy
+    protection: ListenerSecurity  # of everything that listens here
+    gates: Gates  # of the same, except the proxy
     security: ClientSecurity  # towards the collector
     exporter: Exporter
     live: LiveRequests
@@ -88,17 +91,17 @@ class Made:
     watch: SpanWatch
     resource: Resource
     pushed: OtlpMetricsStats | None
-    pushing: ClientSecurity | None  # towards who takes OTLP metrics
+    pushing: ClientSecurity | None  # towards the receiver of OTLP metrics
 
     @property
     def watched(self) -> list[ReloadingFile[Any]]:
-        """The certificates and tokens that may change."""
+        """Certificates and tokens that may change."""
         pushing = self.pushing.watched if self.pushing is not None else ()
         return [*self.protection.watched, *self.security.watched, *pushing]
 
 
 def sidecar_rows(made: Made) -> list[AnyMetricDef]:
-    """Every row of the page."""
+    """Return every metric of the page."""
     config, plugin, logs, scraper, links, gpus = made.config, made.plugin, made.logs, made.scraper, made.links, made.gpus
     return [
         *_own_rows(made),
@@ -118,7 +121,10 @@ def sidecar_rows(made: Made) -> list[AnyMetricDef]:
 
 
 def _live_rows(made: Made) -> list[AnyMetricDef]:
-    """Of requests, where something sees them; of the engine's process, where something tells."""
+    """Return the metrics of requests and of the engine's process.
+
+    Each group needs a source that observes it.
+    """
     proxy, plugin, scraper = made.proxy, made.plugin, made.scraper
     rows: list[AnyMetricDef] = []
 
@@ -135,7 +141,7 @@ def _live_rows(made: Made) -> list[AnyMetricDef]:
 
     def restarts() -> int:
         report = made.events.counts[ProcessEventKind.RESTARTED]
-        return max(report, plugin.restarts.count if plugin is not None else 0)  # both tell of the same ones
+        return max(report, plugin.restarts.count if plugin is not None else 0)  # both report the same restarts
 
     if proxy is not None or plugin is not None:
         rows += request_rows(made.live, made.config.role, open_since, served, time.monotonic_ns)
@@ -145,7 +151,7 @@ def _live_rows(made: Made) -> list[AnyMetricDef]:
 
 
 def _own_rows(made: Made) -> list[MetricDef]:
-    """What the sidecar says of its own work: cost and loss."""
+    """Return the metrics of the sidecar's own work: cost and loss."""
     exporter, proxy, tap, watch, config = made.exporter, made.proxy, made.tap, made.watch, made.config
     prefix, out, sent = names.METRIC_SIDECAR, exporter.stats, exporter.delivery
     who = (handrail.__version__, config.role.value, config.instance, made.process.service, config.cluster)
@@ -251,7 +257,7 @@ def _proxy_rows(prefix: str, proxy: ProxySource) -> list[MetricDef]:
 
 
 def _admission_rows(prefix: str, proxy: ProxySource) -> list[MetricDef]:
-    """Of client connections that are streams, and of those that are not or no longer."""
+    """Return the metrics of client connections: streams, and all others."""
     stats, admission = proxy.stats, proxy.admission
     return [
         MetricDef(
@@ -295,7 +301,7 @@ def _admission_rows(prefix: str, proxy: ProxySource) -> list[MetricDef]:
 
 
 def _resident_bytes() -> float:
-    """Now, where /proc tells; else the most so far."""
+    """Return the resident memory now when /proc shows it, otherwise the peak so far."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return float(int(file.read().split()[1]) * resource.getpagesize())

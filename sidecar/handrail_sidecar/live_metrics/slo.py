@@ -1,8 +1,11 @@
-"""Whether a request met its objectives, judged as it ends, the first token when it comes.
+"""Judge whether a request met its objectives.
 
-The rules are those of ``handrail compare`` (docs/compare.md): a failed request meets nothing; one that was refused for being
-wrong is not judged, nor is an answer that was not streamed by times it does not have; one whose client left is judged by what it
-had got by then. The share that meets both times is DistServe's goodput (Zhong and others, OSDI 2024).
+A request is judged as it ends, its first token when it comes.
+The rules are those of ``handrail compare`` (docs/compare.md):
+a failed request meets nothing; a request that was refused as wrong is not judged;
+an answer that was not streamed is not judged by times that it does not have;
+a request whose client left is judged by what it had received by then.
+The share that meets both times is DistServe's goodput (Zhong and others, OSDI 2024).
 """
 
 from __future__ import annotations
@@ -21,19 +24,25 @@ LEFT: Final = frozenset({Outcome.CLIENT_DISCONNECT, Outcome.ABORTED})
 ANSWERED: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH})
 FAILURES: Final = frozenset(Outcome) - ANSWERED - LEFT - {Outcome.UNKNOWN, Outcome.TAINTED}
 _OF_THE_SERVER: Final = (408, 429)
-"""The 4xx that say something of the server; the others say that the request was wrong."""
+"""The 4xx statuses that depend on the server; the others mean a wrong request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestObjectives:
-    """``itl_ns`` is for the 99th percentile of a request's stream gaps."""
+    """Objectives of a request.
+
+    ``itl_ns`` is for the 99th percentile of a request's stream gaps.
+    """
 
     ttft_ns: int = 1_000_000_000
     itl_ns: int = 50_000_000
 
 
 def judge(record: Exchange, objectives: RequestObjectives, *, ttft_judged: bool) -> Iterator[tuple[str, bool]]:
-    """Objectives of a request that has ended, and whether it met each. ``ttft_judged``: the first token was judged before."""
+    """Yield the objectives of a request that has ended, and whether it met each.
+
+    ``ttft_judged``: the first token has already been judged.
+    """
     if _refused(record.status):
         return
     failed, ttft_ns = record.outcome in FAILURES, record.ttft_token_ns
@@ -51,7 +60,7 @@ def judge(record: Exchange, objectives: RequestObjectives, *, ttft_judged: bool)
 
 
 def _gaps_met(record: Exchange, objectives: RequestObjectives) -> bool:
-    """An answer without gaps has none that is too long."""
+    """Return whether the gaps meet the objective; an answer without gaps meets it."""
     if record.gaps is None or record.gaps.max_ns <= objectives.itl_ns:
         return True
     p99 = GapSketch.decode(record.gaps.sketch).quantile(0.99)
