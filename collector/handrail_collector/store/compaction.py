@@ -172,7 +172,8 @@ def fold_requests(
     """Fold request rows into one table of newest versions, ordered by start.
 
     A row leaves when a higher version exists in ``tables`` or in ``elsewhere``.
-    A row that withdraws another (``rows.MERGED``) leaves with the last row that it withdraws; it stays while ``all_known`` is false.
+    A row that withdraws another (``rows.MERGED``) leaves with the last row that it withdraws; it stays
+    while ``all_known`` is false.
     ``elsewhere``: ``KEYS`` of the same requests in other files. ``all_known``: all of these files could be read.
     Returns the table and its columns.
     """

@@ -41,7 +41,10 @@ class DurableDir:
             self._make(folder)
 
     def remove_if_empty(self, below: str) -> None:
-        """Remove an empty folder. The caller makes sure that nobody is about to write there."""
+        """Remove a folder if it is empty.
+
+        The caller makes sure that nobody is about to write there.
+        """
         folder = self.root / below
         if folder.is_dir() and not any(folder.iterdir()):
             self._made.discard(folder)

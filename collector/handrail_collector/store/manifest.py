@@ -27,7 +27,7 @@ from handrail_collector.store.layout import files_below, is_data_path, link_on_t
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 6
-"""The manifest's version; it rises when a line changes its meaning or gains a part.
+"""Version of the manifest; rises when a line changes its meaning or gains a part.
 
 Earlier versions refuse such a part. Version 1 had no heads, 2 no counts and no rollups, 3 no samples, 4 no increments
 (``added``), 5 no checksums of files.
@@ -186,7 +186,7 @@ def rewritten(
         for index, (shard, last) in enumerate(sorted(_last_of_shards(publishes).items()))
     ]
     kept = (replace(p, files=tuple(f for f in p.files if f.path not in gone), observed={}, added={}) for p in publishes)
-    lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # a stable sort: equal ones keep their order
+    lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # stable: equal ones keep their order
     return (*heads, *lines)
 
 
