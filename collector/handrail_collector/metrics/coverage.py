@@ -55,7 +55,7 @@ class _ProcessCounter:
 
     start_unix_ns: int
     value: float
-    whole: bool  # every join since that reading is known
+    whole: bool  # all joins since that reading are known
     since_unix_ns: int
     joined: int = 0  # joined requests that ended since
     intervals: deque[_Interval] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
