@@ -131,7 +131,7 @@ def publish(
 
     ``fetches``, ``stalls``, ``clocks``: the lists that ``rows`` fills; they are emptied.
     The store is new, or nothing of it is replayed any more.
-    Returns the number of rows, versions included. Raises what ``Publisher`` raises.
+    Returns the number of rows, versions included. Raises what ``StorePublisher`` raises.
     """
     publisher = StorePublisher(folder / STORE)
     at = publisher.open().end_offset
@@ -154,7 +154,7 @@ def publish(
 def publish_samples(folder: Path, samples: Iterable[SampleRow], facts: Iterable[LinkFactRow] = ()) -> None:
     """Add samples and link facts from logs to such a store.
 
-    Raises what ``Publisher`` raises.
+    Raises what ``StorePublisher`` raises.
     """
     publisher = StorePublisher(folder / STORE)
     at = publisher.open().end_offset
