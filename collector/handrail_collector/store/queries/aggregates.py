@@ -2,7 +2,8 @@
 
 Rollups and rows share this one definition.
 A *cell* holds what the requests of one combination have in common, their number, and the sums of their phases.
-This module only builds expressions over unbound tables; ``period.py``, ``rolled.py`` and ``rollup.py`` run them (docs/decisions/0006).
+This module only builds expressions over unbound tables. ``period.py``, ``rolled.py`` and ``rollup.py`` run
+them (docs/decisions/0006).
 """
 
 from __future__ import annotations
