@@ -1,4 +1,7 @@
-"""The collector's process: receivers, journal, pipeline, store, forward sinks and the API, in that order of the data's way."""
+"""Run the collector's process.
+
+Its parts are the receivers, journal, pipeline, store, forward sinks and the API, in the order of the data.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def run(config: CollectorConfig) -> int:
-    """Run until SIGTERM or Ctrl-C; the exit code."""
+    """Run until SIGTERM or Ctrl-C and return the exit code."""
     return run_process(_main(config))
 
 
@@ -73,7 +76,7 @@ async def _main(config: CollectorConfig) -> int:
         journal,
         grpc=(grpc.host, grpc.port) if grpc else None,
         http=(http.host, http.port) if http else None,
-        loopback_only=False,  # the configuration's check has seen to it
+        loopback_only=False,  # the configuration's check covers this
         grpc_tls=protection.tls("otlp_grpc"),
         http_tls=protection.tls("otlp_http"),
         grpc_guard=protection.guard("otlp_grpc"),
@@ -92,7 +95,7 @@ async def _main(config: CollectorConfig) -> int:
     working = asyncio.create_task(pipeline.run())
 
     async def drain() -> None:
-        # the journal's end lets the pipeline read to its end and publish; only then may the store be let go
+        # at the journal's end the pipeline reads the rest and publishes; only then may the store be released
         await journal.shutdown()
         await asyncio.wait({working})
         publisher.close()
@@ -131,7 +134,7 @@ async def _main(config: CollectorConfig) -> int:
         addresses.update(bound(api=api.address))
     log.info("collecting into %s: %s; %s", config.data, protection.describe(addresses, config.listeners), limit)
     log.debug("configuration: %s", plain(config))
-    # Thousands of requests are held at any moment and none of them is a cycle: the default thresholds cost 15 % of the pipeline
+    # The collector holds thousands of requests and none of them is a cycle: the default thresholds cost 15 % of the pipeline
     # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).
     freeze_gc(young=50_000)
     if config.ready_file is not None:
@@ -145,7 +148,7 @@ async def _main(config: CollectorConfig) -> int:
     gone.cancel()
     await parts.end()
     fault = working.exception() if working.done() else None
-    if journal.lost:  # maybe only in the last publish of a stop
+    if journal.lost:  # possibly found only by the last publish of a stop
         log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
     elif not failed and fault is not None:
         log.error("the pipeline failed while it was stopping", exc_info=fault)
@@ -157,7 +160,7 @@ async def _nothing() -> None:
 
 
 async def _keep_in_order(upkeep: Upkeep, interval_s: float, ending: asyncio.Event) -> None:
-    """A pass now and after every interval, in a thread, until ``ending``."""
+    """Run a maintenance pass now and after every interval, in a thread, until the end."""
     while not ending.is_set():
         await asyncio.to_thread(upkeep.run_pass)
         with contextlib.suppress(asyncio.TimeoutError):

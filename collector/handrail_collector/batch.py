@@ -1,7 +1,8 @@
-"""Records straight to rows and to a store, by the clock at which they came: the collector's stitching without its journal.
+"""Stitch records to rows and store them without the collector's journal.
 
-For runs in virtual time, and for whatever else has records and not OTLP. The stitcher, the explanation and the store are the
-collector's; times are the records' own, so a day takes seconds and two runs of the same records give the same rows.
+This serves runs in virtual time, and programs that have records and no OTLP.
+The stitcher, the explanation and the store are the collector's. Times are the records' own receive times, so a day takes
+seconds and two runs of the same records give the same rows.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from handrail_collector.store.tables.dataclass_table import FlatRows
 ROWS_A_PUBLISH = 20_000
 
 STORE = "store"
-"""The store's folder in a data folder."""
+"""Name of the store's folder in a data folder."""
 
 
 def rows_of(
@@ -41,11 +42,11 @@ def rows_of(
     stalls: list[StallRow] | None = None,
     clocks: list[ClockPairRow] | None = None,
 ) -> Iterator[RequestRow]:
-    """Rows in the order in which they are decided, later versions and withdrawals included.
+    """Yield rows in the order of their decision, with later versions and withdrawals.
 
-    ``records``: each with the wall time at which it was received, in that order. A record's place among them is its offset.
-    ``fetches``: gets the hand-offs of a request when its row is decided; ``stalls``: those of its stream;
-    ``clocks``: how the hosts' clocks are related, once a minute.
+    ``records``: each with its receive wall time, in that order. The index of a record is its offset.
+    ``fetches``: receives the hand-offs of a request when its row is decided. ``stalls``: receives those of its stream.
+    ``clocks``: receives the clock bounds between hosts, once a minute.
     """
     decided = _Decided(Stitcher(settings), StallDesk(), fetches, stalls)
     stitcher = decided.stitcher
@@ -64,7 +65,7 @@ def rows_of(
             stitcher.add(record, offset, received_unix_ns)
     if clocks is not None and swept:
         clocks.extend(clock_rows(stitcher.clocks.intervals(), swept + MINUTE_NS, offset))
-    # what is open when nothing comes any more: whatever waits for an engine, then what waits for a decode in vain
+    # Requests that are open at the end: first those that wait for an engine, then those that wait for a decode in vain.
     of = stitcher.settings
     soon = swept + of.engine_wait_ns + of.settle_ns + 2 * SECOND
     for now in (*range(swept + SECOND, soon, SECOND), soon + of.max_open_ns, soon + of.max_open_ns + 2 * SECOND):
@@ -73,7 +74,7 @@ def rows_of(
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """What is said of requests when they are decided; lists that are None get nothing."""
+    """Rows and lists that a decision produces; lists that are None receive nothing."""
 
     stitcher: Stitcher
     desk: StallDesk
@@ -110,7 +111,7 @@ class _Decided:
 
 
 def newest(rows: Iterable[RequestRow]) -> list[RequestRow]:
-    """The last version of each request, without those that were withdrawn."""
+    """Select the last version of each request, without withdrawn requests."""
     last: dict[tuple[str, str], RequestRow] = {}
     for row in rows:
         key = row.trace_id, row.request_id
@@ -126,11 +127,11 @@ def publish(
     stalls: list[StallRow] | None = None,
     clocks: list[ClockPairRow] | None = None,
 ) -> int:
-    """Store them as the collector of the data folder ``folder`` would; the number of rows, versions included.
+    """Store rows as the collector of the data folder ``folder`` does.
 
-    ``fetches``, ``stalls``, ``clocks``: the lists that ``rows`` fills as it goes; they are emptied.
-
-    The store is a new one, or one of which nothing is replayed any more. Raises what ``Publisher`` raises.
+    ``fetches``, ``stalls``, ``clocks``: the lists that ``rows`` fills; they are emptied.
+    The store is new, or nothing of it is replayed any more.
+    Returns the number of rows, versions included. Raises what ``StorePublisher`` raises.
     """
     publisher = StorePublisher(folder / STORE)
     at = publisher.open().end_offset
@@ -151,7 +152,10 @@ def publish(
 
 
 def publish_samples(folder: Path, samples: Iterable[SampleRow], facts: Iterable[LinkFactRow] = ()) -> None:
-    """Put samples, and what was logged of links, into such a store, beside what is there. Raises what ``Publisher`` raises."""
+    """Add samples and link facts from logs to such a store.
+
+    Raises what ``StorePublisher`` raises.
+    """
     publisher = StorePublisher(folder / STORE)
     at = publisher.open().end_offset
     flat: dict[Table, list[Any]] = {Table.LINK_FACTS: list(facts)} if facts else {}

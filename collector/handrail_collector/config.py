@@ -1,6 +1,6 @@
-"""What a user sets for the collector."""
+"""Configuration of the collector."""
 
-# ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
+# ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), as a default should
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -17,7 +17,10 @@ from handrail.runtime.connections import ConnectionsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionConfig:
-    """When a request is decided: it is held by its own state, not by a fixed wait from its first span."""
+    """When a request is decided.
+
+    The state of the request decides, not a fixed wait from its first span.
+    """
 
     settle: Duration = setting(
         Duration(2 * 10**9),
@@ -51,7 +54,7 @@ class DecisionConfig:
     )
 
     def too_short(self) -> Iterator[Problem]:
-        """``max_open`` below the waits would cut every request."""
+        """Report a ``max_open`` below the waits, which would cut every request."""
         for name in ("settle", "engine_wait"):
             if getattr(self, name) > self.max_open:
                 rule = f"must not be longer than decision.max_open ({self.max_open})"
@@ -62,7 +65,7 @@ class DecisionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """How long the store keeps what, and when it is put in order."""
+    """How long the store keeps data, and when maintenance runs."""
 
     retention: Duration | None = setting(
         Duration(30 * 24 * 3600 * 10**9),
@@ -107,7 +110,7 @@ class StoreConfig:
 
 
 class CollectorListener(str, Enum):
-    """What a collector listens on; ``api`` serves /metrics as well."""
+    """Listeners of a collector; ``api`` serves /metrics too."""
 
     OTLP_GRPC = "otlp_grpc"
     OTLP_HTTP = "otlp_http"
@@ -116,7 +119,7 @@ class CollectorListener(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorConfig:
-    """One collector."""
+    """Configuration of one collector."""
 
     otlp_grpc: Address | None = setting(
         Address("127.0.0.1", 4317),
@@ -175,7 +178,7 @@ class CollectorConfig:
     )
 
     def cross_check(self) -> Iterator[Problem]:
-        """Problems between values."""
+        """Report problems between values."""
         if self.otlp_grpc is None and self.otlp_http is None:
             rule = "must be given unless otlp_grpc is: a collector without a receiver collects nothing"
             yield Problem(path="otlp_http", rule=rule, example="otlp_http: 127.0.0.1:4318")
@@ -186,5 +189,5 @@ class CollectorConfig:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """What is listened on."""
+        """The configured listeners."""
         return tuple(Listener(each.value, each.value, getattr(self, each.value)) for each in CollectorListener)

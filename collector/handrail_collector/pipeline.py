@@ -1,8 +1,9 @@
-"""journal → stitch → explain → store: follows the journal, decides requests, publishes rows and spans by offset range.
+"""Follow the journal, decide requests, and publish rows and spans.
 
-Everything here may be lost at any moment and is made again from the journal: a start replays from the low-water mark, spans below
-the published end are stitched but not stored again, and rows that are in the store are not published twice. The clock of
-decisions is the receive time of the entries while there are any, so that a replay decides as the first run did.
+The stages are journal → stitch → explain → store; a publish covers an offset range.
+Everything in memory may be lost at any moment and is made again from the journal. A start replays from the low-water mark:
+spans below the published end are stitched but not stored again, and rows in the store are not published twice.
+Decisions use the receive time of the entries while there are any, so that a replay decides as the first run did.
 """
 
 from __future__ import annotations
@@ -80,24 +81,36 @@ log = logging.getLogger(__name__)
 
 MAX_LOGGED_FAULTS = 20
 STEP_NS = 5 * SECOND
-"""Entries are stamped before they are on disk, so their order may be off by a little; more than this is a clock set back."""
+"""Largest disorder of receive times; beyond it the clock was set back.
+
+Entries are stamped before they are on disk, so their order may be slightly off.
+"""
 
 PRESSED_WINDOW_NS = 10 * SECOND
-"""What is left of the deduplication window while the journal is nearly full: accepting new data matters more then."""
+"""Deduplication window while the journal is nearly full.
+
+It is short because accepting new data matters more then.
+"""
 
 BY_ENTRY = (CounterKey.SPANS, CounterKey.DUPLICATE_BATCHES, CounterKey.DUPLICATE_SPANS, CounterKey.UNREADABLE_SPANS)
-"""Counted when an entry is taken; the rest of ``Seen`` when a row is decided, or at the publish."""
+"""Counts per entry; other ``CounterKey`` values count at a decision or publish."""
 
 MAX_FOUND = 10_000
-"""Findings remembered so as not to say them again."""
+"""Most findings that are remembered to avoid repeating them."""
 
 SPANS_A_SLICE = 128
-"""Spans worked on before the loop may do something else: about 3 ms, so that senders are acknowledged between slices."""
+"""Spans handled before the loop may switch tasks: about 3 ms.
+
+Senders are acknowledged between slices.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """``dedup_window_ns``: how far back a replay reaches, so that what is sent again after a restart is known again."""
+    """Settings of the pipeline.
+
+    ``dedup_window_ns``: how far back a replay reaches, so that spans sent again after a restart are recognised.
+    """
 
     flush_interval_ns: int = 5 * SECOND
     max_buffered_spans: int = 100_000
@@ -117,11 +130,11 @@ class PipelineStats:
     log_records: int = 0
     samples: int = 0
     rows: int = 0
-    rows_skipped: int = 0  # made again by a replay, already in the store
+    rows_skipped: int = 0  # made again by a replay and already in the store
     undecodable: int = 0
-    displaced: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))  # records whose times cannot be
-    faults: int = 0  # exceptions over one span, request or row: that one is left out, the rest goes on
-    failing: int = 0  # publishes that failed in a row
+    displaced: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))  # records with impossible times
+    faults: int = 0  # exceptions over one span, request or row, which is left out
+    failing: int = 0  # consecutive publishes that failed
     publishes: int = 0
     publish_failures: int = 0
     edge_rows: int = 0
@@ -130,7 +143,10 @@ class PipelineStats:
 
 
 class SteadyClock:
-    """Readings of one clock that was set back go on from where they were, at its own pace: deadlines must not wait for it."""
+    """Correct a clock that was set back.
+
+    Readings continue from where they were, at the clock's own pace, so that deadlines do not wait.
+    """
 
     def __init__(self) -> None:
         self._last_ns = 0
@@ -146,7 +162,10 @@ class SteadyClock:
 
 
 class Pipeline:
-    """One shard. ``run`` follows the journal until the journal shuts down; all methods belong to one event loop."""
+    """Process the journal of one shard.
+
+    ``run`` follows the journal until it shuts down. All methods belong to one event loop.
+    """
 
     def __init__(
         self,
@@ -180,12 +199,12 @@ class Pipeline:
         self._start_offset = recovered.low_water_offset
         self._stored_offset = recovered.end_offset  # spans of entries below this are in the store
         self._taken_offset = recovered.end_offset
-        self._position = recovered.low_water_offset  # of the follower: behind the taken offset during a replay
+        self._position = recovered.low_water_offset  # of the follower; behind the taken offset during a replay
         self._low_water = recovered.low_water_offset
         self._forward = forward
         self._now_unix_ns = now_unix_ns
         self._swept_unix_ns = 0
-        # two, since in a replay the entries' clock is hours behind the one on the wall and neither was set back
+        # Two clocks: in a replay the entries are hours behind the wall clock, and neither was set back.
         self._entry_clock, self._wall_clock = SteadyClock(), SteadyClock()
         self._spans: list[SpanRow] = []
         self._rows: list[RequestRow] = []
@@ -204,16 +223,16 @@ class Pipeline:
     # --- running ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the journal; ends when the journal has shut down and all of it was taken, and publishes what was decided.
+        """Follow the journal until it has shut down and all of it is taken, then publish.
 
-        Raises ``FolderGoneError`` where the store was deleted or replaced; the journal takes nothing more then.
+        Raises ``FolderGoneError`` when the store was deleted or replaced; the journal then accepts nothing more.
         """
         ended = asyncio.Event()
         following, timer = asyncio.create_task(self._follow()), asyncio.create_task(self._tick(ended))
         try:
             await asyncio.wait({following, timer}, return_when=asyncio.FIRST_COMPLETED)
             if timer.done():
-                timer.result()  # it ends first only by a fault, which must not go unseen
+                timer.result()  # the timer ends first only by an exception, which must be raised
             await following
             ended.set()
             await timer
@@ -230,7 +249,7 @@ class Pipeline:
                 await self.flush()
 
     async def _tick(self, ended: asyncio.Event) -> None:
-        """Once a second: what is due by the clock when no entries come, and what is due for publishing."""
+        """Sweep and publish what is due, once a second, even when no entries come."""
         interval_s = self.settings.flush_interval_ns / SECOND
         flushed = time.monotonic()
         while not ended.is_set():
@@ -264,7 +283,7 @@ class Pipeline:
         self._taken_offset = max(self._taken_offset, entry.next_offset)
 
     def _observe(self, entry: Entry) -> None:
-        """Count what ``entry`` brought, whole; unless the publish that ended beyond it has done so."""
+        """Count the whole of ``entry``, unless an earlier publish counted it."""
         raw = (self.stats.spans, self.duplicates.batches, self.duplicates.spans, self.reader.unreadable)
         if entry.offset >= self._replayed_to:
             for seen, now, before in zip(BY_ENTRY, raw, self._raw, strict=True):
@@ -272,14 +291,14 @@ class Pipeline:
         self._raw = raw
 
     async def _request(self, entry: Entry) -> Request | None:
-        """What ``entry`` holds; None where it cannot be read, which is counted."""
+        """Decode ``entry``; return None and count it when it cannot be decoded."""
         try:
             return decode(entry.signal, entry.payload, PROTOBUF)
         except Rejected:
             pass
         try:
             return (await asyncio.to_thread(decode_repaired, entry.signal, entry.payload))[0]
-        except Rejected:  # the receiver checked it, so this is damage on disk
+        except Rejected:  # the receiver checked it, so the disk is damaged
             self.stats.undecodable += 1
             return None
 
@@ -288,7 +307,7 @@ class Pipeline:
         if not isinstance(request, ExportTraceServiceRequest):
             return
         store = entry.offset >= self._stored_offset
-        rows: list[SpanRow] = []  # handed over whole: what is published ends between two entries, never within one
+        rows: list[SpanRow] = []  # added as a whole: a publish ends between two entries, never within one
         taken = 0
         for resource_spans in request.resource_spans:
             resource = attributes_of(resource_spans.resource.attributes)
@@ -311,7 +330,7 @@ class Pipeline:
             self._spans.extend(rows)
 
     def _take_span(self, span: Span, batch: SpanBatch, place: SpanPlace, now: int) -> SpanRow:
-        """Feed one span to the stitcher; the row it is stored as."""
+        """Feed one span to the stitcher and return its row for the store."""
         attributes = attributes_of(span.attributes)
         record = self.reader.read(span, batch.scope, batch.process, attributes)
         self._judge(span.start_time_unix_nano, place.offset, now)
@@ -388,14 +407,14 @@ class Pipeline:
             self.observed.add(CounterKey.SAMPLES, number, f"{table.value.removesuffix('_samples')}.{sample.source.value}")
 
     def _take_event(self, event: Event, offset: int, now: int, rows: EventRows) -> None:
-        """Feed what a log record says to whoever it is for."""
+        """Feed a decoded log record to every part that uses it."""
         self._judge(start_of(event), offset, now)
         if isinstance(event, Iteration):
             self._watch(event, now)
             rows.add(Table.ITERATIONS, iteration_row(event, offset))
             return
         if isinstance(event, ProcessEvent) and event.kind is ProcessEventKind.PAUSED:
-            self._watch(event, now)  # of these there are many, and what they made is told with the stalls
+            self._watch(event, now)  # too many to store; their effects are stored with the stalls
             return
         if isinstance(event, LogFact) and self.counted.take(event, offset, now):
             return
@@ -411,18 +430,18 @@ class Pipeline:
             self.stitcher.add(event, offset, now)
 
     def _watch(self, record: Activities, now: int) -> None:
-        """Learn what an engine does from what is told of the time before ``now``."""
+        """Learn an engine's activity from records about the time before ``now``."""
         if latest_of(record) <= now + AHEAD_NS:
             self.stalling.activity.take(record)
 
     def _judge(self, at_unix_ns: int, offset: int, now: int) -> None:
-        """Count a record whose time cannot be; it goes on as every other."""
+        """Count a record with an impossible time; it is processed like any other."""
         reason = reason_of(at_unix_ns, now)
         if reason is not None and offset >= self._replayed_to:
             self.stats.displaced[reason] += 1
 
     def _fault(self, what: str) -> None:
-        """One thing that arrived broke us: counted, told while it is new, and the rest goes on."""
+        """Count an exception over one piece of input, log the first ones, and go on."""
         self.stats.faults += 1
         if self.stats.faults <= MAX_LOGGED_FAULTS:
             log.exception("%s (fault %d; the first %d are told)", what, self.stats.faults, MAX_LOGGED_FAULTS)
@@ -436,11 +455,14 @@ class Pipeline:
         self._tell_clocks(now)
         held = self.stitcher.low_water()
         if self._pressed() and held is not None and (not self._recent or held < self._recent[0][1]):
-            # what is held open keeps its journal segments: under pressure the oldest tenth is decided with what there is
+            # open requests keep journal segments: under pressure the oldest tenth is decided with the evidence at hand
             self._decided(self.stitcher.evict(max(1, len(self.stitcher) // 10), now), now)
 
     def _give_counted(self, now: int) -> None:
-        """Failures that engines counted: to the only request that can be meant, else a finding, once an hour and engine."""
+        """Attribute failures that engines counted to requests.
+
+        A failure goes to a request when only one fits. Otherwise it becomes a finding, once an hour per engine.
+        """
         for found in self.counted.settle(self.stitcher.groups, self.engines.ranks, now):
             if not isinstance(found, UnattributedFailures):
                 self.stitcher.attach(*found, now)
@@ -459,7 +481,10 @@ class Pipeline:
             self._found.pop(next(iter(self._found)))
 
     def _tell_clocks(self, now: int) -> None:
-        """Once a minute, and not of the past: a replay would tell it again."""
+        """Store the clock bounds once a minute.
+
+        A replay stores none, because the first run did.
+        """
         if now // MINUTE_NS == self._minute or self._position < self._replayed_to:
             return
         self._minute = now // MINUTE_NS
@@ -467,7 +492,7 @@ class Pipeline:
             self._events.add(Table.CLOCK_PAIRS, row)
 
     def _pressed(self) -> bool:
-        """The journal is nearly full."""
+        """Check whether the journal is nearly full."""
         return self._journal.size_bytes > self.settings.journal_high_ratio * self._journal_max_bytes
 
     def _decided(self, decisions: Sequence[Decision], now: int) -> None:
@@ -480,7 +505,7 @@ class Pipeline:
                 if group.only_facts:
                     continue
                 explained = explain_all(group, fleet)
-                if explained.row is None:  # nobody saw a request: KV that was kept, or a load
+                if explained.row is None:  # no record of a request: only KV that was kept, or a load
                     self._fetches.extend(explained.fetches)
                     continue
                 row, earlier = self._unless_published(group, explained.row)
@@ -516,7 +541,7 @@ class Pipeline:
             return row
 
     def _stalls_of(self, group: RequestGroup, row: RequestRow) -> list[StallRow]:
-        """Those of a decided request."""
+        """Explain and count the stalls of a decided request."""
         try:
             stalls = self.stalling.explain(group, row)
         except Exception:
@@ -527,7 +552,10 @@ class Pipeline:
         return stalls
 
     def _compare_engines(self, row: RequestRow) -> None:
-        """What two engines that hand KV over differ in, as a finding of its own: once an hour."""
+        """Report settings in which two engines with a hand-off differ.
+
+        Each difference is a finding of its own, once an hour.
+        """
         p, d = row.prefill_instance, row.decode_instance
         if not p or not d:
             return
@@ -546,11 +574,12 @@ class Pipeline:
             self.stats.edge_complete += row.complete - bool(before)
 
     def _unless_published(self, group: RequestGroup, row: RequestRow) -> tuple[RequestRow | None, dict[tuple[str, str], int]]:
-        """The row to store, or None for one that is in the store; and other rows in the store that it makes wrong, with versions.
+        """Return the row to store, or None when the store has it already.
 
-        A replay starts in the middle of things: it may open a request by another span than the first run did, and so under
-        another id; what was told is known by its evidence. One that adds evidence to a row there becomes its next version: of
-        its own id where that is one of them, so that the choice does not depend on chance.
+        Also returns other rows in the store that this row makes wrong, with their versions.
+        A replay starts in the middle: it may open a request by another span than the first run did, and so under another id.
+        Stored requests are therefore recognised by their evidence. A row that adds evidence becomes the next version of a
+        stored row, preferably under its own id, so that the choice is deterministic.
         """
         reports = {self._published.get(span_id) for span_id in row.span_ids} if self._published else {None}
         known = {(trace_id, request_id): version for trace_id, request_id, version in filter(None, reports)}
@@ -562,7 +591,7 @@ class Pipeline:
             ((group.row_id, group.version),) = known.items()
             return None, {}
         own = (row.trace_id, row.request_id)
-        if row.version > 1:  # told in this life
+        if row.version > 1:  # an earlier version came from this process
             known[own] = max(row.version - 1, known.get(own, 0))
         chosen = own if own in known else min(known)
         version = max(row.version, known.pop(chosen) + 1)
@@ -570,26 +599,26 @@ class Pipeline:
         return replace(row, trace_id=chosen[0], request_id=chosen[1], version=version), known
 
     def fleet(self, now: int | None = None) -> Fleet:
-        """Who had been reporting at ``now``, which in a replay is long ago."""
+        """Return the fleet that was reporting at ``now``; in a replay that is long ago."""
         reporting = frozenset(self.stitcher.reporting(self._now_unix_ns() if now is None else now))
         return Fleet(reporting, self.engines, self.stitcher.clocks, self.settings.hung_ns)
 
     def unpublished(self) -> dict[tuple[str, ...], int]:
-        """What waits in memory for the next publish, by kind."""
+        """Return what waits in memory for the next publish, by kind."""
         report = len(self._rows) + len(self._fetches) + len(self._stalls)
         return {("row",): report, ("span",): len(self._spans), ("event",): len(self._events)}
 
     def reporting(self, now: int) -> set[tuple[Role, str]]:
-        """(role, source) pairs that told of requests, or sent samples, lately."""
+        """List the (role, source) pairs that recently reported requests or samples."""
         return self.stitcher.reporting(now) | self.source_liveness.since(now - self.settings.stitch.source_memory_ns)
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Publish what was decided and the spans that came, durable when this returns. A failed disk is tried again later.
+        """Publish decided rows and received spans, durable on return.
 
-        What began is finished whatever becomes of who asked: the thread that writes cannot be called back, and a second one
-        beside it would tear the manifest.
+        A publish that fails is tried again later. A publish that began always finishes, even when the caller is cancelled:
+        its writing thread cannot be stopped, and a second one beside it would tear the manifest.
         """
         flushing = asyncio.create_task(self._flush())
         self._flushes.add(flushing)
@@ -600,7 +629,7 @@ class Pipeline:
         async with self._publishing:
             first, end, low = self._stored_offset, self._taken_offset, self._low()
             if end == first and not self._rows and not self._fetches and not self._stalls and low <= self._low_water:
-                return  # an empty range still moves the low-water mark, which is what frees the journal
+                return  # an empty range can still move the low-water mark, which frees the journal
             spans, self._spans = self._spans, []
             rows, self._rows = self._rows, []
             fetches, self._fetches = self._fetches, []
@@ -633,7 +662,7 @@ class Pipeline:
                 self._flushing, self._flushing_fetches, self._flushing_stalls = [], [], []
             self._low_water = low
             if low >= self._replayed_to:
-                # nothing is held any more of what a replay could say twice
+                # nothing is left that a replay could publish twice
                 self._published = {}
                 self.counting.forget_published()
             self.stats.failing = 0
@@ -654,7 +683,10 @@ class Pipeline:
         taken: CounterDelta,
         flat: FlatRows,
     ) -> dict[str, int]:
-        """Publish; where that fails over a value and not the disk, once more without what cannot be stored. The totals stored."""
+        """Publish, and on a bad value publish again without what cannot be stored.
+
+        A disk error is raised. Returns the stored totals.
+        """
         stored = CounterKey.SPANS_STORED.value
         before = counted.get(stored, 0)
         try:
@@ -684,7 +716,10 @@ class Pipeline:
         return True
 
     def _low(self) -> int:
-        """Where a replay would have to start: the oldest evidence still held, or the start of the deduplication window."""
+        """Return the offset from which a replay would have to start.
+
+        It is the oldest evidence still held, or the start of the deduplication window.
+        """
         horizon = self._now_unix_ns() - (PRESSED_WINDOW_NS if self._pressed() else self.settings.dedup_window_ns)
         while self._recent and self._recent[0][0] < horizon:
             self._recent.popleft()
@@ -699,7 +734,10 @@ class Pipeline:
     # --- what is known and not in the store yet --------------------------------------------------------------------------
 
     def rows(self) -> Sequence[RequestRow]:
-        """Decided rows that are not published yet, then rows of open requests that have an edge or a decode (version 0)."""
+        """List decided rows that are not published yet, then rows of open requests.
+
+        Open requests have version 0 and appear once they have an edge or a decode.
+        """
         fleet = self.fleet()
         waiting = [*self._flushing, *self._rows]
         for group in self.stitcher.open_groups():
@@ -711,7 +749,10 @@ class Pipeline:
         return waiting
 
     def pinned(self) -> dict[str, tuple[int, int]]:
-        """By instance: bytes that it keeps for peers that have not read them, and the age of the oldest in ns, as last told."""
+        """Return the KV that each instance keeps for peers that have not read it.
+
+        By instance: bytes, and the age of the oldest in ns, as last reported.
+        """
         found: dict[str, tuple[int, int]] = {}
         for evidence in self.stitcher.still_kept():
             kept = evidence.record
@@ -721,11 +762,14 @@ class Pipeline:
         return found
 
     def stalls(self) -> Sequence[StallRow]:
-        """Of decided requests, not published yet. A stream that is open tells none."""
+        """List stalls of decided requests that are not published yet.
+
+        Open streams have none.
+        """
         return [*self._flushing_stalls, *self._stalls]
 
     def fetches(self) -> Sequence[FetchRow]:
-        """Decided hand-offs that are not published yet, then those of what is open (version 0)."""
+        """List decided hand-offs that are not published yet, then open ones (version 0)."""
         fleet = self.fleet()
         waiting = [*self._flushing_fetches, *self._fetches]
         for group in self.stitcher.open_groups():
@@ -738,12 +782,15 @@ class Pipeline:
 
 
 def numbered(fetches: Sequence[FetchRow], row: RequestRow) -> list[FetchRow]:
-    """The hand-offs of ``row``, under the ids and the version that it got."""
+    """Give the hand-offs of ``row`` its ids and version."""
     return [replace(f, trace_id=row.trace_id, request_id=row.request_id, version=row.version) for f in fetches]
 
 
 def withdrawn_fetches(row: RequestRow, trace_id: str, request_id: str, version: int) -> FetchRow:
-    """What takes back the hand-offs told under an earlier row of a part of ``row``'s request."""
+    """Make the row that withdraws the hand-offs of an earlier row.
+
+    The earlier row is about a part of ``row``'s request.
+    """
     return FetchRow(
         started_unix_ns=row.started_unix_ns,
         trace_id=trace_id,
@@ -755,7 +802,10 @@ def withdrawn_fetches(row: RequestRow, trace_id: str, request_id: str, version: 
 
 
 def withdrawn(row: RequestRow, trace_id: str, request_id: str, version: int) -> RequestRow:
-    """What takes back an earlier row of a part of ``row``'s request: the next version of it, without content."""
+    """Make the row that withdraws an earlier row of a part of ``row``'s request.
+
+    It is the earlier row's next version, without content.
+    """
     return replace(
         row,
         trace_id=trace_id,

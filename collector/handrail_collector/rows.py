@@ -1,18 +1,24 @@
-"""The one row that every request keeps: what a stitched and explained request is for the store, the API and the command line."""
+"""Define the rows that the store, the API and the command line share.
+
+Every stitched and explained request has one row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MERGED = "merged"
-"""Scope of a row that only withdraws an earlier one: its request turned out to be part of another, which has a row of its own."""
+"""Scope of a row that only withdraws an earlier one.
+
+Its request turned out to be part of another request, which has a row of its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRow:
     """One phase of one request.
 
-    ``bound_ns``: how far the value may be off; ``may_be``: for ``unattributed``, the phases it may hide.
+    ``bound_ns``: how far the value may be off. ``may_be``: for ``unattributed``, the phases that it may hide.
     """
 
     phase: str
@@ -25,7 +31,10 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRow:
-    """How one piece of evidence came into the request: ``how`` is a value of ``handrail.identity.JoinKind``."""
+    """How one piece of evidence was joined to the request.
+
+    ``how`` is a value of ``handrail.identity.JoinKind``.
+    """
 
     evidence: str  # e.g. "prefill:proxy"
     how: str
@@ -36,12 +45,12 @@ class JoinRow:
 class RequestRow:
     """One request.
 
-    ``started_unix_ns`` is wall clock of the process that gives the scope; durations are ns; None: not known.
+    ``started_unix_ns`` is the wall clock of the process that gives the scope. Durations are ns. None: not known.
     """
 
     request_id: str  # 16 hex digits: span id of the evidence that opened it; unique with trace_id
-    version: int  # a late span makes a new version of the row; the highest counts; 0: still open, not decided
-    scope: str  # edge | decode | engine; MERGED: no request, see there
+    version: int  # a late span makes a new version; the highest counts; 0: open, not decided yet
+    scope: str  # edge | decode | engine; MERGED: the row only withdraws
     trace_id: str
     other_trace_ids: tuple[str, ...]
     client_request_id: str | None
@@ -76,7 +85,7 @@ class RequestRow:
     gap_p50_ns: int | None
     gap_p99_ns: int | None
     gap_sketch: bytes | None
-    phase_of: str  # "ttft" | "total": what the phases sum to; "" where nothing could be said
+    phase_of: str  # "ttft" | "total": what the phases sum to; "" when it is not known
     phases: tuple[PhaseRow, ...]
     joins: tuple[JoinRow, ...]
     findings: tuple[str, ...]
@@ -85,28 +94,30 @@ class RequestRow:
     span_ids: tuple[str, ...]
     first_offset: int  # journal offsets of the evidence
     last_offset: int
-    kv_reason: str | None = None  # a word beside ``kv_outcome``: the engine's failure type, or one of request/kv_outcome.py
-    kv_evidence: tuple[str, ...] = ()  # who said so, strongest first
-    kv_bytes: int | None = None  # moved for the answer's hand-off, as the transport counted
-    kv_lost_ns: int | None = None  # what a hand-off that did not go well cost
-    kv_returned_tokens: int | None = None  # of an earlier turn's KV, that P took back from D instead of computing them
-    prefill_paused_ns: int | None = None  # before the first token: so long P's process stood still; None: nobody told of it
-    decode_paused_ns: int | None = None  # and D's; the time lies in the phases
+    kv_reason: str | None = None  # detail of ``kv_outcome``: the engine's failure type, or a word of request/kv_outcome.py
+    kv_evidence: tuple[str, ...] = ()  # its sources, strongest first
+    kv_bytes: int | None = None  # moved in the hand-off of the answer, as the transport counted
+    kv_lost_ns: int | None = None  # time lost to a hand-off that did not go well
+    kv_returned_tokens: int | None = None  # tokens of an earlier turn's KV that P fetched back from D instead of computing them
+    prefill_paused_ns: int | None = None  # time that P's process was paused before the first token; None: not reported
+    decode_paused_ns: int | None = None  # the same of D; this time lies within the phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRow:
-    """One hand-off of KV. *reader*: the engine that loads it; *keeper*: the one that kept it; D and P, unless ``direction`` is
-    ``d_to_p``. Durations by the reader's clock; None: not known.
+    """One hand-off of KV.
 
-    The rows of one request are told together, numbered from 0, under its ids and version; those of its highest version count.
+    *reader*: the engine that loads the KV (consumer). *keeper*: the engine that kept it (producer).
+    They are D and P, or P and D when ``direction`` is ``d_to_p``. Durations are by the reader's clock. None: not known.
+    The rows of one request are published together, numbered from 0, under its ids and version. Those of its
+    highest version count.
     """
 
-    started_unix_ns: int  # the load was known, else the KV was kept
+    started_unix_ns: int  # when the load was known, else when the KV was kept
     trace_id: str  # with request_id: the request's row
     request_id: str
     version: int
-    number: int  # WITHDRAWN_FETCHES: none any more
+    number: int  # WITHDRAWN_FETCHES: the request has none any more
     span_id: str  # of the record
     client_request_id: str | None = None
     direction: str | None = None  # p_to_d | d_to_p; None: shared storage
@@ -118,26 +129,26 @@ class FetchRow:
     keeper_host: str | None = None
     reader_engine_id: str | None = None
     keeper_engine_id: str | None = None
-    reader_request: str | None = None  # raw, in that engine's form
+    reader_request: str | None = None  # raw request id in that engine's form
     keeper_request: str | None = None
-    keeper_address: str | None = None  # host:port of its side channel, as the reader was told
+    keeper_address: str | None = None  # host:port of its side channel, as the reader knows it
     outcome: str = "unknown"
     reason: str | None = None
     error: str | None = None  # the transport's error name
     evidence: tuple[str, ...] = ()
     tainted: bool = False
     open: bool = False
-    duration_ns: int | None = None  # known to seen by the scheduler, or to its end; of an open one its age
-    wait_ns: int | None = None  # known to posted, or to the beginning of a first contact
-    handshake_ns: int | None = None  # first contact, until it was posted; 0: the peer was known
-    posted_ns: int | None = None  # of the transfer, from started_unix_ns on, by the clock of the side that moved it
-    transfer_ns: int | None = None  # posted to done
+    duration_ns: int | None = None  # from known to seen by the scheduler, or to its end; the age of an open one
+    wait_ns: int | None = None  # from known to posted, or to the beginning of a handshake
+    handshake_ns: int | None = None  # from the beginning of the first contact to the post; 0: the peer was known
+    posted_ns: int | None = None  # post of the transfer after started_unix_ns, by the clock of the side that moved it
+    transfer_ns: int | None = None  # from posted to done
     transfer_bound_ns: int | None = None
     notice_ns: int | None = None
-    held_ns: int | None = None  # at least so long KV lay before its read began
-    clock_bound_ns: int | None = None  # so wide is what the two hosts' clocks may differ by; None: one clock, or no bound
+    held_ns: int | None = None  # shortest possible time from kept KV to its read
+    clock_bound_ns: int | None = None  # width of the clock bound of the two hosts; None: one clock, or no bound
     lease_ns: int | None = None
-    late_ns: int | None = None  # read so long after the lease had ended
+    late_ns: int | None = None  # time from the end of the lease to the read
     lost_ns: int | None = None
     tokens: int | None = None
     tokens_local: int | None = None
@@ -153,30 +164,31 @@ class FetchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRow:
-    """One stall of a stream, as the outermost witness of the stream saw it. Ids, version and number: as of a ``FetchRow``.
+    """One stall of a stream, as the outermost witness of the stream saw it.
 
-    ``at``: ``decode``, where D's own stream stood still too, or nobody watched it there; else ``path``. ``cause``: a value of
-    ``explain.stall_evidence.Cause``. ``lift`` and ``doubt``: see ``stalls/cause.py``.
+    Ids, version and number are as in ``FetchRow``.
+    ``at``: ``decode`` when D's own stream stalled too or was not observed, else ``path``.
+    ``cause``: a value of ``explain.stall_evidence.Cause``. ``lift`` and ``doubt``: see ``stalls/cause.py``.
     """
 
     started_unix_ns: int  # by the witness's clock
     trace_id: str
     request_id: str
     version: int
-    number: int  # NO_STALLS: none any more
+    number: int  # NO_STALLS: the request has none any more
     client_request_id: str | None = None
     scope: str = ""
     model: str | None = None
-    witness: str = ""  # instance
+    witness: str = ""  # instance that saw the stall
     at: str = ""
     instance: str | None = None  # of D
     host: str | None = None
-    offset_ns: int = 0  # from the request's start to the stall's
+    offset_ns: int = 0  # from the start of the request to the stall
     gap_ns: int = 0
-    median_ns: int = 0  # of the gaps around it
-    index: int = 0  # which gap of the stream
+    median_ns: int = 0  # median of the gaps around it
+    index: int = 0  # index of the gap in the stream
     cause: str = "unknown"
-    accounted_ns: int = 0  # of the gap, by that cause
+    accounted_ns: int = 0  # part of the gap that the cause accounts for
     lift: float | None = None
     doubt: float | None = None
     evidence: tuple[str, ...] = ()
@@ -190,7 +202,10 @@ NO_STALLS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEventRow:
-    """What happened to a process of an engine. ``key``: equal for the same event told twice."""
+    """An event of an engine's process.
+
+    ``key``: equal when the same event is reported twice.
+    """
 
     at_unix_ns: int
     key: str
@@ -211,7 +226,10 @@ class ProcessEventRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """Something wrong between two processes, of no single request. Said again each hour while it lasts."""
+    """A finding about two processes that belongs to no single request.
+
+    It is repeated each hour while it lasts.
+    """
 
     at_unix_ns: int
     key: str
@@ -224,7 +242,10 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockPairRow:
-    """Wall clock of ``peer_host`` minus that of ``host`` lay within [low, high]; None: open on that side. Once a minute."""
+    """Clock bound of two hosts, once a minute.
+
+    The wall clock of ``peer_host`` minus that of ``host`` lay within [low, high]. None: open on that side.
+    """
 
     at_unix_ns: int
     key: str
@@ -237,7 +258,7 @@ class ClockPairRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationRow:
-    """What an engine ran: ``records.Iteration`` as a row."""
+    """Steps of an engine: ``records.Iteration`` as a row."""
 
     at_unix_ns: int
     key: str
@@ -267,7 +288,10 @@ class IterationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFactRow:
-    """What an engine's log said of its transfers within a minute, by rank and kind of line (``links/facts.py``)."""
+    """What an engine's log reports about its transfers within a minute.
+
+    By rank and kind of line (``links/facts.py``).
+    """
 
     at_unix_ns: int
     key: str
@@ -276,10 +300,10 @@ class LinkFactRow:
     host: str
     recogniser: str
     rank: str
-    lane: str  # UCX's name of the lane of remote memory access; '': the line names none
+    lane: str  # UCX's name of the lane of remote memory access; '' when the line names none
     nic: str
     reach: str  # intra-node | inter-node | ''
-    transfers: int | None = None  # that the means are of
+    transfers: int | None = None  # number of transfers in the means
     transfer_ns: int | None = None  # mean
     post_ns: int | None = None
     transfer_bytes: int | None = None
@@ -287,8 +311,8 @@ class LinkFactRow:
     bootstrapping: int | None = None  # requests that wait for space at the decode
     transferring: int | None = None
     queued: int | None = None
-    rate_bytes: int | None = None  # a second, of this rank
+    rate_bytes: int | None = None  # bytes per second of this rank
 
 
 EventRow = ProcessEventRow | FindingRow | ClockPairRow | IterationRow | LinkFactRow
-"""Rows of the tables that only grow; each is known by its key."""
+"""Rows of the append-only tables; each is identified by its key."""

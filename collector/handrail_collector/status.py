@@ -1,4 +1,4 @@
-"""The parts of a collector's process that others look at: what it is ready for, and how far everything is."""
+"""Report the state of a collector's process: readiness and progress."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from handrail_collector.sinks.otlp import OtlpForward
 from handrail_collector.store.maintenance import Upkeep
 
 JOURNAL_FULL_S = 15.0
-"""How long after a refusal the collector counts as full."""
+"""Time after a refusal during which the collector counts as full, seconds."""
 
 RESERVED_DESCRIPTORS = 256
-"""Kept for the journal, the store, its upkeep and readers, and forward endpoints."""
+"""File descriptors kept for the journal, store, maintenance and forwarding.
+
+Readers of the store use them too.
+"""
 
 
 def collector_gates(config: CollectorConfig) -> Gates:
-    """A third of the descriptors that are not reserved for each listener."""
+    """Give each listener a third of the file descriptors that are not reserved."""
     shares = {"otlp_grpc": (1 / 3, grpc_front.DESCRIPTORS), "otlp_http": (1 / 3, 1), "api": (1 / 3, 1)}
     return Gates(config.connections, DescriptorBudget.of_process(RESERVED_DESCRIPTORS), shares)
 
 
 @dataclass(slots=True)
 class Running:
-    """Owned by the process's loop."""
+    """The running parts of a collector. The process's loop owns it."""
 
     journal: Journal
     pipeline: Pipeline
@@ -45,7 +48,7 @@ class Running:
     _refused_at: float = 0.0
 
     def not_ready(self) -> str:
-        """Why nothing can be accepted, or ''."""
+        """Return why nothing can be accepted, or ''."""
         if not self.journal.healthy:
             return "the journal's disk failed; restart once it is repaired"
         refused = self.journal.stats.refused_full
@@ -58,7 +61,7 @@ class Running:
         return self.gates.problem()
 
     def status(self) -> dict[str, Any]:
-        """For ``GET /api/v1/status``: how far everything is, and how much of the traffic is covered."""
+        """Return the progress of every part and the coverage, for ``GET /api/v1/status``."""
         pipeline, journal = self.pipeline.stats, self.journal
         seen, now = pipeline.edge_rows, time.time_ns()
         return {

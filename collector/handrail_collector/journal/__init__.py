@@ -1,1 +1,1 @@
-"""The durable log between acknowledgement and store."""
+"""Durable log of what was acknowledged and is not yet stored."""

@@ -1,7 +1,8 @@
-"""The collector's journal: an export request is acknowledged after it is on disk, with all that waited for the same sync.
+"""Journal export requests on disk before they are acknowledged.
 
-The loop never touches the disk. One thread owns the log: it writes and syncs whatever has gathered while it was busy, so the
-slower the disk, the larger the group (DESIGN section 8). A second thread reads for followers.
+All requests that wait at the same time share one sync. The event loop never touches the disk.
+One thread owns the log: it writes and syncs whatever gathered while it was busy, so a slower disk makes larger groups
+(DESIGN section 8). A second thread reads for followers.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ _LOG = logging.getLogger(__name__)
 _READ_AHEAD_BYTES: Final = 4 << 20
 DESCRIPTOR_RETRY_S: Final = 0.1
 MOST_GROUPS: Final = 4096
-"""Times of receipt remembered of what no follower has taken."""
+"""Most groups whose receive times are remembered until a follower takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalSettings:
-    """``max_pending_bytes`` bounds what waits for a sync, beside ``max_bytes`` on disk."""
+    """Settings of the journal.
+
+    ``max_pending_bytes`` bounds what waits for a sync, in addition to ``max_bytes`` on disk.
+    """
 
     folder: str | os.PathLike[str]
     max_bytes: int = 4 << 30
@@ -40,7 +44,10 @@ class JournalSettings:
     retry_delay_s: float = 1.0
 
     def open_log(self, *, floor: int = 0, files: Filesystem | None = None) -> SegmentLog:
-        """Open the log; ``floor`` as in ``SegmentLog``: the store's published offset. Raises what ``SegmentLog`` raises."""
+        """Open the log.
+
+        ``floor``: the store's published offset, as in ``SegmentLog``. Raises what ``SegmentLog`` raises.
+        """
         log = SegmentLog(self.folder, LogLimits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
         if torn := log.recovery.torn_bytes:
             _LOG.warning(
@@ -53,7 +60,10 @@ class JournalSettings:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One journalled export request. ``next_offset``: where to follow from once this one is done with."""
+    """One journalled export request.
+
+    ``next_offset``: where a follower continues after this entry.
+    """
 
     offset: int
     next_offset: int
@@ -69,13 +79,13 @@ class JournalStats:
     appended_records: int = 0
     appended_bytes: int = 0  # of payload
     syncs: int = 0
-    sync_ns: int = 0  # spent writing and syncing, all groups
-    refused_full: int = 0  # the bound on disk
-    refused_busy: int = 0  # the bound on what waits for a sync
+    sync_ns: int = 0  # time spent writing and syncing, all groups
+    refused_full: int = 0  # over the bound on disk
+    refused_busy: int = 0  # over the bound on what waits for a sync
     refused_unavailable: int = 0  # stopping, or the disk failed
     released_bytes: int = 0
     release_failures: int = 0
-    unknown_records: int = 0  # read back with a kind that this version does not know; passed over
+    unknown_records: int = 0  # records of a kind that this version does not know; skipped
 
 
 @dataclass(slots=True, eq=False)
@@ -87,10 +97,11 @@ class _PendingAppend:
 
 
 class Journal:
-    """A ``Consumer``. Owns ``log`` from construction on; all methods belong to the loop that called ``start``.
+    """The consumer that makes received export requests durable.
 
-    ``shutdown`` finishes what was accepted, closes the log, and does not wait for followers: they read to the end and end there.
-    It works without ``start`` and twice.
+    It owns ``log`` from construction on. All methods belong to the loop that called ``start``.
+    ``shutdown`` finishes accepted requests and closes the log without waiting for followers, which read to the end.
+    ``shutdown`` is idempotent and works without ``start``.
     """
 
     def __init__(
@@ -102,10 +113,10 @@ class Journal:
         now_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.stats = JournalStats()
-        self.followed_offset = log.begin  # what the furthest follower has taken
-        self.followed_unix_ns = 0  # when that was received
+        self.followed_offset = log.begin  # the largest offset that a follower has taken
+        self.followed_unix_ns = 0  # when that entry was received
         self._opened_end = log.end
-        self._untaken: deque[tuple[int, int]] = deque()  # end of a group, when its first entry was received; newest last
+        self._untaken: deque[tuple[int, int]] = deque()  # per group: end offset, receive time of its first entry; newest last
         self._log = log
         self._max_pending_bytes = max_pending_bytes
         self._retry_delay_s = retry_delay_s
@@ -128,7 +139,7 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """Everything below this offset is on disk and can be followed."""
+        """End of what is durable; everything below can be followed."""
         return self._log.synced
 
     @property
@@ -138,19 +149,19 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """What the journal takes on disk."""
+        """Size of the journal on disk."""
         return self._log.size()
 
     @property
     def lag_bytes(self) -> int:
-        """What is on disk and no follower has taken."""
+        """Bytes on disk that no follower has taken."""
         return max(0, self.end - self.followed_offset)
 
     @property
     def untaken_unix_ns(self) -> int | None:
-        """When the oldest entry was received that is on disk and no follower has taken; None where there is none.
+        """When the oldest entry was received that no follower has taken; None without one.
 
-        Of what an earlier process left, the time of the last entry taken stands for it, which is a little before.
+        For entries of an earlier process, the receive time of the last taken entry is used, which is slightly earlier.
         """
         self._forget_taken()
         if self.followed_offset < min(self._opened_end, self.end):
@@ -159,42 +170,57 @@ class Journal:
 
     @property
     def torn_bytes(self) -> int:
-        """Cut off at opening: requests half written at a crash, none of them acknowledged."""
+        """Bytes cut off at opening: requests half written at a crash.
+
+        None of them was acknowledged.
+        """
         return self._log.recovery.torn_bytes
 
     @property
     def damaged_bytes(self) -> int:
-        """Passed over in reading because they hold no record: acknowledged data may be lost."""
+        """Bytes skipped in reading because they hold no record.
+
+        Acknowledged data may be lost.
+        """
         return self._log.damaged_bytes
 
     @property
     def lost(self) -> str:
-        """What was found deleted or replaced, and where; '' while nothing was."""
+        """What was found deleted or replaced, and where; '' if nothing was."""
         return self._broken if self._gone.is_set() else ""
 
     @property
     def healthy(self) -> bool:
-        """False once the disk failed: nothing more is accepted until the process starts anew."""
+        """False after a disk failure; nothing is accepted until the process restarts."""
         return not self._broken
 
     def refuse(self, why: str) -> None:
-        """Acknowledge nothing from now on; ``gone`` returns. For the loop that called ``start``."""
+        """Stop acknowledging; ``gone`` returns.
+
+        Call it on the loop that called ``start``.
+        """
         self._broken = self._broken or why
         self._gone.set()
 
     async def gone(self) -> None:
-        """Return once the folder was found deleted or replaced: the process must end."""
+        """Wait until the folder is found deleted or replaced; the process must then end."""
         await self._gone.wait()
 
     async def start(self) -> None:
-        """Make what an earlier process left durable, so that nothing followed can vanish. Raises ``OSError``."""
+        """Sync what an earlier process wrote, so that no followed entry can vanish.
+
+        Raises ``OSError``.
+        """
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._log.sync)
-        except Full as full:  # there is nobody yet who could be refused
+        except Full as full:  # no sender is waiting yet that could be refused
             raise OSError(errno.ENOSPC, str(full)) from full
 
     async def consume(self, signal: Signal, payload: bytes) -> None:
-        """Returns once ``payload`` is on disk. Raises ``Retryable`` when full or stopping, ``Rejected`` when it can never fit."""
+        """Write ``payload`` and return once it is on disk.
+
+        Raises ``Retryable`` when the journal is full or stopping, ``Rejected`` when the payload can never fit.
+        """
         if self._stopping or self._broken:
             self.stats.refused_unavailable += 1
             raise ReceiverUnavailable(self._broken or "stopping", self._retry_delay_s)
@@ -211,10 +237,10 @@ class Journal:
         await waiting.done
 
     async def follow(self, from_offset: int) -> AsyncIterator[Entry]:
-        """Every entry on disk from ``from_offset`` on, then each new one as it gets there; ends after ``shutdown``.
+        """Yield every entry on disk from ``from_offset`` on, then each new one.
 
-        What was on disk by then is still read. Raises ``OSError`` where the files cannot be read; a lack of descriptors is waited
-        out.
+        It ends after ``shutdown``, once everything on disk is read.
+        Raises ``OSError`` when the files cannot be read. It waits out a lack of file descriptors.
         """
         self._followers += 1
         self.followed_offset = max(self.followed_offset, from_offset)
@@ -253,7 +279,7 @@ class Journal:
             self._forget_taken()
 
     async def _await_descriptors(self, error: OSError) -> None:
-        """Others hold them and will let go; what is on disk can wait to be followed."""
+        """Wait for others to release file descriptors; the data on disk is safe meanwhile."""
         if not self._descriptors_short:
             self._descriptors_short = True
             _LOG.warning("the journal cannot be read for now: %s; tried again every %g s", error.strerror, DESCRIPTOR_RETRY_S)
@@ -264,7 +290,10 @@ class Journal:
             self._untaken.popleft()
 
     def release(self, offset: int) -> None:
-        """Everything below ``offset`` is safe elsewhere: its segments may go. Returns at once."""
+        """Allow the removal of segments below ``offset``, because their data is stored.
+
+        Returns at once.
+        """
         if offset > self._release_to and not self._stopping:
             self._release_to = offset
             self._writer.submit(self._drop, offset)
@@ -287,7 +316,7 @@ class Journal:
             group, self._waiting = self._waiting, []
             try:
                 refusals = await loop.run_in_executor(self._writer, self._commit, group)
-            except Exception as fault:  # a bug; nobody may wait for ever because of it
+            except Exception as fault:  # a bug in our code; no sender may wait for ever because of it
                 refusals = [fault] * len(group)
             received = next((w.received_unix_ns for w, refusal in zip(group, refusals, strict=True) if refusal is None), None)
             if received is not None:
@@ -299,7 +328,7 @@ class Journal:
                     refusal = self._unavailable()
                 self._pending_bytes -= len(waiting.payload)
                 if waiting.done.cancelled():
-                    continue  # its sender went away; the entry stands, and a second delivery is a known duplicate
+                    continue  # its sender went away; the entry stays, and a second delivery counts as a duplicate
                 if refusal is None:
                     waiting.done.set_result(None)
                 else:
@@ -309,12 +338,15 @@ class Journal:
         self._committing = None
 
     def _commit(self, group: list[_PendingAppend]) -> list[Exception | None]:
-        """In the writing thread: write the group, one sync for all. Returns the refusal of each, or None."""
+        """Write a group with one sync, in the writing thread.
+
+        Returns the refusal of each request, or None.
+        """
         started_ns = time.perf_counter_ns()
         refusals = [self._append(waiting) for waiting in group]
         try:
             self._log.sync()
-        except Full as full:  # taken back: none of the group is in the journal
+        except Full as full:  # undone: none of the group is in the journal
             refusals = [refusal or self._refuse_full(full) for refusal in refusals]
         except OSError as error:
             refusals = [refusal or self._fail(error) for refusal in refusals]
@@ -326,7 +358,7 @@ class Journal:
         return refusals
 
     def _note_untaken(self, end: int, received_unix_ns: int) -> None:
-        """A group that finds no room joins the one before."""
+        """Remember when a group was received; beyond the bound it joins the group before."""
         if len(self._untaken) < MOST_GROUPS:
             self._untaken.append((end, received_unix_ns))
         else:
@@ -372,7 +404,10 @@ class Journal:
             self._release_failing = False
 
     def _take(self, position: int, until: int) -> tuple[list[Stored], int]:
-        """In the reading thread: some records, so that the loop is not entered for each, and where to read on."""
+        """Read some records in the reading thread, and return where to continue.
+
+        Records come in batches, so that the loop is not entered for each.
+        """
         batch: list[Stored] = []
         size = 0
         with contextlib.closing(self._log.read(position, until)) as records:
@@ -381,11 +416,11 @@ class Journal:
                 size += len(record.payload)
                 if size >= _READ_AHEAD_BYTES:
                     return batch, record.next_offset
-        return batch, until  # also past an end without a record
+        return batch, until  # also moves past an end without a record
 
     def _close(self) -> None:
         self._writer.shutdown(wait=True)
-        self._log.close()  # followers open the files by their names
+        self._log.close()  # followers can go on: they open the files by name
 
     def _end_reading(self) -> None:
         if self._stopped and not self._followers:

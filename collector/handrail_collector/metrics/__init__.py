@@ -1,1 +1,1 @@
-"""Joined metrics: what needs the joined request before it can be counted."""
+"""Metrics of joined requests."""

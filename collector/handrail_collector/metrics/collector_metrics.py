@@ -1,4 +1,4 @@
-"""What the collector says of its own work: how far it is, what it costs, what it lost."""
+"""Define the metrics of the collector's own work: progress, cost and losses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from handrail_collector.status import Running
 from handrail_collector.stitch.group import Closing
 
 KINDS: Final = (("gpu", "nvml"), ("link", "rdma"), ("link", "nic"), ("engine", "metrics"))
-"""Samples that are counted from 0 on, as kind and source."""
+"""Kinds and sources of samples that are counted from 0 on."""
 
 
 def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] = time.time_ns) -> list[MetricDef]:
-    """All of them."""
+    """List these metrics."""
     prefix = names.METRIC_COLLECTOR
     taken, kept, pipe = running.receiver.stats, running.journal.stats, running.pipeline.stats
     stitcher, seen = running.pipeline.stitcher, running.pipeline.observed
@@ -186,7 +186,7 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
         MetricDef(f"{prefix}_journal_size_bytes", "gauge", "Size of the journal on disk", lambda: running.journal.size_bytes),
         MetricDef(
             f"{prefix}_edge_requests",
-            "gauge",  # what is joined late moves from one to the other
+            "gauge",  # requests that are joined late move from one label to the other
             f"Requests of an edge, by whether every process on their path sent evidence; {KEPT}",
             lambda: {
                 ("true",): float(seen[CounterKey.EDGE_JOINED]),
@@ -225,7 +225,7 @@ def _numbers(counts: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], flo
 
 
 def _age(since_unix_ns: int | None, now_unix_ns: int) -> float:
-    """Seconds; 0 where there is nothing that waits."""
+    """Return an age in seconds; 0 when nothing waits."""
     return max(0, now_unix_ns - since_unix_ns) / 1e9 if since_unix_ns is not None else 0.0
 
 

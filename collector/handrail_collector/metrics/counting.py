@@ -1,8 +1,9 @@
-"""Counts what is decided: each request once, whatever versions of its row there are and whatever a restart replays.
+"""Count decided requests: each once, whatever its row versions and replays.
 
-A request counts when its row is told for the first time: a restart finds in the store what was told before. Its outcome, its
-phases and the causes of its stalls count as they were known then; what later versions add are findings that were not seen before
-and, where evidence from every process on its path has come by then, that it is joined.
+A request counts when its row is decided for the first time; a restart finds in the store what was counted before.
+Its outcome, its phases and the causes of its stalls count as they were known then.
+A later version counts findings that were not seen before.
+It also counts the request as joined when evidence from every process on its path has come by then.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ from handrail_collector.stitch.group import AMBIGUOUS, Closing, GroupCounts, Req
 from handrail_collector.store.recovery import PublishedRow, Recovered
 
 UNANSWERED: Final = frozenset({Outcome.HTTP_ERROR.value, Outcome.UPSTREAM_UNREACHABLE.value})
-"""No model answered: its name is the client's alone, and whether it got past the router is not known."""
+"""Outcomes without an answer from a model.
+
+The model's name is then only what the client sent, and whether the request passed the router is not known.
+"""
 
 _DECODES: Final = (Role.DECODE, Role.COLLOCATED)
 _FINISHED: Final = "requests_finished"
 
 _MOST_COUNTED: Final = 1 << 53
-"""A counter at or above this counts nothing that is real."""
+"""Bound of plausible counter values; a counter at or above it is ignored."""
 
 
 class Counting:
-    """One shard's. Owned by the pipeline's loop; times are passed in."""
+    """Counts of one shard. The pipeline's loop owns it; times are passed in."""
 
     def __init__(self, recovered: Recovered, settle_ns: int) -> None:
         self.observed = DurableCounters(recovered.observed, recovered.added)
@@ -47,18 +51,21 @@ class Counting:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def published_before(self, group: RequestGroup, rows: Iterable[tuple[str, str]]) -> None:
-        """``group`` is in the store by these rows (trace id, request id), of an earlier life or of this one."""
+        """Mark ``group`` as counted by rows (trace id, request id) in the store.
+
+        This process or an earlier one published the rows.
+        """
         for key in rows:
             published_row = self._published.get(key)
             if published_row is not None:
                 group.counted.merge(_counted(published_row))
 
     def forget_published(self) -> None:
-        """Nothing of it can be told again."""
+        """Forget the recovered rows, because no replay can make them again."""
         self._published = {}
 
     def row(self, group: RequestGroup, row: RequestRow, closing: Closing, now_unix_ns: int) -> None:
-        """A row that goes into the next publish."""
+        """Count a row that goes into the next publish."""
         observed, counted = self.observed, group.counted
         observed.add(CounterKey.ROWS)
         observed.add(CounterKey.DECISIONS, word=closing.value)
@@ -90,7 +97,10 @@ class Counting:
         counted.findings |= frozenset(kinds)
 
     def _joined(self, group: RequestGroup, row: RequestRow, now_unix_ns: int) -> None:
-        """Once it is complete. Where an edge counts, what no edge has told of is not: of its path the edge is missing."""
+        """Count a request as joined once it is complete.
+
+        When edges count, a request without an edge is not counted: its path lacks the edge.
+        """
         by = self.coverage.by(now_unix_ns)
         instance = row.edge_instance if by is By.EDGE else row.decode_instance
         if group.counted.joined or not row.complete or instance is None or row.outcome in UNANSWERED:
@@ -100,10 +110,13 @@ class Counting:
         self.coverage.joined(by, instance, row.started_unix_ns + row.duration_ns)
 
     def _phases(self, row: RequestRow, now_unix_ns: int) -> None:
-        """Of time to first token alone: what a response that is not streamed took holds its whole decoding."""
+        """Add the phases of a time to first token.
+
+        The total time of a response without streaming includes all of its decoding, so it is not used.
+        """
         model = self._model(row)
         spent: dict[str, int] = {}
-        for phase in row.phases:  # one phase may be told in parts: by process, and the preempted time apart
+        for phase in row.phases:  # a phase may have several parts: by process, and the preempted time apart
             spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
         for name, duration_ns in spent.items():
             self.observed.time(Timed.PHASES, (name, model), duration_ns, row.trace_id, now_unix_ns)
@@ -113,7 +126,10 @@ class Counting:
                 self.observed.add(CounterKey.SLOW_NS, duration_ns, f"{name}.{model}")
 
     def stalls(self, group: RequestGroup, row: RequestRow, stalls: Sequence[StallRow]) -> None:
-        """Those of a row that goes into the next publish: each counts once, by the cause that it was first told with."""
+        """Count the stalls of a row that goes into the next publish.
+
+        Each counts once, by the cause of its first version.
+        """
         causes = [stall.cause for stall in stalls if stall.number >= 0]
         if not causes or group.counted.stalls:
             return
@@ -123,19 +139,22 @@ class Counting:
             self.observed.add(CounterKey.STALLS, word=f"{cause}.{model}")
 
     def _model(self, row: RequestRow) -> str:
-        """Its label. A name that only a client has told gets none of its own."""
+        """Return the model label. A name that only a client sent gets no label of its own."""
         return self.models.ask(row.model) if row.outcome in UNANSWERED else self.models.serve(row.model)
 
     # --- what others count -----------------------------------------------------------------------------------------------
 
     def requests(self, counts: RequestCounts, received_unix_ns: int, *, again: bool) -> None:
-        """How many an edge's proxy has counted by now; ``again``: an earlier life took it."""
+        """Take the request counts of an edge's proxy.
+
+        ``again``: an earlier process took the same report.
+        """
         if counts.process.role is Role.EDGE:
             answered = sum(count for outcome, count in counts.finished.items() if outcome not in UNANSWERED)
             self._read(By.EDGE, counts, answered, counts.start_unix_ns, received_unix_ns, again=again)
 
     def sample(self, sample: EngineSample, received_unix_ns: int, *, again: bool) -> None:
-        """How many an engine that decodes has counted by now, where its page says so."""
+        """Take the request count of an engine that decodes, if its metrics have one."""
         if sample.process.role not in _DECODES:
             return
         finished = [value for value in sample.values if value.name == _FINISHED]
@@ -153,7 +172,7 @@ class Counting:
         *,
         again: bool,
     ) -> None:
-        if not 0 <= value < _MOST_COUNTED:  # NaN among them
+        if not 0 <= value < _MOST_COUNTED:  # also excludes NaN
             return
         instance = report.process.instance
         at = bounded(report.at_unix_ns, received_unix_ns)
@@ -163,7 +182,10 @@ class Counting:
 
 
 def _counted(published_row: PublishedRow) -> GroupCounts:
-    """What was counted when such a row was told, at most: what is not sure is not counted again."""
+    """Return what was counted when such a row was decided, at most.
+
+    What is not sure is not counted again.
+    """
     return GroupCounts(
         phases=published_row.first_token,
         joined=published_row.complete,

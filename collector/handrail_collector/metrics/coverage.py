@@ -1,8 +1,9 @@
-"""How much of the traffic was joined with evidence from every process on its path, over what somebody else counted.
+"""Compute the coverage: joined requests over the requests that others counted.
 
-Rows say nothing of what never came, so the requests are counted where they are served: by the edge's proxies, or, where none
-counts, by the engines that decode. Such a counter is told from time to time; the requests that ended between two readings of it,
-by the same process's clock, are an interval. Those joined of an interval over those counted is its coverage.
+Stored rows cannot show requests that never arrived, so requests are counted where they are served:
+by the edge's proxies or, when no edge counts, by the engines that decode. Such a counter is read from time to time.
+The requests that ended between two readings, by the same process's clock, form an interval.
+The coverage of an interval is the number of joined requests over the number of counted ones.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from typing import Final
 SECOND: Final = 10**9
 WINDOW_NS: Final = 300 * SECOND
 MEMORY_NS: Final = 600 * SECOND
-"""So long after the last edge counted, engines are not believed instead."""
+"""Time after the last edge counted until engines are counted instead, ns."""
 
 NEW_NS: Final = 60 * SECOND
-"""A counter that began so shortly before its first reading is counted from its beginning."""
+"""Largest age of a counter that is counted from its beginning, ns.
+
+The age is taken at its first reading.
+"""
 
 MOST_PROCESSES: Final = 2048
 MOST_INTERVALS: Final = 256
-"""Of one process: more than a window and what is not settled yet at a reading every two seconds."""
+"""Most intervals of one process.
+
+It covers a window and what is not settled yet, with a reading every two seconds.
+"""
 
 
 class By(str, Enum):
-    """Who counts. Closed."""
+    """Who counts; a closed list."""
 
     EDGE = "edge"
     ENGINE = "engine"
@@ -36,26 +43,29 @@ class By(str, Enum):
 @dataclass(slots=True)
 class _Interval:
     since_unix_ns: int
-    until_unix_ns: int  # both by the process's clock
-    received_unix_ns: int  # by ours
+    until_unix_ns: int  # both times by the process's clock
+    received_unix_ns: int  # by our clock
     counted: float
     joined: int
 
 
 @dataclass(slots=True)
 class _ProcessCounter:
-    """What is known of one process's counter."""
+    """The state of one process's counter."""
 
     start_unix_ns: int
     value: float
-    whole: bool  # what was joined since that reading is known, too
+    whole: bool  # all joins since that reading are known
     since_unix_ns: int
-    joined: int = 0  # of what ended since
+    joined: int = 0  # joined requests that ended since
     intervals: deque[_Interval] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
 
 
 class Coverage:
-    """One owner; times are passed in. ``settle_ns``: so long after its end a request may still be decided and joined."""
+    """Track counters of processes and joined requests. One owner; times are passed in.
+
+    ``settle_ns``: how long after its end a request may still be decided and joined.
+    """
 
     def __init__(self, settle_ns: int) -> None:
         self._settle_ns = settle_ns
@@ -63,24 +73,25 @@ class Coverage:
         self._edge_unix_ns: int | None = None
 
     def by(self, now_unix_ns: int) -> By:
-        """Whose count holds now."""
+        """Return whose counts apply now."""
         edge = self._edge_unix_ns
         return By.EDGE if edge is not None and now_unix_ns - edge < MEMORY_NS else By.ENGINE
 
     def read(
         self, by: By, instance: str, start_unix_ns: int, value: float, at_unix_ns: int, received_unix_ns: int, *, again: bool
     ) -> int:
-        """Take a reading of a counter; how many requests it counted since the one before, 0 where there was none.
+        """Take a reading of a counter and return the requests counted since the last one.
 
-        ``start_unix_ns``: since when it counts; another one is another counter. ``again``: of a replay, so that what ended before
-        it may have been joined by an earlier life: it is what later readings count from, and nothing more.
+        Returns 0 when there was no reading before. ``start_unix_ns``: when the counter started; another start is another counter.
+        ``again``: the reading comes from a replay. What ended before it may have been joined by an earlier process, so it only
+        serves as the base of later readings.
         """
         if by is By.EDGE:
             self._edge_unix_ns = max(self._edge_unix_ns or 0, received_unix_ns)
         key = by, instance
         known = self._processes.pop(key, None)
         if known is not None and at_unix_ns <= known.since_unix_ns:
-            self._processes[key] = known  # delivered late
+            self._processes[key] = known  # a late delivery
             return 0
         found = _ProcessCounter(start_unix_ns, value, not again, at_unix_ns)
         if known is None:
@@ -100,7 +111,7 @@ class Coverage:
         return 0 if again else round(counted)
 
     def joined(self, by: By, instance: str, ended_unix_ns: int) -> None:
-        """One request, counted at ``instance`` when it ended by that process's clock, is joined."""
+        """Count one joined request that ended at this time, by the clock of ``instance``."""
         known = self._processes.get((by, instance))
         if known is None:
             return
@@ -112,7 +123,10 @@ class Coverage:
             known.intervals[place].joined += 1
 
     def ratio(self, now_unix_ns: int) -> float | None:
-        """Of the requests counted in the last five minutes that are settled; None: nothing was counted, so nothing is known."""
+        """Return the coverage of the last five minutes that are settled.
+
+        Returns None when nothing was counted.
+        """
         by, until = self.by(now_unix_ns), now_unix_ns - self._settle_ns
         counted, joined = 0.0, 0
         for (whose, _), known in self._processes.items():
@@ -120,5 +134,5 @@ class Coverage:
                 if until - WINDOW_NS < interval.received_unix_ns <= until:
                     counted += interval.counted
                     joined += interval.joined
-        # a request that ends while its counter is read may fall into the interval before
+        # above 1 when a request ends during a reading and falls into the earlier interval
         return min(1.0, joined / counted) if counted > 0 else None

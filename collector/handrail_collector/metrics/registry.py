@@ -1,4 +1,7 @@
-"""The collector's page: its own work, then what it knows of joined requests; and every metric on it as data."""
+"""List every metric on the collector's /metrics page.
+
+Its own work comes first, then the metrics of joined requests.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,20 @@ COLLECTOR: Final = "collector"
 def page_rows(
     running: Running, links: SlowLinks, watched: Sequence[ReloadingFile[Any]], guards: Sequence[Authenticator]
 ) -> list[AnyMetricDef]:
-    """All of them. ``watched``: certificates and tokens; ``guards``: of what listens."""
+    """List all metrics of a running collector.
+
+    ``watched``: certificates and tokens. ``guards``: authenticators of the listeners.
+    """
     pipeline = running.pipeline
     joined = joined_rows(pipeline.counting, pipeline.stitcher.clocks, links)
     return [*own_rows(running, links), *joined, *security_rows(watched, guards), *connection_rows(running.gates)]
 
 
 def collector_metrics() -> list[CatalogueMetric]:
-    """Every metric that a collector may expose, in the order of its page: of one that forwards. Nothing of it is started."""
+    """List every metric that a collector may expose, in the order of its page.
+
+    The list is that of a collector that forwards. Nothing is started.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         publisher = StorePublisher(root / "store")

@@ -1,4 +1,4 @@
-"""What needs the joined request to be counted, as metrics."""
+"""Define the metrics that need the joined request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from handrail_collector.stitch.clocks import HostClocks
 CLOCK_PAIRS: Final = 50
 
 FRESH_NS: Final = 3600 * 10**9
-"""A request is an exemplar of its bucket for so long."""
+"""Longest age of an exemplar in its bucket, ns."""
 
 OUTCOMES: Final = tuple(outcome.value for outcome in Outcome if outcome.value not in UNANSWERED)
-"""Of requests that a model answered."""
+"""Outcomes of requests that a model answered."""
 
 
 def joined_rows(
     counting: Counting, clocks: HostClocks, links: SlowLinks, now_unix_ns: Callable[[], int] = time.time_ns
 ) -> list[AnyMetricDef]:
-    """All of them."""
+    """List these metrics."""
     seen = counting.observed
     return [
         HistogramDef(
@@ -114,18 +114,24 @@ def joined_rows(
 
 
 def phases(seen: DurableCounters, oldest_unix_ns: int) -> dict[tuple[str, ...], Histogram]:
-    """By phase and model. Exemplars are of traces that the store has: it keeps all."""
+    """Return histograms of durations by phase and model.
+
+    Exemplars name traces that are in the store, which keeps all of them.
+    """
     return {words: found.histogram(oldest_unix_ns) for words, found in sorted(seen.durations(Timed.PHASES, 2).items())}
 
 
 def slow_phases(seen: DurableCounters) -> dict[tuple[str, ...], float]:
-    """Seconds by phase and model, from 0 on for every phase that a request had: the first slow one is an increase too."""
+    """Return seconds of slow requests by phase and model.
+
+    Every phase that a request had starts at 0, so that the first slow request is an increase.
+    """
     summed = dict.fromkeys(seen.durations(Timed.PHASES, 2), 0) | seen.by_words(CounterKey.SLOW_NS, 2)
     return {words: ns / 1e9 for words, ns in sorted(summed.items())}
 
 
 def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:
-    """Seconds by (host, peer host)."""
+    """Return the width of clock bounds in seconds, by host and peer host."""
     widths = {pair: interval.width_ns / 1e9 for pair, interval in clocks.intervals().items() if interval.width_ns is not None}
     return dict(sorted(widths.items(), key=lambda each: -each[1])[:CLOCK_PAIRS])
 
@@ -133,11 +139,14 @@ def clock_bounds(clocks: HostClocks) -> dict[tuple[str, ...], float]:
 def _by_model(
     seen: DurableCounters, what: CounterKey, words: Iterable[str], models: Iterable[str]
 ) -> dict[tuple[str, ...], float]:
-    """From 0 on for every known model, so that its first failure is an increase, and for what has no model."""
+    """Return counts by word and model.
+
+    Every known model starts at 0, so that its first failure is an increase; so do requests without a model.
+    """
     every = tuple(words)
     counts: dict[tuple[str, ...], float] = {(word, model): 0.0 for model in (UNKNOWN, *sorted(models)) for word in every}
     for (word, model), count in seen.by_words(what, 2).items():
-        key = word, model or UNKNOWN  # before models were told apart there was none
+        key = word, model or UNKNOWN  # counts from before models were distinguished have none
         counts[key] = counts.get(key, 0.0) + count
     return counts
 

@@ -1,4 +1,7 @@
-"""Which links are slow now: the question of ``handrail links`` asked once a minute, so that an alert needs nobody to ask it."""
+"""Find the slow links once a minute, so that an alert can use them.
+
+The analysis is that of ``handrail links``.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,27 @@ WINDOW_NS: Final = 600 * SECOND
 EVERY_S: Final = 60.0
 MOST_PAIRS: Final = 50
 MOST_HAND_OFFS: Final = 5_000
-"""Of a window with more the last ones are looked at."""
+"""Most hand-offs of a window that are analysed; the last ones count."""
 
 LEAST_TIMED: Final = 5
-"""Fewer timed hand-offs are too few to wake somebody over their rate; ``handrail links`` says what they were."""
+"""Fewest timed hand-offs for an alert about a link's rate.
+
+``handrail links`` shows links with fewer.
+"""
 
 _BY_RATE: Final = frozenset({LinkFindingKind.SLOW_PATH, LinkFindingKind.FAR_BELOW_LINE})
 
 log = logging.getLogger(__name__)
 
 Slow = dict[tuple[str, ...], float]
-"""1 by source (keeps the KV), target (reads it) and finding."""
+"""Value 1 by source (producer), target (consumer) and finding."""
 
 
 def slow(lines: Iterable[LinkLine]) -> Slow:
-    """Of the links that moved most, at most ``MOST_PAIRS``. ``lines``: those that moved most first."""
+    """Select the slow links with the most bytes moved, at most ``MOST_PAIRS``.
+
+    ``lines``: links with the most bytes first.
+    """
     found: Slow = {}
     pairs: set[tuple[str, str]] = set()
     for line in lines:
@@ -49,7 +58,10 @@ def slow(lines: Iterable[LinkLine]) -> Slow:
 
 
 class SlowLinks:
-    """Looks by itself between ``start`` and ``shutdown``. What it found is dropped where the next look fails: it is not known."""
+    """Find slow links periodically between ``start`` and ``shutdown``.
+
+    A failed pass drops the result of the last one, because the current state is not known.
+    """
 
     def __init__(self, reader: StoreReader, *, every_s: float = EVERY_S, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
         self.found: Slow = {}
@@ -63,19 +75,19 @@ class SlowLinks:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to look."""
+        """Start the periodic passes."""
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self) -> None:
-        """A look that began is finished. Works without ``start`` and twice."""
+        """Stop after the current pass. Idempotent; works without ``start``."""
         self._ending.set()
         task, self._task = self._task, None
         if task is not None:
             await task
 
     def look(self) -> None:
-        """Once, in the calling thread."""
-        from handrail_collector.links.answer import period  # takes a while the first time
+        """Run one pass in the calling thread."""
+        from handrail_collector.links.answer import period  # slow the first time
 
         began_ns = time.perf_counter_ns()
         now = self._now_unix_ns()

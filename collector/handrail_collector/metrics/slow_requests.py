@@ -1,6 +1,8 @@
-"""Which requests are the slow ones: at or above the 99th percentile of time to first token of those just before them.
+"""Select slow requests: at or above the 99th percentile of time to first token.
 
-The phases of the slow ones, summed, say what their time went into; percentiles of single phases do not, since they do not add up.
+The percentile is that of the requests just before.
+The summed phases of the slow requests show where their time went. Percentiles of single phases do not, since they do not
+add up.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 WINDOW: Final = 2000
-"""Requests that the next one is compared with: twenty of them are slow."""
+"""Number of earlier requests that a request is compared with; 20 of them are slow."""
 
 LEAST: Final = 200
-"""Fewer say nothing of one in a hundred."""
+"""Fewest earlier requests for a 99th percentile."""
 
 SHARE: Final = 0.99
 MOST_WINDOWS: Final = 128
@@ -27,13 +29,16 @@ class _Window:
 
 
 class SlowRequests:
-    """Bounded; one owner. It begins anew with the process."""
+    """Keep recent times to first token, bounded. One owner; it starts empty."""
 
     def __init__(self) -> None:
         self._windows: OrderedDict[tuple[str, str], _Window] = OrderedDict()
 
     def slow(self, model: str, scope: str, ttft_ns: int) -> bool:
-        """Whether a request is among the slow ones, by those of its model and scope before it. 3 us (bench_joined)."""
+        """Check whether a request is slow among those of its model and scope before it.
+
+        Takes 3 us (bench_joined).
+        """
         key = model, scope
         window = self._windows.get(key)
         if window is None:

@@ -1,1 +1,1 @@
-"""Where accepted data goes beside the store."""
+"""Destinations of accepted data besides the store."""

@@ -1,9 +1,12 @@
-"""Forwards what was received to another OTLP endpoint (Tempo, Jaeger, an OpenTelemetry Collector): retry, bounded queue.
+"""Forward received data to another OTLP endpoint, with retry and a bounded queue.
 
-Sampling. The collector keeps a row of every request; only forwarding obeys the sampled flag of the trace context. The flag is
-read from spans of Handrail's own scope ``handrail.proxy`` alone: a proxy span whose flags have bit 0 clear is withheld. An
-engine's span is never withheld: SDKs export only what they have sampled, and vLLM 0.32 (opentelemetry-sdk 1.45) sends flags of
-256 and 768, in which only the has-is-remote bits are set although the span was sampled (recorded; OTLP's flags allow that).
+Examples of endpoints: Tempo, Jaeger, an OpenTelemetry Collector.
+
+Sampling: the collector keeps a row of every request; only forwarding obeys the sampled flag of the trace context.
+The flag is read only from spans of Handrail's own scope ``handrail.proxy``: a proxy span whose flags have bit 0 clear is
+withheld. An engine's span is never withheld, because SDKs export only what they have sampled. vLLM 0.32
+(opentelemetry-sdk 1.45) sends flags of 256 and 768, in which only the has-is-remote bits are set although the span was
+sampled (recorded; OTLP's flags allow that).
 """
 
 from __future__ import annotations
@@ -29,17 +32,20 @@ _SCOPE_BYTES = SCOPE_PROXY.encode()
 
 
 class ForwardDropReason(str, Enum):
-    """Why an item was not forwarded."""
+    """Reason why an item was not forwarded."""
 
     QUEUE_FULL = "queue_full"
-    REJECTED = "rejected"  # the peer refused it for good
+    REJECTED = "rejected"  # the peer rejected it permanently
     SHUTDOWN = "shutdown"  # not delivered before the deadline
-    CLOSED = "closed"  # offered before start or after shutdown
+    CLOSED = "closed"  # offered before ``start`` or after ``shutdown``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardSettings:
-    """``max_queue_bytes`` bounds what waits and what is being sent, together."""
+    """Settings of a forward endpoint.
+
+    ``max_queue_bytes`` bounds what waits and what is being sent, together.
+    """
 
     client: ClientSettings
     max_queue_bytes: int = 64 << 20
@@ -54,7 +60,10 @@ class ForwardSettings:
 
 @dataclass(slots=True)
 class ForwardStats:
-    """Counts since start, in spans, metrics and log records. ``withheld``: unsampled, so not forwarded on purpose."""
+    """Counts since start, in spans, metrics and log records.
+
+    ``withheld``: unsampled, so not forwarded on purpose.
+    """
 
     dropped: dict[ForwardDropReason, int] = field(default_factory=lambda: dict.fromkeys(ForwardDropReason, 0))
     withheld: int = 0
@@ -69,10 +78,16 @@ class _Queued:
 
 
 class OtlpForward:
-    """One peer. All methods run on the event loop that ``start`` ran on; ``offer`` never blocks and never raises."""
+    """Forward to one peer.
+
+    All methods run on the event loop of ``start``. ``offer`` never blocks and never raises.
+    """
 
     def __init__(self, settings: ForwardSettings, client: Sender | None = None) -> None:
-        """``client``: what sends; made from the settings, and closed at shutdown, when not given. Raises ``ValueError``."""
+        """Create a forwarder.
+
+        ``client``: the sender; by default it is made from the settings and closed at shutdown. Raises ``ValueError``.
+        """
         problems = settings.validate()
         if problems:
             raise ValueError("; ".join(problems))
@@ -99,7 +114,10 @@ class OtlpForward:
         self._worker = asyncio.create_task(self._sending.run(self._batches(), stop=self._stop, settle=self._settle))
 
     def offer(self, signal: Signal, payload: bytes, sampled_only: bool = True) -> bool:
-        """Queue one encoded export request; False (and counted) when it was dropped instead. The payload is kept, not copied."""
+        """Queue one encoded export request; return False when it is dropped.
+
+        A drop is counted. The payload is kept, not copied.
+        """
         if self._worker is None or self._closing:
             self.stats.dropped[ForwardDropReason.CLOSED] += count_items(payload)
             return False
@@ -112,7 +130,10 @@ class OtlpForward:
         return True
 
     async def shutdown(self, deadline_s: float = 5.0) -> None:
-        """Send what is queued for at most ``deadline_s``; the rest is dropped and counted. Works without ``start`` and twice."""
+        """Send queued requests for at most ``deadline_s``; drop and count the rest.
+
+        Idempotent; works without ``start``.
+        """
         self._closing = True
         self._changed.set()
         worker, self._worker = self._worker, None
@@ -130,7 +151,7 @@ class OtlpForward:
             await self._own_client.close()
 
     async def _batches(self) -> AsyncIterator[tuple[Signal, bytes]]:
-        """What waits, oldest first; ends once closing and empty."""
+        """Yield what waits, oldest first; end once closing and empty."""
         while True:
             while not self._queue:
                 if self._closing:
@@ -151,22 +172,23 @@ class OtlpForward:
     def _settle(self, signal: Signal, payload: bytes, fate: Accepted | None) -> None:
         queued = self._running
         if queued is None or fate is None:
-            return  # not settled: shutdown counts it
+            return  # not settled: ``shutdown`` counts it
         self._running = None
         self._bytes -= len(queued.payload)
         self.stats.dropped[ForwardDropReason.REJECTED] += fate.rejected
 
 
 def without_unsampled(payload: bytes) -> tuple[bytes, int]:
-    """``payload`` (traces) without the spans of ``handrail.proxy`` whose sampled flag is clear, and how many those were.
+    """Remove unsampled proxy spans from ``payload`` and return their number.
 
-    The bytes are the sender's own where nothing was withheld, and empty where everything was.
+    ``payload``: traces. Spans of ``handrail.proxy`` whose sampled flag is clear are removed.
+    The bytes are unchanged when nothing is removed, and empty when everything is.
     """
-    if _SCOPE_BYTES not in payload:  # nearly every engine batch; saves the parse
+    if _SCOPE_BYTES not in payload:  # true for nearly every engine batch; saves the parse
         return payload, 0
     try:
         request = ExportTraceServiceRequest.FromString(payload)
-    except DecodeError:  # damage on disk: nobody knows what it holds
+    except DecodeError:  # damage on disk: the content is unknown
         return b"", 0
     withheld = kept = 0
     for entry in request.resource_spans:

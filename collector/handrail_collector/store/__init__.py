@@ -1,1 +1,1 @@
-"""Tables, files and queries."""
+"""Tables, files and queries of the store."""

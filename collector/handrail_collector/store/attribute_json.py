@@ -1,6 +1,7 @@
-"""Attribute values as JSON text and back, with types kept: bytes as ``{"$bytes": base64}``, arrays as tuples.
+"""Encode attribute values as JSON text and decode them, with their types kept.
 
-A map whose only key starts with ``$`` is wrapped as ``{"$map": ...}``, so that nobody's data is taken for one of the two.
+Bytes become ``{"$bytes": base64}``. Arrays are read back as tuples.
+A map whose only key starts with ``$`` is wrapped as ``{"$map": ...}``, so that a sender's map is never mistaken for a tag.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from handrail.otlp.values import AttributeValue
 
 
 def dumps(value: AttributeValue | Mapping[str, AttributeValue]) -> str:
-    """Compact JSON text."""
+    """Encode a value or a map as compact JSON text."""
     return json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False)
 
 
 def loads(text: str) -> AttributeValue:
-    """Inverse of ``dumps``. Raises ``ValueError``."""
+    """Decode the text that ``dumps`` wrote. Raises ``ValueError``."""
     return _value(json.loads(text))
 
 
 def loads_map(text: str | None) -> dict[str, AttributeValue]:
-    """A map written by ``dumps``; empty for None. Raises ``ValueError`` for anything else."""
+    """Decode a map that ``dumps`` wrote.
+
+    Returns an empty map for None. Raises ``ValueError`` when the text is no JSON object.
+    """
     value = loads(text) if text else {}
     if not isinstance(value, dict):
         raise ValueError("a JSON object was expected")
@@ -31,7 +35,7 @@ def loads_map(text: str | None) -> dict[str, AttributeValue]:
 
 
 def plain(value: object) -> object:
-    """The value as what ``json`` takes, to be a part of a larger document."""
+    """Convert a value to types that ``json`` encodes, for use in a larger document."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, (tuple, list)):

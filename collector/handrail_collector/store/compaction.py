@@ -1,7 +1,9 @@
-"""The files of an hour that is over, folded into one a table: the newest version of each row, each span once.
+"""Fold the files of a finished hour into one file per table.
 
-Which files (``plan``) is decided from the manifest; folding takes tables and returns one. An hour whose rows, bytes or columns
-would be too many for one file gets several. Nothing here reads or writes files.
+The folded file holds the newest version of each row and each span once.
+``plan`` chooses the files from the manifest. The fold functions take tables and return one table.
+An hour gets several files when its rows, bytes or columns are too many for one.
+This module reads and writes no files.
 """
 
 from __future__ import annotations
@@ -24,54 +26,63 @@ from handrail_collector.store.tables.dataclass_table import FLAT, PUBLISHED_TOGE
 
 MAX_ROWS = 1_000_000
 MAX_BYTES = 128 * 2**20
-"""Bounds of one compacted file, and so of the memory that folding takes; about ten times the bytes."""
+"""Largest size of a compacted file, bytes; folding takes about ten times as much."""
 
 MAX_SAMPLES = 200_000
-"""Rows of one compacted file of samples, which have up to three hundred columns and shrink to a fiftieth."""
+"""Most rows of a compacted file of samples.
+
+Samples have up to three hundred columns and shrink to a fiftieth on disk.
+"""
 
 KEYS = ("trace_id", "request_id", "version")
-"""Columns of ``requests`` that say which row it is."""
+"""Columns that identify a row of ``requests``."""
 
 
 Ranged = tuple[int, int, StoredFile]
-"""first_offset, end_offset, file."""
+"""A file with its journal range: first_offset, end_offset, file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Files of one table and hour that become one, oldest first, each with the journal range [first, end) that it covers."""
+    """Files of one table and hour that are folded into one file, oldest first.
+
+    Each file carries the journal range [first, end) that it covers.
+    """
 
     table: Table
-    hour: int  # since 1970
+    hour: int  # hours since 1970
     ranged: tuple[Ranged, ...]
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """The files."""
+        """The files without their ranges."""
         return tuple(file for _, _, file in self.ranged)
 
     @property
     def first_offset(self) -> int:
-        """Where the range of all of them begins."""
+        """The smallest first offset of all files."""
         return min(first for first, _, _ in self.ranged)
 
     @property
     def end_offset(self) -> int:
-        """Where the range of all of them ends."""
+        """The largest end offset of all files."""
         return max(end for _, end, _ in self.ranged)
 
     def part(self, start: int, stop: int) -> Fold:
-        """The files ``start`` to ``stop`` of it."""
+        """Return a fold of the files ``start`` to ``stop``."""
         return replace(self, ranged=self.ranged[start:stop])
 
 
 def plan(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed_after_ns: int) -> list[Fold]:
-    """What is to be folded now: hours that are over (``closed``) and have files that fit into fewer."""
+    """List the folds that are due.
+
+    A fold is due when its hour is over (``closed``) and its files fit into fewer files.
+    """
     hours: defaultdict[tuple[Table, int], list[Ranged]] = defaultdict(list)
     for publish in publishes:
         if publish.shard == shard:
             for file in publish.files:
-                if file.table is Table.ROLLUPS:  # made anew from what is folded
+                if file.table is Table.ROLLUPS:  # rollups are rebuilt from the folded rows
                     continue
                 hours[file.table, hour_of(file.path)].append((publish.first_offset, publish.end_offset, file))
     return [
@@ -86,9 +97,10 @@ def plan(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, close
 
 
 def closed(hour: int, written_unix_ns: int, now_unix_ns: int, closed_after_ns: int) -> bool:
-    """Whether an hour ended ``closed_after_ns`` ago or more; of one that lies days ahead, whether nothing comes to it any more.
+    """Check whether an hour ended at least ``closed_after_ns`` ago.
 
-    ``written_unix_ns``: when its newest rows came.
+    An hour that lies days ahead is closed when no rows have come to it for that long.
+    ``written_unix_ns``: when the newest rows of the hour came.
     """
     if hour * HOUR_NS > now_unix_ns + DAY_NS:
         return written_unix_ns + HOUR_NS + closed_after_ns <= now_unix_ns
@@ -110,7 +122,10 @@ def _runs(files: Sequence[Ranged], max_rows: int) -> Iterator[list[Ranged]]:
 
 
 def alike(table: Table, columns: Sequence[Iterable[str]]) -> list[int]:
-    """Lengths of the runs of files of ``table``, given by their columns, that one file can hold with all columns of their own."""
+    """Split files into runs whose own columns fit into one file.
+
+    ``columns``: the column names of each file of ``table``, in order. Returns the length of each run.
+    """
     lengths: list[int] = []
     known: set[str] = set()
     of_own, most = (_is_attribute, MAX_ATTRIBUTE_COLUMNS) if table is Table.SPANS else (is_series, MAX_SERIES_COLUMNS)
@@ -130,7 +145,11 @@ def _is_attribute(column: str) -> bool:
 
 
 def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
-    """The spans of ``tables``, oldest first, by trace: of spans sent again the one with the highest offset. And the columns."""
+    """Fold the spans of ``tables`` into one table, grouped by trace.
+
+    ``tables``: oldest first. Of spans that were sent again, the one with the highest offset stays.
+    Returns the table and its columns.
+    """
     table = pa.concat_tables(tables, promote_options="default").combine_chunks()
     attributes = sorted({name for name in table.column_names if name.startswith("a.")})
     columns = (*SPAN_COLUMNS, *(attribute_column(*name.split(".", 2)[1:]) for name in attributes))
@@ -150,10 +169,13 @@ def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn,
 def fold_requests(
     tables: Sequence[pa.Table], elsewhere: pa.Table, all_known: bool = True
 ) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
-    """The rows of ``tables`` in the order of their start, without those that have a higher version, here or ``elsewhere``.
+    """Fold request rows into one table of newest versions, ordered by start.
 
-    A row that withdraws another (``rows.MERGED``) goes with the last of those, but stays while not ``all_known``. ``elsewhere``:
-    ``KEYS`` of the same requests in other files; ``all_known``: all of these could be read. And the columns.
+    A row leaves when a higher version exists in ``tables`` or in ``elsewhere``.
+    A row that withdraws another (``rows.MERGED``) leaves with the last row that it withdraws; it stays
+    while ``all_known`` is false.
+    ``elsewhere``: ``KEYS`` of the same requests in other files. ``all_known``: all of these files could be read.
+    Returns the table and its columns.
     """
     table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), REQUEST_COLUMNS)
     table = table.take(_last_of_each(table, ("trace_id", "request_id"), "version"))
@@ -170,7 +192,10 @@ def fold_requests(
 
 
 def superseding(keys: pa.Table) -> dict[bytes, dict[bytes, int]]:
-    """Of ``KEYS`` the rows that replace or withdraw an earlier version: version by trace id, by request id."""
+    """Find the rows of ``keys`` that replace or withdraw an earlier version.
+
+    Returns the highest version by request id, then by trace id.
+    """
     found: dict[bytes, dict[bytes, int]] = {}
     later = keys.filter(pc.greater(keys["version"], 1))
     for trace_id, request_id, version in zip(*(later[name].to_pylist() for name in KEYS), strict=True):
@@ -180,7 +205,10 @@ def superseding(keys: pa.Table) -> dict[bytes, dict[bytes, int]]:
 
 
 def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
-    """The rows of ``table`` that nothing in ``later`` (see ``superseding``) replaces or withdraws."""
+    """Drop the rows of ``table`` that ``later`` replaces or withdraws.
+
+    ``later``: the result of ``superseding``.
+    """
     among = pc.is_in(table["request_id"], value_set=pa.array(sorted(later), table.schema.field("request_id").type))
     places = pc.indices_nonzero(among).to_pylist()
     kept = [True] * table.num_rows
@@ -191,10 +219,11 @@ def without(table: pa.Table, later: dict[bytes, dict[bytes, int]]) -> pa.Table:
 
 
 def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
-    """The rows of ``tables``, oldest first, by time: of events each key once, of hand-offs and stalls those of a request's last
-    version.
+    """Fold rows of a flat table into one table, ordered by time.
 
-    A row that withdraws others stays: theirs may lie in another hour. And the columns.
+    ``tables``: oldest first. Of events, each key stays once. Of hand-offs and stalls, those of a request's last version stay.
+    A row that withdraws others stays, because the others may lie in another hour.
+    Returns the table and its columns.
     """
     flat = FLAT[name]
     table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), flat.columns)
@@ -206,10 +235,11 @@ def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[
 
 
 def fold_samples(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
-    """The rows of ``tables``, oldest first, in the order of the table; of what was told twice the last. And the columns.
+    """Fold samples into one table, in the order of the table.
 
-    Series of which more than a file may have columns (``series.MAX_SERIES_COLUMNS``) cannot come together here: ``upkeep`` folds
-    files only where they fit.
+    ``tables``: oldest first. Of samples that were delivered twice, the last one stays.
+    The series of ``tables`` fit into one file (``series.MAX_SERIES_COLUMNS``): ``maintenance`` folds only files that fit.
+    Returns the table and its columns.
     """
     kind = SAMPLED[name]
     table = pa.concat_tables(tables, promote_options="default")
@@ -220,7 +250,10 @@ def fold_samples(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tup
 
 
 def _last_reported(table: pa.Table) -> list[int]:
-    """Places of the rows of each request's highest version, each number once."""
+    """Find the rows of each request's highest version, each number once.
+
+    Returns row indices.
+    """
     newest: dict[tuple[bytes, bytes], tuple[int, dict[int, int]]] = {}
     columns = (table[name].to_pylist() for name in (*KEYS, "number"))
     for at, (trace_id, request_id, version, number) in enumerate(zip(*columns, strict=True)):
@@ -233,14 +266,20 @@ def _last_reported(table: pa.Table) -> list[int]:
 
 
 def _places(table: pa.Table, versions: dict[tuple[bytes, bytes], set[int]], kept: Sequence[bool]) -> list[int]:
-    """The few rows that are to be looked at one by one: those that withdraw, and those that others may supersede."""
+    """Find the few rows that need a check one by one.
+
+    These rows withdraw others, or others may supersede them. Returns row indices.
+    """
     known = pa.array(sorted({request_id for _, request_id in versions}), table.schema.field("request_id").type)
     among = pc.is_in(table["request_id"], value_set=known).to_pylist()
     return [at for at, (found, stays) in enumerate(zip(among, kept, strict=True)) if found or not stays]
 
 
 def _last_of_each(table: pa.Table, keys: tuple[str, ...], by: str) -> pa.Array:
-    """Places of the rows with the highest ``by`` of those equal in ``keys``, which are never null; of equal ones the last."""
+    """Find the row with the highest ``by`` among the rows that are equal in ``keys``.
+
+    ``keys`` are never null. Of rows with equal ``by``, the last one counts. Returns row indices.
+    """
     narrow = table.select(dict.fromkeys((*keys, by))).append_column("place", pa.array(range(table.num_rows), pa.int64()))
     narrow = narrow.sort_by([(name, "ascending") for name in dict.fromkeys((*keys, by, "place"))]).combine_chunks()
     if not narrow.num_rows:
@@ -254,12 +293,15 @@ def _last_of_each(table: pa.Table, keys: tuple[str, ...], by: str) -> pa.Array:
 
 
 def _one(values: pa.ChunkedArray) -> pa.Array:
-    """All in one array: pyarrow 18 returns an array, later ones may return a chunked one."""
+    """Combine all chunks into one array.
+
+    ``combine_chunks`` returns an array in pyarrow 18 and may return a chunked one later.
+    """
     combined = values.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _in_order(table: pa.Table, columns: Sequence[StoreColumn]) -> pa.Table:
-    """``table`` with exactly these columns and types; what an older file did not have is null."""
+    """Give ``table`` exactly these columns and types; missing columns become null."""
     arrays = [table[c.name].cast(c.type) if c.name in table.column_names else pa.nulls(table.num_rows, c.type) for c in columns]
     return pa.table(arrays, schema=pa.schema([(c.name, c.type) for c in columns]))

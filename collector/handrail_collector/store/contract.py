@@ -1,6 +1,7 @@
-"""What a store is to the rest of the collector: a single writer of each shard, and questions from anywhere.
+"""Define what a store offers to the rest of the collector.
 
-``tests/contract/test_store.py`` says in full what the answers are; a backend is done when it passes that battery.
+Each shard has a single writer. Any thread may query.
+``tests/contract/test_store.py`` defines the answers in full. A backend is complete when it passes that battery.
 """
 
 from __future__ import annotations
@@ -20,49 +21,71 @@ from handrail_collector.store.tables.dataclass_table import FlatRows
 
 
 class StoreQueries(Protocol):
-    """Questions; thread-safe, each blocks its thread. Raises ``StoreDamagedError`` where the store cannot be read."""
+    """Queries of a store; thread-safe.
+
+    Each query blocks its thread. Each raises ``StoreDamagedError`` when the store cannot be read.
+    """
 
     def requests(self, wanted: RequestFilter) -> list[RequestRow]:
-        """The rows that fit in the order asked for: of each request the highest version, withdrawn ones not at all.
+        """List the requests that match, in the order of the filter.
 
-        What is meant is said in Python by ``RequestFilter.matches`` and ``order``. Raises ``ValueError`` for a bad filter.
+        Each request appears in its highest version. Withdrawn requests do not appear.
+        ``RequestFilter.matches`` and ``order`` define the result in Python. Raises ``ValueError`` for a bad filter.
         """
 
     def count(self, wanted: RequestFilter) -> int:
-        """How many fit, whatever ``limit`` says. Raises ``ValueError`` for a bad filter."""
+        """Count the requests that match, whatever ``limit`` is.
+
+        Raises ``ValueError`` for a bad filter.
+        """
 
     def find(self, any_id: str) -> list[RequestRow]:
-        """The requests that an id in any form may name (``store.match``), latest first."""
+        """Find the requests that an id in any form may name, latest first.
+
+        ``store.match`` defines the match.
+        """
 
     def near(self, any_id: str, limit: int = 5) -> list[str]:
-        """Ids of recent requests that look like ``any_id``, the likest first."""
+        """List ids of recent requests that resemble ``any_id``, the most similar first."""
 
     def spans(self, row: RequestRow) -> list[SpanRow]:
-        """Its evidence and what hangs below, by start. Of spans sent again changed, the one with the highest offset."""
+        """List the evidence of a request and the spans below it, by start.
+
+        Of spans that were sent again with changes, the one with the highest offset counts.
+        """
 
     def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
-        """The hand-offs that fit in the order asked for (``FetchFilter.matches`` and ``order``): of each request those of its
-        highest version. Raises ``ValueError`` for a bad filter."""
+        """List the hand-offs that match, in the order of the filter.
+
+        ``FetchFilter.matches`` and ``order`` define the result in Python.
+        Of each request, the hand-offs of its highest version count. Raises ``ValueError`` for a bad filter.
+        """
 
     def fetches_of(self, row: RequestRow) -> list[FetchRow]:
-        """The hand-offs of one request, in order."""
+        """List the hand-offs of one request, in order."""
 
     def stalls_of(self, row: RequestRow) -> list[StallRow]:
-        """The stalls of one request, in order: those of its highest version."""
+        """List the stalls of one request's highest version, in order."""
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
-        """The samples of ``gpu_samples``, ``link_samples`` (``DeviceSample``) or ``engine_samples`` (``EngineSample``) that fit,
-        oldest first: ``SampleFilter`` and ``thinned`` say in Python what is meant."""
+        """List the samples of one table that match, oldest first.
+
+        ``gpu_samples`` and ``link_samples`` hold ``DeviceSample``; ``engine_samples`` holds ``EngineSample``.
+        ``SampleFilter`` and ``thinned`` define the result in Python.
+        """
 
     def close(self) -> None:
-        """Let go of what is held. Works twice."""
+        """Release all resources. Idempotent."""
 
 
 class StoreWriter(Protocol):
     """The single writer of one shard. Methods block; one caller at a time."""
 
     def open(self) -> Recovered:
-        """Take the store and say what is there. What was published, and no more, is there whatever stopped the last writer."""
+        """Take ownership of the store and return what it holds.
+
+        The store holds exactly what was published, however the last writer ended.
+        """
 
     def publish(
         self,
@@ -75,10 +98,11 @@ class StoreWriter(Protocol):
         flat: FlatRows | None = None,
         added: Added | None = None,
     ) -> None:
-        """All of it durable and visible when this returns, or nothing of it.
+        """Store all of this, durable and visible on return, or store none of it.
 
-        Ranges follow one another. Raises ``ValueError`` for one out of order, and ``OSError``: then it may be tried again as is.
+        Ranges follow one another. Raises ``ValueError`` for a range that is out of order.
+        Raises ``OSError`` when the disk fails; the same publish may then be tried again.
         """
 
     def close(self) -> None:
-        """Let go of the store. Works twice."""
+        """Release the store. Idempotent."""

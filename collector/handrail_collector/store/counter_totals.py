@@ -1,6 +1,7 @@
-"""Amounts that publishes add up, by name and place: what is counted in too many places to be said in total each time.
+"""Sum amounts over publishes, by counter name and place.
 
-Written as ``(place, amount, place, amount, ...)``; the total is the sum over all publishes of a shard.
+These counters have too many places for a publish to carry their totals, so a publish carries the increments.
+Format: ``(place, amount, place, amount, ...)``. The total is the sum over all publishes of a shard.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 Added = Mapping[str, Sequence[int]]
-"""By name."""
+"""Increments by counter name."""
 
 
 def added_up(parts: Iterable[Added]) -> dict[str, tuple[int, ...]]:
-    """All of ``parts`` together, each place once, by place."""
+    """Sum all ``parts``: each place once, in ascending order."""
     found: dict[str, dict[int, int]] = {}
     for part in parts:
         for name, flat in part.items():

@@ -1,4 +1,4 @@
-"""Files and folders below one root, written so that they are on disk when the call returns."""
+"""Write files and folders below one root so that they are on disk on return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ TEMPORARY = ".tmp"
 
 
 class DurableDir:
-    """What one process writes below ``root``. No lock: its owner's calls do not overlap where they touch the same names."""
+    """The files that one process writes below ``root``.
+
+    There is no lock: the owner's calls do not overlap where they touch the same names.
+    """
 
     def __init__(self, root: Path, files: Filesystem) -> None:
         self.root = root
@@ -21,12 +24,15 @@ class DurableDir:
         self._made: set[Path] = set()
 
     def make_root(self) -> None:
-        """The root and what it lies in."""
+        """Make the root and its parents."""
         for folder in (*reversed([each for each in self.root.parents if not each.exists()]), self.root):
             self._make(folder)
 
     def make(self, below: str) -> None:
-        """A folder, given with ``/``, and those that it lies in. Raises ``OSError`` where one of them is a link."""
+        """Make a folder below the root and its parents; ``below`` uses ``/``.
+
+        Raises ``OSError`` when one of them is a link.
+        """
         folder = self.root
         for step in Path(below).parts:
             folder = folder / step
@@ -35,30 +41,39 @@ class DurableDir:
             self._make(folder)
 
     def remove_if_empty(self, below: str) -> None:
-        """Nobody may be about to write there."""
+        """Remove a folder if it is empty.
+
+        The caller makes sure that nobody is about to write there.
+        """
         folder = self.root / below
         if folder.is_dir() and not any(folder.iterdir()):
             self._made.discard(folder)
             self.files.remove_dir(str(folder))
 
     def _make(self, folder: Path) -> None:
-        """Make it and its name durable, once a process: a folder found here may be what a crash left without its sync."""
+        """Make a folder and sync its name to disk, once per process.
+
+        An existing folder is synced too: a crash may have left it without its sync.
+        """
         if folder not in self._made:
             self.files.make_dir(str(folder))
             self.files.fsync_dir(str(folder.parent))
             self._made.add(folder)
 
     def put(self, path: Path, data: bytes) -> None:
-        """A whole file under its name, or none; the name is durable when the caller has synced the folder."""
+        """Write a whole file under its name, or none.
+
+        The name is durable once the caller has synced the folder.
+        """
         temporary = f"{path}{TEMPORARY}"
         with self.opened(temporary) as handle:
-            self.files.truncate(handle, 0)  # an earlier try may have left something
+            self.files.truncate(handle, 0)  # an earlier attempt may have left bytes
             self.write_all(handle, data)
             self.files.fdatasync(handle)
         self.files.rename(temporary, str(path))
 
     def read(self, path: Path) -> bytes:
-        """All of a file; nothing where there is none."""
+        """Read a whole file; empty when the file does not exist."""
         try:
             handle = self.files.open_read(str(path))
         except FileNotFoundError:
@@ -70,7 +85,7 @@ class DurableDir:
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """A file to append to."""
+        """Open a file to append to and close it afterwards."""
         handle = self.files.open_append(path)
         try:
             yield handle
@@ -78,7 +93,7 @@ class DurableDir:
             self.files.close(handle)
 
     def write_all(self, handle: int, data: bytes) -> None:
-        """Every byte of it."""
+        """Write every byte of ``data``."""
         left = memoryview(data)
         while left:
             left = left[self.files.write(handle, (bytes(left),)) :]

@@ -1,4 +1,7 @@
-"""Which hand-offs are asked for, in which order. The same meaning in Python (here) and in SQL (``fetch_sql.py``)."""
+"""Filter and order hand-offs.
+
+The filter means the same in Python (here) and in SQL (``fetch_sql.py``).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ FETCH_SORTS: dict[str, str] = {
     "bytes": "bytes_moved",
     "lost": "lost_ns",
 }
-"""Sort names and the columns that they stand for; ``duration`` of an open one is its age."""
+"""Columns by sort name; the ``duration`` of an open hand-off is its age."""
 
 OUTCOMES = tuple(outcome.value for outcome in FetchOutcome)
 DIRECTIONS = tuple(direction.value for direction in Direction)
@@ -27,21 +30,24 @@ DIRECTIONS = tuple(direction.value for direction in Direction)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFilter:
-    """Rows that fit every field that is set. Rows without a value for ``sort`` come last."""
+    """A filter that matches rows which fit every field that is set.
+
+    Rows without a value for ``sort`` come last.
+    """
 
     since_unix_ns: int | None = None
     until_unix_ns: int | None = None
     outcome: str | None = None
-    failed: bool | None = None  # True: of those outcomes that count as failures, False: of the others
+    failed: bool | None = None  # True: outcomes that count as failures; False: all others
     open: bool | None = None
     direction: str | None = None
-    peer: str | None = None  # host:port of either engine, a host, or the side channel's address
+    peer: str | None = None  # host:port of either engine, a host, or the address of the side channel
     sort: str = "started"
     descending: bool = True
     limit: int = DEFAULT_LIMIT
 
     def validate(self) -> list[str]:
-        """What is wrong with it, in words; empty when it is fine."""
+        """List the problems of the filter, in words; empty when it is valid."""
         problems = []
         if self.sort not in FETCH_SORTS:
             problems.append(f"sort: {self.sort!r} is not one of {', '.join(FETCH_SORTS)}")
@@ -56,7 +62,7 @@ class FetchFilter:
         return problems
 
     def matches(self, row: FetchRow) -> bool:
-        """Whether the row fits."""
+        """Check whether the row matches."""
         return (
             row.number >= 0
             and (self.since_unix_ns is None or row.started_unix_ns >= self.since_unix_ns)
@@ -69,7 +75,10 @@ class FetchFilter:
         )
 
     def order(self, row: FetchRow) -> tuple[bool, int, int, str, str, int]:
-        """Sort key, ascending: rows with a value first, then the later start, then the ids."""
+        """Return the ascending sort key of a row.
+
+        Rows with a value come first, then the later start, then the ids.
+        """
         value: int | None = getattr(row, FETCH_SORTS[self.sort])
         signed = 0 if value is None else -value if self.descending else value
         return value is None, signed, -row.started_unix_ns, row.trace_id, row.request_id, row.number
@@ -79,5 +88,5 @@ FAILED = frozenset(outcome.value for outcome in FAILURES)
 
 
 def peers(row: FetchRow) -> tuple[str | None, ...]:
-    """What ``peer`` may name."""
+    """List the values of a row that ``peer`` may name."""
     return row.reader_instance, row.keeper_instance, row.reader_host, row.keeper_host, row.keeper_address

@@ -1,4 +1,7 @@
-"""Questions about hand-offs as SQL, as ``sql.py`` for requests. Of a request's rows those of its highest version count."""
+"""Build the SQL queries of hand-offs.
+
+``sql.py`` does the same for requests. Of a request's rows, those of its highest version count.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _CONDITIONS = {
 
 
 def fetches(wanted: FetchFilter) -> SqlQuery:
-    """Rows that fit, in the order asked for."""
+    """Select the hand-offs that match, in the order of the filter."""
     parameters: dict[str, Parameter] = {"row_limit": wanted.limit}
     conditions = ['"number" >= 0']
     for name, condition in _CONDITIONS.items():
@@ -65,12 +68,12 @@ RECENT: tuple[str, ...] = (
     "descriptors",
     "last_offset",
 )
-"""What the links of a period are told by."""
+"""Columns that the findings about the links of a period need."""
 
 
 def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> SqlQuery:
-    """The last ones of a period, with these columns alone."""
-    columns = f"COLUMNS('^({'|'.join(RECENT)})$')"  # those that are there: an older file lacks some
+    """Select the last hand-offs of a period, with the columns ``RECENT`` only."""
+    columns = f"COLUMNS('^({'|'.join(RECENT)})$')"  # older files lack some of these columns
     part = (
         f"SELECT {columns} FROM {{table}} WHERE started_unix_ns >= $since AND started_unix_ns < $until"
         " ORDER BY started_unix_ns DESC LIMIT $row_limit"
@@ -80,14 +83,14 @@ def recent(since_unix_ns: int, until_unix_ns: int, limit: int) -> SqlQuery:
 
 
 def of_request(trace_id: bytes, request_id: bytes) -> SqlQuery:
-    """The hand-offs of one request, or its stalls, in order."""
+    """Select the hand-offs or the stalls of one request, in order."""
     where = 'trace_id = $trace_id AND request_id = $request_id AND "number" >= 0'
     text = f'SELECT * FROM ({NEWEST}) WHERE {where} ORDER BY "number"'
     return SqlQuery(text, {"trace_id": trace_id, "request_id": request_id})
 
 
 def events(since_unix_ns: int, until_unix_ns: int, limit: int) -> SqlQuery:
-    """Rows of a table that only grows, each key once, latest first."""
+    """Select rows of an append-only table, each key once, latest first."""
     text = (
         "SELECT * FROM {table} WHERE at_unix_ns >= $since AND at_unix_ns < $until"
         ' QUALIFY row_number() OVER (PARTITION BY key ORDER BY "offset" DESC) = 1 ORDER BY at_unix_ns DESC LIMIT $row_limit'

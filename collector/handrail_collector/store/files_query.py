@@ -1,6 +1,7 @@
-"""Ibis expressions put to Parquet files: compiled to DuckDB's SQL and run by a connection that the caller has.
+"""Run Ibis expressions over Parquet files.
 
-Ibis's own DuckDB backend is left out: it would bring pandas and a third of a second to a command that takes one.
+An expression is compiled to DuckDB's SQL and runs on the caller's connection.
+Ibis's own DuckDB backend is not used: it loads pandas and adds a third of a second to a command that takes one.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ class ParquetFiles:
 
     paths: Sequence[Path]
     alike: bool = True
-    named: bool = False  # with the column ``filename``
+    named: bool = False  # add the column ``filename``
 
 
 def bind(cursor: duckdb.DuckDBPyConnection, tables: Mapping[str, ParquetFiles]) -> dict[str, frozenset[str]]:
-    """Let the cursor know these tables by name; the columns of each. Raises DuckDB's errors for files that cannot be read."""
+    """Register tables with a cursor and return the columns of each.
+
+    Raises DuckDB's errors for files that cannot be read.
+    """
     columns = {}
     for name, files in tables.items():
         listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files.paths)
-        # By name costs twice the time for many files, so only where they differ.
+        # union by name takes twice the time for many files, so it is used only where columns differ
         options = f"hive_partitioning = false, union_by_name = {not files.alike}, filename = {files.named}"
         cursor.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM read_parquet([{listed}], {options})")
         columns[name] = frozenset(cursor.sql(f"SELECT * FROM {name} LIMIT 0").columns)
@@ -39,7 +43,10 @@ def bind(cursor: duckdb.DuckDBPyConnection, tables: Mapping[str, ParquetFiles]) 
 
 
 def answer(cursor: duckdb.DuckDBPyConnection, expression: Expression) -> pa.Table:
-    """The rows of ``expression``, over tables that were bound. Sums come as 64-bit integers."""
+    """Compute the rows of ``expression`` over bound tables.
+
+    Sums come as 64-bit integers.
+    """
     found = cursor.sql(ibis.to_sql(expression, dialect="duckdb")).to_arrow_table()
     schema = pa.schema([(field.name, pa.int64() if pa.types.is_decimal(field.type) else field.type) for field in found.schema])
     return found.cast(schema)

@@ -1,4 +1,7 @@
-"""Which request rows are asked for, in which order. The same meaning in Python (here) and in SQL (``read.py``)."""
+"""Filter and order request rows.
+
+The filter means the same in Python (here) and in SQL (``read.py``).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SORT_FIELDS: dict[str, str] = {
     "gap_max": "gap_max_ns",
     "gap_p99": "gap_p99_ns",
 }
-"""Sort names that stand for a field of the row; every phase name is one too."""
+"""Row fields by sort name; every phase name is a sort name too."""
 
 SORTS: tuple[str, ...] = (*SORT_FIELDS, *(phase.value for phase in Phase))
 SCOPES = ("edge", "decode", "engine")
@@ -27,7 +30,10 @@ SCOPES = ("edge", "decode", "engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Rows that fit every field that is set. Rows without a value for ``sort`` come last, whichever way it goes."""
+    """A filter that matches rows which fit every field that is set.
+
+    Rows without a value for ``sort`` come last, in both directions.
+    """
 
     since_unix_ns: int | None = None  # started at or after
     until_unix_ns: int | None = None  # started before
@@ -36,14 +42,14 @@ class RequestFilter:
     model: str | None = None
     instance: str | None = None  # host:port of any process of the request
     min_ttft_ns: int | None = None
-    finding: str | None = None  # a finding, or its kind: what stands before ':'
-    text: str | None = None  # somewhere in ids, model, instances, error type or findings; case does not matter
+    finding: str | None = None  # a finding, or its kind (the part before ':')
+    text: str | None = None  # substring of ids, model, instances, error type or findings; case-insensitive
     sort: str = "started"
     descending: bool = True
     limit: int = DEFAULT_LIMIT
 
     def validate(self) -> list[str]:
-        """What is wrong with it, in words; empty when it is fine."""
+        """List the problems of the filter, in words; empty when it is valid."""
         problems = []
         if self.sort not in SORTS:
             problems.append(f"sort: {self.sort!r} is not one of {', '.join(SORTS)}")
@@ -58,7 +64,7 @@ class RequestFilter:
         return problems
 
     def matches(self, row: RequestRow) -> bool:
-        """Whether the row fits."""
+        """Check whether the row matches."""
         return (
             row.scope != MERGED
             and (self.since_unix_ns is None or row.started_unix_ns >= self.since_unix_ns)
@@ -73,14 +79,17 @@ class RequestFilter:
         )
 
     def order(self, row: RequestRow) -> tuple[bool, int, int, str, str]:
-        """Sort key, ascending: rows with a value first, then the later start, then the ids."""
+        """Return the ascending sort key of a row.
+
+        Rows with a value come first, then the later start, then the ids.
+        """
         value = sort_value(row, self.sort)
         signed = 0 if value is None else -value if self.descending else value
         return value is None, signed, -row.started_unix_ns, row.trace_id, row.request_id
 
 
 def sort_value(row: RequestRow, sort: str) -> int | None:
-    """The figure of ``row`` that ``sort`` names, ns."""
+    """Return the figure of ``row`` that ``sort`` names, ns."""
     if sort in SORT_FIELDS:
         value: int | None = getattr(row, SORT_FIELDS[sort])
         return value
@@ -89,11 +98,11 @@ def sort_value(row: RequestRow, sort: str) -> int | None:
 
 
 def instances(row: RequestRow) -> tuple[str | None, ...]:
-    """The processes of the request."""
+    """List the processes of the request."""
     return row.edge_instance, row.router_instance, row.prefill_instance, row.decode_instance
 
 
 def texts(row: RequestRow) -> tuple[str, ...]:
-    """What ``text`` searches."""
+    """List the texts that ``text`` searches."""
     ids = (row.trace_id, row.request_id, row.client_request_id, row.request_key, row.response_id)
     return tuple(text for text in (*ids, row.model, *instances(row), row.error_type, *row.findings) if text)

@@ -1,5 +1,6 @@
-"""Gap sketches of many streams merged at once, by columns; one that is not as ``encode`` writes it is decoded alone, and counted
-where that fails.
+"""Merge the gap sketches of many streams at once, column by column.
+
+A sketch that does not have the exact form that ``encode`` writes is decoded alone. It is counted when that fails.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import pyarrow as pa
 from handrail.metrics.exponential_histogram import MAX_BUCKETS, GapSketch
 from handrail_collector.store.sketch_columns import BUCKETS, LEAST, SPREAD, SUM, Flags, Integers, Numbers, bytes_of
 
-_CHUNK_ROWS: Final = 2_048  # the arrays of one chunk stay in the cache: 4 us a stream, with 32,768 rows 7
+_CHUNK_ROWS: Final = 2_048  # the arrays of one chunk fit into the cache: 4 us a stream; 7 us with 32,768 rows
 _LOW_BITS: Final = 32
 
 
 @dataclass(slots=True)
 class GapCounts:
-    """Sketches merged by group. ``unreadable``: how many were left out."""
+    """Sketches merged by group. ``unreadable``: how many sketches were left out."""
 
     groups: int
     unreadable: int = 0
@@ -29,7 +30,7 @@ class GapCounts:
         self.merged = [GapSketch() for _ in range(self.groups)]
 
     def add(self, sketches: pa.ChunkedArray, group: Integers) -> None:
-        """Merge every sketch into the one of its group; null ones say nothing."""
+        """Merge every sketch into the sketch of its group; null sketches are skipped."""
         at = 0
         for chunk in sketches.chunks:
             for start in range(0, len(chunk), _CHUNK_ROWS):
@@ -67,7 +68,7 @@ class GapCounts:
             self.merged[int(each)].merge(
                 GapSketch.of_counts(
                     dict(zip(used.tolist(), weights[each][used].astype(np.int64).tolist(), strict=True)),
-                    # by halves: a sum of sums may not fit into 63 bits
+                    # summed in halves: the sum of sums may exceed 63 bits
                     sum_ns=(int((total[rows] >> _LOW_BITS).sum()) << _LOW_BITS)
                     + int((total[rows] & ((1 << _LOW_BITS) - 1)).sum()),
                     min_ns=int(low[rows].min()),

@@ -1,4 +1,7 @@
-"""Where the rows of an hour lie: ``<table>/day=YYYY-MM-DD/hour=HH`` below the store's root, UTC."""
+"""Define the folders of the store.
+
+The rows of an hour lie in ``<table>/day=YYYY-MM-DD/hour=HH`` below the store's root. Times are UTC.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,34 @@ _DATA_PATH = re.compile(
 
 
 def hour_folder(table: Table, hour: int) -> PurePosixPath:
-    """The folder of an hour, counted since 1970."""
+    """Return the folder of an hour, counted since 1970."""
     at = datetime.fromtimestamp(hour * HOUR_NS // _SECOND_NS, timezone.utc)
     return PurePosixPath(table.value, f"day={at:%Y-%m-%d}", f"hour={at:%H}")
 
 
 def hour_of(path: str) -> int:
-    """The hour, counted since 1970, that a file of the store lies in. Raises ``ValueError`` for another path."""
+    """Return the hour, counted since 1970, of a file of the store.
+
+    Raises ``ValueError`` for another path.
+    """
     _, day, hour, _ = PurePosixPath(path).parts
     at = datetime.strptime(f"{day} {hour} +0000", "day=%Y-%m-%d hour=%H %z")
     return round(at.timestamp()) * _SECOND_NS // HOUR_NS
 
 
 def day_of(path: str) -> int:
-    """The day, counted since 1970, that a file of the store lies in. Raises ``ValueError`` for another path."""
+    """Return the day, counted since 1970, of a file of the store.
+
+    Raises ``ValueError`` for another path.
+    """
     return hour_of(path) * HOUR_NS // DAY_NS
 
 
 def is_data_path(path: str) -> bool:
-    """Whether a data file of a store may lie at ``path``: a table, a day, an hour, and a name of plain characters."""
+    """Check whether ``path`` is a valid path of a data file.
+
+    A valid path has a table, a day, an hour, and a name of plain characters.
+    """
     if _DATA_PATH.fullmatch(path) is None:
         return False
     try:
@@ -51,7 +63,10 @@ def is_data_path(path: str) -> bool:
 
 
 def link_on_the_way(root: Path, paths: Iterable[str]) -> Path | None:
-    """The first link below ``root`` that leads to one of ``paths``; a store has none. ``root`` may be one itself."""
+    """Find the first link below ``root`` that leads to one of ``paths``.
+
+    A store has no links. ``root`` itself may be a link.
+    """
     plain: set[Path] = set()
     for path in paths:
         at = root
@@ -65,7 +80,10 @@ def link_on_the_way(root: Path, paths: Iterable[str]) -> Path | None:
 
 
 def files_below(root: Path) -> list[str]:
-    """Every data file of a store, listed or not, temporary ones included; paths below its root. Links are not followed."""
+    """List every data file of a store, listed or not, temporary files included.
+
+    Paths are relative to the store's root. Links are not followed.
+    """
     found = (path for table in Table for path in root.glob(f"{table.value}/day=*/hour=*/*{SUFFIX}*"))
     paths = sorted(path.relative_to(root).as_posix() for path in found if path.name.endswith((SUFFIX, f"{SUFFIX}{TEMPORARY}")))
     return [path for path in paths if link_on_the_way(root, [path]) is None]

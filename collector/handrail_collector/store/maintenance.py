@@ -1,6 +1,7 @@
-"""What keeps a store small, now and then: retention, the disk quota, compaction, and the removal of what they took out.
+"""Keep a store small with periodic passes.
 
-Readers in any process see each change whole or not at all, and have the grace time to end with files that are no longer listed.
+A pass applies retention and the disk quota, compacts, makes rollups, and removes the files that left the store.
+Readers in any process see each change whole or not at all. They have the grace time to finish with files that left.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _KEY_TYPES = {column.name: column.type for column in REQUEST_COLUMNS if column.n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepSettings:
-    """``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything.
+    """Settings of the passes over a store.
 
-    ``samples_retention_ns``: of samples, where that is shorter. ``rollups``: whether folded hours get one.
+    ``closed_after_ns``: how long after its end an hour is folded. ``retention_ns``, ``max_bytes``: None keeps everything.
+    ``samples_retention_ns``: retention of samples, if shorter. ``rollups``: whether folded hours get a rollup.
     """
 
     closed_after_ns: int = 15 * MINUTE_NS
@@ -51,21 +53,24 @@ class UpkeepSettings:
 
 @dataclass(slots=True)
 class UpkeepStats:
-    """Counts since start; ``bytes`` and ``files`` are of the store as the last pass left it."""
+    """Counts since start.
+
+    ``bytes`` and ``files`` describe the store as the last pass left it.
+    """
 
     passes: int = 0
     failures: int = 0
     files_folded: int = 0
-    rows_folded: int = 0  # row versions that a later one replaces, withdrawn rows, spans sent again
+    rows_folded: int = 0  # replaced row versions, withdrawn rows, and spans that were sent again
     fold_ns: int = 0
     rollups: RollupStats = field(default_factory=RollupStats)
     files_expired: int = 0
     quota_days: int = 0
     quota_bytes: int = 0
     files_removed: int = 0
-    files_set_aside: int = 0  # left the store because someone put them aside as damaged
-    files_unlisted: int = 0  # set aside by the start because no line of the manifest named them
-    files_damaged: int = 0  # listed and not readable, as the last pass found
+    files_set_aside: int = 0  # left the store because someone set them aside as damaged
+    files_unlisted: int = 0  # set aside at start because no line of the manifest names them
+    files_damaged: int = 0  # listed and unreadable, as of the last pass
     bytes: int = 0
     files: int = 0
 
@@ -76,14 +81,15 @@ def _named(day: Day, whole: Sequence[Day]) -> str:
 
 
 class SteadyClock:
-    """Whether the wall clock may say what is too old: not before an hour has passed since it stepped by more than a minute.
+    """Check whether the wall clock is steady enough to judge ages.
 
-    A clock that is wrong for a while must not cost what is stored. ``now_ns``: monotonic.
+    It is not for an hour after a step of more than a minute, so that a clock that is wrong for a while deletes no data.
+    ``now_ns``: monotonic.
     """
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
-        self._ahead_ns: int | None = None  # of the wall clock before the monotonic one, at the last look
+        self._ahead_ns: int | None = None  # wall clock minus monotonic clock, at the last call
         self._stepped_ns: int | None = None
 
     def holds(self, now_unix_ns: int) -> bool:
@@ -97,9 +103,9 @@ class SteadyClock:
 
 
 class Upkeep:
-    """One pass at a time, in a thread that may block. ``stop`` may be called from any other.
+    """Run one pass at a time over a store, in a thread that may block.
 
-    ``steady``: holds retention back after a step of the wall clock.
+    Any other thread may call ``stop``. ``steady``: suspends retention after a step of the wall clock.
     """
 
     def __init__(
@@ -123,11 +129,14 @@ class Upkeep:
         self.stats.rollups = self._rollups.stats
 
     def stop(self) -> None:
-        """Let a running pass end after the fold it is at."""
+        """End a running pass after its current fold."""
         self._stopping.set()
 
     def run_pass(self) -> None:
-        """Everything that is due. What fails is counted, told, and due again at the next pass."""
+        """Run every step that is due.
+
+        A step that fails is counted, logged, and tried again at the next pass.
+        """
         steps = {
             "damaged files": self._look_after_damaged,
             "damaged rollups": self._rollups.take_out_damaged,
@@ -191,10 +200,10 @@ class Upkeep:
         self._open_day_reported = over
 
     def _leave(self, going: list[StoredFile]) -> list[StoredFile]:
-        """Let files go that are too old or too many; those that went.
+        """Retire files that are too old or too many, and return those that were retired.
 
-        Nothing that they replaced or withdrew comes back: where an earlier version of one of their rows lies in a file that
-        stays, it goes first. A file of which nobody can say what it replaces waits until nothing near it stays.
+        Rows that they replaced or withdrew do not come back: earlier versions in files that stay are dropped first.
+        An unreadable file, whose replaced rows are unknown, waits until no file near it stays.
         """
         paths = {file.path for file in going}
         staying = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in paths]
@@ -224,7 +233,10 @@ class Upkeep:
                 self._guarded(folder, lambda part=part: self._fold(part))  # type: ignore[misc]  # mypy takes it for an argument
 
     def _alike(self, fold: Fold) -> Iterator[Fold]:
-        """``fold`` without what cannot be read, in parts where its rows have more columns of their own than a file may have."""
+        """Split ``fold`` into parts that fit into one file each.
+
+        Unreadable files are left out. A part's own columns (attributes or series) do not exceed what a file may have.
+        """
         readable = tuple(each for each in fold.ranged if not self._damaged.knows(each[2]))
         fold = replace(fold, ranged=readable)
         if fold.table is not Table.SPANS and fold.table not in SAMPLED:
@@ -266,7 +278,10 @@ class Upkeep:
         self._rollups.make(self._now_unix_ns(), self._settings.closed_after_ns, self._guarded, self._stopping.is_set)
 
     def _elsewhere(self, fold: Fold, tables: list[pa.Table]) -> tuple[pa.Table, bool]:
-        """Keys of the rows of the same requests in files that are not folded here, and whether all of these could be read."""
+        """Find rows of the same requests in files outside of ``fold``.
+
+        Returns their keys, and whether all of these files could be read.
+        """
         own = {file.path for file in fold.files}
         others = [file for file in self._files() if file.table is Table.REQUESTS and file.path not in own]
         wanted = pa.chunked_array([chunk for table in tables for chunk in table["request_id"].chunks]).combine_chunks()

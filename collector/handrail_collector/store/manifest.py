@@ -1,13 +1,15 @@
-"""The list of what the store holds: one line for each publish, in ``manifest.jsonl`` at the store's root.
+"""Define the manifest: the list of a store's publishes in ``manifest.jsonl``.
 
-A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline. The first one lists nothing and is there, durable,
-before any data file: a manifest without it is no new store. A last line that is torn was never published: readers ignore it and
-the writer cuts it off. Torn is a line without its newline, or one with NUL bytes: blocks that power loss kept from the disk
-read as zeros. Any other line with a wrong CRC is damage. A file that no line names is not part of the store.
+The manifest lies at the store's root and has one line per publish.
+A line is the CRC-32 of its JSON as 8 hex digits, a space, the JSON, a newline.
+The first line lists nothing. It is durable before any data file exists, so a manifest without it is not a new store.
+A torn last line was never published: readers ignore it and the writer cuts it off.
+A line is torn when it has no newline or has NUL bytes (blocks that a power loss kept from the disk read as zeros).
+Any other line with a wrong CRC is damage. A file that no line names is not part of the store.
 
-Publishing appends a line. Taking files out, for others with the same rows or for good, puts a new manifest in the place of the
-old one: its first line is the *head*, which counts these generations and carries the offsets on, so that a reader who has read a
-part of the former one notices.
+A publish appends a line. Taking files out, for others with the same rows or for good, replaces the manifest.
+The first line of the new manifest is the *head*: it counts these generations and carries the offsets on.
+A reader that has read a part of the former manifest notices the change by the head.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ from handrail_collector.store.layout import files_below, is_data_path, link_on_t
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
 MANIFEST_VERSION = 6
-"""Raised when a line changes its meaning or gets a part that earlier versions refuse; 1 had no heads, 2 no counts, no
-rollups, 3 no samples, 4 nothing added up, 5 no checksums of files."""
+"""Version of the manifest; rises when a line changes its meaning or gains a part.
+
+Earlier versions refuse such a part. Version 1 had no heads, 2 no counts and no rollups, 3 no samples, 4 no increments
+(``added``), 5 no checksums of files.
+"""
 
 MANIFEST = "manifest.jsonl"
 
 HEAD_BYTES = 64
-"""Beginning of a manifest that differs between any two generations: the CRC and the generation stand in it."""
+"""Bytes at the beginning of a manifest that differ between any two generations.
+
+They hold the CRC and the generation.
+"""
 
 
 RESTORE = f"put a copy of {MANIFEST} in its place, or move the whole store away to begin a new one; nothing was removed"
@@ -43,7 +51,10 @@ class StoreDamagedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """One Parquet file. Times are those of the rows in it (start, wall clock); versions are 0 for ``spans`` and ``rollups``."""
+    """One Parquet file of the store.
+
+    Times are those of its rows (start, wall clock). Versions are 0 for ``spans`` and ``rollups``.
+    """
 
     table: Table
     path: str  # below the store's root, with '/'
@@ -53,15 +64,15 @@ class StoredFile:
     max_unix_ns: int
     min_version: int
     max_version: int
-    columns_crc: int  # CRC-32 of the column names: files of one value can be read as one table
-    written_unix_ns: int = 0  # of the newest rows in it: when they were first written; 0: before version 2 told it
-    crc: int | None = None  # CRC-32 of its bytes; None: before version 6 told it
-    covers: str = ""  # a rollup: path of the ``requests`` file that it was made from, and stands for as long as that is listed
+    columns_crc: int  # CRC-32 of the column names: files with equal values can be read as one table
+    written_unix_ns: int = 0  # when its newest rows were first written; 0 before version 2 recorded it
+    crc: int | None = None  # CRC-32 of its bytes; None before version 6 recorded it
+    covers: str = ""  # of a rollup: path of its ``requests`` file; the rollup is valid as long as that file is listed
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A file that is no longer part of the store, and since when. It stays for readers that began before."""
+    """A file that left the store, and when; it stays on disk for earlier readers."""
 
     path: str
     since_unix_ns: int
@@ -69,12 +80,13 @@ class Retired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRecord:
-    """One publish of one shard: the journal range [first_offset, end_offset) and the files that hold what came of it.
+    """One publish of one shard: a journal range and the files made from it.
 
-    ``low_water_offset``: everything before it is decided and published; a replay starts there; 0 for a compacted range.
-    ``generation``: above 0 only for a head, which has no files of its own; ``retired``: files that heads still answer for.
-    ``observed``: what the collector had counted of its traffic by this publish, in total; the last of a shard counts.
-    ``added``: what this publish adds to what is counted in many places; all of a shard count together.
+    The range is [first_offset, end_offset).
+    ``low_water_offset``: everything before it is decided and published, and a replay starts there; 0 for a compacted range.
+    ``generation``: above 0 only for a head, which has no files of its own. ``retired``: files that heads still account for.
+    ``observed``: total counts of the collector's traffic as of this publish; the last of a shard counts.
+    ``added``: what this publish adds to counters with many places; all publishes of a shard count together.
     """
 
     generation: int = 0
@@ -89,7 +101,7 @@ class PublishRecord:
 
 
 def encode_line(publish: PublishRecord) -> bytes:
-    """The manifest line of ``publish``, newline included."""
+    """Encode ``publish`` as a manifest line, newline included."""
     text = json.dumps({"v": MANIFEST_VERSION, "schema": SCHEMA_VERSION} | asdict(publish), separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
@@ -100,14 +112,17 @@ OPENING = PublishRecord(shard=0, first_offset=0, end_offset=0, low_water_offset=
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Publishes in order, and how many bytes of the input were whole lines; what follows is torn."""
+    """The publishes in order, and how many bytes of the input were whole lines.
+
+    The rest of the input is torn.
+    """
 
     publishes: tuple[PublishRecord, ...]
     whole_bytes: int
 
 
 def parse(data: bytes, where: str) -> Parsed:
-    """The publishes of a manifest or of its rest; ``where`` names it in errors.
+    """Parse a manifest or its rest; ``where`` names it in errors.
 
     Raises ``StoreDamagedError`` for a bad line, unless it is the last one and torn, and for a line of a later version.
     """
@@ -126,7 +141,10 @@ def parse(data: bytes, where: str) -> Parsed:
 
 
 def require_new(root: Path) -> None:
-    """A store whose manifest has not even its first line holds nothing yet. Raises ``StoreDamagedError`` where it does."""
+    """Raise ``StoreDamagedError`` when a store without a first line holds data.
+
+    A store whose manifest lacks even its first line must hold nothing yet.
+    """
     files = [path for path in files_below(root) if not path.endswith(TEMPORARY)]
     if files:
         what = "is empty or damaged from its first line on" if (root / MANIFEST).exists() else "is missing"
@@ -135,20 +153,23 @@ def require_new(root: Path) -> None:
 
 
 def counted(files: int) -> str:
-    """``1 data file``, ``3 data files``."""
+    """Format a number of files: ``1 data file``, ``3 data files``."""
     return f"{files:,} data file{'' if files == 1 else 's'}"
 
 
 def files_of(publishes: Iterable[PublishRecord], table: Table) -> list[StoredFile]:
-    """The files of one table, oldest publish first."""
+    """List the files of one table, oldest publish first."""
     return [file for publish in publishes for file in publish.files if file.table is table]
 
 
 def rewritten(
     publishes: Sequence[PublishRecord], gone: Collection[str], added: Sequence[PublishRecord], retired: Sequence[Retired]
 ) -> tuple[PublishRecord, ...]:
-    """The next generation: one head a shard, then ``publishes`` without the files ``gone``, and ``added``, by
-    their ends. Lines without files are left out: the heads have their offsets."""
+    """Build the next generation of the manifest.
+
+    It has one head per shard, then ``publishes`` without the files ``gone``, and ``added``, in the order of their end offsets.
+    Lines without files are left out: the heads carry their offsets.
+    """
     generation = 1 + max((publish.generation for publish in publishes), default=0)
     heads = [
         PublishRecord(
@@ -165,17 +186,17 @@ def rewritten(
         for index, (shard, last) in enumerate(sorted(_last_of_shards(publishes).items()))
     ]
     kept = (replace(p, files=tuple(f for f in p.files if f.path not in gone), observed={}, added={}) for p in publishes)
-    lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # stable: equal ones as they were
+    lines = sorted((*added, *(p for p in kept if p.files)), key=lambda p: p.end_offset)  # stable: equal ones keep their order
     return (*heads, *lines)
 
 
 def observed_by(publishes: Sequence[PublishRecord], shard: int) -> Mapping[str, int]:
-    """The latest counts of a shard; none where it never said any."""
+    """Return the latest counts of a shard; empty when it has none."""
     return next((p.observed for p in reversed(publishes) if p.shard == shard and p.observed), {})
 
 
 def added_by(publishes: Sequence[PublishRecord], shard: int) -> dict[str, tuple[int, ...]]:
-    """What all publishes of a shard added."""
+    """Return the sum of what all publishes of a shard added."""
     return added_up(p.added for p in publishes if p.shard == shard)
 
 
@@ -188,7 +209,10 @@ def _last_of_shards(publishes: Iterable[PublishRecord]) -> dict[int, PublishReco
 
 
 class ManifestReader:
-    """The publishes of a store that somebody else may be writing. Reads only what was appended since the last call."""
+    """Reader of the publishes of a store that another process may write.
+
+    It reads only what was appended since the last call.
+    """
 
     def __init__(self, root: Path) -> None:
         self._path = root / MANIFEST
@@ -198,13 +222,16 @@ class ManifestReader:
         self._head = b""
 
     def publishes(self) -> tuple[PublishRecord, ...]:
-        """Everything published by now; nothing where there is no manifest yet. Raises ``StoreDamagedError`` and ``OSError``."""
+        """List everything published so far; empty when there is no manifest yet.
+
+        Raises ``StoreDamagedError`` and ``OSError``.
+        """
         try:
             with self._path.open("rb") as file:
                 head = file.read(HEAD_BYTES)
                 file.seek(self._read_bytes - len(self._last_line))
                 if not head.startswith(self._head) or file.read(len(self._last_line)) != self._last_line:
-                    # A new generation, or a line that its writer could not make durable and took back, or another store.
+                    # A new generation, a line that its writer took back because it could not be made durable, or another store.
                     self._publishes, self._read_bytes, self._last_line = (), 0, b""
                     file.seek(0)
                 data = file.read()
@@ -249,7 +276,10 @@ def _is_path_of(path: object, table: Table | None) -> bool:
 
 
 def locate(root: Path, paths: Iterable[str]) -> list[Path]:
-    """Where data files lie. Raises ``StoreDamagedError`` where a link leads there: it may lead out of the store."""
+    """Return the paths of data files.
+
+    Raises ``StoreDamagedError`` when a link leads to one, because it may lead out of the store.
+    """
     paths = list(paths)
     link = link_on_the_way(root, paths)
     if link is not None:

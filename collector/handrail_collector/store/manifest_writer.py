@@ -1,4 +1,4 @@
-"""The manifest on disk, as its one writer keeps it: lines appended, generations put in each other's place, torn ends cut off."""
+"""Write the manifest on disk: append lines, replace generations, cut torn ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from handrail_collector.store.manifest import (
 
 
 class ManifestWriter:
-    """What the store holds, in memory and on disk. Its owner's lock guards every call.
+    """The manifest of a store, in memory and on disk, with a single writer.
 
-    ``publishes`` and ``retired`` are what the manifest on disk says; after an error too.
+    Its owner's lock guards every call. ``publishes`` and ``retired`` match the manifest on disk, after an error too.
     """
 
     def __init__(self, folder: DurableDir) -> None:
@@ -35,7 +35,10 @@ class ManifestWriter:
         self._torn = False
 
     def load(self) -> None:
-        """Read it; begin a new one. Raises ``StoreDamagedError`` and ``OSError``. Nothing may rely on it before ``settle``."""
+        """Read the manifest, or begin a new one.
+
+        Raises ``StoreDamagedError`` and ``OSError``. Nothing may rely on the manifest before ``settle``.
+        """
         data = self._folder.read(self._path)
         parsed = parse(data, str(self._path))
         self._bytes = parsed.whole_bytes
@@ -45,7 +48,10 @@ class ManifestWriter:
         self.retired = [retired for publish in parsed.publishes for retired in publish.retired]
 
     def _begin(self) -> None:
-        """A first line, durable before any data file, so that a manifest that is lost is not taken for one not written yet."""
+        """Write the first line, durable before any data file exists.
+
+        A lost manifest is therefore never mistaken for one that was not written yet.
+        """
         require_new(self._folder.root)
         line = encode_line(OPENING)
         self._folder.put(self._path, line)
@@ -53,20 +59,23 @@ class ManifestWriter:
         self._bytes = len(line)
 
     def settle(self) -> None:
-        """Leave only whole lines, durable: what the last process wrote may not be on disk yet, and is about to be relied on."""
+        """Cut the manifest to its whole lines and sync it.
+
+        The last process may have written lines that are not on disk yet; from now on others rely on them.
+        """
         self._cut()
 
     def repair(self) -> None:
-        """Make good what a failed write may have left; before anything relies on this manifest.
+        """Undo what a failed write may have left, before anything relies on the manifest.
 
-        Raises ``FolderGoneError`` where someone took the manifest away.
+        Raises ``FolderGoneError`` when someone removed the manifest.
         """
         self._require_there()
         if self._torn:
             self._cut()
 
     def append(self, publish: PublishRecord) -> None:
-        """One more line, durable when this returns."""
+        """Append one line, durable on return."""
         line = encode_line(publish)
         self._require_there()
         self._torn = True
@@ -75,7 +84,7 @@ class ManifestWriter:
                 self._folder.write_all(handle, line)
                 self._folder.files.fdatasync(handle)
         except OSError:
-            with contextlib.suppress(OSError):  # else at the next publish or start
+            with contextlib.suppress(OSError):  # a failed cut is repeated at the next publish or start
                 self._cut()
             raise
         self._bytes += len(line)
@@ -83,18 +92,21 @@ class ManifestWriter:
         self.publishes.append(publish)
 
     def rewrite(self, gone: Collection[str], added: Sequence[PublishRecord], retired: list[Retired]) -> None:
-        """Put the next generation of the manifest in the place of this one."""
+        """Replace the manifest by its next generation."""
         self.repair()
         publishes = rewritten(self.publishes, gone, added, retired)
         data = b"".join(map(encode_line, publishes or (OPENING,)))
         self._folder.put(self._path, data)
-        self._torn = True  # until its name is durable nothing may be appended: the old one might come back
+        self._torn = True  # no append until the new name is durable: the old manifest might come back
         self._bytes, self.publishes, self.retired = len(data), list(publishes), retired
         self._folder.files.fsync_dir(str(self._folder.root))
         self._torn = False
 
     def _require_there(self) -> None:
-        """Raise ``FolderGoneError`` where someone took it away or cut it: a new file here would pass for the whole store."""
+        """Raise ``FolderGoneError`` when someone removed or cut the manifest.
+
+        A new file in its place would pass for the whole store.
+        """
         files = self._folder.files
         try:
             handle = files.open_read(str(self._path))
@@ -109,7 +121,7 @@ class ManifestWriter:
             raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", str(self._path))
 
     def remove_temporary(self) -> None:
-        """What a crash may have left beside it."""
+        """Remove the temporary file that a crash may have left."""
         temporary = self._path.with_name(f"{MANIFEST}{TEMPORARY}")
         if temporary.exists():
             self._folder.files.unlink(str(temporary))
@@ -120,5 +132,5 @@ class ManifestWriter:
             if files.size(handle) > self._bytes:
                 files.truncate(handle, self._bytes)
             files.fdatasync(handle)
-        files.fsync_dir(str(self._folder.root))  # the name of a new generation
+        files.fsync_dir(str(self._folder.root))  # makes the name of a new generation durable
         self._torn = False

@@ -1,4 +1,7 @@
-"""Whether a row is the request that an id in any form names, and how surely. Pure; ``read.py`` narrows down in SQL first."""
+"""Decide whether an id in any form names the request of a row, and how surely.
+
+This module has no side effects. ``read.py`` narrows the candidates in SQL first.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,22 @@ from handrail.identity import candidate_keys
 from handrail_collector.rows import RequestRow
 
 MIN_PREFIX = 6
-"""Fewest characters that may stand for the id that begins with them."""
+"""Shortest prefix that may stand for an id, characters."""
 
 
 class Match(IntEnum):
-    """How an id fits a row, surest first."""
+    """How an id matches a row, surest first."""
 
-    EQUAL = 0  # it is one of the row's ids
-    KEY = 1  # one of its keys is (``handrail.identity.candidate_keys``)
-    PREFIX = 2  # one of the row's ids begins with it
+    EQUAL = 0  # the id is one of the row's ids
+    KEY = 1  # a key of the id is one of the row's keys (``handrail.identity.candidate_keys``)
+    PREFIX = 2  # one of the row's ids begins with the id
 
 
 def match(row: RequestRow, any_id: str, keys: tuple[str, ...]) -> Match | None:
-    """How ``any_id``, whose candidate keys are ``keys``, fits ``row``; None when it does not."""
+    """Return how ``any_id`` matches ``row``; None when it does not.
+
+    ``keys``: the candidate keys of ``any_id``.
+    """
     others = [text for text in (row.client_request_id, row.request_key, row.response_id) if text]
     own = (row.trace_id, row.request_id)
     plain = any_id.lower()
@@ -35,7 +41,7 @@ def match(row: RequestRow, any_id: str, keys: tuple[str, ...]) -> Match | None:
 
 
 def best(rows: Iterable[RequestRow], any_id: str) -> list[RequestRow]:
-    """Of ``rows`` those that fit best, in their order."""
+    """Select the rows with the surest match, in their order."""
     keys = candidate_keys(any_id)
     fits = [(how, row) for row in rows if (how := match(row, any_id, keys)) is not None]
     surest = min((how for how, _ in fits), default=None)

@@ -1,8 +1,12 @@
-"""Files of a store that its manifest does not name: which of them a start may remove, and what it says of the others. Pure.
+"""Decide what a start does with files that the manifest does not name.
 
-Removed is only what is provably ours and unfinished: a temporary file; files of the one publish that comes next after all that
-the manifest lists (its line was never written, so nobody was told that it is stored, and the journal has its entries); a fold
-whose rows all lie in listed files; a rollup, which is made from rows. Everything else may be the only copy of its rows.
+This module has no side effects. A start removes a file only when it is provably ours and unfinished:
+a temporary file;
+a file of the one publish that comes next after everything listed (its line was never written, so it was never
+acknowledged as stored, and the journal has its entries);
+a fold whose rows all lie in listed files;
+a rollup, which is made from rows.
+Every other file may be the only copy of its rows and is set aside.
 """
 
 from __future__ import annotations
@@ -18,14 +22,14 @@ from handrail_collector.store.manifest import RESTORE, PublishRecord, StoreDamag
 from handrail_collector.store.schema import Table
 
 UNLISTED = ".unlisted"
-"""Ending of a file that was set aside; nothing reads it."""
+"""Suffix of a file that was set aside; nothing reads it."""
 
 _NAME = re.compile(r"[a-z]+-(?P<shard>\d{3})-(?P<first>\d{20})-(?P<end>\d{20})-(?P<fold>c?)\d{3,}" + re.escape(SUFFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """What a start does with files that no line names; paths below the store's root."""
+    """What a start does with unlisted files; paths are relative to the store's root."""
 
     remove: tuple[str, ...]
     aside: tuple[str, ...]
@@ -34,9 +38,10 @@ class Unlisted:
 def sorted_out(
     unlisted: Collection[str], publishes: Iterable[PublishRecord], rows: Callable[[str], int | None], where: str
 ) -> Unlisted:
-    """``unlisted``: files on disk that neither a line nor a head names; ``rows``: how many a file has, None where unreadable.
+    """Sort unlisted files into those to remove and those to set aside.
 
-    Raises ``StoreDamagedError`` where files of more than one publish lie beyond what is listed: then lines are missing.
+    ``unlisted``: files on disk that neither a line nor a head names. ``rows``: rows of a file, None when it is unreadable.
+    Raises ``StoreDamagedError`` when files of more than one publish lie beyond the listed ones: then lines are missing.
     """
     known = tuple(publishes)
     ends = _ends(known)
@@ -75,7 +80,10 @@ def _ends(publishes: Iterable[PublishRecord]) -> Mapping[int, int]:
 def _rows_are_listed(
     path: str, name: re.Match[str], publishes: Iterable[PublishRecord], rows: Callable[[str], int | None]
 ) -> bool:
-    """Whether the files that a fold was made from are listed still: those of its hour within its range have its rows or more."""
+    """Check whether the rows of a fold are still in listed files.
+
+    They are when the listed files of its hour within its range have at least as many rows.
+    """
     shard, first, end = (int(name[each]) for each in ("shard", "first", "end"))
     folder = PurePosixPath(path).parent
     within = sum(

@@ -1,4 +1,7 @@
-"""Small values in few bytes: variable-length integers (LEB128, zigzag) and runs of fixed-size ids."""
+"""Pack small values into few bytes.
+
+Integers have variable length (LEB128, zigzag). Ids are runs of fixed size.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 
 def pack_integers(values: Iterable[int]) -> bytes:
-    """Each value as a zigzag LEB128 number, as Protocol Buffers' sint64 does; of any size."""
+    """Encode each value as a zigzag LEB128 number of any size, like protobuf's sint64."""
     out = bytearray()
     for value in values:
         rest = value * 2 if value >= 0 else -value * 2 - 1
@@ -18,7 +21,10 @@ def pack_integers(values: Iterable[int]) -> bytes:
 
 
 def unpack_integers(data: bytes) -> list[int]:
-    """Inverse of ``pack_integers``. Raises ``ValueError`` where the last number is cut off."""
+    """Decode what ``pack_integers`` encoded.
+
+    Raises ``ValueError`` when the last number is cut off.
+    """
     values, shift, rest = [], 0, 0
     for byte in data:
         rest |= (byte & 0x7F) << shift
@@ -33,11 +39,11 @@ def unpack_integers(data: bytes) -> list[int]:
 
 
 def pack_ids(ids: Sequence[str]) -> bytes:
-    """Hex ids of equal length, one after the other."""
+    """Concatenate hex ids of equal length as bytes."""
     return bytes.fromhex("".join(ids))
 
 
 def unpack_ids(data: bytes, size: int) -> tuple[str, ...]:
-    """Hex ids of ``size`` bytes each."""
+    """Split bytes into hex ids of ``size`` bytes each."""
     text = data.hex()
     return tuple(text[at : at + 2 * size] for at in range(0, len(text), 2 * size))

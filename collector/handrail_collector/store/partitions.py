@@ -1,4 +1,7 @@
-"""What a publish puts into files: the rows of one table and hour each. Pure."""
+"""Divide a publish into files of one table and hour each.
+
+This module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from handrail_collector.store.tables.append_only import APPEND_ONLY
 from handrail_collector.store.tables.dataclass_table import FlatRows
 
 MAX_HOURS_A_PUBLISH = 24
-"""Hours that get files of their own; rows of others (clocks gone wild) lie with the fullest. The manifest has their times."""
+"""Most hours of a publish that get files of their own.
+
+Rows of further hours (from clocks that are far off) go into the fullest hour. The manifest has their times.
+"""
 
 TIME_COLUMN = {
     Table.REQUESTS: "started_unix_ns",
@@ -31,9 +37,9 @@ TIME_COLUMN = {
 
 @dataclass(frozen=True, slots=True)
 class PartitionFile:
-    """The rows of one table and one hour (hours since 1970). ``written_unix_ns``: when the newest were first written.
+    """The rows of one table and one hour (counted since 1970).
 
-    ``covers``: of a rollup, the file that it was made from.
+    ``written_unix_ns``: when the newest rows were first written. ``covers``: the file that a rollup was made from.
     """
 
     name: Table
@@ -44,16 +50,16 @@ class PartitionFile:
     covers: str = ""
 
     def path(self, name: str) -> PurePosixPath:
-        """Where a file of this name lies, below the store's root."""
+        """Return the path of a file of this name, relative to the store's root."""
         return hour_folder(self.name, self.hour) / f"{self.name.value}-{name}{SUFFIX}"
 
     def times(self) -> tuple[int, int]:
-        """First and last time of its rows."""
+        """Return the first and last time of the rows."""
         times = pc.min_max(self.table[TIME_COLUMN[self.name]]).as_py()
         return times["min"], times["max"]
 
     def versions(self) -> tuple[int, int]:
-        """Lowest and highest version of its rows; 0 where they have none."""
+        """Return the lowest and highest version of the rows; 0 when they have none."""
         if self.name is not Table.REQUESTS:
             return 0, 0
         versions = pc.min_max(self.table["version"]).as_py()
@@ -63,7 +69,7 @@ class PartitionFile:
 def partition(
     spans: Sequence[SpanRow], requests: Sequence[RequestRow] | pa.Table, flat: FlatRows, now_unix_ns: int
 ) -> Iterator[PartitionFile]:
-    """Spans, then requests, then rows of other tables, by hour."""
+    """Divide spans, then requests, then rows of other tables, by hour."""
     for hour, places in by_hour([span.start_unix_ns for span in spans]).items():
         table, columns = spans_table([spans[at] for at in places])
         yield PartitionFile(Table.SPANS, hour, table, columns, now_unix_ns)
@@ -79,7 +85,10 @@ def partition(
 
 
 def by_hour(starts_unix_ns: Sequence[int]) -> dict[int, list[int]]:
-    """Places of the rows of each hour; hours beyond the ``MAX_HOURS_A_PUBLISH`` fullest go with the fullest."""
+    """Group row indices by hour.
+
+    Hours beyond the ``MAX_HOURS_A_PUBLISH`` fullest join the fullest hour.
+    """
     hours: dict[int, list[int]] = {}
     for at, start in enumerate(starts_unix_ns):
         hours.setdefault(start // HOUR_NS, []).append(at)

@@ -1,10 +1,10 @@
-"""Puts rows into the store so that each publish is there whole or not at all, and says at start what is there already.
+"""Publish rows into the store atomically, and recover its state at start.
 
-A publish writes Parquet files under temporary names, makes them durable, renames them, makes their folders durable, and last
-appends one line to the manifest. What a crash leaves behind before that line is removed at the next start (``orphan_files.py``).
+A publish writes Parquet files under temporary names, syncs and renames them, syncs their folders, and last appends one
+line to the manifest. The next start removes what a crash left before that line (``orphan_files.py``).
 
-Files are taken out of the store by a manifest that no longer names them, which is put in the old one's place; they lie there for
-a grace time, so that readers who began before can end.
+Files leave the store when a new manifest without them replaces the old one.
+They stay on disk for a grace time, so that earlier readers can finish.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class StoreLockedError(Exception):
 
 
 class StorePublisher:
-    """The single writer of one shard's files in a store, called from any thread.
+    """The single writer of one shard's files in a store; any thread may call it.
 
-    One caller at a time publishes, and one at a time folds and retires; these two may do so at once.
+    One caller at a time publishes, and one at a time folds and retires. These two may overlap.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class StorePublisher:
     ) -> None:
         self._root = root
         self.shard = shard
-        self.unlisted_set_aside = 0  # files that a start found and no line named
+        self.unlisted_set_aside = 0  # files that a start found and no line of the manifest names
         self._files: Filesystem = files or OsFiles()
         self._now_unix_ns = now_unix_ns
-        self._guard = threading.Lock()  # guards the manifest, what is known of it, and that no folder goes while a file comes
+        self._guard = threading.Lock()  # guards the manifest, its copy in memory, and that no folder goes while a file comes
         self._folder = DurableDir(root, self._files)
         self._manifest = ManifestWriter(self._folder)
         self._lock: int | None = None
         self._end_offset = 0
         self._low_water_offset = 0
         self._stem = ""
-        self._stem_files = 0  # of the stem, published: rows decided while no entries come share one empty range
+        self._stem_files = 0  # files published with this stem: rows decided while no entries come share one empty range
 
     def open(self) -> Recovered:
-        """Take the store, remove what a crash left unfinished, and say what is there.
+        """Take the store, remove what a crash left unfinished, and return what it holds.
 
-        Raises ``StoreLockedError`` where another process has it, ``StoreDamagedError`` where the manifest cannot be trusted, and
-        ``OSError``.
+        Raises ``StoreLockedError`` when another process has the store, ``StoreDamagedError`` when the manifest cannot be trusted,
+        and ``OSError``.
         """
         self._folder.make_root()
         self._take_lock()
@@ -83,7 +83,7 @@ class StorePublisher:
             raise
 
     def close(self) -> None:
-        """Let go of the store. Works without ``open`` and twice."""
+        """Release the store. Idempotent; works without ``open``."""
         if self._lock is not None:
             self._files.close(self._lock)
             self._lock = None
@@ -104,35 +104,38 @@ class StorePublisher:
         flat: FlatRows | None = None,
         added: Added | None = None,
     ) -> None:
-        """Store what came of the journal range [first_offset, end_offset); durable and visible when this returns.
+        """Store the results of a journal range, durable and visible on return.
 
-        Ranges follow one another: ``first_offset`` is not before the last end. Raises ``ValueError`` for a range out of order,
-        ``FolderGoneError`` where the store was deleted or replaced, and ``OSError`` when the disk fails; after an error this
-        publish is not in the store, and may be tried again as it is.
-        ``observed``: what was counted by now, in total; a start gets the counts of the last publish back, those and no others.
-        ``flat``: rows of other tables. ``added``: what is to be added to what earlier publishes added; a start gets the sums.
+        The range is [first_offset, end_offset). Ranges follow one another: ``first_offset`` is not before the last end.
+        Raises ``ValueError`` for a range out of order, ``FolderGoneError`` when the store was deleted or replaced, and
+        ``OSError`` when the disk fails. After an error this publish is not in the store and may be tried again as it is.
+        ``observed``: total counts so far; a start restores those of the last publish only.
+        ``flat``: rows of other tables. ``added``: increments; a start restores the sum over all publishes.
         """
         with self._guard:
             self._publish(first_offset, end_offset, low_water_offset, spans, requests, observed or {}, flat or {}, added or {})
 
     def publishes(self) -> tuple[PublishRecord, ...]:
-        """Everything published by now."""
+        """List everything published so far."""
         with self._guard:
             return tuple(self._manifest.publishes)
 
     def retired(self) -> tuple[Retired, ...]:
-        """Files that are no longer part of the store and not removed yet."""
+        """List files that left the store and are not removed yet."""
         with self._guard:
             return tuple(self._manifest.retired)
 
     def path(self, file: StoredFile) -> Path:
-        """Where a file lies. Raises ``StoreDamagedError`` where a link leads there."""
+        """Return the path of a file.
+
+        Raises ``StoreDamagedError`` when a link leads there.
+        """
         return locate(self._root, [file.path])[0]
 
     def replace(self, gone: Collection[str], part: PartitionFile, first_offset: int, end_offset: int) -> None:
-        """Put one file of the rows of [first_offset, end_offset) in the place of the files at the paths ``gone``.
+        """Replace the files at the paths ``gone`` by one file with the rows of a range.
 
-        Readers see the one or the others. Raises as ``retire`` does.
+        The range is [first_offset, end_offset). Readers see the old files or the new one. Raises as ``retire`` does.
         """
         self._require_open()
         stem = _stem(self.shard, first_offset, end_offset)
@@ -140,7 +143,7 @@ class StorePublisher:
             name = f"{stem}-c{self._next_index(part.name, f'{stem}-c'):03d}"
             self._make_folders(part)
         try:
-            file = self._write(part, name)  # takes long, so publishing goes on meanwhile
+            file = self._write(part, name)  # slow, so it runs outside of the guard and publishing goes on
             self._files.fsync_dir(str(self.path(file).parent))
             self.retire(
                 gone,
@@ -153,10 +156,10 @@ class StorePublisher:
             raise
 
     def retire(self, gone: Collection[str], *added: PublishRecord) -> None:
-        """Take the files at the paths ``gone`` out of the store, and put what is ``added`` in.
+        """Take the files at the paths ``gone`` out of the store, and add ``added``.
 
-        Raises ``ValueError`` where one of them is not in the store and ``OSError``; after an error the store is in one of the two
-        states, and ``publishes`` says which.
+        Raises ``ValueError`` when one of them is not in the store, and ``OSError``.
+        After an error the store is in one of the two states, and ``publishes`` shows which.
         """
         self._require_open()
         with self._guard:
@@ -167,16 +170,19 @@ class StorePublisher:
             self._manifest.rewrite(gone, added, [*self._manifest.retired, *(Retired(path, now) for path in sorted(gone))])
 
     def remove_retired(self, grace_ns: int) -> int:
-        """Remove the files that were retired at least ``grace_ns`` ago, and folders that are empty then; how many files."""
+        """Remove files that were retired at least ``grace_ns`` ago, and empty folders.
+
+        Returns the number of files.
+        """
         self._require_open()
         with self._guard:
             until = self._now_unix_ns() - grace_ns
             due = [retired for retired in self._manifest.retired if retired.since_unix_ns <= until]
             for path in locate(self._root, [retired.path for retired in due]):
-                with contextlib.suppress(FileNotFoundError):  # removed before a crash that came before the manifest said so
+                with contextlib.suppress(FileNotFoundError):  # removed before a crash, and the manifest was not updated
                     self._files.unlink(str(path))
             for hour in sorted({PurePosixPath(retired.path).parent for retired in due}):
-                if (self._root / hour).is_dir():  # or a removed file would come back and be in no list
+                if (self._root / hour).is_dir():  # otherwise a removed file would come back and be in no list
                     self._files.fsync_dir(str(self._root / hour))
             for folder in sorted({folder for retired in due for folder in PurePosixPath(retired.path).parents[:2]}, reverse=True):
                 self._folder.remove_if_empty(str(folder))
@@ -185,7 +191,10 @@ class StorePublisher:
             return len(due)
 
     def _require_open(self) -> None:
-        """Raise ``ValueError`` where the store is not open, ``FolderGoneError`` where it is no longer what was opened."""
+        """Raise an error when the store is not open or was replaced.
+
+        Raises ``ValueError`` when it is not open, ``FolderGoneError`` when its folder is no longer the one that was opened.
+        """
         if self._lock is None:
             raise ValueError("the store is not open")
         if not self._files.is_at(self._lock, str(self._root)):
@@ -211,7 +220,7 @@ class StorePublisher:
         self._manifest.repair()
         stem = _stem(self.shard, first_offset, end_offset)
         if stem != self._stem:
-            again = first_offset == end_offset  # only an empty range comes twice
+            again = first_offset == end_offset  # only an empty range can repeat
             self._stem, self._stem_files = stem, max(self._next_index(table, f"{stem}-") for table in Table) if again else 0
         stored = []
         for index, part in enumerate(partition(spans, requests, flat, self._now_unix_ns()), start=self._stem_files):
@@ -230,7 +239,7 @@ class StorePublisher:
                 added=added,
             )
         )
-        self._require_open()  # or the journal would be released for a line that nobody can read
+        self._require_open()  # otherwise the journal would be released for a line that nobody can read
         self._end_offset, self._low_water_offset = end_offset, low_water_offset
         self._stem_files += len(stored)
 
@@ -253,7 +262,10 @@ class StorePublisher:
         return recovered
 
     def _next_index(self, table: Table, beginning: str) -> int:
-        """The first number that no file of this stem has, retired ones included. Held: ``_guard``."""
+        """Return the first number that no file of this stem has, retired files included.
+
+        The caller holds ``_guard``.
+        """
         name = f"/{table.value}-{beginning}"
         paths = [*_paths(self._manifest.publishes), *(retired.path for retired in self._manifest.retired)]
         numbers = (path.partition(name)[2][: -len(SUFFIX)] for path in paths)
@@ -262,7 +274,7 @@ class StorePublisher:
     def _sort_out_unlisted(self, listed: set[str]) -> None:
         unlisted = [path for path in files_below(self._root) if path not in listed]
         found = sorted_out(unlisted, self._manifest.publishes, self._rows_of, str(self._root / MANIFEST))
-        self._manifest.settle()  # not before: a start that is refused changes nothing
+        self._manifest.settle()  # only now: a start that fails changes nothing
         for path in found.remove:
             self._files.unlink(str(self._root / path))
         for path in found.aside:
@@ -275,7 +287,7 @@ class StorePublisher:
         self._manifest.remove_temporary()
 
     def _rows_of(self, path: str) -> int | None:
-        """How many a file has; None where that cannot be read."""
+        """Return the number of rows of a file; None when it cannot be read."""
         try:
             return int(pq.read_metadata(self._root / path).num_rows)
         except READ_ERRORS as error:
@@ -284,12 +296,15 @@ class StorePublisher:
             return None
 
     def _discard(self, part: PartitionFile, name: str) -> None:
-        """Remove what a failed ``replace`` left on what may be a full disk; what cannot be removed now goes at the next start."""
+        """Remove what a failed ``replace`` left on a disk that may be full.
+
+        Files that cannot be removed now go at the next start.
+        """
         below = part.path(name)
         path = self._root / below
         with self._guard:
             if below.as_posix() in _paths(self._manifest.publishes):
-                return  # only its folder's sync failed, and is made up for before anything relies on it
+                return  # only the folder's sync failed; it is repeated before anything relies on it
             for left in (f"{path}{TEMPORARY}", str(path)):
                 with contextlib.suppress(OSError):
                     self._files.unlink(left)
@@ -328,6 +343,9 @@ def _paths(publishes: Iterable[PublishRecord]) -> set[str]:
 
 
 def _names_aside(path: Path) -> Iterator[Path]:
-    """Names for a file that nothing reads from now on; more than one, so that none takes another's place."""
+    """Generate names for a file that is set aside.
+
+    There is more than one name, so that no file overwrites another.
+    """
     for number in itertools.count():
         yield path.with_name(f"{path.name}{f'.{number}' if number else ''}{UNLISTED}")

@@ -1,7 +1,9 @@
-"""Listed files that cannot be read: told once, left out of upkeep, and how a person takes one out of the store.
+"""Keep track of listed files that cannot be read.
 
-A question that needs such a file fails and names it: an answer without its rows would look whole. Whoever has no copy to put in
-its place renames it to ``<name>.damaged``; then it leaves the store at the next pass, and the file stays for a look into it.
+Such a file is logged once and left out of maintenance.
+A query that needs it fails and names it, because an answer without its rows would look complete.
+The operator puts a copy in its place or renames it to ``<name>.damaged``.
+A renamed file leaves the store at the next pass and stays on disk for inspection.
 """
 
 from __future__ import annotations
@@ -25,25 +27,31 @@ ASIDE = ".damaged"
 ADVICE = f"put a copy in its place, or rename it to end in {ASIDE} to go on without its rows"
 
 Stamp = tuple[int, int] | None
-"""Size and time of change of a file; None where there is none."""
+"""Size and modification time of a file; None when it does not exist."""
 
 
-READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: names of columns
+READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: names of columns
 
 QUERY_ERRORS: Final = (duckdb.Error, pa.ArrowInvalid)
-"""What a question over damaged files raises; and one over good ones, where it is wrong: see ``refusal``."""
+"""Errors of a query over damaged files.
+
+A wrong query over intact files raises them too; ``refusal`` tells the two apart.
+"""
 
 
 def columns_crc(names: Sequence[str]) -> int:
-    """``StoredFile.columns_crc`` of a file with these columns."""
+    """Compute ``StoredFile.columns_crc`` of a file with these columns."""
     return zlib.crc32(",".join(names).encode())
 
 
 def refusal(error: Exception, root: Path, files: Sequence[StoredFile]) -> Exception:
-    """What to raise for ``error`` of a question over ``files``: damage, which names a file; ``error`` itself where it is none."""
-    what = str(error).partition("\n")[0]  # the query that follows helps nobody
-    if not isinstance(error, (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid)):  # those name the file
-        looks = (_footer_is_whole, _is_as_written)  # the second reads all of it
+    """Choose the exception to raise for a query error over ``files``.
+
+    Returns ``StoreDamagedError`` with the name of a file when one is damaged, otherwise ``error`` itself.
+    """
+    what = str(error).partition("\n")[0]  # the rest is the text of the query, which helps nobody
+    if not isinstance(error, (duckdb.IOException, duckdb.InvalidInputException, pa.ArrowInvalid)):  # these three name the file
+        looks = (_footer_is_whole, _is_as_written)  # the second check reads the whole file
         damaged = next((file for whole in looks for file in files if not whole(root / file.path, file)), None)
         if damaged is None:
             return error
@@ -65,9 +73,10 @@ def _is_as_written(path: Path, file: StoredFile) -> bool:
 
 
 def checked(file: StoredFile, data: bytes) -> pa.Table:
-    """The rows of a file whose bytes are ``data``. Raises ``READ_ERRORS`` where they are not those that were written.
+    """Read the rows of a file from its bytes ``data``.
 
-    The checksums of pages say nothing of the footer: a bit there makes a column another one.
+    Raises ``READ_ERRORS`` when they are not the bytes that were written.
+    The page checksums do not cover the footer, where one flipped bit turns a column into another.
     """
     if file.crc is not None and zlib.crc32(data) != file.crc:
         raise pa.ArrowInvalid("its checksum is wrong")
@@ -75,20 +84,24 @@ def checked(file: StoredFile, data: bytes) -> pa.Table:
 
 
 def read_checked(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a file. Raises ``READ_ERRORS`` where it cannot be read, a turned bit in what is read included.
+    """Read the rows of a file.
 
-    Of 300 bits turned one by one, 234 were read as other values where the checksums of the pages were not looked at.
+    Raises ``READ_ERRORS`` when it cannot be read, or when a bit of what is read is flipped.
+    Without page checksums, 234 of 300 single flipped bits were read as other values.
     """
     return pq.ParquetFile(path, page_checksum_verification=True).read(None if columns is None else list(columns))
 
 
 def of_machine(error: Exception) -> bool:
-    """Whether it is the machine that fails, and not a file: it is tried again."""
+    """Check whether the machine failed and not the file; the read is then tried again."""
     return isinstance(error, OSError) and bool(error.errno) and not isinstance(error, FileNotFoundError)
 
 
 class DamagedFiles:
-    """What is known of them, in one thread. A file counts as damaged until it is another one."""
+    """The files that are known to be damaged; for use in one thread.
+
+    A file counts as damaged until its size or modification time changes.
+    """
 
     def __init__(self, path: Callable[[StoredFile], Path]) -> None:
         self._path = path
@@ -98,7 +111,10 @@ class DamagedFiles:
         return len(self._known)
 
     def look(self, listed: Iterable[StoredFile]) -> list[StoredFile]:
-        """Forget those that were repaired or have left the store, notice missing ones; those that were put aside."""
+        """Update the damaged files and return those that were set aside.
+
+        Files that were repaired or left the store are forgotten. Missing files are added.
+        """
         files = {file.path: file for file in listed}
         stamps = {path: stamp_of(self._path(file)) for path, file in files.items()}
         self._known = {path: stamp for path, stamp in self._known.items() if path in files and stamps[path] == stamp}
@@ -110,16 +126,19 @@ class DamagedFiles:
         return aside
 
     def knows(self, file: StoredFile) -> bool:
-        """Whether it was found to be damaged."""
+        """Check whether a file is known to be damaged."""
         return file.path in self._known
 
     def columns(self, file: StoredFile) -> list[str] | None:
-        """Its columns; None where it cannot be read."""
+        """Read the column names of a file; None when it cannot be read."""
         read = self._reading(file, lambda path: pq.read_schema(path).names)
         return None if read is None else list(read)
 
     def read(self, file: StoredFile, columns: Sequence[str] | None = None) -> pa.Table | None:
-        """Its rows; None where it cannot be read. Raises ``OSError`` where the machine fails and not the file."""
+        """Read the rows of a file; None when it cannot be read.
+
+        Raises ``OSError`` when the machine fails and not the file.
+        """
         if columns is None:
             return self._reading(file, lambda path: checked(file, path.read_bytes()))
         return self._reading(file, lambda path: read_checked(path, columns))
@@ -143,7 +162,7 @@ class DamagedFiles:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What tells a file from another of its name."""
+    """Return what distinguishes a file from another one of its name."""
     try:
         found = path.stat()
     except FileNotFoundError:

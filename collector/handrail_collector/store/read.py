@@ -1,6 +1,7 @@
-"""Questions to a store, from any process: read-only, without locks, also on a copied folder.
+"""Query a store from any process: read-only and without locks.
 
-What is in the store is what the manifest names; files are picked by their times and offsets before DuckDB opens any.
+A copied folder works too. The store holds what the manifest names.
+Files are selected by their times and offsets before DuckDB opens any.
 """
 
 from __future__ import annotations
@@ -34,28 +35,37 @@ MAX_FOUND = 200
 """Most rows that ``find`` returns."""
 
 NEAR_ROWS = 200_000
-"""How many of the latest rows ``near`` looks at."""
+"""Number of latest rows that ``near`` searches."""
 
 SPAN_MARGIN_NS = 120 * 1_000_000_000
-"""Spans of a request are looked for this long before and after it: clocks of hosts, and spans that were sent late."""
+"""Margin before and after a request in which its spans are searched.
+
+It covers clocks of hosts and spans that were sent late.
+"""
 
 RECENT_TIMES = 2
-"""So many times more rows than are asked for are read: some are told again in a later version."""
+"""Factor of rows read over rows wanted: some rows repeat in a later version."""
 
 FETCH_MARGIN_NS = 3_600_000_000_000
-"""A later version of a hand-off begins at most this far from the earlier one."""
+"""Largest distance between the starts of two versions of a hand-off."""
 
 VERSION_MARGIN_NS = 24 * 3_600_000_000_000
-"""A later version of a row starts at most this far from the earlier one (evidence with another clock may open it)."""
+"""Largest distance between the starts of two versions of a row.
+
+Evidence with another clock may open the later version.
+"""
 
 
 class StoreReader:
-    """Thread-safe; each question blocks its thread. Raises ``StoreDamagedError`` where the store cannot be read."""
+    """Queries of a store; thread-safe, each query blocks its thread.
+
+    Each query raises ``StoreDamagedError`` when the store cannot be read.
+    """
 
     def __init__(self, root: Path, threads: int = 2) -> None:
         self._root = root
         self._manifest = ManifestReader(root)
-        self._guard = threading.Lock()  # guards the manifest and the making of the connection
+        self._guard = threading.Lock()  # guards the manifest and the creation of the connection
         self._threads = threads
         self._connection: duckdb.DuckDBPyConnection | None = None
 
@@ -65,19 +75,22 @@ class StoreReader:
         return self._root
 
     def close(self) -> None:
-        """Let go of DuckDB. Works twice."""
+        """Close DuckDB. Idempotent."""
         with self._guard:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
     def publishes(self) -> tuple[PublishRecord, ...]:
-        """Everything published by now, oldest first."""
+        """List everything published so far, oldest first."""
         with self._guard:
             return self._manifest.publishes()
 
     def requests(self, wanted: RequestFilter) -> list[RequestRow]:
-        """The rows that fit, highest versions only, in the order asked for. Raises ``ValueError`` for a bad filter."""
+        """List the requests that match, in the order of the filter.
+
+        Each request appears in its highest version. Raises ``ValueError`` for a bad filter.
+        """
         every = self._files(Table.REQUESTS)
         files = _in_time(every, wanted)
         rows: list[RequestRow] = []
@@ -92,7 +105,10 @@ class StoreReader:
         return rows
 
     def count(self, wanted: RequestFilter) -> int:
-        """How many requests fit, whatever ``limit`` says. Raises ``ValueError`` for a bad filter."""
+        """Count the requests that match, whatever ``limit`` is.
+
+        Raises ``ValueError`` for a bad filter.
+        """
         every = self._files(Table.REQUESTS)
         files = _in_time(every, wanted)
         if not files:
@@ -103,11 +119,11 @@ class StoreReader:
         return found - sum(self._fetch(sql.count_superseded(wanted, base), files, _number, newer))
 
     def find(self, any_id: str) -> list[RequestRow]:
-        """The requests that an id in any form may name, latest first; at most ``MAX_FOUND``.
+        """Find the requests that an id in any form may name, latest first.
 
-        An id that is equal wins over one whose key is (``handrail.identity``), and that over one that only begins so. Where a
-        row has the id as it is, others whose response id is the same by chance but stored as a part of their key are not looked
-        for.
+        Returns at most ``MAX_FOUND``. An equal id wins over an equal key (``handrail.identity``), and a key over a prefix.
+        A response id may be stored as a part of its key. When a row holds the id itself, rows whose response id
+        is equal by chance but stored in that form are not searched.
         """
         every, keys = self._files(Table.REQUESTS), candidate_keys(any_id)
         rows = self._found(sql.find_stored(any_id, keys, MAX_FOUND), every)
@@ -119,7 +135,7 @@ class StoreReader:
         return next((found for query in queries if (found := best(self._found(query, every), any_id))), [])
 
     def _found(self, query: sql.SqlQuery, every: Sequence[StoredFile]) -> list[RequestRow]:
-        """The rows at the places that ``query`` finds, in their newest version."""
+        """Read the rows at the places that ``query`` finds, in their newest version."""
         places = self._fetch(query, every, lambda stored: (stored["filename"], stored["started_unix_ns"]))
         paths = {path for path, _ in places}
         files = [file for file, path in zip(every, self._paths(every), strict=True) if path in paths]
@@ -127,7 +143,7 @@ class StoreReader:
         return [row for row in self._newest(rows, every) if row.scope != MERGED]
 
     def near(self, any_id: str, limit: int = 5) -> list[str]:
-        """Ids of recent requests that look like ``any_id``, the likest first."""
+        """List ids of recent requests that resemble ``any_id``, the most similar first."""
         files: list[StoredFile] = []
         rows = 0
         for file in reversed(self._files(Table.REQUESTS)):
@@ -138,7 +154,10 @@ class StoreReader:
         return self._fetch(sql.near(any_id, limit), files, lambda stored: str(stored["id"]))
 
     def spans(self, row: RequestRow) -> list[SpanRow]:
-        """The spans of a request by start: its evidence, and spans below it. Of spans sent again changed, the later one."""
+        """List the spans of a request by start: its evidence, and the spans below it.
+
+        Of spans that were sent again with changes, the later one counts.
+        """
         first = row.started_unix_ns - SPAN_MARGIN_NS
         last = row.started_unix_ns + row.duration_ns + SPAN_MARGIN_NS
         files = [
@@ -152,30 +171,34 @@ class StoreReader:
         return _of_request(row, self._fetch(sql.spans(traces), files, span_row))
 
     def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
-        """The hand-offs that fit, in the order asked for. Raises ``ValueError`` for a bad filter."""
+        """List the hand-offs that match, in the order of the filter.
+
+        Raises ``ValueError`` for a bad filter.
+        """
         if problems := wanted.validate():
             raise ValueError("; ".join(problems))
         files = _near_time(self._files(Table.KV_FETCHES), wanted.since_unix_ns, wanted.until_unix_ns, FETCH_MARGIN_NS)
         return self._fetch(fetch_sql.fetches(wanted), files, FLAT[Table.KV_FETCHES].decode)
 
     def fetches_of(self, row: RequestRow) -> list[FetchRow]:
-        """The hand-offs of one request, in order."""
+        """List the hand-offs of one request, in order."""
         until = row.started_unix_ns + row.duration_ns
         files = _near_time(self._files(Table.KV_FETCHES), row.started_unix_ns, until, SPAN_MARGIN_NS + FETCH_MARGIN_NS)
         query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
         return self._fetch(query, files, FLAT[Table.KV_FETCHES].decode)
 
     def stalls_of(self, row: RequestRow) -> list[StallRow]:
-        """The stalls of one request, in order."""
+        """List the stalls of one request, in order."""
         until = row.started_unix_ns + row.duration_ns
         files = _near_time(self._files(Table.STALLS), row.started_unix_ns, until, SPAN_MARGIN_NS + FETCH_MARGIN_NS)
         query = fetch_sql.of_request(bytes.fromhex(row.trace_id), bytes.fromhex(row.request_id))
         return self._fetch(query, files, FLAT[Table.STALLS].decode)
 
     def recent_fetches(self, since_unix_ns: int, until_unix_ns: int, limit: int) -> tuple[list[FetchRow], bool]:
-        """The last hand-offs of a period, as far as the columns of ``fetch_sql.RECENT`` say, in no order; whether there are more.
+        """List the last hand-offs of a period in no order, and whether there are more.
 
-        Of the files of the period only the latest are opened, as many as hold them: a day of them would be read in vain.
+        The rows have the columns of ``fetch_sql.RECENT`` only.
+        Only the latest files that hold enough rows are opened, so that a query over a day does not read all of it.
         """
         files = _near_time(self._files(Table.KV_FETCHES), since_unix_ns, until_unix_ns, FETCH_MARGIN_NS)
         latest: list[StoredFile] = []
@@ -187,16 +210,22 @@ class StoreReader:
         return rows, len(rows) >= limit or len(latest) < len(files)
 
     def latest(self, table: Table, now_unix_ns: int) -> int | None:
-        """When the latest row of a table began; those of clocks that are ahead count as of now. None: there is none."""
+        """Return when the latest row of a table began; None when the table is empty.
+
+        Rows of clocks that are ahead count as of now.
+        """
         return max((min(file.max_unix_ns, now_unix_ns) for file in self._files(table)), default=None)
 
     def events(self, table: Table, since_unix_ns: int, until_unix_ns: int, limit: int = 1000) -> list[EventRow]:
-        """Rows of a table that only grows (``rows.EventRow``), latest first."""
+        """List rows of an append-only table (``rows.EventRow``), latest first."""
         files = _near_time(self._files(table), since_unix_ns, until_unix_ns, 0)
         return self._fetch(fetch_sql.events(since_unix_ns, until_unix_ns, limit), files, FLAT[table].decode)
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
-        """The samples of one of the tables of samples that fit, oldest first; those of it that are told twice once."""
+        """List the samples of one table that match, oldest first.
+
+        Samples that were delivered twice appear once.
+        """
         files = _near_time(self._files(table), wanted.since_unix_ns, wanted.until_unix_ns, 0)
         if not files:
             return []
@@ -204,11 +233,11 @@ class StoreReader:
         return [wanted.reduced(sample) for sample in SAMPLED[table].decode(self._fetch(query, files, dict))]
 
     def rows(self, files: Sequence[StoredFile], query: sql.SqlQuery) -> list[tuple[Any, ...]]:
-        """The answer of ``query`` over files of one table; nothing where there are none."""
+        """Run ``query`` over files of one table; empty when there are no files."""
         return self._fetch(query, files, lambda stored: tuple(stored.values()))
 
     def columns(self, files: Sequence[StoredFile]) -> list[str]:
-        """Of all of these together."""
+        """List the columns of all these files together."""
         cursor = self.cursor()
         try:
             cursor.execute(sample_sql.KNOWN.text.replace("{table}", _relation("files", files)), {"files": self._paths(files)})
@@ -222,7 +251,7 @@ class StoreReader:
         return files_of(self.publishes(), table)
 
     def _newest(self, rows: Sequence[RequestRow], every: Sequence[StoredFile]) -> list[RequestRow]:
-        """``rows`` without those that have a higher version in ``every``."""
+        """Drop the rows that have a higher version in ``every``."""
         if not rows:
             return []
         newer, base = newer_files(every, min(r.started_unix_ns for r in rows), max(r.started_unix_ns for r in rows))
@@ -244,7 +273,7 @@ class StoreReader:
         made: Callable[[dict[str, Any]], T],
         newer: Sequence[StoredFile] = (),
     ) -> list[T]:
-        """The answer, row by row; nothing where there are no files to read."""
+        """Run ``query`` and build each row with ``made``; empty when there are no files."""
         if not files or ("{newer}" in query.text and not newer):
             return []
         parameters: dict[str, object] = {**query.parameters, "files": self._paths(files)}
@@ -265,18 +294,21 @@ class StoreReader:
             cursor.close()
 
     def _damaged(self, error: Exception) -> StoreDamagedError:
-        what = str(error).partition("\n")[0]  # names the file; the query that follows helps nobody
+        what = str(error).partition("\n")[0]  # this part names the file; the rest is the text of the query
         return StoreDamagedError(f"{self._root}: {what}; {ADVICE}")
 
     def paths(self, files: Iterable[StoredFile]) -> list[Path]:
-        """Where files of the store lie. Raises ``StoreDamagedError`` where a link leads to one."""
+        """Return the paths of files of the store.
+
+        Raises ``StoreDamagedError`` when a link leads to one.
+        """
         return locate(self._root, (file.path for file in files))
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection of DuckDB's for one question, to be closed after it."""
+        """Open a DuckDB connection for one query; the caller closes it."""
         with self._guard:
             if self._connection is None:
-                # Nothing is ever loaded from elsewhere: what these questions need is built in.
+                # No extension is ever downloaded: everything that these queries need is built in.
                 settings: dict[str, Any] = {"threads": self._threads, "autoinstall_known_extensions": False}
                 self._connection = duckdb.connect(":memory:", config=settings)
             return self._connection.cursor()
@@ -286,14 +318,17 @@ class StoreReader:
 
 
 def _relation(parameter: str, files: Sequence[StoredFile], with_file: bool = False) -> str:
-    # By name costs twice the time for many files, so only where they differ: spans always may, requests after an upgrade.
+    # Union by name takes twice the time for many files. Spans may always differ, requests after an upgrade.
     by_name = len({file.columns_crc for file in files}) > 1
     options = {"hive_partitioning": False, "union_by_name": by_name, "filename": with_file}
     return f"read_parquet(${parameter}, {', '.join(f'{name} = {str(on).lower()}' for name, on in options.items())})"
 
 
 def _in_time(files: Sequence[StoredFile], wanted: RequestFilter) -> list[StoredFile]:
-    """The files that may hold rows that fit. Raises ``ValueError`` for a bad filter."""
+    """Select the files that may hold rows that match.
+
+    Raises ``ValueError`` for a bad filter.
+    """
     if problems := wanted.validate():
         raise ValueError("; ".join(problems))
     return [
@@ -305,7 +340,10 @@ def _in_time(files: Sequence[StoredFile], wanted: RequestFilter) -> list[StoredF
 
 
 def _near_time(files: Iterable[StoredFile], since: int | None, until: int | None, margin_ns: int) -> list[StoredFile]:
-    """Files that hold rows of this time, or that replace them within ``margin_ns`` of it."""
+    """Select files that hold rows of this time, or newer versions of such rows.
+
+    A newer version starts within ``margin_ns`` of the time.
+    """
     return [
         file
         for file in files
@@ -314,7 +352,10 @@ def _near_time(files: Iterable[StoredFile], since: int | None, until: int | None
 
 
 def newer_files(every: Sequence[StoredFile], first_unix_ns: int, last_unix_ns: int) -> tuple[list[StoredFile], int]:
-    """Files that may hold later versions of rows that started in this time, and the lowest version of the store."""
+    """Select files that may hold later versions of rows that started in this time.
+
+    Also returns the lowest version of the store.
+    """
     base = min((file.min_version for file in every), default=0)
     first, last = first_unix_ns - VERSION_MARGIN_NS, last_unix_ns + VERSION_MARGIN_NS
     return [f for f in every if f.max_version > base and f.max_unix_ns >= first and f.min_unix_ns <= last], base

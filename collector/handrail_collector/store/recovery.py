@@ -1,4 +1,4 @@
-"""What a store held when it was opened, as far as a replay of the journal must know it."""
+"""Recover the part of a store's state that a replay of the journal needs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from handrail_collector.store.schema import Table
 log = logging.getLogger(__name__)
 
 RowId = tuple[str, str, int]
-"""trace_id, request_id, version of a request row."""
+"""Identity of a request row: trace_id, request_id, version."""
 
 Read = Callable[[StoredFile], tuple[Path, bytes]]
-"""Where a file lies, and its bytes. Raises ``OSError``."""
+"""A function that returns the path and bytes of a file. Raises ``OSError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """What counts of a request row depend on."""
+    """The fields of a published request row on which its counts depend."""
 
     edge: bool
     complete: bool
-    first_token: bool  # its phases are those of the time to it
-    findings: tuple[str, ...] = ()  # kinds, one for each
+    first_token: bool  # its phases sum to the time to first token
+    findings: tuple[str, ...] = ()  # one kind per finding
 
     @classmethod
     def of(cls, row: RequestRow) -> PublishedRow:
-        """Of ``row``."""
+        """Extract these fields from ``row``."""
         kinds = tuple(finding.split(":")[0] for finding in row.findings)
         return cls(row.scope == "edge", row.complete, row.phase_of == "ttft", kinds)
 
@@ -48,10 +48,11 @@ class Recovered:
     """What a store held when it was opened.
 
     ``end_offset``: journal entries before it have their spans in the store. ``low_water_offset``: where the replay starts.
-    ``evidence``: span id to the newest request row that rests on it, of those that the replay may make again: they are in the
-    store and must not be published twice, though a replay may open the same request by another span. ``rows``: what was counted
-    of these rows, by trace_id and request_id. ``found``: keys of the findings of no single request that may be made again.
-    ``observed``: counts as of the last publish; ``added``: what all publishes added.
+    ``evidence``: span id to the newest request row that rests on it, for rows that the replay may make again. These rows are
+    in the store and must not be published twice, even when a replay opens the same request by another span.
+    ``rows``: what was counted of these rows, by trace_id and request_id.
+    ``found``: keys of findings that belong to no single request and that the replay may make again.
+    ``observed``: counts as of the last publish. ``added``: the sum of what all publishes added.
     """
 
     end_offset: int
@@ -64,7 +65,7 @@ class Recovered:
 
 
 def recover(every: Sequence[PublishRecord], shard: int, read: Read) -> Recovered:
-    """What ``every`` publish in the manifest says of a shard."""
+    """Collect what the publishes of a manifest say about one shard."""
     publishes = [publish for publish in every if publish.shard == shard]
     low_water = max((publish.low_water_offset for publish in publishes), default=0)
     recent = [publish for publish in publishes if publish.end_offset > low_water]
@@ -81,9 +82,10 @@ def recover(every: Sequence[PublishRecord], shard: int, read: Read) -> Recovered
 
 
 def _resting_on(publish: PublishRecord, low_water_offset: int) -> int:
-    """Rows of ``publish`` that rest on nothing at or after this offset cannot be made again by the replay.
+    """Return the offset below which the replay cannot make rows of ``publish`` again.
 
-    A compacted hour may hold a million rows and, of those that came late, a few that can.
+    Such rows rest on nothing at or after the offset.
+    A compacted hour may hold a million rows, and a few late ones among them that the replay can make again.
     """
     return low_water_offset if publish.first_offset < low_water_offset else 0
 
@@ -91,7 +93,10 @@ def _resting_on(publish: PublishRecord, low_water_offset: int) -> int:
 def _rows(
     publishes: Sequence[PublishRecord], table: Table, offset: str, low_water_offset: int, read: Read
 ) -> Iterator[Mapping[str, Any]]:
-    """The rows of one table that rest on an entry at the low-water mark or later; column ``offset`` says on which."""
+    """Read the rows of one table that rest on an entry at or after the low-water mark.
+
+    Column ``offset`` names the entry of a row.
+    """
     for publish in publishes:
         for file in files_of([publish], table):
             found = _table(file, read)
@@ -101,7 +106,7 @@ def _rows(
 
 
 def _table(file: StoredFile, read: Read) -> pa.Table | None:
-    """None for a damaged one: a replay makes its rows again."""
+    """Read a file; None when it is damaged, because a replay makes its rows again."""
     path, data = read(file)
     try:
         return checked(file, data)
@@ -113,8 +118,11 @@ def _table(file: StoredFile, read: Read) -> pa.Table | None:
 
 
 def _newest(rows: Iterable[RequestRow]) -> list[RequestRow]:
-    """Those that no other replaces. A version that has a later one says nothing: what withdrew it has no evidence, and the
-    request that took its place has the same."""
+    """Select the rows that no other row replaces.
+
+    An earlier version carries no information: a row that withdraws it has no evidence, and the request that took its
+    place has the same evidence.
+    """
     newest: dict[tuple[str, str], RequestRow] = {}
     for row in rows:
         key = row.trace_id, row.request_id

@@ -1,7 +1,8 @@
-"""``RequestRow`` as columns of the ``requests`` table and back, nothing lost.
+"""Convert ``RequestRow`` to columns of the ``requests`` table and back, lossless.
 
-Columns that a query sorts or filters by stand alone. What is only shown is packed: who gave each phase and how each piece of
-evidence joined are a few shapes that repeat, so they are dictionary text; the figures in them are variable-length integers.
+Fields that queries sort or filter by have columns of their own. Fields that are only displayed are packed:
+the sources of the phases and the joins of the evidence form a few shapes that repeat, so they are dictionary text.
+The figures in them are variable-length integers.
 """
 
 from __future__ import annotations
@@ -34,22 +35,34 @@ _LATER = frozenset(
 """Columns that files of the first schema may lack."""
 
 _REQUIRED = tuple(f.name for f in fields(RequestRow) if f.name in _PLAIN and f.name not in _LATER and "None" not in str(f.type))
-"""Columns with a value in every row that was written; DuckDB may read none where a bit of the file turned."""
+"""Columns with a value in every written row.
+
+DuckDB may read null where a bit of the file flipped.
+"""
 
 _plain_values = attrgetter(*_PLAIN)
 
 SAME = "="
-"""Stands for ``client_request_id`` in a stored ``request_key``, and for ``request_key`` in a stored ``response_id``."""
+"""Marker for an equal id.
+
+It stands for ``client_request_id`` in a stored ``request_key``, and for ``request_key`` in a stored ``response_id``.
+"""
 
 LITERAL = "\\"
-"""Before a stored id that is to be read as it is, where it holds ``=`` or ``\\`` itself."""
+"""Prefix of a stored id that is read literally.
+
+An id gets it when it holds ``=`` or ``\\`` itself.
+"""
 
 PhaseShape = tuple[tuple[str, str, str, tuple[str, ...]], ...]
 EvidenceShape = tuple[tuple[int, ...], tuple[tuple[str, str, int], ...]]
 
 
 def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
-    """``rows`` in the order of their start. Raises ``ValueError`` for ids that are not hex or phases outside the enum."""
+    """Encode ``rows`` as a table in the order of their start.
+
+    Raises ``ValueError`` for ids that are not hex or phases outside the enum.
+    """
     rows = sorted(rows, key=lambda row: row.started_unix_ns)
     columns: dict[str, Sequence[object]] = (
         dict(zip(_PLAIN, zip(*map(_plain_values, rows), strict=True), strict=True)) if rows else {}
@@ -76,7 +89,10 @@ def requests_table(rows: Sequence[RequestRow]) -> pa.Table:
 
 
 def request_row(stored: Mapping[str, object]) -> RequestRow:
-    """Inverse of ``requests_table`` for one row, given by column name. Raises ``ValueError`` for a damaged row."""
+    """Decode one row, given by column name.
+
+    Raises ``ValueError`` for a damaged row.
+    """
     columns = {name: stored[name] for name in _PLAIN if name not in _LATER} | {name: stored.get(name) for name in _LATER}
     for name in _REQUIRED:
         if columns[name] is None:
@@ -146,7 +162,10 @@ def _phase_shape(text: str) -> PhaseShape:
 
 
 def may_be(shape: str, process: str) -> frozenset[str]:
-    """The phases that the ``unattributed`` time inside ``process`` may hide, by a stored ``phase_shape``."""
+    """List the phases that the ``unattributed`` time inside ``process`` may hide.
+
+    ``shape``: a stored ``phase_shape``.
+    """
     rests = (each for each in _phase_shape(shape) if each[:2] == (Phase.UNATTRIBUTED.value, process))
     return frozenset(name for _, _, _, hidden in rests for name in hidden)
 

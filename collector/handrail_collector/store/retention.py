@@ -1,8 +1,7 @@
-"""Which files are too old to keep, and which days have to go because the disk is bounded. Pure.
+"""Select the files that are too old, and the days that exceed the disk quota.
 
-Samples are worth less the older they get, and a host of GPUs writes more of them in a day than most fleets write requests: they
-are kept for a shorter time, and where space is short they go before any request does.
-
+This module has no side effects. Samples lose their value fastest, and a host of GPUs writes more of them in a day than
+most fleets write requests. Samples therefore have a shorter retention, and they go before any request when space is short.
 A host with a wrong clock writes into days that are long past or to come; such files are as old as their writing.
 """
 
@@ -26,16 +25,16 @@ class Day:
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Total size of the files."""
         return sum(file.bytes for file in self.files)
 
 
 def expired(
     files: Iterable[StoredFile], now_unix_ns: int, retention_ns: int | None, samples_ns: int | None = None
 ) -> list[StoredFile]:
-    """Files of days that ended ``retention_ns`` ago or more, or that lie ahead, which were also written that long ago.
+    """Select files of days that ended, and that were written, ``retention_ns`` ago.
 
-    ``samples_ns``: the same for samples, where that is shorter. None: for ever.
+    Days that lie ahead count as ended. ``samples_ns``: retention of samples, if shorter. None keeps files for ever.
     """
     shorter = min((each for each in (retention_ns, samples_ns) if each is not None), default=None)
     gone = []
@@ -51,9 +50,10 @@ def expired(
 
 
 def over_quota(files: Iterable[StoredFile], now_unix_ns: int, max_bytes: int) -> list[Day]:
-    """The samples of the oldest days, then the oldest days, as few as bring the store to ``max_bytes``.
+    """Select the fewest days whose removal brings the store to ``max_bytes``.
 
-    Never of the open day, even where it alone is more.
+    The samples of the oldest days go first, then the other files of the oldest days.
+    The open day stays, even when it alone exceeds the quota.
     """
     samples: defaultdict[int, list[StoredFile]] = defaultdict(list)
     others: defaultdict[int, list[StoredFile]] = defaultdict(list)

@@ -1,7 +1,8 @@
-"""What rollups answer of a period, and which files of requests answer for the rest.
+"""Answer a period from rollups where possible, elsewhere from files of requests.
 
-A rollup that cannot be read answers nothing: its rows do. Nor does one of a file with rows that a later version elsewhere
-replaces; that can only be one in a file without a rollup (``rollups.py``).
+An unreadable rollup is not used; the rows of its file are.
+The same holds for a rollup of a file with rows that a later version in another file replaces.
+That other file can only be one without a rollup (``rollups.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ SKETCH_COLUMNS: Final = ("scope", "model", "measure", "gap_sketch")
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """``rollups``: the rows of ``files`` rollups, None where none answers; ``rest``: files of requests, for what they do not."""
+    """Rollups of a period, and the files of requests for the rest of it.
+
+    ``rollups``: the rows of ``files`` rollups, None when there are none. ``rest``: files of requests.
+    """
 
     rollups: pa.Table | None
     files: int
@@ -43,7 +47,10 @@ def rolled(
     until_unix_ns: int,
     columns: Sequence[str] | None = None,
 ) -> Rolled:
-    """What answers for [since, until). Raises DuckDB's errors for files of requests that are needed and cannot be read."""
+    """Read the rollups of [since, until) and select the files for the rest.
+
+    Raises DuckDB's errors for files of requests that are needed and cannot be read.
+    """
     parts = split(files, since_unix_ns, until_unix_ns)
     read = {file.path: _read(path, columns) for file, path in zip(parts.rollups, reader.paths(parts.rollups), strict=True)}
     by_rows = {file.covers for file in parts.rollups if read[file.path] is None}
@@ -59,13 +66,16 @@ def _read(path: Path, columns: Sequence[str] | None) -> pa.Table | None:
     try:
         return read_checked(path, columns)
     except READ_ERRORS:
-        return None  # the collector tells, and makes it again
+        return None  # the collector logs it and makes it again
 
 
 def _replaced(
     reader: StoreReader, cursor: duckdb.DuckDBPyConnection, files: Sequence[StoredFile], answering: set[str]
 ) -> set[str]:
-    """Those of the files ``answering`` by their rollups that hold a row with a later version in a file without one."""
+    """Select files whose rollups are outdated.
+
+    Such a file is in ``answering`` and holds a row with a later version in a file without a rollup.
+    """
     requests = [file for file in files if file.table is Table.REQUESTS]
     those = [file for file in requests if file.path in answering]
     has_rollup = covered(files)

@@ -1,4 +1,7 @@
-"""Which rollups a store lacks, which stand for files that are no longer there, and which answer for an hour. Pure."""
+"""Select the missing and the stale rollups, and those that answer for an hour.
+
+This module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,20 @@ from handrail_collector.store.schema import Table
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """``missing``: files of requests that want a rollup, with their journal ranges; ``stale``: paths of rollups to take out."""
+    """Rollups that are due.
+
+    ``missing``: files of requests that need a rollup, with their journal ranges. ``stale``: paths of rollups to take out.
+    """
 
     missing: tuple[Ranged, ...]
     stale: tuple[str, ...]
 
 
 def due(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed_after_ns: int) -> Due:
-    """What is to be made now: the rollups of hours that are over (``compact.closed``)."""
+    """Find the rollups to make now, and the stale ones.
+
+    Rollups are made for hours that are over (``compaction.closed``).
+    """
     listed = [(p.first_offset, p.end_offset, file) for p in publishes if p.shard == shard for file in p.files]
     requests = {file.path for _, _, file in listed if file.table is Table.REQUESTS}
     rollups = covered(file for _, _, file in listed)
@@ -37,22 +46,26 @@ def due(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed
 
 
 def covered(files: Iterable[StoredFile]) -> dict[str, StoredFile]:
-    """The rollups among ``files`` by the path of what they cover."""
+    """Map the path of each covered file to its rollup."""
     return {file.covers: file for file in files if file.table is Table.ROLLUPS}
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Files of ``rollups`` that answer for whole hours, and files of ``requests`` for the rest of a period."""
+    """The files that answer a period.
+
+    ``rollups`` answer for whole hours, ``requests`` for the rest.
+    """
 
     rollups: tuple[StoredFile, ...]
     requests: tuple[StoredFile, ...]
 
 
 def split(files: Iterable[StoredFile], since_unix_ns: int, until_unix_ns: int, by_rows: Collection[str] = ()) -> Split:
-    """The files that answer for [since, until): an hour goes by its rollups where each of its files has one and lies within.
+    """Select the files that answer for [since, until).
 
-    ``by_rows``: paths of files of requests whose rollups do not count.
+    Rollups answer for an hour when each of its files has one and lies within the period.
+    ``by_rows``: paths of files of requests whose rollups are ignored.
     """
     files = tuple(files)
     covers = {path: file for path, file in covered(files).items() if path not in by_rows}

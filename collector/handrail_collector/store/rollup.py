@@ -1,6 +1,7 @@
-"""The cells and gap sketches of one file of requests: what an hour comes to, for the first answer over many hours. Pure.
+"""Make the rollup of a file of requests: its cells and gap sketches.
 
-A rollup stands for as long as the file that it was made from is in the store, and says what the rows of that file do.
+Rollups give the first answer over many hours. This module has no side effects.
+A rollup is valid as long as its file is in the store, and says the same as the rows of that file.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ Key = tuple[str, str | None]
 
 
 COLUMNS = aggregates.READ
-"""Columns of ``requests`` that a rollup is made of; a file may be too old to have them all."""
+"""Columns of ``requests`` that a rollup is made from; old files may lack some."""
 
 
 def roll_up(requests: pa.Table, hour: int, threads: int = 1) -> pa.Table:
-    """The rollup of the rows (``COLUMNS``) of a file of one hour (since 1970); of a request in it twice the newest counts."""
+    """Make the rollup of the rows of a file of one hour.
+
+    ``requests``: its ``COLUMNS``. ``hour``: counted since 1970. Of a request with two versions the newest counts.
+    """
     with duckdb.connect(":memory:", config={"threads": threads, "autoinstall_known_extensions": False}) as connection:
         for name in ("touched", "newer"):
             connection.register(name, requests)
@@ -37,13 +41,16 @@ def roll_up(requests: pa.Table, hour: int, threads: int = 1) -> pa.Table:
             for measure in (Measure.TTFT, Measure.GAP)
         ]
         merged = merge_sketches(files_query.answer(connection, aggregates.sketches(table)))
-    # With nothing in it there is one empty sketch: a file that withdraws rows and has no other is covered too.
+    # Without any, there is one empty sketch, so that a file with nothing but withdrawing rows is covered too.
     parts.append(_completed(_sketch_rows(merged or {("", None): GapSketch()}), Measure.SKETCH, hour))
     return pa.concat_tables(parts).combine_chunks()
 
 
 def merge_sketches(rows: pa.Table) -> dict[Key, GapSketch]:
-    """Scope, model, gap_sketch of streams or of whole hours to one sketch a scope and model."""
+    """Merge sketches into one per scope and model.
+
+    ``rows``: scope, model and gap_sketch of streams or of whole hours.
+    """
     if not rows.num_rows:
         return {}
     encoded = rows.select(["scope", "model"]).combine_chunks()
@@ -56,7 +63,7 @@ def merge_sketches(rows: pa.Table) -> dict[Key, GapSketch]:
 
 
 def sketches_of(rollups: pa.Table) -> dict[Key, GapSketch]:
-    """The sketches of rollups, merged."""
+    """Merge the sketches of rollups."""
     return merge_sketches(rollups.filter(pc.equal(rollups["measure"], Measure.SKETCH.value)))
 
 

@@ -1,8 +1,9 @@
-"""Keeps the rollups of a store: made for hours that are over, taken out where they cannot be read, never at odds with others.
+"""Keep the rollups of a store consistent with its rows.
 
-A file gets its rollup once no version of a request counts twice between it and the files that have one: rows that another file
-replaces leave it first, and so do rows of files with a rollup that it replaces. What is published later has no rollup yet, and
-readers look at it (``rolled.py``).
+Rollups are made for hours that are over, and taken out when they cannot be read.
+A file gets a rollup once no request counts twice between it and the other files with rollups.
+Rows that another file replaces leave the file first. Rows that it replaces leave the files with a rollup too.
+Rows that are published later have no rollup yet, and readers read them directly (``rolled.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from handrail_collector.store.superseded import ReplacedRows, near
 log = logging.getLogger(__name__)
 
 Guarded = Callable[[str, Callable[[], None]], None]
-"""Runs a step of this name; what it raises is counted and told, and goes no further."""
+"""Run a named step; exceptions are counted, logged and not raised."""
 
 
 @dataclass(slots=True)
@@ -37,12 +38,12 @@ class RollupStats:
 
     made: int = 0
     made_ns: int = 0
-    damaged: int = 0  # could not be read, and left the store to be made again
+    damaged: int = 0  # unreadable rollups, which left the store to be made again
     rows_replaced: int = 0  # earlier versions in other hours that left their files
 
 
 class Rollups:
-    """In the one thread that folds and retires."""
+    """Make and check rollups, in the one thread that folds and retires."""
 
     def __init__(self, publisher: StorePublisher, damaged: DamagedFiles) -> None:
         self.stats = RollupStats()
@@ -52,7 +53,10 @@ class Rollups:
         self._sound: dict[str, Stamp] = {}
 
     def take_out_damaged(self) -> None:
-        """Each is read once, and again when it is another file: what cannot be read leaves, since its rows are there."""
+        """Retire unreadable rollups; their rows are still in the store.
+
+        Each rollup is read once, and again when its file changes.
+        """
         sound: dict[str, Stamp] = {}
         damaged = []
         for file in self._files(Table.ROLLUPS):
@@ -70,7 +74,7 @@ class Rollups:
             self.stats.damaged += len(damaged)
 
     def make(self, now_unix_ns: int, closed_after_ns: int, guarded: Guarded, stopping: Callable[[], bool]) -> None:
-        """All that are due; also of the files that came of making others."""
+        """Make all rollups that are due, including those of files written meanwhile."""
         tried: set[str] = set()
         while True:
             wanted = due(self._publisher.publishes(), self._publisher.shard, now_unix_ns, closed_after_ns)
@@ -86,7 +90,7 @@ class Rollups:
                 guarded(f"rollup of {file.path}", lambda args=(first, end, file): self._make(*args))  # type: ignore[misc]
 
     def _make(self, first_offset: int, end_offset: int, file: StoredFile) -> None:
-        from handrail_collector.store.rollup import COLUMNS, roll_up  # brings Ibis: without closed hours nobody needs it
+        from handrail_collector.store.rollup import COLUMNS, roll_up  # loads Ibis, which is only needed once an hour is over
 
         began = time.monotonic_ns()
         if not self._settled(file):
@@ -102,7 +106,10 @@ class Rollups:
         self.stats.made_ns += time.monotonic_ns() - began
 
     def _settled(self, file: StoredFile) -> bool:
-        """Whether it may have a rollup as it is. If not, it is no longer listed, or damage is in the way."""
+        """Check whether a file may have a rollup as it is.
+
+        If not, it is no longer listed, or a damaged file prevents the check.
+        """
         requests = self._files(Table.REQUESTS)
         if file not in requests:
             return False
@@ -124,7 +131,10 @@ class Rollups:
         return True
 
     def _replacing(self, keys: pa.Table, others: list[StoredFile]) -> dict[bytes, dict[bytes, int]] | None:
-        """What in ``others`` replaces requests with ``keys``; None where one of them cannot be read."""
+        """Find rows in ``others`` that replace requests with ``keys``.
+
+        Returns None when one of the files cannot be read.
+        """
         own = keys["request_id"].combine_chunks()
         found = [keys[:0]]
         for other in others:
@@ -138,7 +148,7 @@ class Rollups:
 
     def _drop(self, other: StoredFile, own: dict[bytes, dict[bytes, int]], rollup: StoredFile) -> None:
         self.stats.rows_replaced += self._replaced.drop(other, own)
-        if self._damaged.knows(other):  # nobody can say what it holds, so its rollup cannot be kept right
+        if self._damaged.knows(other):  # its content is unknown, so its rollup cannot be kept correct
             self._publisher.retire([rollup.path])
 
     def _files(self, table: Table) -> list[StoredFile]:

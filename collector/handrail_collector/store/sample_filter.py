@@ -1,4 +1,7 @@
-"""Which samples are asked for. The same meaning in Python (here, with ``thinned``) and in SQL (``sample_sql.py``)."""
+"""Filter samples.
+
+The filter means the same in Python (here, with ``thinned``) and in SQL (``sample_sql.py``).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from handrail.records.devices import DeviceSample, DeviceValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFilter:
-    """Samples of [since, until). ``hosts``: ids or names; ``names``: of counters, others are left out; None: any.
+    """A filter that matches samples of [since, until).
 
-    ``every_ns``: above 0, one sample of each device in each such part of the time, from ``since`` on: of gauges the mean, of
-    counters the last value; what has no column of its own (``series.py``: ``more``) is left out. Only for devices.
+    ``hosts``: ids or names. ``names``: counters to keep, others are left out. None: any.
+    ``every_ns``: above 0, one sample of each device per interval of this length, from ``since`` on.
+    An interval has the mean of gauges and the last value of counters; values without a column of their own (``series.py``:
+    ``more``) are left out. Only for devices.
     """
 
     since_unix_ns: int
@@ -26,14 +31,14 @@ class SampleFilter:
     every_ns: int = 0
 
     def matches(self, sample: DeviceSample | EngineSample) -> bool:
-        """Whether it is one of them."""
+        """Check whether the sample matches."""
         process = sample.process
         return self.since_unix_ns <= sample.at_unix_ns < self.until_unix_ns and (
             self.hosts is None or process.host in self.hosts or process.host_name in self.hosts
         )
 
     def reduced(self, sample: Any) -> Any:
-        """The sample with the values that are asked for."""
+        """Keep only the values of the sample that the filter names."""
         if self.names is None:
             return sample
         kept = {"values": tuple(value for value in sample.values if value.name in self.names)}
@@ -43,9 +48,10 @@ class SampleFilter:
 
 
 def thinned(samples: Iterable[DeviceSample], since_unix_ns: int, every_ns: int) -> list[DeviceSample]:
-    """One sample of each device and part of the time, at the time of the part's last one, with the longest ``took_ns``.
+    """Reduce samples to one per device and interval.
 
-    Counters that began anew within a part are two samples. ``samples``: oldest first.
+    It has the time of the interval's last sample and the longest ``took_ns``.
+    Counters that restart within an interval give two samples. ``samples``: oldest first.
     """
     parts: dict[Any, list[DeviceSample]] = {}
     for sample in samples:

@@ -1,4 +1,7 @@
-"""Questions about samples as SQL, as ``sql.py`` for requests. Which series there are is in the columns of the files."""
+"""Build the SQL queries of samples.
+
+``sql.py`` does the same for requests. The columns of the files tell which series exist.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from handrail_collector.store.series import SERIES_COLUMNS, is_series, name_of
 from handrail_collector.store.sql import Parameter, SqlQuery
 
 KNOWN = SqlQuery("SELECT * FROM {table} LIMIT 0", {})
-"""Its columns are those of the files."""
+"""Query whose result has the columns of the files and no rows."""
 
 
 def samples(table: Table, wanted: SampleFilter, known: Collection[str]) -> SqlQuery:
-    """Rows that fit, those told twice once; ``known``: the columns of the files."""
+    """Select the samples that match; those delivered twice appear once.
+
+    ``known``: the columns of the files.
+    """
     kind = SAMPLED[table]
     parameters: dict[str, Parameter] = {"since": wanted.since_unix_ns, "until": wanted.until_unix_ns}
     where = "at_unix_ns >= $since AND at_unix_ns < $until"

@@ -1,7 +1,8 @@
-"""Tables of samples: a row is one device, or one engine, at one instant; its values are columns of their own (``series.py``).
+"""Define the tables of samples, with one row per device or engine and instant.
 
-Rows lie by whose they are and then by time, so that each series is a run of neighbours. What is stored comes by device
-(``hardware.DeviceRun``), what is read goes one by one.
+The values of a row are columns of their own (``series.py``).
+Rows are sorted by owner and then by time, so that the values of a series are adjacent.
+Samples are stored per device (``hardware.DeviceRun``) and read one by one.
 """
 
 from __future__ import annotations
@@ -43,23 +44,27 @@ _ENGINE_COLUMNS: Final = (
     StoreColumn("at_unix_ns", _INT, _B),
     *_PROCESS_COLUMNS,
     StoreColumn("source", _TEXT, _D),
-    StoreColumn("engine", _TEXT, _D),  # the engine's own label, '' where it has none
+    StoreColumn("engine", _TEXT, _D),  # the engine's own label, '' when it has none
     StoreColumn("model", _TEXT, _D),
     StoreColumn("histograms", _TEXT, Encoding.LENGTHS),  # JSON: [[name, label, start, count, sum, [counts]], ...]
-    StoreColumn("bounds", _TEXT, _D),  # JSON: [[bound, ...], ...], of each of these
+    StoreColumn("bounds", _TEXT, _D),  # JSON: [[bound, ...], ...], one list per histogram
 )
 _ORDER: Final = {quantity.name: place for place, quantity in enumerate(QUANTITIES)}
 
 Block = tuple[tuple[Any, ...], Sequence[int], Sequence[int], Sequence[Series]]
-"""Rows of one owner: the columns that all of them share, then times, how long each took (of devices), and the values."""
+"""Rows of one owner: shared columns, times, durations of sampling, values.
+
+Only devices have durations.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One such table.
+    """One table of samples.
 
-    ``own``: columns besides those of series, the first ones of each row and then the shared ones; ``blocks_of`` takes what a
-    publish brings apart, ``samples_of`` makes samples of rows; ``by``: columns that say whose a row is.
+    ``own``: columns besides those of series; the columns of each row come first, then the shared ones.
+    ``blocks_of`` splits what a publish brings into blocks. ``samples_of`` makes samples from rows.
+    ``by``: columns that identify the owner of a row.
     """
 
     table: Table
@@ -70,8 +75,10 @@ class Sampled:
     time: str = "at_unix_ns"
 
     def encode(self, rows: Sequence[Any]) -> pa.Table:
-        """``DeviceRun``, or ``EngineSample``, in the order of the table. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values
-        that no column takes."""
+        """Encode ``DeviceRun`` or ``EngineSample`` rows in the order of the table.
+
+        Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column accepts.
+        """
         blocks = sorted((block for each in rows for block in self.blocks_of(each)), key=self._place)
         values, series = series_table([(len(times), series) for _, times, _, series in blocks])
         values["at_unix_ns"] = [at for _, times, _, _ in blocks for at in times]
@@ -83,7 +90,10 @@ class Sampled:
         return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
 
     def decode(self, stored: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Samples of rows by column name, oldest first. Raises ``ValueError`` for a damaged row."""
+        """Decode rows, given by column name, into samples, oldest first.
+
+        Raises ``ValueError`` for a damaged row.
+        """
         try:
             found = self.samples_of(stored)
         except (KeyError, TypeError) as error:
@@ -91,9 +101,10 @@ class Sampled:
         return sorted(found, key=lambda sample: (sample.at_unix_ns, sample.process.host, sample.process.instance))
 
     def columns_of(self, table: pa.Table) -> tuple[StoreColumn, ...]:
-        """The columns of a table that ``encode`` made, in its order; of files put together those that they should have.
+        """Return the columns of a table that ``encode`` made, in its order.
 
-        Raises ``ValueError`` for a column that is none of samples.
+        For concatenated files, returns the columns that they should have.
+        Raises ``ValueError`` for a column that no samples have.
         """
         own = (*self.own, *SERIES_COLUMNS)
         names = {column.name for column in own}
@@ -101,7 +112,7 @@ class Sampled:
         return (*own, *map(_series_column, series))
 
     def ordered(self, table: pa.Table) -> pa.Table:
-        """By whose the rows are, then by time."""
+        """Sort rows by owner, then by time."""
         return table.sort_by([*((name, "ascending") for name in self.by), (self.time, "ascending")])
 
     @property
@@ -109,7 +120,7 @@ class Sampled:
         return tuple(column for column in self.own if column.name not in ("at_unix_ns", "took_ns"))
 
     def _place(self, block: Block) -> tuple[Any, ...]:
-        """As ``ordered`` has it."""
+        """Return the sort key of a block, as in ``ordered``."""
         own, times, _, _ = block
         named = {column.name: answer for column, answer in zip(self._shared, own, strict=True)}
         return *(named[name] for name in self.by), times[0]
@@ -169,7 +180,7 @@ def _device_samples(stored: Sequence[Mapping[str, Any]]) -> list[DeviceSample]:
 
 
 def _engine_blocks(sample: EngineSample) -> Iterator[Block]:
-    """One row for each engine that the sample speaks of."""
+    """Make one row for each engine in the sample."""
     values: dict[str, list[Series]] = {}
     histograms: dict[str, list[EngineHistogram]] = {}
     for value in sample.values:
@@ -260,14 +271,14 @@ SAMPLED: Final[Mapping[Table, Sampled]] = {
     Table.LINK_SAMPLES: Sampled(Table.LINK_SAMPLES, _DEVICE_COLUMNS, _OF_DEVICE, _run_blocks, _device_samples),
     Table.ENGINE_SAMPLES: Sampled(Table.ENGINE_SAMPLES, _ENGINE_COLUMNS, _OF_ENGINE, _engine_blocks, _engine_samples),
 }
-"""By table."""
+"""Tables of samples by name."""
 
 SampleRow = DeviceRun | EngineSample
-"""What a publish brings of them."""
+"""What a publish brings for these tables."""
 
 
 def table_of(row: SampleRow) -> Table:
-    """Which table holds it."""
+    """Return the table that holds ``row``."""
     if isinstance(row, EngineSample):
         return Table.ENGINE_SAMPLES
     return Table.GPU_SAMPLES if row.device.kind is DeviceKind.GPU else Table.LINK_SAMPLES

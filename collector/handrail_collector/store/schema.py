@@ -1,8 +1,8 @@
-"""The store's tables: columns, their encodings, and how a table becomes the bytes of a Parquet file.
+"""Define the store's tables and encode a table as a Parquet file.
 
-Encodings were chosen by size on rows made like those of real vLLM 0.32 (``tests/bench/bench_store.py`` prints bytes by column):
-random ids stay plain, repeated words are dictionaries (neighbours that repeat, as ids in a trace do, are prefixes of each other),
-sorted and small integers are deltas, fractions are split by byte.
+Encodings were chosen by size on rows like those of real vLLM 0.32 (``tests/bench/bench_store.py`` prints bytes by column).
+Random ids are plain. Repeated words are dictionaries. Neighbours that repeat, such as ids in a trace, share prefixes.
+Sorted and small integers are deltas. Fractions are split by byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import pyarrow.parquet as pq
 from handrail.phases import Phase
 
 SCHEMA_VERSION = 1
-"""Raised when a column changes its meaning; a reader refuses files of a later version. New columns do not raise it."""
+"""The version of the schema; it rises when a column changes its meaning.
+
+A reader refuses files of a later version. New columns do not raise it.
+"""
 
 SCHEMA_VERSION_KEY = "handrail.schema_version"
 TABLE_KEY = "handrail.table"
@@ -59,7 +62,7 @@ class Encoding(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoreColumn:
-    """One column: name, arrow type, encoding."""
+    """One column: name, Arrow type, encoding."""
 
     name: str
     type: pa.DataType
@@ -74,13 +77,19 @@ _TEXT, _INT, _SMALL, _BYTES, _BOOL = pa.string(), pa.int64(), pa.int32(), pa.bin
 
 
 def phase_column(phase: str) -> str:
-    """Column of a phase in ``requests``: the sum over the row's phases of that name, ns."""
+    """Return the column of a phase in ``requests``.
+
+    The column holds the sum over the row's phases of that name, ns.
+    """
     return f"phase_{phase}_ns"
 
 
 UNATTRIBUTED_PREFILL = "unattributed_prefill_ns"
 UNATTRIBUTED_DECODE = "unattributed_decode_ns"
-"""Columns of ``requests``: how much of ``phase_unattributed_ns`` lies inside P and inside D; the rest lies between them."""
+"""Columns of ``requests`` that split ``phase_unattributed_ns`` by place.
+
+They hold the part inside P and the part inside D; the rest lies between them.
+"""
 
 REQUEST_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn("started_unix_ns", _INT, _B),
@@ -132,7 +141,7 @@ REQUEST_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn(UNATTRIBUTED_PREFILL, _INT, _B),
     StoreColumn(UNATTRIBUTED_DECODE, _INT, _B),
     StoreColumn("phase_shape", _TEXT, _D),  # JSON: [[phase, process, source, [may_be]], ...] in the row's order
-    StoreColumn("phase_rest", _BYTES, _L),  # varints: bounds, and durations of phases named twice
+    StoreColumn("phase_rest", _BYTES, _L),  # varints: bounds, and durations of phases that occur twice
     StoreColumn("evidence_shape", _TEXT, _D),  # JSON: [[index of span id, ...], [[evidence, how, index], ...]]
     StoreColumn("evidence_ids", _BYTES, _L),  # 8 bytes each; index 0 is request_id itself and not repeated here
     StoreColumn("findings", pa.list_(_TEXT), _D),
@@ -169,16 +178,16 @@ SPAN_COLUMNS: tuple[StoreColumn, ...] = (
 
 ROLLUP_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn("hour_unix_ns", _INT, _D),
-    StoreColumn("measure", _TEXT, _D),  # a value of rollup.Measure
+    StoreColumn("measure", _TEXT, _D),  # a value of aggregates.Measure
     StoreColumn("scope", _TEXT, _D),
     StoreColumn("model", _TEXT, _D),
     StoreColumn("prefill_host", _TEXT, _D),
     StoreColumn("decode_host", _TEXT, _D),
     StoreColumn("outcome", _TEXT, _D),
     StoreColumn("kv_outcome", _TEXT, _D),
-    StoreColumn("bin", _SMALL, _D),  # of the time measured
+    StoreColumn("bin", _SMALL, _D),  # of the measured time
     StoreColumn("requests", _INT, _D),
-    StoreColumn("timed", _INT, _D),  # with such a time
+    StoreColumn("timed", _INT, _D),  # requests with such a time
     StoreColumn("complete", _INT, _D),
     StoreColumn("value_sum_ns", _INT, _B),
     *(StoreColumn(phase_column(phase.value), _INT, _B) for phase in Phase),
@@ -186,7 +195,10 @@ ROLLUP_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn(UNATTRIBUTED_DECODE, _INT, _B),
     StoreColumn("gap_sketch", _BYTES, _L),
 )
-"""Requests counted by place, outcome and time, see ``rollup.py``; sums over the requests of a row."""
+"""Columns of rollups: requests counted by place, outcome and time.
+
+Each row holds sums over its requests (``rollup.py``).
+"""
 
 ATTRIBUTE_TYPES: dict[str, tuple[pa.DataType, Encoding]] = {
     "s": (_TEXT, _D),
@@ -196,17 +208,17 @@ ATTRIBUTE_TYPES: dict[str, tuple[pa.DataType, Encoding]] = {
     "x": (_BYTES, _L),
     "j": (_TEXT, _D),  # JSON: arrays and key-value lists
 }
-"""Letter of an attribute column's type: the column of attribute KEY with integer values is ``a.i.KEY``."""
+"""Column types by letter: attribute KEY with integer values is ``a.i.KEY``."""
 
 
 def attribute_column(letter: str, key: str) -> StoreColumn:
-    """The column of one span attribute."""
+    """Return the column of one span attribute."""
     kind, encoding = ATTRIBUTE_TYPES[letter]
     return StoreColumn(f"a.{letter}.{key}", kind, encoding)
 
 
 def encode(table: pa.Table, name: Table, columns: tuple[StoreColumn, ...]) -> bytes:
-    """The Parquet file of ``table``, whose columns are ``columns`` in order."""
+    """Encode ``table`` as a Parquet file; ``columns`` lists its columns in order."""
     chosen = {_leaf(column): _encoding(column, table[column.name]) for column in columns}
     sink = pa.BufferOutputStream()
     blooms = {c.name: _bloom(table[c.name]) for c in columns if c.name in LOOKED_UP} if name is Table.REQUESTS else {}
@@ -219,7 +231,7 @@ def encode(table: pa.Table, name: Table, columns: tuple[StoreColumn, ...]) -> by
         column_encoding={leaf: encoding.value for leaf, encoding in chosen.items() if encoding is not Encoding.DICTIONARY},
         dictionary_pagesize_limit=DICTIONARY_BYTES,
         write_statistics=[c.name for c in columns if c.name in STATISTICS],
-        store_schema=False,  # the Arrow schema would be half of a small file, and says nothing that Parquet's does not
+        store_schema=False,  # the Arrow schema would be half of a small file and repeats Parquet's
         write_page_checksum=True,
         **({"bloom_filter_options": blooms} if blooms and BLOOM_FILTERS else {}),
     ) as writer:
@@ -229,18 +241,27 @@ def encode(table: pa.Table, name: Table, columns: tuple[StoreColumn, ...]) -> by
 
 
 STATISTICS = frozenset({"started_unix_ns", "start_unix_ns", "at_unix_ns", "version", "ttft_token_ns", "duration_ns"})
-"""Columns with minimum and maximum per row group: what queries prune by."""
+"""Columns with minimum and maximum per row group, by which queries prune."""
 
 
 LOOKED_UP = frozenset({"client_request_id", "request_key", "response_id", "request_id", "trace_id"})
-"""Columns of ``requests`` with a Bloom filter per row group: look-ups by an id read the groups that may have it (``sql.py``)."""
+"""Columns of ``requests`` with a Bloom filter per row group.
+
+A look-up by id reads only the groups that may have it (``sql.py``).
+"""
 
 BLOOM_FILTERS = "bloom_filter_options" in signature(pq.ParquetWriter.__init__).parameters
-"""Whether this pyarrow writes them; files without are read whole, with the same answers."""
+"""Whether this pyarrow writes Bloom filters.
+
+Files without them are read whole, with the same answers.
+"""
 
 
 def _bloom(values: pa.ChunkedArray) -> dict[str, float]:
-    """Filter options for a row group of ``values``: one in a hundred groups is read in vain, for 10 bits a distinct value."""
+    """Choose the Bloom filter options for a row group.
+
+    One group in a hundred is read in vain, at 10 bits per distinct value.
+    """
     return {"ndv": max(1, min(ROW_GROUP_ROWS, pc.count_distinct(values).as_py())), "fpp": 0.01}
 
 
@@ -249,7 +270,10 @@ def _leaf(column: StoreColumn) -> str:
 
 
 def _encoding(column: StoreColumn, values: pa.ChunkedArray) -> Encoding:
-    """The column's encoding; a dictionary of mostly different texts or fractions would cost more than these."""
+    """Choose the encoding of a column.
+
+    A dictionary of mostly different texts or fractions would be larger than the alternatives.
+    """
     words = pa.types.is_string(column.type) or pa.types.is_fixed_size_binary(column.type)
     fractions = pa.types.is_floating(column.type)
     if column.encoding is not Encoding.DICTIONARY or not (words or fractions):
@@ -260,8 +284,9 @@ def _encoding(column: StoreColumn, values: pa.ChunkedArray) -> Encoding:
 
 
 def column_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """``values`` as a column. Whole numbers that it cannot hold become the nearest that it can: they must not cost their rows.
+    """Convert ``values`` to a column.
 
+    Integers out of range become the nearest that fits, so that their rows are kept.
     Raises ``ValueError`` or ``pa.ArrowInvalid`` for values of another type.
     """
     try:

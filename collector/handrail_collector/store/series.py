@@ -1,9 +1,10 @@
-"""Values of samples as columns: one a series, so that they compress and anyone's SQL can read them.
+"""Store the values of samples as one column per series.
 
-The column of a gauge with fractions is ``g.d.NAME`` or ``g.d.NAME.LABEL``, of a counter of whole numbers ``c.i.NAME.LABEL``.
-Since when counters count is ``since_unix_ns``; those of a row that began at another time stand in ``since_more``. A file has at
-most ``MAX_SERIES_COLUMNS`` of them, the commonest; what is left, and names that are not lower case (DuckDB's column names ignore
-case), is JSON in ``more``.
+Such columns compress well and any SQL client can read them.
+The column of a fractional gauge is ``g.d.NAME`` or ``g.d.NAME.LABEL``, that of an integer counter ``c.i.NAME.LABEL``.
+``since_unix_ns`` is when counters started to count; ``since_more`` holds the counters that started at another time.
+A file has the ``MAX_SERIES_COLUMNS`` most common series as columns.
+Others, and names with upper case (DuckDB's column names ignore case), are JSON in ``more``.
 """
 
 from __future__ import annotations
@@ -20,23 +21,29 @@ from handrail.records.devices import DeviceValue, Series
 from handrail_collector.store.schema import Encoding, StoreColumn
 
 MAX_SERIES_COLUMNS: Final = 256
-"""A peer may send any name; each column costs a reader about 100 bytes of every file's footer."""
+"""Most series columns of a file, because a peer may send any name.
+
+Each column costs a reader about 100 bytes of every file's footer.
+"""
 
 SERIES_COLUMNS: Final = (
     StoreColumn("since_unix_ns", pa.int64(), Encoding.DICTIONARY),
-    StoreColumn("since_more", pa.string(), Encoding.DICTIONARY),  # JSON: by column, unix ns
-    StoreColumn("more", pa.string(), Encoding.DICTIONARY),  # JSON: by column
+    StoreColumn("since_more", pa.string(), Encoding.DICTIONARY),  # JSON: unix ns by column
+    StoreColumn("more", pa.string(), Encoding.DICTIONARY),  # JSON: value by column
 )
-"""Besides those of the series."""
+"""Columns besides those of the series."""
 
 _TYPES: Final = {"i": (pa.int64(), Encoding.DELTA), "d": (pa.float64(), Encoding.DICTIONARY)}
 
 Block = tuple[int, Sequence[Series]]
-"""How many rows, and their values by series."""
+"""Number of rows, and their values by series."""
 
 
 def series_table(blocks: Sequence[Block]) -> tuple[dict[str, list[Any]], tuple[StoreColumn, ...]]:
-    """Lists by column of the values of all rows, and the columns of the series in the order of their names."""
+    """Convert blocks to lists of values by column, and to the columns of the series.
+
+    The columns are ordered by name.
+    """
     named = [(rows, [(_column_of(each), each) for each in series]) for rows, series in blocks]
     counts: Counter[str] = Counter()
     for rows, series in named:
@@ -69,7 +76,10 @@ def series_table(blocks: Sequence[Block]) -> tuple[dict[str, list[Any]], tuple[S
 
 
 def series_values(stored: Mapping[str, Any]) -> list[DeviceValue]:
-    """Inverse of ``series_table`` for one row, by column name; by name and label. Raises ``ValueError`` for a damaged row."""
+    """Decode the values of one row, given by column name; sorted by name and label.
+
+    Raises ``ValueError`` for a damaged row.
+    """
     since = stored.get("since_unix_ns")
     others = _loaded(stored.get("since_more"))
     found = []
@@ -86,17 +96,20 @@ def series_values(stored: Mapping[str, Any]) -> list[DeviceValue]:
 
 
 def is_series(column: str) -> bool:
-    """Whether a column of a file is one of a series."""
+    """Check whether a column of a file holds a series."""
     return column[:2] in ("c.", "g.") and column[2:4] in ("i.", "d.")
 
 
 def name_of(column: str) -> str:
-    """The counter of a column of a series."""
+    """Return the counter name of a series column."""
     return column.split(".", 3)[2]
 
 
 def _put(target: list[Any], at: int, values: Sequence[float | None]) -> None:
-    """``values`` from the row ``at`` on, over what another series of the same column (it began anew) has put there."""
+    """Write ``values`` from row ``at`` on.
+
+    Values of another series of the same column are overwritten; a counter that restarts makes such a series.
+    """
     there = len(target) - at
     if there <= 0:
         target.extend([None] * -there)
@@ -106,10 +119,13 @@ def _put(target: list[Any], at: int, values: Sequence[float | None]) -> None:
 
 
 def _since(rows: int, series: Sequence[tuple[str, Series]]) -> tuple[list[int | None], list[str | None]]:
-    """Of each row the start that most of its counters have, and as JSON the others' by column."""
+    """Return the most common counter start of each row, and the other starts as JSON.
+
+    The JSON has starts by column.
+    """
     counters = [(name, each) for name, each in series if each.start_unix_ns]
     starts = {each.start_unix_ns for _, each in counters}
-    if len(starts) <= 1:  # the usual case
+    if len(starts) <= 1:  # the usual case: all counters started together
         return [starts.pop() if starts else None] * rows, [None] * rows
     since: list[int | None] = []
     others: list[str | None] = []
@@ -146,14 +162,14 @@ def _column_of(series: Series) -> str:
 
 @lru_cache(maxsize=8192)
 def _column_name(name: str, label: str, whole: bool, counter: bool) -> str:
-    """A dot in a name would end it too early, so it stands escaped."""
+    """Return the column name of a series; dots in ``name`` are escaped."""
     escaped = name.replace("%", "%25").replace(".", "%2e")
     return f"{'c' if counter else 'g'}.{'i' if whole else 'd'}.{escaped}{f'.{label}' if label else ''}"
 
 
 @lru_cache(maxsize=8192)
 def _series_of(column: str) -> tuple[bool, str, str] | None:
-    """Whether it is a counter, its name, its label."""
+    """Parse a column name: whether it is a counter, its name, its label."""
     if not is_series(column):
         return None
     kind, _, name, *label = column.split(".", 3)

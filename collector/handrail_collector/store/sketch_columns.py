@@ -1,8 +1,9 @@
-"""Many encoded gap sketches at once, by columns: the numbers of ``GapSketch.encode``'s bytes, and which of them are what.
+"""Decode many encoded gap sketches at once, as columns of numbers.
 
-Which numbers of a body are steps and which are the rest of a weight depends on what stands before: a number is such a rest
-where the one before it is a step that ends in 3. One core takes 4 us a stream of 200 gaps, where ``GapSketch.decode`` takes 32.
-A sketch that is not as ``encode`` writes it is for its reader to decode alone: ``Numbers.whole`` says which.
+The numbers are those of ``GapSketch.encode``'s bytes. Some are steps, others are the rest of a weight:
+a number is such a rest when the one before it is a step that ends in 3.
+One core takes 4 us per stream of 200 gaps; ``GapSketch.decode`` takes 32 us.
+``Numbers.whole`` marks the sketches in the exact form that ``encode`` writes; the reader decodes all others alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from handrail.metrics.exponential_histogram import MAX_BUCKETS
 _HEADER: Final = 5  # version, buckets, min, max - min, sum
 _VERSION: Final = 1
 _LONGEST: Final = 9  # bytes of a number below 2**63
-BUCKETS: Final = 1  # places of the header
+BUCKETS: Final = 1  # this and the next three: positions in the header
 LEAST: Final = 2
 SPREAD: Final = 3
 SUM: Final = 4
@@ -30,7 +31,10 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Every number of some sketches, in order. ``first``, ``count``: of each sketch; ``step``: which name a bucket."""
+    """Every number of several sketches, in order.
+
+    ``first``, ``count``: position and number of values of each sketch. ``step``: which values name a bucket.
+    """
 
     value: Integers
     row: Integers
@@ -39,11 +43,14 @@ class Numbers:
     step: Flags
     bucket: Integers
     weight: npt.NDArray[np.float64]
-    well_formed: Flags  # a sketch: of whole numbers below 2**63, none missing
+    well_formed: Flags  # by sketch: complete, and all numbers below 2**63
 
     @classmethod
     def read(cls, data: npt.NDArray[np.uint8], row_ends: Integers) -> Numbers:
-        """``row_ends``: where each sketch ends in ``data``; at least one, none of them empty."""
+        """Decode the numbers of concatenated sketches.
+
+        ``row_ends``: where each sketch ends in ``data``. There is at least one sketch, and none is empty.
+        """
         ends = np.flatnonzero(data < 0x80)
         starts = np.concatenate(([0], ends[:-1] + 1))
         length = ends - starts + 1
@@ -51,7 +58,7 @@ class Numbers:
         for place in range(min(_LONGEST, int(length.max(initial=0)))):
             has = np.flatnonzero(length > place)
             value[has] |= (data[starts[has] + place].astype(np.int64) & 0x7F) << (7 * place)
-        until = np.searchsorted(ends, row_ends - 1, side="left") + 1  # how many numbers end with or before each sketch
+        until = np.searchsorted(ends, row_ends - 1, side="left") + 1  # how many numbers end at or before the end of each sketch
         until = np.minimum(until, len(ends))
         count = np.diff(until, prepend=0)
         first = until - count
@@ -79,12 +86,15 @@ class Numbers:
         )
 
     def header(self, place: int) -> Integers:
-        """One of the leading numbers of each sketch; 0 where it has none."""
+        """Return one of the leading numbers of each sketch; 0 when it is missing."""
         at = np.minimum(self.first + place, max(len(self.value) - 1, 0))
         return np.where(self.count > place, self.value[at], 0)
 
     def whole(self) -> Flags:
-        """Which sketches are as ``encode`` writes them, as far as can be told without adding them up."""
+        """Check which sketches have the exact form that ``encode`` writes.
+
+        The check does not add up the weights.
+        """
         steps = np.bincount(self.row[self.step], minlength=len(self.count))
         outside = np.bincount(self.row[self.step & (self.bucket >= MAX_BUCKETS)], minlength=len(self.count)) > 0
         buckets = self.header(BUCKETS)
@@ -94,9 +104,10 @@ class Numbers:
 
 
 def _steps(value: Integers, body: Flags) -> tuple[Flags, Flags]:
-    """Which numbers are a step that has a further number for its weight, and which are steps.
+    """Find the steps, and those steps whose weight continues in the next number.
 
-    A step claims the next number where its low bits are 3. In a run of numbers that all end so, every second one is claimed.
+    A step claims the next number when its low bits are 3. In a run of such numbers every second one is claimed.
+    Returns the claiming steps, then all steps.
     """
     three = body & ((value & 3) == 3)
     at = np.arange(len(value))
@@ -107,7 +118,10 @@ def _steps(value: Integers, body: Flags) -> tuple[Flags, Flags]:
 
 
 def bytes_of(sketches: pa.Array) -> tuple[npt.NDArray[np.uint8], Integers]:
-    """The bytes of all of them, one after the other, and where each ends. An empty one is a byte that no sketch is."""
+    """Concatenate the bytes of all sketches and return where each ends.
+
+    An empty sketch becomes one byte that is no valid sketch.
+    """
     if sketches.type != pa.binary():
         sketches = sketches.cast(pa.binary())
     lengths: Any = pa.compute.binary_length(sketches).to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""One span as the store keeps it, and how it is read from OTLP.
+"""Define a stored span, and convert spans from OTLP.
 
 Attributes keep their OTLP type: a number stays a number. Arrays and key-value lists become tuples and dictionaries.
 """
@@ -34,7 +34,10 @@ class SpanLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRow:
-    """One span. Ids are lower-case hex; ``kind`` and ``status`` are OTLP's enum numbers; ``offset`` is of its journal entry."""
+    """One span as the store keeps it.
+
+    Ids are lower-case hex. ``kind`` and ``status`` are OTLP's enum numbers. ``offset`` is that of its journal entry.
+    """
 
     offset: int
     trace_id: str
@@ -61,14 +64,17 @@ class SpanRow:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlace:
-    """What the spans of one scope share: where they come from. Build it once a batch."""
+    """The resource and scope that the spans of one batch share.
+
+    Build it once per batch.
+    """
 
     offset: int
     scope: str
     resource: Attributes
 
     def row(self, span: Span, attributes: Attributes) -> SpanRow:
-        """``span`` as it is stored; ``attributes`` are its own, decoded."""
+        """Convert ``span`` to a row; ``attributes`` are its own, decoded."""
         status = span.status
         resource = self.resource
         return SpanRow(
@@ -97,7 +103,10 @@ class SpanPlace:
 
 
 def span_rows(resource_spans: Iterable[ResourceSpans], offset: int) -> Iterator[SpanRow]:
-    """The spans of one journal entry. Scope attributes (``handrail.batch.seq``) belong to the delivery and are not kept."""
+    """Convert the spans of one journal entry.
+
+    Scope attributes (``handrail.batch.seq``) belong to the delivery and are dropped.
+    """
     for group in resource_spans:
         resource = attributes_of(group.resource.attributes)
         for scoped in group.scope_spans:

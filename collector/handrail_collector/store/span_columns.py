@@ -1,8 +1,10 @@
-"""``SpanRow`` as columns of the ``spans`` table and back, nothing lost but the order of attributes.
+"""Convert ``SpanRow`` to columns of the ``spans`` table and back.
 
-Every attribute key becomes a column of its own type (``a.i.gen_ai.usage.input_tokens``): values of one key are alike, so they
-compress, and anyone's SQL can read them. A file holds at most ``MAX_ATTRIBUTE_COLUMNS`` of them, the commonest; what is left,
-and keys that are not lower case (DuckDB's column names ignore case), is JSON in ``attributes_more``. Rows are sorted by trace.
+Only the order of attributes is lost. Rows are sorted by trace.
+Every attribute key becomes a column of its own type (``a.i.gen_ai.usage.input_tokens``).
+The values of one key are alike, so they compress, and any SQL client can read them.
+A file has the ``MAX_ATTRIBUTE_COLUMNS`` most common attributes as columns.
+Others, and keys with upper case (DuckDB's column names ignore case), are JSON in ``attributes_more``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from handrail_collector.store.schema import SPAN_COLUMNS, StoreColumn, attribute
 from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
 
 MAX_ATTRIBUTE_COLUMNS = 96
-"""A peer may send any key; each column costs a reader about 100 bytes of every file's footer."""
+"""Most attribute columns of a file, because a peer may send any key.
+
+Each column costs a reader about 100 bytes of every file's footer.
+"""
 
 REPEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gen_ai.latency.e2e", ("gen_ai.latency.time_to_first_token",)),
@@ -28,15 +33,21 @@ REPEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (names.REQUEST_KEY, (names.REQUEST_ID,)),
     (names.JOIN_KEY, (names.REQUEST_KEY,)),
 )
-"""Attributes that often repeat others. One that equals the others (their sum, to the last bit) is not stored; bit n of column
-``repeats`` says that the n-th of these was left out. Only added to at the end: stored bits count from the front."""
+"""Attributes that often repeat others and are then not stored.
+
+An attribute that equals the others (their sum, to the last bit) is left out; bit n of column ``repeats`` marks the n-th.
+New entries go to the end, because stored bits count from the front.
+"""
 
 _LETTERS: dict[type, str] = {str: "s", bool: "b", int: "i", float: "d", bytes: "x", tuple: "j", dict: "j"}
 Shape = tuple[tuple[str, ...], tuple[type, ...]]
 
 
 def spans_table(rows: Sequence[SpanRow]) -> tuple[pa.Table, tuple[StoreColumn, ...]]:
-    """``rows`` by trace, and the columns of the table. Raises ``ValueError`` for ids that are not hex."""
+    """Encode ``rows``, sorted by trace, and return the columns of the table.
+
+    Raises ``ValueError`` for ids that are not hex.
+    """
     rows = _by_trace(rows)
     attributes, attribute_columns = _attributes(len(rows), _groups(rows))
     values: dict[str, list[object]] = {
@@ -68,7 +79,10 @@ def spans_table(rows: Sequence[SpanRow]) -> tuple[pa.Table, tuple[StoreColumn, .
 
 
 def span_row(stored: Mapping[str, object]) -> SpanRow:
-    """Inverse of ``spans_table`` for one row, given by column name. Raises ``ValueError`` for a damaged row."""
+    """Decode one row, given by column name.
+
+    Raises ``ValueError`` for a damaged row.
+    """
     get = stored.get
     start = _integer(get("start_unix_ns"))
     return SpanRow(
@@ -105,7 +119,7 @@ def _by_trace(rows: Sequence[SpanRow]) -> list[SpanRow]:
 
 @dataclass(slots=True)
 class _Group:
-    """Spans with the same keys of the same types: where they are, and their values by key."""
+    """Spans with the same keys of the same types: their indices, and values by key."""
 
     places: list[int]
     kinds: dict[str, type]
@@ -114,7 +128,10 @@ class _Group:
 
 
 def _groups(rows: Sequence[SpanRow]) -> list[_Group]:
-    """Spans by the shape of their attributes, so that what follows works on columns (7 us a span; one by one it took 11)."""
+    """Group spans by the shape of their attributes.
+
+    The following steps then work on columns: 7 us per span instead of 11 us one by one.
+    """
     shapes: dict[Shape, list[int]] = {}
     for at, row in enumerate(rows):
         attributes = row.attributes
@@ -135,7 +152,7 @@ def _leave_out_repeats(group: _Group) -> None:
             continue
         left: list[object] = list(group.values[name])
         for at, (value, *known) in enumerate(zip(left, *(group.values[part] for part in parts), strict=True)):
-            repeated = _repeated(known) if value else None  # never 0.0: it would come back without its sign
+            repeated = _repeated(known) if value else None  # 0.0 is stored: it would lose its sign
             if repeated is not None and repeated == value and type(repeated) is type(value):
                 group.repeats[at] |= 1 << bit
                 left[at] = None
@@ -144,7 +161,10 @@ def _leave_out_repeats(group: _Group) -> None:
 
 
 def _repeated(known: Sequence[object]) -> str | float | None:
-    """The one text, or the sum of fractions from left to right; None unless all fit."""
+    """Return the one text, or the sum of fractions from left to right.
+
+    Returns None unless all values fit.
+    """
     if len(known) == 1 and isinstance(known[0], str):
         return known[0]
     total = 0.0
@@ -165,7 +185,7 @@ def _attribute_columns(groups: Sequence[_Group]) -> list[tuple[str, str]]:
 
 
 def _attributes(rows: int, groups: Sequence[_Group]) -> tuple[dict[str, list[object]], list[StoreColumn]]:
-    """Values by column, and the columns of attributes among them."""
+    """Collect values by column, and list the attribute columns."""
     chosen = _attribute_columns(groups)
     lists: dict[tuple[str, str], list[object]] = {column: [None] * rows for column in chosen}
     repeats: list[object] = [None] * rows
@@ -212,7 +232,10 @@ def _stored_attributes(stored: Mapping[str, object]) -> dict[str, AttributeValue
 
 
 def _resources(rows: Sequence[SpanRow]) -> list[object]:
-    """JSON of each row's resource; spans of one batch share the object, so it is encoded once."""
+    """Encode each row's resource as JSON.
+
+    Spans of one batch share the object, so it is encoded once.
+    """
     known: dict[int, str] = {}
     return [known.get(id(row.resource)) or known.setdefault(id(row.resource), attribute_json.dumps(row.resource)) for row in rows]
 

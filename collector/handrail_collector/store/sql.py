@@ -1,7 +1,7 @@
-"""The store's questions as parameterised SQL for DuckDB, and nothing else: no files are opened here.
+"""Build the store's queries as parameterised SQL for DuckDB; open no files.
 
-All of the store's SQL is in this module, so that the same questions can be put to another backend by writing this module again
-(docs/decisions/0004-store-queries.md). ``{table}`` is replaced by the relation to read, never by anything that a user wrote.
+All of the store's SQL is in this module, so that another backend needs only another version of this module
+(docs/decisions/0004-store-queries.md). ``{table}`` is replaced by the relation to read, never by user input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from handrail_collector.store.schema import phase_column
 
 Parameter = str | int | bytes | list[bytes] | list[str]
 
-# The usual case first: whole columns of '=' are one dictionary entry, and the other branches are not computed.
+# The common case comes first: columns of only '=' are one dictionary entry, and DuckDB skips the other branches.
 _KEY = (
     "CASE WHEN request_key = '=' THEN coalesce(client_request_id, '')"
     " WHEN starts_with(request_key, '\\') THEN substr(request_key, 2)"
@@ -43,12 +43,15 @@ _CONDITIONS = {
     "finding": "(list_contains(findings, $finding)"
     " OR list_contains(list_transform(findings, lambda f: split_part(f, ':', 1)), $finding))",
 }
-"""SQL of each field of ``RequestFilter`` but ``text``."""
+"""SQL conditions of the fields of ``RequestFilter``, except ``text``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlQuery:
-    """SQL with ``{table}`` and ``$name`` parameters. ``with_file``: rows need the column ``filename``, the path of their file."""
+    """SQL with ``{table}`` and ``$name`` parameters.
+
+    ``with_file``: rows need the column ``filename``, the path of their file.
+    """
 
     text: str
     parameters: dict[str, Parameter]
@@ -56,7 +59,10 @@ class SqlQuery:
 
 
 def bound(wanted: RequestFilter, rows: int) -> SqlQuery:
-    """The figure that is asked for of the last of so many rows, one row; none where fewer fit or it is not known there."""
+    """Select the sort value of the row at position ``rows``.
+
+    There is no result when fewer rows match or that row has no value.
+    """
     where, parameters = _where(wanted)
     column, direction = _ordered_by(wanted)
     known = f"{where} AND {column} IS NOT NULL"
@@ -65,9 +71,9 @@ def bound(wanted: RequestFilter, rows: int) -> SqlQuery:
 
 
 def requests(wanted: RequestFilter, limit: int, offset: int, bound: int | None = None) -> SqlQuery:
-    """Whole rows, all versions, in the order of ``RequestFilter.order``.
+    """Select whole rows, all versions, in the order of ``RequestFilter.order``.
 
-    ``bound``: none of them has a figure beyond it. DuckDB then reads the other columns of few rows: half the time of 10 million.
+    ``bound``: no row has a sort value beyond it. DuckDB then reads the other columns of few rows: half the time over 10 million.
     """
     where, parameters = _where(wanted)
     column, direction = _ordered_by(wanted)
@@ -84,13 +90,16 @@ def _ordered_by(wanted: RequestFilter) -> tuple[str, str]:
 
 
 def count(wanted: RequestFilter) -> SqlQuery:
-    """How many rows fit, all versions."""
+    """Count the rows that match, all versions."""
     where, parameters = _where(wanted)
     return SqlQuery(f"SELECT count(*) FROM {{table}} WHERE {where}", parameters)
 
 
 def count_superseded(wanted: RequestFilter, base_version: int) -> SqlQuery:
-    """How many of those are not the highest version of their request; ``{newer}``: the files that hold later versions."""
+    """Count the matching rows that are not the highest version of their request.
+
+    ``{newer}``: the files that hold later versions.
+    """
     where, parameters = _where(wanted)
     text = (
         "WITH newest AS (SELECT trace_id, request_id, max(version) AS newest_version FROM {newer}"
@@ -101,7 +110,10 @@ def count_superseded(wanted: RequestFilter, base_version: int) -> SqlQuery:
 
 
 def newest_versions(request_ids: list[bytes], base_version: int) -> SqlQuery:
-    """trace_id, request_id and highest version of the requests that have one above ``base_version``."""
+    """Select the highest version of requests that have one above ``base_version``.
+
+    Columns: trace_id, request_id and the version.
+    """
     text = (
         "SELECT trace_id, request_id, max(version) FROM {table}"
         " WHERE version > $base_version AND list_contains($request_ids::BLOB[], request_id) GROUP BY ALL"
@@ -110,10 +122,12 @@ def newest_versions(request_ids: list[bytes], base_version: int) -> SqlQuery:
 
 
 def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
-    """Where the rows are whose columns hold ``raw`` or one of its ``keys`` as they are stored: filename, started_unix_ns.
+    """Find rows whose columns hold ``raw`` or one of its ``keys`` as stored.
 
-    One branch a column, so that DuckDB goes by each column's Bloom filters (with OR it goes by none): 0.1 s instead of 1.1 s of
-    processor time over 10 million requests. What is put together from other columns (``SAME``) is ``find_equal``'s.
+    Columns: filename, started_unix_ns.
+    Each column has its own branch, so that DuckDB uses its Bloom filters (with OR it uses none):
+    0.1 s instead of 1.1 s of processor time over 10 million requests.
+    ``find_equal`` finds ids that are composed of other columns (``SAME``).
     """
     parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
     listed = ", ".join(f"${name}" for name in parameters)
@@ -121,7 +135,7 @@ def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
     if (plain := _hex(raw)) is not None and len(plain) in (16, 32):
         conditions.append("request_id = $plain" if len(plain) == 16 else "trace_id = $plain")
         parameters["plain"] = bytes.fromhex(plain)
-        if len(plain) == 32:  # null in nearly every row
+        if len(plain) == 32:  # the column is null in nearly every row
             conditions.append("contains(lower(hex(other_trace_ids)), $hex)")
             parameters["hex"] = plain
     branches = " UNION ALL ".join(f"SELECT filename, started_unix_ns FROM {{table}} WHERE {each}" for each in conditions)
@@ -130,11 +144,14 @@ def find_stored(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
 
 
 def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
-    """Where the rows are that have the id ``raw`` or one of its ``keys``: filename, started_unix_ns."""
+    """Find rows that have the id ``raw`` or one of its ``keys``.
+
+    Columns: filename, started_unix_ns.
+    """
     parameters: dict[str, Parameter] = {f"key_{index}": key for index, key in enumerate(dict.fromkeys((raw, *keys)))}
     listed = ", ".join(f"${name}" for name in parameters)
-    # A key of '=' is the client's id, which is compared already. A response id is put together only where the key in it is in the
-    # id too: over 10 million requests that took 1.1 s less of processor time than to compare how it begins.
+    # A key of '=' is the client's id, which is compared already. A response id is composed only when the id contains its key:
+    # over 10 million requests that took 1.1 s less of processor time than to compare prefixes.
     conditions = [
         f"client_request_id IN ({listed})",
         f"(request_key <> '=' AND {_KEY} IN ({listed}))",
@@ -153,7 +170,10 @@ def find_equal(raw: str, keys: tuple[str, ...], limit: int) -> SqlQuery:
 
 
 def find_prefix(raw: str, limit: int) -> SqlQuery:
-    """Where the rows are with an id that begins with ``raw``: filename, started_unix_ns."""
+    """Find rows with an id that begins with ``raw``.
+
+    Columns: filename, started_unix_ns.
+    """
     conditions = [
         "starts_with(client_request_id, $raw)",
         f"(request_key <> '=' AND starts_with({_KEY}, $raw))",
@@ -171,7 +191,7 @@ def find_prefix(raw: str, limit: int) -> SqlQuery:
 
 
 def _latest(conditions: list[str], parameters: dict[str, Parameter], limit: int) -> SqlQuery:
-    # Only where they are: with OR, DuckDB reads every column of every row that it selects from (0.36 s of CPU against 0.06 s).
+    # Only the places: with OR, DuckDB reads every selected column of every row (0.36 s of CPU against 0.06 s).
     text = (
         f"SELECT filename, started_unix_ns FROM {{table}} WHERE {' OR '.join(conditions)}"
         " ORDER BY started_unix_ns DESC LIMIT $row_limit"
@@ -180,7 +200,7 @@ def _latest(conditions: list[str], parameters: dict[str, Parameter], limit: int)
 
 
 def started(times_unix_ns: list[int]) -> SqlQuery:
-    """Whole rows that started at these times, all versions, latest first."""
+    """Select whole rows that started at these times, all versions, latest first."""
     parameters: dict[str, Parameter] = {f"time_{index}": time for index, time in enumerate(dict.fromkeys(times_unix_ns))}
     listed = ", ".join(f"${name}" for name in parameters)
     text = f"SELECT * FROM {{table}} WHERE started_unix_ns IN ({listed}) ORDER BY started_unix_ns DESC, trace_id, request_id"
@@ -193,7 +213,7 @@ def _hex(raw: str) -> str | None:
 
 
 def near(raw: str, limit: int) -> SqlQuery:
-    """The ids most like ``raw``."""
+    """Select the ids most similar to ``raw``."""
     text = (
         "SELECT id FROM (SELECT id, max(jaro_winkler_similarity(id, $raw)) AS likeness FROM"
         f" (SELECT unnest([client_request_id, {_RESPONSE}, {_TRACE}, {_REQUEST}]) AS id FROM {{table}}"
@@ -204,21 +224,25 @@ def near(raw: str, limit: int) -> SqlQuery:
 
 
 def spans(trace_ids: list[bytes]) -> SqlQuery:
-    """Every span of these traces."""
+    """Select every span of these traces."""
     text = 'SELECT * FROM {table} WHERE list_contains($trace_ids::BLOB[], trace_id) ORDER BY start_unix_ns, span_id, "offset"'
     return SqlQuery(text, {"trace_ids": trace_ids})
 
 
 def columns(names: Sequence[str], conditions: Mapping[str, Parameter], base_version: int | None) -> SqlQuery:
-    """Columns of the newest versions of the requests that fit, in no order. ``conditions``: fields of ``RequestFilter`` by name.
+    """Select columns of the newest versions of the requests that match, in no order.
 
-    ``base_version``: the lowest version of the store where there are {newer} files with later ones; None where there are none.
+    ``conditions``: fields of ``RequestFilter`` by name.
+    ``base_version``: the lowest version of the store when ``{newer}`` files hold later ones; None when no file does.
     """
     return _newest(", ".join(f't."{name}"' for name in names), conditions, base_version, "")
 
 
 def scopes(conditions: Mapping[str, Parameter], base_version: int | None) -> SqlQuery:
-    """Scope, how many, first and last start of the requests that fit, most first; as for ``columns``."""
+    """Select the scopes of the requests that match, most requests first.
+
+    Columns: scope, number of requests, first and last start. Parameters as for ``columns``.
+    """
     counted = "t.scope, count(*), min(t.started_unix_ns), max(t.started_unix_ns)"
     return _newest(counted, conditions, base_version, " GROUP BY t.scope ORDER BY count(*) DESC, t.scope")
 

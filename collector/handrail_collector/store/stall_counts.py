@@ -1,6 +1,7 @@
-"""Stalls of a period by cause and host: how many, of how many streams, in how many events, and among the longest gaps.
+"""Count the stalls of a period by cause and host.
 
-An *event* is a time in which streams of one host stood still for one cause, however many of them: one pass of a garbage collector
+The counts are stalls, streams, events, and stalls among the longest gaps.
+An *event* is a time in which streams of one host stall for one cause, however many they are: one garbage collection
 stalls every stream of its process (case B12).
 """
 
@@ -19,7 +20,7 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 
 MARGIN_NS: Final = 3_600_000_000_000
-"""A later version of a stall begins at most this far from the earlier one."""
+"""Largest distance between the starts of two versions of a stall."""
 
 COLUMNS: Final = {
     "scope": pa.string(),
@@ -28,10 +29,10 @@ COLUMNS: Final = {
     "stalls": pa.int64(),
     "streams": pa.int64(),
     "events": pa.int64(),
-    "every_ns": pa.int64(),  # from one event to the next, median; null where there is one
+    "every_ns": pa.int64(),  # median time from one event to the next; null when there is only one
     "gap_sum_ns": pa.int64(),
     "gap_max_ns": pa.int64(),
-    "longest": pa.int64(),  # of the stalls, those that are no shorter than the cut of their scope
+    "longest": pa.int64(),  # stalls that are at least as long as the cut of their scope
     "lift": pa.float64(),  # median
 }
 
@@ -61,9 +62,9 @@ FROM apart GROUP BY scope, cause, host ORDER BY scope, stalls DESC, cause, host
 
 
 def stall_counts(reader: StoreReader, of: PeriodQuery, cuts: Mapping[str, int]) -> pa.Table:
-    """``COLUMNS`` of the stalls that began in the period. ``cuts``: by scope, from which length on a gap is among the longest.
+    """Compute ``COLUMNS`` of the stalls that began in the period.
 
-    Raises ``StoreDamagedError``.
+    ``cuts``: by scope, the length from which on a gap is among the longest. Raises ``StoreDamagedError``.
     """
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None

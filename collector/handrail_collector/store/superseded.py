@@ -1,4 +1,4 @@
-"""Rows that a later version replaces or withdraws, taken out of the file that they lie in."""
+"""Remove rows that a later version replaces or withdraws from their files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from handrail_collector.store.schema import StoreColumn, Table
 
 
 class ReplacedRows:
-    """Takes them out. In the one thread that folds and retires."""
+    """Remove replaced rows, in the one thread that folds and retires."""
 
     def __init__(self, publisher: StorePublisher, damaged: DamagedFiles) -> None:
         self._publisher = publisher
         self._damaged = damaged
 
     def drop(self, file: StoredFile, later: dict[bytes, dict[bytes, int]]) -> int:
-        """Put ``file`` without the rows that ``later`` (``compact.superseding``) replaces in its place; how many rows went.
+        """Rewrite ``file`` without the rows that ``later`` replaces.
 
+        ``later``: the result of ``compaction.superseding``. Returns how many rows went.
         A file that cannot be read stays as it is.
         """
         keys = self._damaged.read(file, compaction.KEYS)
@@ -49,7 +50,10 @@ class ReplacedRows:
         first_offset: int,
         end_offset: int,
     ) -> None:
-        """``table`` in the place of ``files``; nothing where it has no rows."""
+        """Replace ``files`` by a file with the rows of ``table``.
+
+        An empty ``table`` adds no file.
+        """
         gone = {file.path for file in files}
         if table.num_rows:
             part = PartitionFile(name, hour, table, columns, max(file.written_unix_ns for file in files))
@@ -59,7 +63,7 @@ class ReplacedRows:
 
 
 def near(files: Iterable[StoredFile], others: Sequence[StoredFile]) -> list[StoredFile]:
-    """Those of ``files`` that may hold another version of a row in ``others``."""
+    """Select those of ``files`` that may hold another version of a row in ``others``."""
     first = min((file.min_unix_ns for file in others), default=0) - VERSION_MARGIN_NS
     last = max((file.max_unix_ns for file in others), default=0) + VERSION_MARGIN_NS
     return [file for file in files if file.max_unix_ns >= first and file.min_unix_ns <= last] if others else []

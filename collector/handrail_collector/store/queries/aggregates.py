@@ -1,7 +1,9 @@
-"""Requests counted by place, outcome and time, as Ibis expressions: one definition for rollups and for rows.
+"""Count requests by place, outcome and time with Ibis expressions.
 
-A *cell* is what the requests of one combination have in common, how many they are, and the sums of their phases. Only expressions
-are made here, over tables that are not bound to any backend; ``report.py`` compiles and runs them (docs/decisions/0006).
+Rollups and rows share this one definition.
+A *cell* holds what the requests of one combination have in common, their number, and the sums of their phases.
+This module only builds expressions over unbound tables. ``period.py``, ``rolled.py`` and ``rollup.py`` run
+them (docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -26,31 +28,37 @@ from handrail_collector.store.schema import (
 )
 
 BINS_PER_E: Final = 51
-"""Bins of a time within a factor of e: each is 2 % wide, so its middle is within ``BIN_ERROR`` of everything in it."""
+"""Bins of a time within a factor of e.
+
+Each bin is 2 % wide, so its middle is within ``BIN_ERROR`` of every value in it.
+"""
 
 BIN_ERROR: Final = 0.01
 
 DIMENSIONS: Final = ("scope", "model", "prefill_host", "decode_host", "outcome", "kv_outcome")
 PHASE_SUMS: Final = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)
-"""Columns that a cell sums: every phase, and where the unattributed time lies."""
+"""Columns that a cell sums: every phase, and the unattributed time by place."""
 
 PAUSED: Final = ("prefill_paused_ns", "decode_paused_ns")
-"""Columns with how long the engine's process stood still while a request waited there for its first token."""
+"""Columns with the time that an engine's process was paused.
+
+A request waited for its first token at that engine meanwhile.
+"""
 
 SLOW, USUAL, OTHER = "slow", "usual", "other"
-TTFT_OF: Final = "ttft"  # value of ``phase_of``: the phases sum to the time to first token
+TTFT_OF: Final = "ttft"  # value of ``phase_of`` for phases that sum to the time to first token
 
 
 class Measure(str, Enum):
-    """What the times of a cell are."""
+    """What the times of a cell measure."""
 
-    TTFT = "ttft"  # to the first generated token; requests without one have cells too, with no bin
-    GAP = "gap"  # the largest gap of a stream; no phases
-    SKETCH = "sketch"  # only in rollups: the sketch of every gap of a scope and model
+    TTFT = "ttft"  # time to first generated token; requests without one have cells too, with no bin
+    GAP = "gap"  # largest gap of a stream; no phases
+    SKETCH = "sketch"  # only in rollups: the sketch of all gaps of a scope and model
 
 
 VALUE: Final = {Measure.TTFT: "ttft_ns", Measure.GAP: "gap_max_ns"}
-"""Column of placed rows with the time."""
+"""Column of placed rows with the time, by measure."""
 
 _IDS: Final = ("trace_id", "request_id", "version")
 READ: Final = (
@@ -71,7 +79,7 @@ READ: Final = (
 _READ_COLUMNS: Final = tuple(column for column in REQUEST_COLUMNS if column.name in READ)
 
 Expression = Any
-"""An Ibis table or value: its own types say too little to be worth naming."""
+"""An Ibis table or value; its own types are too vague to name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +94,7 @@ class PeriodQuery:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Between which times of one scope a request is usual, and from which on it is slow."""
+    """Bounds of usual times, and the bound of slow times, of one scope."""
 
     usual_from_ns: int
     usual_to_ns: int
@@ -100,15 +108,18 @@ def _quantile_disc(values: Expression, ranks: Expression) -> Expression:
 exact_quantiles: Final = ibis.udf.agg.builtin(
     _quantile_disc, name="quantile_disc", signature=(("int64", "array<float64>"), "array<int64>")
 )
-"""The values at ``ceil(rank * count)`` in ascending order; nulls are not counted. DuckDB's ``quantile_disc``: exact, where
-ClickHouse's ``quantile`` is an estimate (there it is ``quantilesExact`` that has to be named)."""
+"""Exact quantiles: the values at ``ceil(rank * count)`` in ascending order.
+
+Nulls are not counted. This is DuckDB's ``quantile_disc``, which is exact.
+ClickHouse's ``quantile`` is an estimate; there, ``quantilesExact`` is the name to use.
+"""
 
 
 def wanted(of: PeriodQuery, known: Mapping[str, Collection[str]], *, newer_than: int | None = None) -> Expression:
-    """The newest versions of the requests that count. ``known``: the columns of the tables that are there.
+    """Select the newest versions of the requests that count.
 
-    Table ``requests``: rows that nothing supersedes. Table ``touched``: rows of which some are superseded by those of table
-    ``newer`` whose version is above ``newer_than``.
+    ``known``: the columns of the tables that exist. Table ``requests``: rows that nothing supersedes.
+    Table ``touched``: rows of which some are superseded by rows of table ``newer`` with a version above ``newer_than``.
     """
     parts = [_counting(_unbound(_READ_COLUMNS, name, known[name]), of) for name in ("requests", "touched") if name in known]
     if "touched" in known:
@@ -119,22 +130,29 @@ def wanted(of: PeriodQuery, known: Mapping[str, Collection[str]], *, newer_than:
 
 
 def models(of: PeriodQuery, known: Mapping[str, Collection[str]]) -> Expression:
-    """Column ``model``: every name in table ``requests``, in those times and that scope."""
+    """Select every model name in table ``requests`` of the period and scope.
+
+    Column: ``model``.
+    """
     table = _counting(_unbound(_READ_COLUMNS, "requests", known["requests"]), of)
     return table.filter(table.model.notnull()).select("model").distinct()
 
 
 def superseded(of: PeriodQuery, newer_than: int) -> Expression:
-    """Column ``filename``: the files of table ``requests`` with rows that those of table ``newer`` supersede."""
+    """Select files of table ``requests`` with rows that table ``newer`` supersedes.
+
+    Column: ``filename``.
+    """
     table = _unbound(_READ_COLUMNS, "requests", (*_IDS, "scope", "model", "started_unix_ns"), more={"filename": "string"})
     newest = _newest(newer_than)
     return table.semi_join(newest, _superseded_by(table, newest)).select("filename").distinct()
 
 
 def later_versions(newer_than: int) -> Expression:
-    """Trace id, request id and ``newest`` version of the requests in table ``newer`` that have an earlier version elsewhere.
+    """Select requests in table ``newer`` with an earlier version in another table.
 
-    A request of which every version from ``newer_than``, the store's lowest, on is there has none.
+    Columns: trace id, request id and ``newest`` version. ``newer_than``: the lowest version of the store.
+    A request is left out when table ``newer`` has every version of it from ``newer_than`` on.
     """
     newer = _unbound([column for column in _READ_COLUMNS if column.name in _IDS], "newer", _IDS)
     found = newer.group_by("trace_id", "request_id").agg(newest=lambda t: t.version.max(), here=lambda t: t.version.nunique())
@@ -142,7 +160,10 @@ def later_versions(newer_than: int) -> Expression:
 
 
 def holding_earlier() -> Expression:
-    """Column ``filename``: the files of table ``requests`` with rows that ``later`` (of ``later_versions``) replaces."""
+    """Select the files of table ``requests`` with rows that ``later`` replaces.
+
+    ``later``: the result of ``later_versions``. Column: ``filename``.
+    """
     table = _unbound([column for column in _READ_COLUMNS if column.name in _IDS], "requests", _IDS, more={"filename": "string"})
     later = ibis.table({"trace_id": "binary", "request_id": "binary", "newest": "int32"}, name="later")
     return table.semi_join(later, _superseded_by(table, later)).select("filename").distinct()
@@ -167,7 +188,10 @@ def _counting(table: Expression, of: PeriodQuery) -> Expression:
 
 
 def placed(table: Expression) -> Expression:
-    """Rows of ``requests`` with the dimensions of a cell: a host that nobody named goes by its process."""
+    """Add the dimensions of a cell to rows of ``requests``.
+
+    A host without a name is identified by its process.
+    """
     return table.mutate(
         ttft_ns=ibis.cases((table.phase_of == TTFT_OF, table.ttft_token_ns), else_=ibis.null("int64")),
         prefill_host=ibis.coalesce(table.prefill_host, table.prefill_instance),
@@ -176,9 +200,10 @@ def placed(table: Expression) -> Expression:
 
 
 def cells(table: Expression, measure: Measure, cuts: Mapping[str, Thresholds] | None = None) -> Expression:
-    """The cells of placed rows, by ``bin`` of their time (null: none), or with ``cuts`` of their scope by exact ``part``.
+    """Group placed rows into cells.
 
-    Phases are sums of requests with a time only: the phases of others sum to something else.
+    Cells are by ``bin`` of their time (null: no time), or with ``cuts`` of their scope by exact ``part``.
+    Only requests with a time have phase sums, because the phases of others sum to something else.
     """
     if measure is Measure.GAP:
         table = table.filter(table.gap_max_ns.notnull())
@@ -193,7 +218,7 @@ def cells(table: Expression, measure: Measure, cuts: Mapping[str, Thresholds] | 
 
 
 def rolled(of: PeriodQuery, measure: Measure) -> Expression:
-    """The cells of the table ``rollups``, their hours added up."""
+    """Sum the cells of the table ``rollups`` over its hours."""
     table = _unbound(ROLLUP_COLUMNS, "rollups", [column.name for column in ROLLUP_COLUMNS])
     table = _matching(table.filter(table.measure == measure.value), of)
     sums = ("requests", "timed", "complete", "value_sum_ns", *(PHASE_SUMS if measure is Measure.TTFT else ()))
@@ -201,12 +226,15 @@ def rolled(of: PeriodQuery, measure: Measure) -> Expression:
 
 
 def sketches(table: Expression) -> Expression:
-    """Scope, model and gap sketch of every stream that has one."""
+    """Select scope, model and gap sketch of every stream that has one."""
     return table.filter(table.gap_sketch.notnull()).select("scope", "model", "gap_sketch")
 
 
 def quantiles(table: Expression, ranks: Sequence[float]) -> Expression:
-    """By scope: how many have a value of each measure, and its exact quantiles (null where none has)."""
+    """Compute the number of values and the exact quantiles of each measure, by scope.
+
+    Quantiles are null when there is no value.
+    """
     values = {measure: table[VALUE[measure]] for measure in VALUE}
     counted = {f"{measure.value}_counted": value.count() for measure, value in values.items()}
     found = {f"{measure.value}_values": exact_quantiles(value, list(ranks)) for measure, value in values.items()}
@@ -214,7 +242,10 @@ def quantiles(table: Expression, ranks: Sequence[float]) -> Expression:
 
 
 def looked_at(table: Expression, cuts: Mapping[str, Thresholds], sample: int) -> Expression:
-    """The rows of requests whose first token was slow, and of one in ``sample`` of all that have one, one by one."""
+    """Select requests with a slow first token, and a sample of all, one by one.
+
+    The sample is one in ``sample`` of all requests that have a first token.
+    """
     slow = _part(table, table.ttft_ns, cuts) == SLOW
     sampled = table.started_unix_ns.hash() % sample == 0
     table = table.mutate(slow=slow, sampled=sampled)
@@ -256,7 +287,7 @@ def _part(table: Expression, value: Expression, cuts: Mapping[str, Thresholds]) 
 def _unbound(
     columns: Sequence[StoreColumn], name: str, known: Collection[str], more: Mapping[str, str] | None = None
 ) -> Expression:
-    """A table of some backend; null in the columns that its files are too old to have."""
+    """Define an unbound table; columns that its files are too old to have are null."""
     table = ibis.table({c.name: _ibis_type(c.type) for c in columns if c.name in known} | dict(more or {}), name=name)
     missing = {c.name: ibis.null(_ibis_type(c.type)) for c in columns if c.name not in known}
     return table.mutate(**missing) if missing and not more else table

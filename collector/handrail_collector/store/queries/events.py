@@ -1,4 +1,4 @@
-"""What happened to the engines, in one list, from the two tables that hold it."""
+"""List what happened to the engines, from the two tables that hold it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST: Final = 10_000
 
 
 def happened(reader: StoreReader, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]:
-    """Those that are stored, latest first."""
+    """List stored events, latest first."""
     until = wanted.until_unix_ns if wanted.until_unix_ns is not None else now_unix_ns + DAY_NS
     since = wanted.since_unix_ns if wanted.since_unix_ns is not None else min(now_unix_ns, until) - DAY_NS
     rows = [row for table in (Table.PROCESS_EVENTS, Table.FINDINGS) for row in reader.events(table, since, until, MOST)]

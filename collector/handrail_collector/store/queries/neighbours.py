@@ -1,7 +1,7 @@
-"""The requests around one, as columns: what it is compared with.
+"""Read the requests around one request, for comparison with it.
 
-Plain SQL, since Ibis takes longer to load than this takes to run. Bounded whatever the traffic: of a busy hour a shorter time is
-read, and of what is read a sample is kept.
+The query is plain SQL, since Ibis takes longer to load than the query takes to run. It is bounded at any traffic:
+it reads a shorter time of a busy hour, and keeps a sample of what it reads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, Table, phase_column
 
 HALF_NS: Final = 1_800_000_000_000
-"""As far before and after the request it is looked: an hour in all."""
+"""Time before and after the request that is read, ns: one hour in all."""
 
 LEAST_HALF_NS: Final = 60_000_000_000
 MOST_READ: Final = 250_000
-"""Rows; where there are more, a shorter time is read."""
+"""Most rows that are read; with more, a shorter time is read."""
 
 SAMPLE: Final = 6_000
-"""About how many are kept."""
+"""Approximate number of rows that are kept."""
 
 _PHASES: Final = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)
 _COLUMNS: Final = {
@@ -49,7 +49,10 @@ _READ: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """``rows`` have the columns that ``explain.tail.requests_in`` reads; those of ``since_unix_ns`` to ``until_unix_ns``."""
+    """Requests between ``since_unix_ns`` and ``until_unix_ns``.
+
+    ``rows`` have the columns that ``explain.tail.requests_in`` reads.
+    """
 
     since_unix_ns: int
     until_unix_ns: int
@@ -57,9 +60,10 @@ class Around:
 
 
 def around(reader: StoreReader, row: RequestRow) -> Around:
-    """Requests of its scope and model with a time to first token, from around its start. Raises ``StoreDamagedError``.
+    """Read the requests of the same scope and model around the start of ``row``.
 
-    A request that was stored again with late evidence may be among them twice: for what is typical that is no matter.
+    Only requests with a time to first token count. Raises ``StoreDamagedError``.
+    A request that was stored again with late evidence may appear twice, which does not change what is typical.
     """
     files = files_of(reader.publishes(), Table.REQUESTS)
     half = HALF_NS
@@ -80,7 +84,7 @@ def around(reader: StoreReader, row: RequestRow) -> Around:
 
 
 def _estimate(files: Sequence[StoredFile], started_unix_ns: int, half_ns: int) -> float:
-    """Rows in that time, as if those of a file were spread evenly."""
+    """Estimate the rows of that time, as if each file's rows were spread evenly."""
     rows = 0.0
     for file in files:
         lasts = max(1, file.max_unix_ns - file.min_unix_ns)

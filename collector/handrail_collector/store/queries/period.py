@@ -1,7 +1,8 @@
-"""What a period comes to: its cells, quantiles, gap sketches and, one by one, its slow requests. For ``handrail explain``.
+"""Read the figures of a period for ``handrail explain``.
 
-Two answers: the *first* takes whole hours from their rollups and the rest from rows, times to 2 %; the *exact* one reads every
-row. Where no hour has a rollup there is only the exact one.
+They are its cells, quantiles, gap sketches and, one by one, its slow requests.
+The *first* answer takes whole hours from rollups and the rest from rows; its times are exact to 2 %.
+The *exact* answer reads every row. When no hour has a rollup there is only the exact answer.
 """
 
 from __future__ import annotations
@@ -30,33 +31,37 @@ from handrail_collector.store.schema import Table
 from handrail_collector.store.stall_counts import NO_STALLS, stall_counts
 
 RANKS: Final = (0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
-"""Quantiles that are asked for; slow is from the one of ``SLOW_RANK`` on, usual from the first to the third."""
+"""Ranks of the quantiles that are computed.
+
+Times from ``SLOW_RANK`` on are slow. Times from the first to the third quantile are usual.
+"""
 
 SLOW_RANK: Final = 0.99
 SAMPLE_ROWS: Final = 120_000
-"""About how many requests, of all, are looked at to learn what is typical."""
+"""Approximate number of requests that are sampled to learn what is typical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """Of one scope and measure: how many have a value, and the values at ``RANKS``."""
+    """Number of values of one scope and measure, and the values at ``RANKS``."""
 
     counted: int
     values_ns: tuple[int, ...]
 
     @property
     def cuts(self) -> Thresholds:
-        """Where usual and slow lie."""
+        """Bounds of usual and slow times."""
         at = dict(zip(RANKS, self.values_ns, strict=True))
         return Thresholds(at[0.25], at[0.75], at[SLOW_RANK])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodData:
-    """The figures of a period. ``quantiles`` None: they are to be read from the bins of the cells.
+    """The figures of a period.
 
-    ``looked_at``: slow and sampled requests one by one, None in the first answer. ``rolled_hours``: how many hours came from
-    rollups.
+    ``quantiles``: None when the bins of the cells give them.
+    ``looked_at``: slow and sampled requests one by one, None in the first answer.
+    ``rolled_hours``: how many hours came from rollups.
     """
 
     of: PeriodQuery
@@ -67,16 +72,22 @@ class PeriodData:
     quantiles: Mapping[Measure, Mapping[str, Quantiles]] | None
     looked_at: pa.Table | None
     rolled_hours: int
-    stalls: pa.Table  # of ``store.stall_counts``
+    stalls: pa.Table  # see ``store.stall_counts``
 
 
 def latest_unix_ns(reader: StoreReader, now_unix_ns: int) -> int | None:
-    """When the latest stored request began; those of clocks that are ahead count as of now. None: there is no request."""
+    """Return when the latest stored request began; None when there is none.
+
+    Requests of clocks that are ahead count as of now.
+    """
     return reader.latest(Table.REQUESTS, now_unix_ns)
 
 
 def models(reader: StoreReader, of: PeriodQuery) -> list[str]:
-    """Every model that the requests of those times name. Raises ``StoreDamagedError``."""
+    """List every model that the requests of the period name.
+
+    Raises ``StoreDamagedError``.
+    """
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
     files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.REQUESTS]
@@ -89,7 +100,10 @@ def models(reader: StoreReader, of: PeriodQuery) -> list[str]:
 
 
 def load_period(reader: StoreReader, of: PeriodQuery, *, fast: bool) -> PeriodData:
-    """The first answer (``fast``) or the exact one. Both times of ``of`` must be given. Raises ``StoreDamagedError``."""
+    """Compute the first answer (``fast``) or the exact one.
+
+    Both times of ``of`` must be set. Raises ``StoreDamagedError``.
+    """
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
     files = [file for publish in reader.publishes() for file in publish.files]
@@ -106,7 +120,7 @@ def load_period(reader: StoreReader, of: PeriodQuery, *, fast: bool) -> PeriodDa
 
 @contextmanager
 def _asking(reader: StoreReader, files: Sequence[StoredFile]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A cursor for one question; what it cannot read is told as damage."""
+    """Open a cursor for one query, and turn read errors into ``StoreDamagedError``."""
     cursor = reader.cursor()
     try:
         yield cursor
@@ -120,7 +134,7 @@ def _asking(reader: StoreReader, files: Sequence[StoredFile]) -> Iterator[duckdb
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Files of requests as a table of placed rows; None where there are none."""
+    """Files of requests as a table of placed rows; None when there are no files."""
 
     reader: StoreReader
     cursor: duckdb.DuckDBPyConnection
@@ -151,7 +165,7 @@ class _Rows:
         return cls(reader, cursor, every, aggregates.placed(aggregates.wanted(of, known, newer_than=base)))
 
     def of(self, of: PeriodQuery, files: Sequence[StoredFile]) -> _Rows:
-        """The same questions to some of the files only."""
+        """Bind the same tables for some of the files only."""
         return _Rows.bound(self.reader, self.cursor, of, self.every, files)
 
     def answer(self, made: aggregates.Expression) -> pa.Table:
@@ -202,7 +216,7 @@ def _exact(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
         exact=True,
         ttft_cells=ttft,
         gap_cells=gap,
-        sketches=_sketches(rows.of(of, by_hours.rest), of, by_hours.rollups),  # merging sketches of hours loses nothing
+        sketches=_sketches(rows.of(of, by_hours.rest), of, by_hours.rollups),  # merging the sketches of hours is lossless
         quantiles=quantiles,
         looked_at=looked_at,
         rolled_hours=0,
@@ -220,7 +234,10 @@ def _quantiles(table: pa.Table) -> dict[Measure, dict[str, Quantiles]]:
 
 
 def _sketches(rows: _Rows, of: PeriodQuery, rollups: pa.Table | None) -> dict[str, GapSketch]:
-    """Every gap of the streams of each scope: whole hours from their rollups, the rest from ``rows``."""
+    """Merge the gaps of all streams by scope.
+
+    Whole hours come from ``rollups``, the rest from ``rows``.
+    """
     found = [] if rollups is None else [sketches_of(rollups)]
     if rows.table is not None:
         found.append(merge_sketches(rows.answer(aggregates.sketches(rows.table))))

@@ -1,6 +1,7 @@
-"""Columns of the requests of a period, in batches: for questions over all of them, where a ``RequestRow`` each would be too slow.
+"""Read columns of the requests of a period, in batches.
 
-The same rows as ``StoreReader.requests`` gives: of each request the highest version, and none that was withdrawn.
+This serves queries over all requests, for which one ``RequestRow`` each would be too slow.
+The rows are those of ``StoreReader.requests``: each request in its highest version, without withdrawn requests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ScopeCount:
-    """How many requests of one scope, and when the first and the last of them began."""
+    """Number of requests of one scope, and when the first and the last began."""
 
     scope: str
     requests: int
@@ -45,7 +46,10 @@ class ScopeCount:
 
 
 def scopes(root: Path, wanted: Selection, threads: int = 2) -> list[ScopeCount]:
-    """The scopes of the selection, most requests first. Raises ``StoreDamagedError``."""
+    """List the scopes of the selection, most requests first.
+
+    Raises ``StoreDamagedError``.
+    """
     batches = [batch.to_pydict().values() for batch in _answer(root, wanted, sql.scopes, threads, BATCH_ROWS)]
     return [ScopeCount(*row) for columns in batches for row in zip(*columns, strict=True)]
 
@@ -53,7 +57,10 @@ def scopes(root: Path, wanted: Selection, threads: int = 2) -> list[ScopeCount]:
 def columns(
     root: Path, wanted: Selection, names: Sequence[str], *, threads: int = 2, batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The columns ``names`` of the selection, in no order. Raises ``StoreDamagedError``."""
+    """Read the columns ``names`` of the selection, in no order.
+
+    Raises ``StoreDamagedError``.
+    """
     yield from _answer(root, wanted, partial(sql.columns, names), threads, batch_rows)
 
 
@@ -64,7 +71,7 @@ def _answer(
     threads: int,
     batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Nothing where the store has nothing of that time."""
+    """Run the query over the files of the period; empty when there are none."""
     every = files_of(ManifestReader(root).publishes(), Table.REQUESTS)
     files = [
         file

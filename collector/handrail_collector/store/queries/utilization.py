@@ -1,4 +1,7 @@
-"""What GPUs and engines did over a period, in one figure each: for the roofline. Bounded however many samples there are."""
+"""Summarise what GPUs and engines did over a period, for the roofline.
+
+Each gets one figure. The query is bounded however many samples there are.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ from handrail_collector.store.schema import Table
 from handrail_collector.store.sql import SqlQuery
 
 MOST_READ: Final = 1_500_000
-"""Rows; where there are more, files evenly over the time are read: a file holds all hosts of some minutes."""
+"""Most rows that are read; with more, files evenly over the time are read.
+
+A file holds all hosts of some minutes.
+"""
 
 IDLE: Final = 0.01
-"""Below this share of everything a GPU does nothing worth a place."""
+"""Share below which a GPU counts as idle."""
 
 _WHOSE: Final = "role, instance, host, device, engine, product"
 _SHARES: Final = {
@@ -28,16 +34,17 @@ _SHARES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """One GPU over the period, as one sidecar sampled it. Shares are means of the ``busy`` samples; None: not given.
+    """Use of one GPU over the period, as one sidecar sampled it.
 
-    ``rated``: samples that have both shares; ``busy``: those of them in which it did anything.
+    ``rated``: samples that have both shares. ``busy``: those of them in which the GPU was not idle.
+    ``tensor`` and ``dram`` are means over the busy samples; None: not known.
     """
 
     role: str
     instance: str
     host: str
     device: str
-    engine: str  # that uses it, where something says so
+    engine: str  # engine that uses the GPU, if known
     product: str
     samples: int
     rated: int
@@ -48,14 +55,17 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepUse:
-    """Of all engines of a role: steps, and the tokens that were scheduled in them."""
+    """Steps of all engines of a role, and the tokens scheduled in them."""
 
     steps: int
     tokens: int
 
 
 def gpu_uses(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> list[GpuUse]:
-    """One for each GPU and sidecar that sampled it. Raises ``StoreDamagedError``."""
+    """Read the use of each GPU, one entry per sidecar that sampled it.
+
+    Raises ``StoreDamagedError``.
+    """
     files = _thinned(_near(reader, Table.GPU_SAMPLES, since_unix_ns, until_unix_ns))
     if not files:
         return []
@@ -81,7 +91,10 @@ def gpu_uses(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> lis
 
 
 def step_uses(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> dict[str, StepUse]:
-    """By role. Steps that are told in full are in the rollups too. Raises ``StoreDamagedError``."""
+    """Read the steps of engines by role.
+
+    Rows with full detail are skipped, because the summed rows include their steps. Raises ``StoreDamagedError``.
+    """
     files = _thinned(_near(reader, Table.ITERATIONS, since_unix_ns, until_unix_ns))
     if not files:
         return {}
@@ -98,6 +111,6 @@ def _near(reader: StoreReader, table: Table, since: int, until: int) -> list[Sto
 
 
 def _thinned(files: Sequence[StoredFile]) -> Sequence[StoredFile]:
-    """Every so-many-th by time."""
+    """Select every n-th file by time."""
     every = -(-sum(file.rows for file in files) // MOST_READ)
     return sorted(files, key=lambda file: (file.min_unix_ns, file.path))[:: max(1, every)]

@@ -1,1 +1,1 @@
-"""The kinds of tables."""
+"""Kinds of tables."""

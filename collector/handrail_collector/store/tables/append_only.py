@@ -1,4 +1,7 @@
-"""The tables besides requests and spans: which there are, and what publishing and folding ask of each."""
+"""List the tables besides requests and spans, and define what they have in common.
+
+Publishing and folding use this contract.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,21 @@ from handrail_collector.store.tables.dataclass_table import FLAT
 
 
 class AppendOnlyTable(Protocol):
-    """One such table."""
+    """A table besides requests and spans."""
 
     @property
     def time(self) -> str:
-        """The column, and the attribute of a row, that its hours go by."""
+        """The column, and the attribute of a row, that decides its hour."""
 
     def encode(self, rows: Sequence[Any]) -> pa.Table:
-        """Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column takes."""
+        """Encode rows as a table.
+
+        Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column accepts.
+        """
 
     def columns_of(self, table: pa.Table) -> tuple[StoreColumn, ...]:
-        """The columns of a table that ``encode`` made, in its order."""
+        """Return the columns of a table that ``encode`` made, in its order."""
 
 
 APPEND_ONLY: Final[Mapping[Table, AppendOnlyTable]] = {**FLAT, **SAMPLED}
-"""By table."""
+"""Append-only tables by name."""

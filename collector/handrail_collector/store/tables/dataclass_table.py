@@ -1,5 +1,6 @@
-"""Tables whose rows are plain dataclasses: their columns follow from the fields, and a row is its columns and nothing else.
+"""Define tables whose rows are plain dataclasses.
 
+The columns follow from the fields, and a row is exactly its columns.
 Ids are bytes in the file and hex in a row. A column that an older file lacks reads as the field's default.
 """
 
@@ -41,7 +42,7 @@ def _column(name: str, type_name: str) -> StoreColumn:
 
 @dataclass(frozen=True, slots=True)
 class DataclassTable:
-    """One such table. ``time``: the column that its hours go by."""
+    """A table of one dataclass. ``time``: the column that decides a row's hour."""
 
     table: Table
     row: type[Any]
@@ -49,15 +50,18 @@ class DataclassTable:
 
     @property
     def columns(self) -> tuple[StoreColumn, ...]:
-        """In the order of the fields."""
+        """Columns in the order of the fields."""
         return tuple(_column(field.name, str(field.type)) for field in fields(self.row))
 
     def columns_of(self, table: pa.Table) -> tuple[StoreColumn, ...]:
-        """The same for every table of these rows."""
+        """Return the columns; they are the same for every table of these rows."""
         return self.columns
 
     def encode(self, rows: Sequence[Any]) -> pa.Table:
-        """``rows`` in the order of their time. Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column takes."""
+        """Encode ``rows`` in the order of their time.
+
+        Raises ``ValueError`` or ``pa.ArrowInvalid`` for values that no column accepts.
+        """
         rows = sorted(rows, key=lambda row: getattr(row, self.time))
         columns = self.columns
         arrays = [
@@ -68,7 +72,10 @@ class DataclassTable:
         return pa.table(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
 
     def decode(self, stored: Mapping[str, Any]) -> Any:
-        """Inverse of ``encode`` for one row, by column name. Raises ``ValueError`` for a damaged row."""
+        """Decode one row, given by column name.
+
+        Raises ``ValueError`` for a damaged row.
+        """
         found: dict[str, Any] = {}
         for field in fields(self.row):
             value = stored.get(field.name)
@@ -96,10 +103,13 @@ FLAT: Final[Mapping[Table, DataclassTable]] = {
         DataclassTable(Table.LINK_FACTS, LinkFactRow, "at_unix_ns"),
     )
 }
-"""By table."""
+"""Tables of dataclass rows by name."""
 
 PUBLISHED_TOGETHER: Final = frozenset({Table.KV_FETCHES, Table.STALLS})
-"""Tables whose rows of one request are told together, under its ids and version: those of its highest version count."""
+"""Tables whose rows of one request are published together.
+
+They have the request's ids and version. The rows of its highest version count.
+"""
 
 FlatRows = Mapping[Table, Sequence[Any]]
-"""Rows of such tables and of samples, each of its own class."""
+"""Rows of these tables and of samples, each of its own class."""
