@@ -53,9 +53,7 @@ class Measured:
     failed: Estimate
     failed_together: Estimate  # at ``TOGETHER``
     handoff: HandoffOverhead | None
-    in_handoff: (
-        BootstrapEstimate  # kv phases, plus unattributed time at D that may be those; mean over the requests of ``phases``
-    )
+    in_handoff: BootstrapEstimate  # mean of kv phases and unattributed time at D that may be those, as in ``phases``
     phased_share: float  # of the requests with a TTFT: those with ``phases``
     quantiles_ns: Mapping[str, Mapping[str, float]]
 
