@@ -47,7 +47,7 @@ class _CleanConsole(Console):
 def answer_console(*, in_pipe: int) -> Console:
     """Return a console on standard output.
 
-    It is as wide as its terminal or COLUMNS say, else ``in_pipe``. It obeys NO_COLOR.
+    Its width is that of the terminal or COLUMNS, else ``in_pipe``. It obeys NO_COLOR.
     Glyphs that its encoding lacks become ``?``.
     """
     with contextlib.suppress(AttributeError):

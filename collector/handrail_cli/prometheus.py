@@ -33,7 +33,7 @@ def base_of(url: str) -> str:
 
 
 def has_result(base: str, access: Access = OPEN) -> Callable[[str], bool]:
-    """Return a function that says whether a query has any result now.
+    """Return a function that checks whether a query has any result now.
 
     The function raises ``QueryRefusedError`` where Prometheus refuses the query.
     It raises ``CliError`` where Prometheus cannot be queried.

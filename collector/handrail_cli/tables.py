@@ -1,6 +1,6 @@
 """Draw tables that fit their width without cutting a figure or a name.
 
-Columns that say less go first, then names are folded.
+Columns that matter less go first, then names are folded.
 The module also trims the blanks at the ends of an answer's lines.
 """
 
@@ -58,9 +58,9 @@ def fitted(columns: Sequence[FittedColumn], rows: Sequence[Sequence[Text | str]]
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Content without blanks at the ends of lines, so that people can paste it.
+    """Content without blanks at the ends of lines.
 
-    It can then also be compared.
+    People can then paste and compare it.
     """
 
     inside: RenderableType

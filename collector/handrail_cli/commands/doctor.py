@@ -148,7 +148,7 @@ def check(arguments: argparse.Namespace, reader: P2pReader) -> int:
 
 
 def wanted_of(arguments: argparse.Namespace) -> Wanted:
-    """Return everything that the flags and files say.
+    """Return everything that the flags and files hold.
 
     Raises ``CliError``.
     """

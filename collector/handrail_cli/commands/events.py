@@ -100,7 +100,7 @@ def render_events(
 ) -> RenderableType:
     """Draw events and findings in their order.
 
-    Events are of an engine's process. In a narrow terminal, the detail stands below.
+    Events are of an engine's process. In a narrow terminal, the detail is on a line below.
     """
     from rich.console import Group
     from rich.table import Table

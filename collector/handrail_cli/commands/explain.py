@@ -1,4 +1,4 @@
-"""Explain why the slowest 1 % of a period took longer than the middle half.
+"""Explain why the slowest 1 % of a period waited longer than the middle half.
 
 The answer names the phases, hosts, links and outcomes that they have more of.
 

@@ -159,7 +159,7 @@ def _shown(place: Mapping[str, Any]) -> Iterator[Shown]:
 def _series(
     devices: Sequence[Mapping[str, Any]], kind: str, counter: str, label: str, line: str
 ) -> list[tuple[list[tuple[int, int, float]], float | None]]:
-    """Return the series of each device that has it, with the device's line rate."""
+    """Return the series of each device with the counter, and its line rate."""
     return [
         (list(zip(track["from_ns"], track["to_ns"], track["values"], strict=True)), _line_rate(device, line))
         for device in devices
@@ -172,7 +172,7 @@ def _series(
 def _line_rate(device: Mapping[str, Any], counter: str) -> float | None:
     """Return what the link can carry in bytes a second and direction.
 
-    It is the last value; None where it is not known, or where a counter says 0.
+    It is the last value; None where it is not known, or where a counter reports 0.
     """
     reports = (track["values"][-1] for track in device["tracks"] if counter and track["name"] == counter and track["values"])
     return next(reports, device["line_rate_bytes"]) or None

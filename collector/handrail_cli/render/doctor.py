@@ -40,7 +40,7 @@ NOTHING_JUDGED: Final = (
 def print_page(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | None, answer: SplitAdvice) -> None:
     """Print the checks, then the prediction.
 
-    Every check has one line in its group. Below a check that warns or fails stand the reason and the remedy.
+    Every check has one line in its group. The reason and the remedy follow a check that warns or fails.
     """
     from rich.console import Group
     from rich.padding import Padding

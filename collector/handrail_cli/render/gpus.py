@@ -61,7 +61,7 @@ def show_gpus(console: Console, found: GpuListing) -> None:
 def show_counters(console: Console) -> None:
     """Print every counter that can be read.
 
-    Where a table would break words, the counters stand one below the other.
+    Where a table would break words, each counter has its own lines.
     """
     if console.width < _TABLE_WIDTH:
         for each in ALL:
@@ -118,7 +118,7 @@ def _show_processes(console: Console, found: GpuListing) -> None:
 def _show_absences(console: Console, found: GpuListing) -> None:
     """Print the absent counters by kind of GPU.
 
-    Counters with the same answer and the same remedy stand together.
+    Counters with the same answer and the same remedy are listed together.
     """
     kinds: dict[str, dict[tuple[str, str], list[str]]] = {}
     where: dict[str, dict[str, None]] = {}

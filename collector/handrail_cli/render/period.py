@@ -149,7 +149,7 @@ def _figures(scope: Plain, width: int) -> RenderableType:
 def _quantile(value_ns: int | None, count: int, rank: float) -> Text:
     """Render a percentile; it is in doubt with fewer than ten values beyond it.
 
-    The text then says so.
+    The text then shows the doubt.
     """
     if value_ns is None:
         return Text("–", style="dim")

@@ -57,7 +57,7 @@ T = TypeVar("T")
 MAX_WAITING = 32
 """Most questions that may wait for the store.
 
-The next client is asked to come back later.
+The next one is refused, with a request to retry later.
 """
 
 WORKERS = 2

@@ -39,7 +39,7 @@ A smaller one is none, however certain: sketches have no finer resolution. It is
 ALIKE: Final = 0.2
 """Widest bounds of "no difference", relative to the figure.
 
-Wider bounds that hold zero tell nothing.
+Wider bounds that include zero show nothing.
 """
 
 Side = tuple[ArmReport, Sample, Measured]

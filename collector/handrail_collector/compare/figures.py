@@ -21,7 +21,7 @@ from handrail_collector.compare.report import TPOT, Estimate, HandoffOverhead, R
 from handrail_collector.compare.sample import PHASES, Floats, HandoffSums, Sample
 
 FIGURES: Final = ("ttft_p50_ns", "ttft_p90_ns", "ttft_p99_ns", "gap_p50_ns", "gap_p99_ns", "per_token_ns")
-"""Figures with draws; the failed share stands beside them."""
+"""Figures with draws; the failed share is separate."""
 
 SIMULTANEOUS: Final = len(FIGURES) + 1
 """Number of differences that are judged together.

@@ -155,7 +155,7 @@ def _by_goodput(base: ArmReport, split: ArmReport) -> ComparisonVerdict:
 def _by_share(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
     """Decide by the shares at each rate that both arms had.
 
-    The highest rate with a verdict decides, unless another rate says the opposite.
+    The highest rate with a verdict decides, unless another rate shows the opposite.
     """
     pairs = _same_rates(base, split)
     if not pairs:
@@ -244,6 +244,6 @@ def _where_lost(start: str, lost: Losses) -> Iterator[str]:
 
 
 def _named(place: str, measured: bool) -> str:
-    """Name the place; the hand-off with what cannot be told from it."""
+    """Name the place; the hand-off with the time that cannot be separated from it."""
     hidden = place == IN_THE_HANDOFF and not measured
     return f"{place} (unattributed time at D, which may hold D's queue as well)" if hidden else place

@@ -1,6 +1,6 @@
 """Check whether two arms got the same work.
 
-Where they did not, a difference between them says nothing about their layout.
+Where they did not, a difference between them is no evidence about their layout.
 
 Prompt and answer lengths are compared by the Kolmogorov-Smirnov distance.
 It is the largest difference between the shares of requests that are at most that long.

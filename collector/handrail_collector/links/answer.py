@@ -27,7 +27,7 @@ from handrail_collector.store.schema import Table
 MOST_HAND_OFFS: Final = 100_000
 """Most hand-offs that one answer reads.
 
-A longer period keeps its last ones, and its figures say so.
+A longer period keeps its last ones, and its figures note that.
 """
 
 MOST_SAMPLES: Final = 60_000

@@ -2,7 +2,7 @@
 
 A device carried the KV when its counters grew by about the fetched bytes, at the time of the fetches.
 
-Windows are a second or longer, from reading to reading. At 10 Hz a counter says nothing of one fetch of 66 ms.
+Windows are a second or longer, from reading to reading. At 10 Hz, a counter cannot show one fetch of 66 ms.
 Over many windows the growth with the fetches separates from the constant traffic.
 Least squares splits the bytes of a device in a window into three parts:
 a steady part, a part in step with this link's fetches, and a part in step with those of the host's other links.
@@ -44,7 +44,7 @@ SIGMAS: Final = 2.0
 MOST_DOUBT: Final = 0.4
 """Largest error of a part, in bytes for each byte fetched.
 
-Beyond it, zero and one cannot be told apart.
+Beyond it, zero and one cannot be distinguished.
 """
 
 OWN_SHARE: Final = 0.25
@@ -67,7 +67,7 @@ class MediumVerdict(str, Enum):
 class Carried:
     """One medium of one host in one direction.
 
-    ``share``: bytes that it moved for each byte fetched; None: cannot be told.
+    ``share``: bytes that it moved for each byte fetched; None: not known.
     ``devices``: those that carried the KV, with their shares, largest first.
     ``others``: further devices of the medium that are up.
     """

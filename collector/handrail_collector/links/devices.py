@@ -68,7 +68,7 @@ class DeviceCounts:
     """Counters of one device of one host.
 
     ``errors``: growth of each error counter; counters that did not grow are left out.
-    ``line_rate``: bytes a second that it can carry each way; None where nothing says.
+    ``line_rate``: bytes a second that it can carry each way; None where it is not known.
     """
 
     host: str

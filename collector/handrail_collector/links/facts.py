@@ -73,7 +73,7 @@ class Queue:
 
 
 def link_fact_row(fact: LogFact, offset: int) -> LinkFactRow | None:
-    """Convert a log fact to a row; None where it says nothing of a link.
+    """Convert a log fact to a row; None where it does not concern a link.
 
     A minute keeps one row for each rank and kind of line; of rows with equal key, the later one.
     """

@@ -146,7 +146,7 @@ class _Counters:
                     self._by_end.setdefault((*end, one.link.one_host), []).append(one)
 
     def of(self, host: str, direction: str, link: EngineLink) -> list[Carried]:
-        """Return what each medium of the host says of the link.
+        """Return what each medium of the host shows for the link.
 
         The loopback carries nothing between hosts.
         """

@@ -168,7 +168,7 @@ def _length(piece: Piece) -> int:
 def _cold(hand_offs: Sequence[HandOff]) -> list[HandOff]:
     """Return the first contacts that are far above the other hand-offs.
 
-    Where handshakes were timed, the candidates are those; else only the link's very first hand-off (case B08).
+    A first contact is a hand-off with a timed handshake; where it was not timed, only the link's very first (case B08).
     """
     timed = [one for one in hand_offs if one.taken_ns is not None and not one.loaded and not one.open]
     others = times(one.taken_ns for one in timed[1:] if one.taken_ns is not None)
@@ -182,7 +182,7 @@ def _cold(hand_offs: Sequence[HandOff]) -> list[HandOff]:
 def _stuck(hand_offs: Sequence[HandOff]) -> tuple[int, int | None]:
     """Return how many hand-offs ended without KV after one same time, and the time.
 
-    A faulty link fails at any time; a time limit at one and the same (case B08).
+    A faulty link fails at any time, a time limit always after the same time (case B08).
     """
     ended = (one.taken_ns for one in hand_offs if one.loaded and not one.open)
     lengths = sorted(length for length in ended if length is not None and length >= CLUSTER_LEAST_NS)

@@ -55,7 +55,7 @@ class TransportEvidence:
     """Transport of a link with the evidence for it.
 
     ``evidence``: what the transport rests on, strongest first.
-    ``looked_at``: other sources that were checked and say nothing of it.
+    ``looked_at``: other sources that were checked and hold no evidence.
     ``devices``: the devices that carried the KV, of both hosts.
     ``line_rate``: what the devices can carry, bytes a second in each direction, by the slower end; None where a device does
     not say.
@@ -75,8 +75,8 @@ def transport_evidence(
 ) -> TransportEvidence:
     """Decide the transport of a link.
 
-    ``sent``: what the producer's media say that they transmitted.
-    ``received``: what the consumer's media say that they received.
+    ``sent``: bytes that the producer's media transmitted, by their counters.
+    ``received``: bytes that the consumer's media received, by their counters.
     """
     lanes = [each for each in lane_facts if _of(each, link)]
     by_log, log_evidence = _by_log(lanes)
@@ -176,7 +176,7 @@ def _moved(one: Carried) -> str:
 
 
 def _line_rate(carrying: Sequence[Carried]) -> int | None:
-    """Return the line rate of the slower end; None where a device does not say."""
+    """Return the line rate of the slower end; None where a device does not report it."""
     ends = [[device.line_rate for device, _ in one.devices] for one in carrying]
     sums = [sum(rate for rate in rates if rate is not None) for rates in ends if rates and None not in rates]
     return min(sums) if len(sums) == len(ends) and sums else None
