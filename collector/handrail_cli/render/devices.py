@@ -44,7 +44,7 @@ class Shown:
     """One line.
 
     ``values``: (from_ns, to_ns, value) of each device.
-    ``most``: the maximum of one device; None: not known.
+    ``most``: the value of a full column: 1 for a share, the sum of the line rates for links; None: not known.
     ``total``: the line shows the sum of the devices (links), else their mean (shares).
     """
 

@@ -204,7 +204,7 @@ class ApiServer:
     def _files(self, request: web.Request) -> StoreReader:
         """Return the store where it consists of files.
 
-        Only its columns and rollups can be read. Raises ``ApiError`` for any other store.
+        Only such a store has columns and rollups to read. Raises ``ApiError`` for any other store.
         """
         if isinstance(self._reader, StoreReader):
             return self._reader

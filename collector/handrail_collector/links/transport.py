@@ -75,8 +75,8 @@ def transport_evidence(
 ) -> TransportEvidence:
     """Decide the transport of a link.
 
-    ``sent``: bytes that the producer's media transmitted, by their counters.
-    ``received``: bytes that the consumer's media received, by their counters.
+    ``sent``: what the producer's transmit counters show.
+    ``received``: what the consumer's receive counters show.
     """
     lanes = [each for each in lane_facts if _of(each, link)]
     by_log, log_evidence = _by_log(lanes)
