@@ -1,4 +1,7 @@
-"""How a command is let in by what it asks (a collector's API, a Prometheus): certificates and a token, by flag or environment."""
+"""Define how a command authenticates to the server that it queries.
+
+The server is a collector's API or a Prometheus. Flags or the environment give certificates and a token.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,19 @@ from handrail_cli.errors import EXIT_USAGE, CliError
 
 @dataclass(frozen=True, slots=True)
 class QueriedServer:
-    """Whom a command asks. ``variable``: how the names of its environment variables begin; one's token is not for another."""
+    """Kind of server that a command queries.
+
+    ``variable``: prefix of the names of its environment variables. A token for one server is not for another.
+    """
 
     name: str
     variable: str
 
     def let_in(self, status: int) -> str:
-        """What to give to a peer that answers so: 401, 403; '' for anything else."""
+        """Return what to give to a server that answers with this status.
+
+        The statuses are 401 and 403; '' for any other.
+        """
         if status == 401:
             return f"--token-file FILE (or {self.variable}_TOKEN_FILE) with one of {self.name}'s tokens"
         if status == 403:
@@ -32,7 +41,7 @@ class QueriedServer:
         return ""
 
     def no_tls(self, url: str, reason: ssl.SSLError) -> CliError:
-        """Why TLS with it failed."""
+        """Return the error for TLS that failed with this server, with the reason."""
         if isinstance(reason, ssl.SSLCertVerificationError):
             what = f"{self.name}'s certificate is not accepted: {reason.verify_message}"
             valid = f"--ca-file FILE (or {self.variable}_CA_FILE) with its authority, and an address that the certificate names"
@@ -47,7 +56,7 @@ class QueriedServer:
 COLLECTOR: Final = QueriedServer("the collector", "HANDRAIL_API")
 PROMETHEUS: Final = QueriedServer("Prometheus", "HANDRAIL_PROMETHEUS")
 
-# flag's destination: what it is
+# flag's destination: its meaning
 _FILES: Final = {
     "ca_file": "authorities that {name}'s certificate is checked by, with https:// (default: the system's)",
     "cert_file": "certificate to show to {name}",
@@ -57,7 +66,7 @@ _FILES: Final = {
 
 
 def add_access_flags(parser: argparse.ArgumentParser, peer: QueriedServer = COLLECTOR) -> None:
-    """``--ca-file``, ``--cert-file``, ``--key-file``, ``--token-file``."""
+    """Add ``--ca-file``, ``--cert-file``, ``--key-file`` and ``--token-file``."""
     group = parser.add_argument_group(f"being let in by {peer.name} (docs/security.md)")
     for name, text in _FILES.items():
         help_text = f"{text.format(name=peer.name)}; or ${_variable(peer, name)}"
@@ -65,7 +74,10 @@ def add_access_flags(parser: argparse.ArgumentParser, peer: QueriedServer = COLL
 
 
 def access(arguments: argparse.Namespace, url: str, peer: QueriedServer = COLLECTOR) -> Access:
-    """What flags and environment say for ``url``; the flag wins. Raises ``CliError`` for files that cannot be used."""
+    """Read the access for ``url`` from flags and environment; the flag wins.
+
+    Raises ``CliError`` for files that cannot be used.
+    """
     files = {name: _given(arguments, name, peer) for name in _FILES}
     ca, cert, key, token = files.values()
     if (cert is None) != (key is None):
@@ -83,13 +95,16 @@ def access(arguments: argparse.Namespace, url: str, peer: QueriedServer = COLLEC
 
 
 def access_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The flags of access as they were given, for a command line that is shown."""
+    """Return the access flags as the user gave them, for a shown command line."""
     given = {name: getattr(arguments, name, None) for name in _FILES}
     return tuple(word for name, path in given.items() if path is not None for word in (_flag(name), str(path)))
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """What is asked never redirects, and a token is for nobody else."""
+    """Refuse redirects.
+
+    These servers never redirect, and no other server may get the token.
+    """
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -1,6 +1,6 @@
-"""Where the rows come from: a collector's HTTP API, or a store's folder read off-line.
+"""Read rows from a collector's HTTP API, or offline from a store's folder.
 
-Both answer the same questions, so the commands do not know which one they talk to.
+Both answer the same questions, so the commands do not know which one they use.
 """
 
 from __future__ import annotations
@@ -38,22 +38,25 @@ _MAX_BYTES: Final = 256 * 2**20  # no answer is that large; a wrong server might
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """The answer to one id: the row with its spans, or several candidates, or nothing but similar ids."""
+    """Answer to one id: the row with its spans, several candidates, or similar ids."""
 
     row: RequestRow | None = None
     provisional: bool = False  # the row may still change
     spans: Sequence[SpanView] = ()
     fetches: Sequence[FetchRow] = ()
     stalls: Sequence[StallRow] = ()
-    usual: Mapping[str, Any] | None = None  # how it compares with those around it; None: nothing to compare
-    hardware: Mapping[str, Any] | None = None  # what GPUs and links did meanwhile; None: whoever answers does not know
+    usual: Mapping[str, Any] | None = None  # how it compares with the requests around it; None: nothing to compare
+    hardware: Mapping[str, Any] | None = None  # activity of GPUs and links meanwhile; None: the source does not know
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
     answer: Mapping[str, Any] | None = None  # as plain data, for --json
 
 
 class Backend(Protocol):
-    """``where`` names it in messages. Every question raises ``CliError`` when it cannot answer."""
+    """Source of rows; ``where`` names it in messages.
+
+    Every question raises ``CliError`` when it cannot answer.
+    """
 
     @property
     def where(self) -> str: ...
@@ -67,18 +70,18 @@ class Backend(Protocol):
     def happened(self, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]: ...
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
-        """As JSON, see docs/http-api.md."""
+        """Explain a period as JSON, see docs/http-api.md."""
 
     def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
-        """As JSON, see docs/http-api.md."""
+        """Answer the links of a period as JSON, see docs/http-api.md."""
 
     def close(self) -> None:
-        """Let go of what it holds. Works twice."""
+        """Release its resources; works twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSpan:
-    """A span from JSON, reduced to what is shown."""
+    """Span from JSON, reduced to what is shown."""
 
     name: str
     role: str
@@ -91,12 +94,12 @@ class ShownSpan:
 
 
 class HttpBackend:
-    """A running collector."""
+    """Backend that queries a running collector."""
 
     def __init__(self, url: str, access: Access = OPEN) -> None:
         self._url = url.rstrip("/")
         self._headers = dict(access.headers)
-        # A proxy of the environment is for the outside world; a collector is near, and a proxy would answer in its place.
+        # A proxy of the environment is for the outside world; a collector is near, and the proxy would answer in its place.
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), NoRedirects(), urllib.request.HTTPSHandler(context=access.context)
         )
@@ -160,14 +163,17 @@ class HttpBackend:
         return found
 
     def compare(self, parameters: Mapping[str, str]) -> Any:
-        """The answer of ``GET /api/v1/compare`` as plain data."""
+        """Return the answer of ``GET /api/v1/compare`` as plain data."""
         return self._get(f"/api/v1/compare?{urllib.parse.urlencode(parameters)}", (200,))[1]
 
     def close(self) -> None:
-        """There is nothing to let go of: a connection lives for one question."""
+        """Release nothing: a connection lives for one question."""
 
     def _get(self, path: str, wanted: tuple[int, ...]) -> tuple[int, Any]:
-        """Status and JSON body. Raises ``CliError`` for any other status, no answer, or no JSON."""
+        """Return status and JSON body.
+
+        Raises ``CliError`` for any status that is not in ``wanted``, no answer, or no JSON.
+        """
         try:
             request = urllib.request.Request(self._url + path, headers=self._headers)
             with self._opener.open(request, timeout=_TIMEOUT_S) as response:
@@ -204,13 +210,14 @@ class HttpBackend:
 
 
 class StoreBackend:
-    """A collector's data folder, or the store inside it, read without the collector; it may be a copy.
+    """Backend that reads a collector's data folder without the collector.
 
-    What was not flushed yet is not in it.
+    The folder may also be the store inside it, or a copy.
+    Rows that the collector has not flushed yet are missing.
     """
 
     def __init__(self, folder: Path) -> None:
-        # Only here: the store brings pyarrow and DuckDB, which asking an API does not need.
+        # Only here: the store imports pyarrow and DuckDB, which a query to an API does not need.
         from handrail_collector.store.read import StoreReader
 
         self._folder = folder
@@ -290,7 +297,10 @@ class StoreBackend:
 
 
 def store_root(folder: Path) -> Path:
-    """The store in a collector's data folder, or the folder itself where it is one. Raises ``CliError``."""
+    """Return the store in a collector's data folder, or the folder if it is one.
+
+    Raises ``CliError``.
+    """
     from handrail_collector.store.manifest import MANIFEST, StoreDamagedError, require_new
 
     inside = [root for root in (folder / "store", folder) if (root / MANIFEST).is_file()]
@@ -306,13 +316,16 @@ def store_root(folder: Path) -> Path:
 
 
 def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
-    """No request has this id."""
+    """Return the error for an id that no request has."""
     valid = "a client's X-Request-Id, a response id, an engine's or router's id, a trace id, or the first 6 characters of one"
     return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
 def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter | LinksQuestion) -> dict[str, str]:
-    """The filter as the API's query parameters: only what differs from the defaults."""
+    """Encode the filter as the API's query parameters.
+
+    Only values that differ from the defaults appear.
+    """
     defaults = type(query)()
     found: dict[str, str] = {}
     for each in fields(query):
@@ -323,7 +336,7 @@ def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter | Links
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """``--api`` and ``--data``, and how a collector lets one in."""
+    """Add ``--api``, ``--data`` and the access flags for a collector."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--api", metavar="URL", help=f"collector to ask (default: ${API_VARIABLE}, else {DEFAULT_API})")
     source.add_argument("--data", metavar="DIR", type=Path, help="read a collector's data folder instead, or a copy of it")
@@ -331,7 +344,10 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def row_source(arguments: argparse.Namespace) -> Backend:
-    """The source that the flags name. Raises ``CliError``."""
+    """Return the source that the flags name.
+
+    Raises ``CliError``.
+    """
     if arguments.data is not None:
         return StoreBackend(arguments.data)
     url = arguments.api or os.environ.get(API_VARIABLE) or DEFAULT_API

@@ -1,4 +1,7 @@
-"""The arms of a comparison as typed: ``NAME=DIR@FROM..TO,DIR``, a period of one source, or a recorded run."""
+"""Parse the arms of a comparison from the command line.
+
+An arm is ``NAME=DIR@FROM..TO,DIR``, a period of one source, or a recorded run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _PERIOD: Final = re.compile(r"[^/\\.][^/\\]*\.\..*[^/\\.]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ArmPart:
-    """A period of a source, all of a folder, or a period of it. ``folder`` None: the source that --api or --data names."""
+    """A period of a source, a whole folder, or a period of a folder.
+
+    ``folder`` None: the source that --api or --data names.
+    """
 
     folder: Path | None
     since_unix_ns: int | None
@@ -39,7 +45,10 @@ class TypedArm:
 
 
 def parse_arms(texts: Sequence[str], now_unix_ns: int) -> list[TypedArm]:
-    """Raises ``CliError`` for another number than two or three, for equal names, and for what is no arm."""
+    """Parse two or three arms.
+
+    Raises ``CliError`` for another number of arms, for equal names, and for a text that is no arm.
+    """
     if not 2 <= len(texts) <= 3:
         raise CliError(
             what=f"{len(texts)} arm{'s' if len(texts) != 1 else ''} to compare",
@@ -57,7 +66,10 @@ def parse_arms(texts: Sequence[str], now_unix_ns: int) -> list[TypedArm]:
 
 
 def parse_gpus(texts: Sequence[str], names: Sequence[str]) -> Mapping[str, int]:
-    """GPUs of each arm from ``2`` (each) or ``split=4``. Raises ``CliError``."""
+    """Parse the GPUs of each arm from ``2`` (each) or ``split=4``.
+
+    Raises ``CliError``.
+    """
     found: dict[str, int] = {}
     for text in ",".join(texts).split(",") if texts else ():
         name, _, number = text.rpartition("=")
@@ -69,7 +81,7 @@ def parse_gpus(texts: Sequence[str], names: Sequence[str]) -> Mapping[str, int]:
 
 
 def _own_name(parts: Sequence[ArmPart]) -> str | None:
-    """The folder's name, where the arm is one folder."""
+    """Return the folder's name, where the arm is one folder."""
     return parts[0].folder.resolve().name if len(parts) == 1 and parts[0].folder is not None else None
 
 

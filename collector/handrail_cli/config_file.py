@@ -1,4 +1,7 @@
-"""The command-line side of a configuration: ``--config FILE``, one flag a key, and how its problems are printed or raised."""
+"""Read a configuration on the command line and print its problems.
+
+Flags are ``--config FILE`` and one for each key. The problems are printed or raised.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,22 @@ _Config = TypeVar("_Config")
 
 
 def add_config_flags(parser: argparse.ArgumentParser, cls: type) -> None:
-    """``--config``, ``--json`` and a flag for every key of ``cls``."""
+    """Add ``--config``, ``--json`` and a flag for every key of ``cls``."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file; flags win over it (see docs/configuration.md)")
     parser.add_argument("--json", action="store_true", help="log and report problems as one JSON object a line")
     add_flags(parser.add_argument_group("configuration"), cls)
 
 
 def configuration(arguments: argparse.Namespace, cls: type[_Config]) -> _Config:
-    """The configuration of parsed arguments. Raises ``ConfigError``."""
+    """Return the configuration of parsed arguments.
+
+    Raises ``ConfigError``.
+    """
     return load(cls, arguments.config, given_flags(vars(arguments), cls))
 
 
 def print_problems(error: ConfigError, *, as_json: bool) -> None:
-    """Every problem, on standard error."""
+    """Print every problem on standard error."""
     if as_json:
         print(json.dumps({"valid": False, "problems": [asdict(problem) for problem in error.problems]}), file=sys.stderr)
     else:
@@ -37,19 +43,22 @@ def print_problems(error: ConfigError, *, as_json: bool) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class InvalidFileError(CliError):
-    """A command cannot answer because a file that it reads is not valid: every problem of it, a line each."""
+    """A command cannot answer because a file that it reads is not valid.
+
+    The message has a line for every problem of the file.
+    """
 
     problems: tuple[Problem, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """With the problems as ``handrail config check --json`` has them."""
+        """Return the error with its problems as ``handrail config check --json`` does."""
         fields = super().to_json()
         fields.pop("lines", None)
         return {**fields, "problems": [asdict(problem) for problem in self.problems]}
 
 
 def invalid_file(error: ConfigError, valid: str) -> InvalidFileError:
-    """``valid``: what to do about it."""
+    """Return the error for an invalid file; ``valid``: what to do about it."""
     first, *lines = str(error).splitlines()
     return InvalidFileError(
         what=first,

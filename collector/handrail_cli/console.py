@@ -1,4 +1,7 @@
-"""The two streams of a command: the answer on standard output, everything about it on standard error."""
+"""Provide the two output streams of a command.
+
+The answer goes to standard output, everything about it to standard error.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from handrail.printable import is_printable, printable
 
 
 class _CleanConsole(Console):
-    """Lets no control character through that is not its own, whatever was not ``cleaned`` before, and no blanks before the end of
-    a line: tables fill their last column with them."""
+    """Console that removes foreign control characters and trailing blanks.
+
+    The control characters are those in texts that were not ``cleaned`` before.
+    Trailing blanks come from tables, which fill their last column with them.
+    """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         blanks: list[Segment] = []
@@ -39,8 +45,9 @@ class _CleanConsole(Console):
 
 
 def answer_console(*, in_pipe: int) -> Console:
-    """Standard output, as wide as its terminal or COLUMNS say, else ``in_pipe``. NO_COLOR counts.
+    """Return a console on standard output.
 
+    Its width is that of the terminal or COLUMNS, else ``in_pipe``. It obeys NO_COLOR.
     Glyphs that its encoding lacks become ``?``.
     """
     with contextlib.suppress(AttributeError):
@@ -52,14 +59,17 @@ def answer_console(*, in_pipe: int) -> Console:
 
 
 def remark(text: str) -> None:
-    """A line beside the answer, for a person: only where standard error is a terminal."""
+    """Print a remark for a person, only where standard error is a terminal."""
     if sys.stderr.isatty():
         print(printable(text), file=sys.stderr)
 
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A spinner on standard error while an answer is awaited; nothing where that is no terminal."""
+    """Show a spinner on standard error while the command waits for an answer.
+
+    It shows nothing where standard error is no terminal.
+    """
     if not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,7 @@
-"""How a command fails: what went wrong, where, what would be valid, and the nearest known names; and the exit codes."""
+"""Define the errors and the exit codes of commands.
+
+An error says what went wrong, where, what would be valid, and the nearest known names.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ EXIT_PIPE: Final = 141  # 128 + SIGPIPE: the reader closed the pipe
 
 @dataclass(kw_only=True, eq=False)  # an exception is hashed by identity
 class CliError(Exception):
-    """A command cannot answer. Shown on standard error, as text or (with ``--json``) as one JSON object."""
+    """A command cannot answer.
+
+    It is shown on standard error, as text or (with ``--json``) as one JSON object.
+    """
 
     what: str
-    lines: tuple[str, ...] = ()  # what belongs to ``what``, each shown on a line of its own: problems of a file, a log's end
+    lines: tuple[str, ...] = ()  # parts of ``what``, each shown on its own line: problems of a file, the end of a log
     where: str = ""
     valid: str = ""
     nearest: tuple[str, ...] = ()
@@ -36,6 +42,6 @@ class CliError(Exception):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape that the HTTP API uses too, and ``lines`` where there are any."""
+        """Return the error in the shape of the HTTP API, plus ``lines`` if there are any."""
         lines = {"lines": list(self.lines)} if self.lines else {}
         return {"what": self.what, **lines, "where": self.where, "valid": self.valid, "nearest": list(self.nearest)}

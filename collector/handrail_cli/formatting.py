@@ -1,10 +1,16 @@
-"""Numbers for a person: bytes that cross a wire in decimal units, as networks are told, memory in binary ones; and counts."""
+"""Format byte counts and other counts for a person.
+
+Transfers use decimal units, as networks do; memory uses binary ones.
+"""
 
 from __future__ import annotations
 
 
 def format_bytes(count: float | None) -> str:
-    """Of a hand-off or another transfer, three digits: ``3.28 GB``; ``–`` where it is not known."""
+    """Format the bytes of a transfer with three digits: ``3.28 GB``.
+
+    ``–`` where the count is not known.
+    """
     if count is None:
         return "–"
     for unit in ("B", "kB", "MB", "GB"):
@@ -15,10 +21,13 @@ def format_bytes(count: float | None) -> str:
 
 
 def format_gib(count: float) -> str:
-    """Of memory: ``80.0`` for 80 GiB."""
+    """Format the size of memory: ``80.0`` for 80 GiB."""
     return f"{count / 2**30:.1f}"
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """``1 request``, ``2,000 requests``; ``many`` where it is not ``one`` with an s."""
+    """Format a count: ``1 request``, ``2,000 requests``.
+
+    ``many``: the plural, where it is not ``one`` with an s.
+    """
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"

@@ -1,4 +1,4 @@
-"""What the closed enums mean, in plain words for a person who looks at one request."""
+"""Explain the closed enums in plain words, for a person who reads one request."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ FINDING: Final[Mapping[str, str]] = {
     "request_id_reused": "trace and KV keys still join",
     "wrong_request": "D may have answered from another request's KV blocks",
 }
-"""What follows from a finding; the finding itself says what was seen."""
+"""Consequences of findings; the finding itself holds the evidence."""
 SEVERE_FINDINGS: Final = frozenset(
     {
         "wrong_request",
@@ -161,17 +161,20 @@ PLACE: Final[Mapping[str, str]] = {"prefill": "P", "decode": "D", "path": "path"
 
 
 def plain(word: str, table: Mapping[str, str]) -> str:
-    """The word's meaning; a word from a newer collector is shown as it is."""
+    """Return the word's meaning.
+
+    A word from a newer collector is shown as it is.
+    """
     return table.get(word, word.replace("_", " "))
 
 
 def tone(outcome: str) -> str:
-    """The colour of an outcome."""
+    """Return the colour of an outcome."""
     return "green" if outcome in GOOD_OUTCOMES else "yellow" if outcome in NEUTRAL_OUTCOMES else "red"
 
 
 def finding(text: str) -> str:
-    """A finding (``kind: detail``) with what follows from it."""
+    """Return a finding (``kind: detail``) with its consequence."""
     kind, _, detail = text.partition(":")
     lines = [kind, *([detail.strip()] if detail.strip() else [])]
     return ": ".join(lines) + (f"; {FINDING[kind]}" if kind in FINDING else "")

@@ -1,4 +1,7 @@
-"""What ``handrail gpus`` shows: the values of a time, and everything about the GPUs of this host."""
+"""Define the data that ``handrail gpus`` shows.
+
+It is the values of a period, and everything about the GPUs of this host.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from handrail_sidecar.gpu.visible import Visible
 
 @dataclass(slots=True)
 class GpuWindow:
-    """The first and the last value of everything, and when."""
+    """First and last value of every counter, with their times."""
 
     first: dict[tuple[str, str, str], tuple[int, DeviceValue]] = field(default_factory=dict)
     last: dict[tuple[str, str, str], tuple[int, DeviceValue]] = field(default_factory=dict)
@@ -25,12 +28,15 @@ class GpuWindow:
             self.first.setdefault(key, self.last[key])
 
     def value(self, uuid: str, name: str, label: str = "") -> float | None:
-        """The last one; None where none came."""
+        """Return the last value; None without any."""
         found = self.last.get((uuid, name, label))
         return found[1].value if found is not None else None
 
     def rate(self, uuid: str, name: str, label: str) -> float | None:
-        """Growth a second of a counter; None where it was read once or began anew."""
+        """Return a counter's growth per second.
+
+        None where it was read once or was reset.
+        """
         first, last = self.first.get((uuid, name, label)), self.last.get((uuid, name, label))
         if first is None or last is None or last[0] <= first[0] or first[1].start_unix_ns != last[1].start_unix_ns:
             return None
@@ -39,7 +45,7 @@ class GpuWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuListing:
-    """All that is shown."""
+    """Everything that the command shows."""
 
     driver: str
     nvml: str

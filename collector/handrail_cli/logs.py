@@ -1,7 +1,8 @@
-"""Logging of the long-running commands: to standard error, as text or as one JSON object a line.
+"""Set up logging of the long-running commands to standard error.
 
-Messages hold names and errors of others: they stand on one line and as ``handrail.printable`` lets them. A traceback has lines
-of its own; they are set in, so that none of them can be taken for an entry.
+The format is text, or one JSON object a line.
+Messages hold names and errors of others, so each stays on one line and is made ``handrail.printable``.
+The lines of a traceback are indented, so that none of them looks like an entry.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """A line: local time, level, logger, message; below it the traceback where there is one."""
+    """Format a line: local time, level, logger, message; then any traceback."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
@@ -33,7 +34,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, and the traceback where there is one."""
+    """Format one JSON object a line.
+
+    It holds time (RFC 3339, UTC), level, logger, message, and any traceback.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -48,8 +52,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(*, as_json: bool) -> None:
-    """Log from INFO on to standard error. Call it before grpc is imported, which reads its own setting then."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write a line for each handshake that fails
+    """Log from INFO on to standard error.
+
+    Call this before grpc is imported, which reads its own setting then.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc's core would write a line for each failed handshake
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -1,5 +1,6 @@
-"""The entry point of the command line: picks the command, loads only that one, and turns every ending into an exit code.
+"""Run the command line.
 
+It picks the command, loads only that one, and turns every ending into an exit code.
 Importing this module and ``handrail --version`` load the standard library only, so the command answers in the base install too.
 """
 
@@ -29,7 +30,11 @@ _COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  #
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: a module with ``add_arguments(parser)`` and ``run(args) -> int``; the extra that brings what it imports."""
+    """One command.
+
+    ``module``: has ``add_arguments(parser)`` and ``run(args) -> int``.
+    ``extra``: the extra that installs what the module imports.
+    """
 
     module: str
     help: str
@@ -72,9 +77,12 @@ COMMANDS: Final = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with exact flags only, and the nearest known name beside an unknown one; with ``--json`` errors are JSON too."""
+    """Parser that accepts exact flags only.
 
-    as_json: ClassVar[bool] = False  # of the command line being read: argparse makes the parsers of sub-commands by itself
+    It suggests the nearest known name for an unknown one. With ``--json``, errors are JSON too.
+    """
+
+    as_json: ClassVar[bool] = False  # of the current command line: argparse itself makes the parsers of sub-commands
 
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
@@ -105,7 +113,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (see docs/cli.md)."""
+    """Run one command; return the exit code (see docs/cli.md)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(arguments)
@@ -115,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has what it wanted (`| head`). Python would complain once more when it flushes at exit.
+        # The reader closed the pipe (`| head`). Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     return code
@@ -160,7 +168,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _without_secrets(message: str) -> str:
-    """A complaint of argparse, which quotes what it was given: an unknown flag's value may be a header or a token."""
+    """Mask secrets in a message of argparse.
+
+    The message quotes its input: the value of an unknown flag may be a header or a token.
+    """
     beginning, unknown, rest = message.partition("unrecognized arguments: ")
     words = rest.split(" ") if unknown else [message]
     shown = []
@@ -185,13 +196,17 @@ def _usage() -> str:
 
 
 def _joined_times(arguments: Sequence[str]) -> list[str]:
-    """``--since -15m`` as ``--since=-15m``, ``-2h..-1h`` with a minus sign: argparse takes what begins with a dash for a flag."""
+    """Join times that begin with a dash to their flag.
+
+    ``--since -15m`` becomes ``--since=-15m``, and ``-2h..-1h`` gets a minus sign.
+    Reason: argparse takes a text that begins with a dash for a flag.
+    """
     joined: list[str] = []
     for argument in arguments:
         if joined and joined[-1] in _TIME_FLAGS and _AGO.match(argument):
             joined[-1] = f"{joined[-1]}={argument}"
         elif _PERIOD_AGO.match(argument):
-            joined.append(f"−{argument[1:]}")  # a minus sign is a time's as well, and begins no flag
+            joined.append(f"−{argument[1:]}")  # a time may also begin with a minus sign, which begins no flag
         else:
             joined.append(argument)
     return joined

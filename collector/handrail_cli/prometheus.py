@@ -1,4 +1,7 @@
-"""Asks a Prometheus over its HTTP API (https://prometheus.io/docs/prometheus/latest/querying/api/)."""
+"""Query a Prometheus over its HTTP API.
+
+Source: https://prometheus.io/docs/prometheus/latest/querying/api/
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,19 @@ _ADDRESS: Final = "the address of its HTTP API with its prefix, such as http://1
 
 
 class QueryRefusedError(Exception):
-    """Prometheus answers, and does not evaluate the query; the message is its own."""
+    """Prometheus answers, but refuses the query; the message is Prometheus' own."""
 
 
 def base_of(url: str) -> str:
-    """The address with its scheme, without a slash at its end."""
+    """Return the address with its scheme, without a slash at its end."""
     return url.rstrip("/") if url.startswith(("http://", "https://")) else f"http://{url.rstrip('/')}"
 
 
 def has_result(base: str, access: Access = OPEN) -> Callable[[str], bool]:
-    """A function that says whether a query has any result now.
+    """Return a function that checks whether a query has any result now.
 
-    It raises ``QueryRefusedError`` where the query itself is refused, ``CliError`` where Prometheus cannot be asked.
+    The function raises ``QueryRefusedError`` where Prometheus refuses the query.
+    It raises ``CliError`` where Prometheus cannot be queried.
     """
     opener = urllib.request.build_opener(NoRedirects(), urllib.request.HTTPSHandler(context=access.context))
 
@@ -56,7 +60,10 @@ def has_result(base: str, access: Access = OPEN) -> Callable[[str], bool]:
 
 
 def _error_text(answer: urllib.error.HTTPError) -> Mapping[str, Any]:
-    """What Prometheus says in the body of a failure; nothing where it is not Prometheus' own."""
+    """Return what Prometheus writes in the body of a failure.
+
+    Empty where the body is not Prometheus' own.
+    """
     try:
         reported_answer = json.loads(answer.read(_LONGEST))
     except (OSError, http.client.HTTPException, ValueError):
@@ -66,7 +73,7 @@ def _error_text(answer: urllib.error.HTTPError) -> Mapping[str, Any]:
 
 def _refused(base: str, status: int, location: str | None, fields: Mapping[str, Any]) -> Exception:
     text = str(fields.get("error") or "")
-    if status in (400, 422) and text:  # it cannot be parsed; it cannot be evaluated
+    if status in (400, 422) and text:  # the query cannot be parsed (400) or evaluated (422)
         return QueryRefusedError(text)
     if status == 401:
         return CliError(what="it wants to know who asks (HTTP 401)", where=base, valid=PROMETHEUS.let_in(401))
@@ -75,7 +82,7 @@ def _refused(base: str, status: int, location: str | None, fields: Mapping[str, 
         return CliError(what=what, where=base, valid=f"{PROMETHEUS.let_in(403)}, or another token: --token-file FILE")
     if location:
         return CliError(what=f"it sends us to {location} (HTTP {status})", where=base, valid=_ADDRESS)
-    if status == 400 and base.startswith("http://"):  # Go's server says so in plain text
+    if status == 400 and base.startswith("http://"):  # Go's server answers so, in plain text
         what = "it does not understand plain HTTP (HTTP 400)"
         return CliError(what=what, where=base, valid=f"https://{base.partition('://')[2]} where it speaks TLS")
     if status == 404:

@@ -1,4 +1,7 @@
-"""The page docs/configuration.md, made from the configuration classes; a test compares the file with it."""
+"""Generate docs/configuration.md from the configuration classes.
+
+A test compares the file with this page.
+"""
 
 from __future__ import annotations
 
@@ -32,5 +35,5 @@ unknown keys. For a list or a set of names, repeat the flag: `--forward URL --fo
 
 
 def configuration_page() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     return _PAGE.format(sidecar=reference(SidecarConfig), collector=reference(CollectorConfig))

@@ -1,4 +1,7 @@
-"""Text from outside as a terminal may show it: a name that somebody sends may hold what moves the cursor or paints the screen."""
+"""Make text from outside safe for a terminal.
+
+A name that somebody sends may hold codes that move the cursor or paint the screen.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ T = TypeVar("T")
 
 
 def cleaned(value: T) -> T:
-    """The same dataclass, mapping or sequence with every string in it ``printable``."""
+    """Return the same dataclass, mapping or sequence with every string ``printable``."""
     return _cleaned(value)  # type: ignore[no-any-return]
 
 
@@ -30,5 +33,8 @@ def _cleaned(value: Any) -> Any:
 
 
 def print_document(value: Any) -> None:
-    """An answer on standard output as one line of JSON; letters of every script stand, what must not stand is escaped."""
+    """Print an answer on standard output as one line of JSON.
+
+    Letters of every script stay; control characters are escaped.
+    """
     print(printable_json(json.dumps(value, ensure_ascii=False)))

@@ -1,7 +1,9 @@
-"""Processes that a command starts and has to end again: each by its own pid, in a given order, with its output kept in a file.
+"""Start and end the child processes of a command.
 
-A child gets a session of its own, so that Ctrl-C at the terminal reaches the command alone, which then ends its children in
-order. On Linux the kernel ends a child whose command was killed.
+Each child is ended by its own pid, in a given order. Its output is kept in a file.
+
+A child gets its own session, so that Ctrl-C at the terminal reaches the command alone, which then ends its children in order.
+On Linux, the kernel ends a child whose command was killed.
 """
 
 from __future__ import annotations
@@ -25,16 +27,22 @@ POLL_S: Final = 0.05
 _TAIL_LINES: Final = 15
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: loading it after a fork may hang
-# Below the range that the kernel gives to outgoing connections, so that none of those takes a port before its process does.
+# Below the kernel's range for outgoing connections, so that none of those takes a port before its process does.
 _PORTS: Final = range(20_000, 32_000)
 
 
 class ChildError(Exception):
-    """A child ended, or did not become ready in time. The message ends with its last lines of output."""
+    """A child ended, or did not become ready in time.
+
+    The message ends with the child's last lines of output.
+    """
 
 
 class Child:
-    """One process; runs from construction on. Raises ``OSError`` when it cannot be started."""
+    """One process; it runs from construction on.
+
+    Raises ``OSError`` when it cannot be started.
+    """
 
     def __init__(
         self, name: str, command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None, may_end: bool = False
@@ -60,7 +68,7 @@ class Child:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self._process.poll()
 
     def terminate(self) -> None:
@@ -77,13 +85,13 @@ class Child:
             self._process.wait()
 
     def read_ready(self) -> bool:
-        """Whether it has said that it is ready; fills ``addresses``."""
+        """Return whether it reported that it is ready; fill ``addresses``."""
         if not self.addresses and self.ready_file.exists():
             self.addresses = json.loads(self.ready_file.read_text(encoding="utf-8"))["addresses"]
         return bool(self.addresses)
 
     def tail(self) -> str:
-        """Its last lines of output, indented."""
+        """Return its last lines of output, indented."""
         with contextlib.suppress(OSError):
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
             return "\n".join(f"  | {line}" for line in lines)
@@ -91,15 +99,18 @@ class Child:
 
 
 def _ask_to_end_with_parent() -> None:
-    """Runs in the child between fork and exec."""
+    """Ask the kernel to end this child with its parent.
+
+    It runs in the child between fork and exec.
+    """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Children:
-    """All children of one command, in the order they were started. ``end`` ends them.
+    """All children of one command, in their order of start; ``end`` ends them.
 
-    ``asked_to_end``: raises where the command is to end; every look at the children calls it.
+    ``asked_to_end``: raises when the command has to end; every check of the children calls it.
     """
 
     def __init__(self, folder: Path, requested_to_end: Callable[[], None] = lambda: None) -> None:
@@ -108,17 +119,23 @@ class Children:
         self._all: list[Child] = []
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, *, may_end: bool = False) -> Child:
-        """``may_end``: it is no failure when it ends by itself with status 0. Raises ``OSError``."""
+        """Start a child.
+
+        ``may_end``: an end with status 0 is no failure. Raises ``OSError``.
+        """
         child = Child(name, command, folder=self.folder, env=env, may_end=may_end)
         self._all.append(child)
         return child
 
     def ready_file(self, name: str) -> Path:
-        """Where the child of this name will say that it is ready."""
+        """Return the file in which the child of this name reports that it is ready."""
         return self.folder / f"{name}.ready.json"
 
     def check(self) -> None:
-        """Raises ``ChildError`` if one has ended that should run, and what ``asked_to_end`` raises."""
+        """Check that every child that should run does run.
+
+        Raises ``ChildError`` if one has ended, and what ``asked_to_end`` raises.
+        """
         self._stop_requested()
         for child in self._all:
             status = child.poll()
@@ -126,7 +143,10 @@ class Children:
                 raise ChildError(f"{child.name} ended with status {status}; its output ({child.log}):\n{child.tail()}")
 
     def wait_for(self, what: str, holds: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> None:
-        """Return as soon as ``holds()``. Raises ``ChildError`` when a child ends first or the time is up."""
+        """Return as soon as ``holds()``.
+
+        Raises ``ChildError`` when a child ends first or the time is up.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not holds():
             self.check()
@@ -135,12 +155,15 @@ class Children:
             time.sleep(poll_s)
 
     def wait_ready(self, children: Sequence[Child], timeout_s: float) -> None:
-        """Until all have written their ready files."""
+        """Wait until all have written their ready files."""
         names = ", ".join(child.name for child in children)
         self.wait_for(f"{names} did not start", lambda: all(child.read_ready() for child in children), timeout_s)
 
     def end(self, groups: Sequence[Sequence[Child]], grace_s: float) -> None:
-        """End group after group, the members of one at the same time; then whatever is left, last started first."""
+        """End group after group, the members of one group at the same time.
+
+        After that, end the children that are left, the last started first.
+        """
         rest = [[child] for child in reversed(self._all)]
         for group in [*groups, *rest]:
             for child in group:
@@ -150,7 +173,10 @@ class Children:
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` ports of ``HOST`` that nobody listens on at this moment. Raises ``OSError`` when there are not as many."""
+    """Return ``count`` ports of ``HOST`` that no process listens on now.
+
+    Raises ``OSError`` when there are fewer.
+    """
     found: list[int] = []
     for port in random.sample(_PORTS, k=min(200 + count, len(_PORTS))):
         if len(found) == count:

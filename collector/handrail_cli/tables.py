@@ -1,6 +1,7 @@
-"""A table that fits its width without cutting a figure or a name: columns that say less go first, then names are folded.
+"""Draw tables that fit their width without cutting a figure or a name.
 
-And an answer whose lines end where their text does.
+Columns that matter less go first, then names are folded.
+The module also trims the blanks at the ends of an answer's lines.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ ALWAYS: Final = 9  # ``keep`` of a column that never goes
 
 @dataclass(frozen=True, slots=True)
 class FittedColumn:
-    """``keep``: those with less go first. A column of figures is ``right``; only others are folded where space is short."""
+    """One column.
+
+    ``keep``: columns with a lower value go first. ``right``: a column of figures; only other columns are folded where space
+    is short.
+    """
 
     title: str
     keep: int = ALWAYS
@@ -30,7 +35,10 @@ class FittedColumn:
 
 
 def fitted(columns: Sequence[FittedColumn], rows: Sequence[Sequence[Text | str]], width: int) -> RenderableType:
-    """The rows as a table, indented, within ``width``. Every row has a cell a column."""
+    """Draw the rows as an indented table within ``width``.
+
+    Every row has a cell for each column.
+    """
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     natural = [max(len(column.title), *(row[at].cell_len for row in cells), 0) for at, column in enumerate(columns)]
     shown = list(range(len(columns)))
@@ -50,7 +58,10 @@ def fitted(columns: Sequence[FittedColumn], rows: Sequence[Sequence[Text | str]]
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What is inside, without blanks at the ends of lines, so that it can be pasted and compared."""
+    """Content without blanks at the ends of lines.
+
+    People can then paste and compare it.
+    """
 
     inside: RenderableType
 

@@ -1,1 +1,1 @@
-"""One module a command."""
+"""Hold one module for each command."""

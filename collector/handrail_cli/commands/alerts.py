@@ -1,4 +1,6 @@
-"""Make Prometheus' alert rules of a file of objectives, and check such a file, also against the Prometheus that is to use it.
+"""Make Prometheus' alert rules from a file of objectives, and check the file.
+
+The check also runs against the Prometheus that is to use it.
 
 examples:
   handrail alerts slo > slo.yaml
@@ -37,7 +39,7 @@ from handrail_cli.prometheus import QueryRefusedError, base_of, has_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail alerts``."""
+    """Add the flags of ``handrail alerts``."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="render|check|slo|alertmanager")
     render = commands.add_parser("render", help="print or write the rules")
     render.add_argument(
@@ -66,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0; 1 where rules read series that Prometheus does not have; 2 for a file that is not valid."""
+    """Return 0; 1 for unmatched series; 2 for a file that is not valid.
+
+    Unmatched series are those that rules read and Prometheus does not have.
+    """
     if arguments.action == "slo":
         print(DEFAULT.read_text(encoding="utf-8"), end="")
         return EXIT_OK
@@ -103,7 +108,10 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _texts(files: Mapping[str, tuple[RuleGroup, ...]], slo: SloFile, arguments: argparse.Namespace) -> dict[str, str]:
-    """File name -> text. Printed together, the rules are one document."""
+    """Return the text of each file by name.
+
+    Printed together, the rules are one document.
+    """
     if arguments.format == Format.PROMETHEUSRULE.value:
         return {"prometheusrule.yaml": rule_object(files, slo, arguments.runbooks)}
     if arguments.out is None:

@@ -1,4 +1,6 @@
-"""Receive OTLP from sidecars and engines, join it into requests, explain them, store them, serve the API.
+"""Receive OTLP, join it into requests, explain and store them, serve the API.
+
+The OTLP comes from sidecars and engines.
 
 examples:
   handrail collector
@@ -18,7 +20,7 @@ from handrail_collector.config import CollectorConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail collector``."""
+    """Add the flags of ``handrail collector``."""
     add_config_flags(parser, CollectorConfig)
 
 

@@ -1,8 +1,10 @@
-"""Set two or three arms side by side: what differs, how sure that is, and whether splitting prefill from decode pays.
+"""Compare two or three arms: does splitting prefill from decode pay?
 
-An arm is a period of what --api or --data names, a recorded run (a data folder), or a period of one (DIR@FROM..TO). Several
-with commas make one arm of several runs, such as one at each request rate. The first arm is the baseline. Names are free; an arm
-whose requests show hand-offs is taken as split.
+The answer says what differs and how certain that is.
+
+An arm is a period of what --api or --data names, a recorded run (a data folder), or a period of one (DIR@FROM..TO).
+Several with commas make one arm of several runs, such as one at each request rate.
+The first arm is the baseline. Names are free. An arm whose requests show hand-offs counts as split.
 
 examples:
   handrail compare -2h..-1h -1h..now
@@ -43,7 +45,7 @@ _PIPE_WIDTH: Final = 110
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail compare``."""
+    """Add the flags of ``handrail compare``."""
     parser.add_argument("arms", metavar="ARM", nargs="+", help="two or three: [NAME=]FROM..TO, [NAME=]DIR or [NAME=]DIR@FROM..TO")
     add_source_flags(parser)
     ttft, itl = DEFAULT_TTFT_NS // 10**6, DEFAULT_ITL_NS // 10**6
@@ -74,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also for 'cannot tell': that is an answer."""
+    """Return 0, also for 'cannot tell': that is an answer."""
     from handrail_cli.console import answer_console, waiting
     from handrail_cli.sanitize import cleaned
 
@@ -94,7 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def objectives_of(arguments: argparse.Namespace) -> SloTargets:
-    """The objectives that the flags describe. Raises ``CliError``."""
+    """Return the objectives that the flags describe.
+
+    Raises ``CliError``.
+    """
     try:
         times = parse_duration_ns(arguments.ttft), parse_duration_ns(arguments.itl)
     except TimeError as error:
@@ -108,7 +113,10 @@ def objectives_of(arguments: argparse.Namespace) -> SloTargets:
 def compared(
     arguments: argparse.Namespace, arms: Sequence[TypedArm], gpus: Mapping[str, int], objectives: SloTargets
 ) -> Comparison:
-    """By the collector where every arm is a period of what it holds, else here from the folders. Raises ``CliError``."""
+    """Compare in the collector, or here from the folders.
+
+    The collector answers where every arm is a period of what it holds. Raises ``CliError``.
+    """
     folders = [part.folder is not None or arguments.data is not None for arm in arms for part in arm.parts]
     if all(folders):
         return _here(arguments, arms, gpus, objectives)
@@ -126,7 +134,10 @@ def compared(
 def api_parameters(
     arguments: argparse.Namespace, arms: Sequence[TypedArm], gpus: Mapping[str, int], objectives: SloTargets
 ) -> dict[str, str]:
-    """The query of ``GET /api/v1/compare``; times are absolute, so that the collector's clock does not matter."""
+    """Return the query of ``GET /api/v1/compare``.
+
+    Times are absolute, so that the collector's clock does not matter.
+    """
     query = {
         letter: f"{arm.name}=" + ",".join(f"{part.since_unix_ns}..{part.until_unix_ns}" for part in arm.parts)
         for letter, arm in zip("abc", arms, strict=False)

@@ -1,4 +1,6 @@
-"""Check a configuration file: every problem at once, or the configuration as it takes effect, secrets masked.
+"""Check a configuration file.
+
+It prints every problem at once, or the configuration as it takes effect, with secrets masked.
 
 example:
   handrail config check decode.yaml
@@ -21,7 +23,7 @@ KINDS: Final[dict[str, type]] = {"sidecar": SidecarConfig, "collector": Collecto
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail config``."""
+    """Add the flags of ``handrail config``."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="check")
     check = commands.add_parser("check", help="check a file")
     check.add_argument("file", metavar="FILE", type=Path)
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when valid, 2 when not."""
+    """Return 0 when valid, 2 when not."""
     file: Path = arguments.file
     kind = arguments.kind or guess_kind(file)
     try:
@@ -53,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def guess_kind(file: Path) -> str:
-    """The kind whose own top-level keys the file uses more of; a sidecar where nothing tells (or nothing can be read)."""
+    """Return the kind whose own top-level keys the file uses more of.
+
+    It is a sidecar where nothing shows the kind (or nothing can be read).
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,6 @@
-"""Write the Grafana dashboards as JSON files, to import, to provision or to mount. Needs no clone and no Grafana.
+"""Write the Grafana dashboards as JSON files.
+
+Grafana can import, provision or mount them. The command needs no clone of the repository and no Grafana.
 
 examples:
   handrail dashboards export ./dashboards
@@ -21,7 +23,7 @@ from handrail_dashboards.export import Choices, dashboards, provisioning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail dashboards``."""
+    """Add the flags of ``handrail dashboards``."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="export")
     export = commands.add_parser("export", help="write the files")
     export.add_argument("folder", metavar="DIR", type=Path, help="made where it is missing; files of the same names are replaced")
@@ -34,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0, or ``CliError``: 1 where a file cannot be written, 2 for a flag that no dashboard could use."""
+    """Return 0; raise ``CliError`` on failure.
+
+    Its exit code is 1 where a file cannot be written, and 2 for a flag that no dashboard could use.
+    """
     folder: Path = arguments.folder
     choices = Choices(
         datasource=_name("--datasource", arguments.datasource),
@@ -58,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _name(flag: str, text: str | None) -> str:
-    """Of a data source; '' where none was given. Whether Grafana has it, only Grafana knows."""
+    """Return the name of a data source; '' without one.
+
+    Only Grafana knows whether it has the data source.
+    """
     if text is not None and (text != text.strip() or not text or not is_printable(text)):
         what = f"{flag} is {text!r}: no name of a data source"
         valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} it is chosen in Grafana"

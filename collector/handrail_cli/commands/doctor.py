@@ -1,8 +1,10 @@
-"""Check a prefill/decode pair before traffic: GPUs, wire, engines and the ways between; predict what the hand-off costs.
+"""Check a prefill/decode pair before traffic, and predict the hand-off's cost.
 
-Each check passes, warns, fails or could not be judged, with what was seen, why it matters and what to do. Give it running
-engines, what starts them, or both; on the host of an engine it also looks at GPUs and adapters. It changes nothing and sends no
-request.
+The checks cover the GPUs, the wire, the engines and the paths between them.
+
+Each check passes, warns, fails or cannot be judged. It shows its evidence, why it matters and what to do.
+Give it running engines, the files that start them, or both. On the host of an engine it also checks GPUs and adapters.
+It changes nothing and sends no request.
 
 examples:
   handrail doctor --prefill http://10.0.0.7:8100 --decode http://10.0.0.8:8200 --model /models/Llama-3.1-70B
@@ -41,7 +43,10 @@ from handrail_doctor.split_worth import judged
 from handrail_sidecar.settings import SidecarConfig
 
 EXIT_NOTHING: Final = 3
-"""Nothing could be judged or predicted: an init container that checks nothing must not look like one whose checks pass."""
+"""Exit code where nothing could be judged or predicted.
+
+An init container that checks nothing must not look like one whose checks pass.
+"""
 
 DEFAULT_TOKENS: Final = 8000
 _MOST_TOKENS: Final = 10**9
@@ -57,7 +62,7 @@ _PLACEMENTS: Final = (Placement.SAME_HOST.value, Placement.ACROSS_HOSTS.value)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail doctor``."""
+    """Add the flags of ``handrail doctor``."""
     what = parser.add_argument_group("what to check")
     what.add_argument("--prefill", metavar="URL", help="the prefill engine's HTTP address")
     what.add_argument("--decode", metavar="URL", help="the decode engine's")
@@ -111,15 +116,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: nothing failed; 1: something did (with ``--strict``: or warned); 3: nothing could be judged.
+    """Return 0: nothing failed; 1: a check failed; 3: nothing could be judged.
 
-    Raises ``CliError`` (2) for flags and files.
+    With ``--strict``, a warning also gives 1. Raises ``CliError`` (2) for flags and files.
     """
     return check(arguments, NvmlReader())
 
 
 def check(arguments: argparse.Namespace, reader: P2pReader) -> int:
-    """As ``run``, with whatever reads the GPUs."""
+    """Run as ``run`` does, with any reader of the GPUs."""
     from handrail_cli.console import waiting
     from handrail_cli.render import doctor
 
@@ -143,7 +148,10 @@ def check(arguments: argparse.Namespace, reader: P2pReader) -> int:
 
 
 def wanted_of(arguments: argparse.Namespace) -> Wanted:
-    """Everything that the flags and files say. Raises ``CliError``."""
+    """Return everything that the flags and files hold.
+
+    Raises ``CliError``.
+    """
     started, sidecars = _files(arguments.config)
     if arguments.model is not None:
         try:
@@ -192,7 +200,10 @@ def _options(arguments: argparse.Namespace) -> DoctorOptions:
 
 
 def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, ...]]:
-    """Engines of deployments, and sidecars. A file must hold the one or the other. Raises ``CliError``."""
+    """Read engines of deployments, and sidecars, from the files.
+
+    A file must hold one kind or the other. Raises ``CliError``.
+    """
     started: list[Started] = []
     sidecars: list[SidecarSetup] = []
     for path in paths:
@@ -221,7 +232,10 @@ def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, 
 
 
 def _documents(path: Path) -> list[Any]:
-    """Of one file, those that are not empty. Raises ``CliError``."""
+    """Return the documents of one file that are not empty.
+
+    Raises ``CliError``.
+    """
     import yaml  # type: ignore[import-untyped,unused-ignore]
 
     if path.is_dir():
@@ -240,7 +254,7 @@ def _documents(path: Path) -> list[Any]:
 
 
 def _rendered(folder: Path) -> str:
-    """How what stands in a folder becomes one file."""
+    """Return the command that turns a folder into one file."""
     kustomize, helm = f"kubectl kustomize {folder}", f"helm template NAME {folder}"
     if (folder / "Chart.yaml").exists():
         makers = [helm]

@@ -1,4 +1,6 @@
-"""List what happened to the engines: started, stopped, dead, hung; and what was found wrong of no single request.
+"""List what happened to the engines: started, stopped, dead, hung.
+
+The list also holds the findings that belong to no single request.
 
 examples:
   handrail events --since -1h
@@ -34,7 +36,7 @@ _GOOD: Final = frozenset({"recovered", "reachable", "transfers_moving"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail events``."""
+    """Add the flags of ``handrail events``."""
     add_source_flags(parser)
     parser.add_argument("--since", metavar="TIME", help=f"at or after (default: the last day): {TIME_RULE}")
     parser.add_argument("--until", metavar="TIME", help="before")
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also when there are none: an empty list is an answer."""
+    """Return 0, also when there are none: an empty list is an answer."""
     now_unix_ns = time.time_ns()
     wanted = happened_filter(arguments, now_unix_ns)
     from handrail_cli.console import answer_console, remark, waiting
@@ -73,7 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def happened_filter(arguments: argparse.Namespace, now_unix_ns: int) -> HappenedFilter:
-    """The filter that the flags describe. Raises ``CliError``."""
+    """Return the filter that the flags describe.
+
+    Raises ``CliError``.
+    """
     if not 1 <= arguments.limit <= MAX_LIMIT:
         raise CliError(what=f"--limit {arguments.limit}: not from 1 to {MAX_LIMIT}", exit_code=EXIT_USAGE)
     try:
@@ -93,7 +98,10 @@ def happened_filter(arguments: argparse.Namespace, now_unix_ns: int) -> Happened
 def render_events(
     found: Sequence[Happened], width: int, *, now_unix_ns: int | None = None, zone: tzinfo | None = None
 ) -> RenderableType:
-    """In their order; what an engine's process did, and what was found. Where it is narrow, the detail stands below."""
+    """Draw events and findings in their order.
+
+    Events are of an engine's process. In a narrow terminal, the detail is on a line below.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,10 @@
-"""Say why the slowest 1 % of a period waited longer than the middle half: which phase, host, link and outcome they have more of.
+"""Explain why the slowest 1 % of a period waited longer than the middle half.
 
-Without times: the last hour, or the hour before the latest request where that is older. Whole hours are answered at once from
-their rollups; on a terminal that first answer shows while the exact one is read from the rows.
+The answer names the phases, hosts, links and outcomes that they have more of.
+
+Without times: the last hour, or the hour before the latest request where that is older.
+Whole hours are answered at once from their rollups. On a terminal, that first answer shows while the exact one is read from the
+rows.
 
 examples:
   handrail explain
@@ -32,7 +35,7 @@ _PIPE_WIDTH: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail explain``."""
+    """Add the flags of ``handrail explain``."""
     add_source_flags(parser)
     parser.add_argument("--since", metavar="TIME", help=f"started at or after: {TIME_RULE}")
     parser.add_argument("--until", metavar="TIME", help="started before")
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also when there is nothing to explain: that is an answer."""
+    """Return 0, also when there is nothing to explain: that is an answer."""
     now_unix_ns = time.time_ns()
     question = period_query(arguments, now_unix_ns)
     with closing(row_source(arguments)) as source:
@@ -68,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render(answer, console.width, now_unix_ns))
     if answer["scopes"]:
-        # not through the console: a command is to be copied, so it is never wrapped or cut
+        # not through the console: people copy a command, so it must not be wrapped or cut
         print(
             "\nLook further",
             *next_commands(answer, (*source_flags(arguments.data, arguments.api), *access_flags(arguments))),
@@ -78,7 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def period_query(arguments: argparse.Namespace, now_unix_ns: int) -> Question:
-    """The question that the flags put. Raises ``CliError``."""
+    """Return the question that the flags describe.
+
+    Raises ``CliError``.
+    """
     try:
         question = Question(
             since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
@@ -95,7 +101,7 @@ def period_query(arguments: argparse.Namespace, now_unix_ns: int) -> Question:
 
 
 def _first_then_exact(source: Backend, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
-    """The exact answer; while it is read, the sentences of the first one stand in its place."""
+    """Return the exact answer; show the first answer's sentences meanwhile."""
     from rich.live import Live
 
     from handrail_cli.console import answer_console, waiting
@@ -108,6 +114,6 @@ def _first_then_exact(source: Backend, question: Question, now_unix_ns: int) -> 
         return first
     console = answer_console(in_pipe=_PIPE_WIDTH)
     with Live(render_first(cleaned(first)), console=console, transient=True):
-        # the same period, though time goes on
+        # the same period, although time passes
         period = replace(question, since_unix_ns=first["since_unix_ns"], until_unix_ns=first["until_unix_ns"])
         return source.explain(period, now_unix_ns)

@@ -1,4 +1,6 @@
-"""List KV hand-offs: newest first, or by age, time or bytes; the failed ones, the open ones, those of one peer.
+"""List KV hand-offs: newest first, or by age, time or bytes.
+
+Filters select the failed ones, the open ones, or those of one peer.
 
 examples:
   handrail fetches --failed --since -1h
@@ -27,11 +29,11 @@ from handrail_collector.rows import FetchRow
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
 
-_PIPE_WIDTH: Final = 220  # nothing is left out of what another program reads
+_PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail fetches``."""
+    """Add the flags of ``handrail fetches``."""
     add_source_flags(parser)
     parser.add_argument("--since", metavar="TIME", help=f"begun at or after: {TIME_RULE}")
     parser.add_argument("--until", metavar="TIME", help="begun before")
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also when there are none: an empty list is an answer."""
+    """Return 0, also when there are none: an empty list is an answer."""
     now_unix_ns = time.time_ns()
     query = fetch_filter(arguments, now_unix_ns)
     from handrail_cli.console import answer_console, remark, waiting
@@ -77,7 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def fetch_filter(arguments: argparse.Namespace, now_unix_ns: int) -> FetchFilter:
-    """The filter that the flags describe. Raises ``CliError``."""
+    """Return the filter that the flags describe.
+
+    Raises ``CliError``.
+    """
     try:
         query = FetchFilter(
             since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
@@ -99,7 +104,10 @@ def fetch_filter(arguments: argparse.Namespace, now_unix_ns: int) -> FetchFilter
 
 
 def nothing_found(query: FetchFilter, source: Backend, now_unix_ns: int) -> str:
-    """What was searched, and how many hand-offs there are that only did not end so."""
+    """Describe what was searched.
+
+    The text also counts the hand-offs that fit except for how they ended.
+    """
     sought = [text for name, text in _SOUGHT.items() if getattr(query, name)]
     sought += [f"has the outcome {query.outcome}"] if query.outcome is not None else []
     reported_text = described(query, now_unix_ns)
@@ -123,7 +131,7 @@ _SOUGHT: Final = {"failed": "failed", "open": "is open"}
 
 
 def described(query: FetchFilter, now_unix_ns: int) -> str:
-    """The filters in words, but those of how it ended."""
+    """Describe the filters in words, except those of how it ended."""
     times = {"since": query.since_unix_ns, "until": query.until_unix_ns}
     lines = [f"{name} {format_time(at, now_unix_ns)}" for name, at in times.items() if at is not None]
     lines += [f"{name} {value}" for name in ("direction", "peer") if (value := getattr(query, name)) is not None]
@@ -131,7 +139,7 @@ def described(query: FetchFilter, now_unix_ns: int) -> str:
 
 
 def _unsure(rows: Sequence[FetchRow]) -> str:
-    """Of how many it is not known how they ended, or will."""
+    """Describe how many hand-offs have an end that is not known, or not yet."""
     unknown = sum(row.outcome == FetchOutcome.UNKNOWN.value and not row.open for row in rows)
     waiting = sum(row.open for row in rows)
     lines = [f"of {unknown:,} it is not known how they ended"] if unknown else []

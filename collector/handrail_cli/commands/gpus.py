@@ -1,6 +1,7 @@
-"""Show the GPUs of this host: what they do now, who uses them, which counters they do not give, why, and what would give them.
+"""Show the GPUs of this host: their activity, their users, their counters.
 
-Reads NVML for about a second, as the sidecar does; a call that hangs is named and holds up nothing.
+For each counter that a GPU lacks, it shows why, and what would provide it.
+It reads NVML for about a second, as the sidecar does. A call that hangs is named and delays nothing.
 
 examples:
   handrail gpus
@@ -46,7 +47,7 @@ _LEAST_INTERVAL_NS: Final = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail gpus``."""
+    """Add the flags of ``handrail gpus``."""
     parser.add_argument("--counters", action="store_true", help="list every counter instead; needs no GPU")
     parser.add_argument(
         "--for", dest="span", metavar="DURATION", default="1.2s", help="how long to look, two intervals at least (default: 1.2s)"
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, then show."""
+    """Sample, then show."""
     from handrail_cli.render.gpus import show_counters, show_gpus
 
     if arguments.counters:
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CliError(
             what="is shorter than 10ms", where=f"--interval {arguments.interval}", valid="--interval 10ms", exit_code=EXIT_USAGE
         )
-    if span_ns < 2 * interval_ns:  # rates take two looks
+    if span_ns < 2 * interval_ns:  # a rate needs two readings
         least = format_duration(2 * interval_ns)
         raise CliError(
             what=f"is shorter than two intervals ({least})",
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             valid=f"--for {least} or more, or a shorter --interval",
             exit_code=EXIT_USAGE,
         )
-    logging.getLogger("handrail_sidecar.gpu").addHandler(logging.NullHandler())  # what the sampler says is in the answer
+    logging.getLogger("handrail_sidecar.gpu").addHandler(logging.NullHandler())  # the answer holds what the sampler logs
     with waiting("reading NVML ..."):
         found = look(span_ns / 1e9, interval_ns, arguments.record)
     if arguments.json:
@@ -90,7 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def look(span_s: float, interval_ns: int, record: Path | None = None) -> GpuListing:
-    """Sample for a while. Raises ``CliError`` where there is no NVML, or where the file cannot be written."""
+    """Sample for a while.
+
+    Raises ``CliError`` where there is no NVML, or where the file cannot be written.
+    """
     seen, recorded = GpuWindow(), threading.Lock()
     with ExitStack() as stack:
         file = _opened(stack, record)
@@ -162,7 +166,7 @@ def _found(sampler: Sampler, seen: GpuWindow) -> GpuListing:
 
 
 def _processes(sampler: Sampler) -> list[GpuProcess]:
-    """Asked in a thread that nobody waits for long."""
+    """Read the processes in a thread with a short time limit."""
     found: list[GpuProcess] = []
 
     def ask() -> None:
@@ -181,7 +185,7 @@ def _processes(sampler: Sampler) -> list[GpuProcess]:
 
 
 def as_json(found: GpuListing) -> dict[str, Any]:
-    """The whole answer as one object."""
+    """Return the whole answer as one object."""
     units = {counter.name: counter.unit for counter in ALL}
     return {
         "driver": found.driver,
@@ -212,7 +216,7 @@ def as_json(found: GpuListing) -> dict[str, Any]:
 
 
 def sample_json(sample: DeviceSample) -> dict[str, Any]:
-    """One line of a recording: ``values`` by name, or ``name{label}``."""
+    """Return one line of a recording: ``values`` by name, or ``name{label}``."""
     return {
         "uuid": sample.device.key,
         "index": sample.device.index,

@@ -1,6 +1,7 @@
-"""How large a model's KV cache is, by its config.json: bytes a token, what a prompt hands over, and how long a link takes for it.
+"""Compute the size of a model's KV cache from its config.json.
 
-Nothing is fetched and no engine is needed. Sizes are decimal (1 GB = 10^9 bytes), as links are.
+It prints the bytes a token, the bytes that a prompt hands over, and how long a link takes for them.
+The command fetches nothing and needs no engine. Sizes are decimal (1 GB = 10^9 bytes), as those of links are.
 
 examples:
   handrail kv-size /models/Llama-3.1-70B --tokens 10000 --link-gbps 400
@@ -32,7 +33,7 @@ _MOST_TOKENS: Final = 10**9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail kv-size``."""
+    """Add the flags of ``handrail kv-size``."""
     parser.add_argument("model", metavar="MODEL_CONFIG", type=Path, help="a model's config.json, or the folder that holds it")
     parser.add_argument(
         "--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"tokens of a prompt (default {DEFAULT_TOKENS})"
@@ -45,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serving_flags(parser: Flags) -> None:
-    """How the engine serves the model: the same flags for ``kv-size`` and ``doctor``."""
+    """Add flags for how the engine serves the model.
+
+    ``kv-size`` and ``doctor`` have the same ones.
+    """
     parser.add_argument("--dtype", metavar="NAME", help="the model's number format (default: the config's)")
     parser.add_argument("--kv-dtype", metavar="NAME", help=f"the KV's: {', '.join(KV_DTYPES)} (default {AUTO})")
     parser.add_argument("--tp", metavar="N", type=int, help="tensor-parallel ranks (default 1)")
@@ -56,7 +60,7 @@ def add_serving_flags(parser: Flags) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0, or ``CliError`` (2) for a config or flags that cannot be read."""
+    """Return 0; raise ``CliError`` (2) for a config or flags that are invalid."""
     for flag, value, most in (("--tokens", arguments.tokens, _MOST_TOKENS), ("--link-gbps", arguments.link_gbps, 10**6)):
         if value is not None and not 0 < value <= most:
             raise CliError(what=f"{flag} is {value}", valid=f"above 0, at most {most}", exit_code=EXIT_USAGE)
@@ -72,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serving(arguments: argparse.Namespace) -> Serving:
-    """How the engine serves the model, as the flags say. Raises ``CliError``."""
+    """Return how the engine serves the model, by the flags.
+
+    Raises ``CliError``.
+    """
     for flag, value, most in (("--tp", arguments.tp, 4096), ("--block-size", arguments.block_size, 10**6)):
         if value is not None and not 1 <= value <= most:
             raise CliError(what=f"{flag} is {value}", valid=f"a whole number from 1 to {most}", exit_code=EXIT_USAGE)
@@ -86,7 +93,7 @@ def serving(arguments: argparse.Namespace) -> Serving:
 
 
 def config_failure(error: ModelConfigError) -> CliError:
-    """The same error as a command shows it."""
+    """Convert the error to one that a command shows."""
     return CliError(what=error.what, where=error.where, valid=error.valid, exit_code=EXIT_USAGE)
 
 
@@ -94,7 +101,10 @@ def config_failure(error: ModelConfigError) -> CliError:
 
 
 def sizes_json(found: Sizes, tokens: int, link_gbps: float | None) -> dict[str, Any]:
-    """Everything in bytes and ns; ``assumed`` is what the config does not say."""
+    """Return everything in bytes and ns.
+
+    ``assumed``: the values that the config does not hold.
+    """
     request, serving = found.request(tokens), found.serving
     return {
         "architecture": found.shape.architecture,

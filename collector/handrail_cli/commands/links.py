@@ -1,7 +1,10 @@
-"""Say of each link, P to D, how fast KV moves over it, by what (NVLink, PCIe, RDMA, TCP), of which line rate, and what slows it.
+"""Show how fast KV moves over each link from P to D, and what slows it.
 
-Without times: the last hour, or the hour before the latest hand-off where that is older. The rate is that of the time in which
-something was being transferred; what carried it is told by counters of both hosts and by the engines' logs, or not at all.
+For each link it shows the rate, the transport (NVLink, PCIe, RDMA, TCP) and the line rate.
+
+Without times: the last hour, or the hour before the latest hand-off where that is older.
+The rate is over the time in which a transfer was running.
+The transport comes from counters of both hosts and from the engines' logs; without their evidence it is unknown.
 
 examples:
   handrail links
@@ -26,7 +29,7 @@ _PIPE_WIDTH: Final = 160
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail links``."""
+    """Add the flags of ``handrail links``."""
     add_source_flags(parser)
     parser.add_argument("--since", metavar="TIME", help=f"hand-offs that began at or after: {TIME_RULE}")
     parser.add_argument("--until", metavar="TIME", help="that began before")
@@ -42,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also where no hand-off is known: that is an answer."""
+    """Return 0, also where no hand-off is known: that is an answer."""
     now_unix_ns = time.time_ns()
     question = links_query(arguments, now_unix_ns)
     from handrail_cli.console import answer_console, waiting
@@ -61,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def links_query(arguments: argparse.Namespace, now_unix_ns: int) -> LinksQuestion:
-    """The question that the flags put. Raises ``CliError``."""
+    """Return the question that the flags describe.
+
+    Raises ``CliError``.
+    """
     try:
         question = LinksQuestion(
             since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),

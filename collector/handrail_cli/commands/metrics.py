@@ -1,4 +1,6 @@
-"""Read one engine's or router's metrics page as the sidecar reads it: one schema, base units, and what the page cannot know.
+"""Read the metrics page of an engine or a router as the sidecar reads it.
+
+It prints one schema in base units, and what the page cannot show.
 
 examples:
   handrail metrics http://127.0.0.1:8200/metrics --role decode
@@ -40,7 +42,7 @@ _STATES: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail metrics``."""
+    """Add the flags of ``handrail metrics``."""
     parser.add_argument("page", metavar="URL|FILE", help="the page's address, or a file that holds one")
     parser.add_argument(
         "--role", choices=[role.value for role in ROLES], help="which process it is: what is normal depends on it"
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also where the page has flaws: they are the answer."""
+    """Return 0, also where the page has flaws: they are the answer."""
     page = _page(arguments.page, arguments.timeout)
     reading = PageReader().read(page)
     emitters, schema = schema_notes(families_of(page))
@@ -75,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _page(where: str, timeout_s: float) -> bytes:
-    """The page's bytes. Raises ``CliError``."""
+    """Return the page's bytes.
+
+    Raises ``CliError``.
+    """
     if "://" not in where:
         try:
             return Path(where).read_bytes()
@@ -174,7 +179,7 @@ def _figures(each: EngineHistogram, role: Role) -> list[str]:
         nothing = "not applicable" if role is Role.PREFILL and each.name == "inter_token_seconds" else "–"
         return [nothing] + ["–"] * len(_SHARES)
     average = mean(each)
-    if average is None:  # its sum makes no sense, so some of its samples do not either
+    if average is None:  # the sum is invalid, so some of the samples are too
         return ["not known", _quantile(each.name, quantile(each, _SHARES[0])), *["not known"] * (len(_SHARES) - 1)]
     return [_amount(each.name, average), *(_quantile(each.name, quantile(each, share)) for share in _SHARES)]
 

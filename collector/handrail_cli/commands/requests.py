@@ -1,4 +1,6 @@
-"""List requests: newest first, or the slowest by time to first token, total, stream gap or any phase.
+"""List requests: newest first, or the slowest.
+
+The slowest are by time to first token, total, stream gap or any phase.
 
 examples:
   handrail requests --since -15m --sort ttft
@@ -23,11 +25,11 @@ from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
-_PIPE_WIDTH: Final = 220  # nothing is left out of what another program reads
+_PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail requests``."""
+    """Add the flags of ``handrail requests``."""
     add_source_flags(parser)
     parser.add_argument("--since", metavar="TIME", help=f"started at or after: {TIME_RULE}")
     parser.add_argument("--until", metavar="TIME", help="started before")
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also when there are none: an empty list is an answer."""
+    """Return 0, also when there are none: an empty list is an answer."""
     now_unix_ns = time.time_ns()
     query = request_filter(arguments, now_unix_ns)
     from handrail_cli.console import answer_console, remark, waiting
@@ -75,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def request_filter(arguments: argparse.Namespace, now_unix_ns: int) -> RequestFilter:
-    """The filter that the flags describe. Raises ``CliError``."""
+    """Return the filter that the flags describe.
+
+    Raises ``CliError``.
+    """
     try:
         query = RequestFilter(
             since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
@@ -100,7 +105,7 @@ def request_filter(arguments: argparse.Namespace, now_unix_ns: int) -> RequestFi
 
 
 def nothing_found(query: RequestFilter, source: Backend, now_unix_ns: int) -> str:
-    """What was searched, and what to try next."""
+    """Describe what was searched, and what to try next."""
     searched = f"No request fits: {described(query, now_unix_ns)}. Searched {source.where}."
     latest = source.requests(RequestFilter(limit=1))
     if not latest:
@@ -111,7 +116,7 @@ def nothing_found(query: RequestFilter, source: Backend, now_unix_ns: int) -> st
 
 
 def described(query: RequestFilter, now_unix_ns: int) -> str:
-    """The filters in words."""
+    """Describe the filters in words."""
     times = {"since": query.since_unix_ns, "until": query.until_unix_ns}
     lines = [f"{name} {format_time(at, now_unix_ns)}" for name, at in times.items() if at is not None]
     for name in ("scope", "outcome", "model", "instance", "finding", "text"):

@@ -1,4 +1,6 @@
-"""Observe one router or engine process: as an inline proxy (--listen, --upstream), as a tap for its OTLP spans, or both.
+"""Observe one router or engine process.
+
+It is an inline proxy (--listen, --upstream), a tap for the process's OTLP spans, or both.
 
 examples:
   handrail sidecar --role edge --listen 127.0.0.1:8000 --upstream http://127.0.0.1:8001 --collector https://collector:4318
@@ -19,7 +21,7 @@ from handrail_sidecar.settings import SidecarConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail sidecar``."""
+    """Add the flags of ``handrail sidecar``."""
     add_config_flags(parser, SidecarConfig)
 
 

@@ -1,7 +1,9 @@
-"""Show one request as a waterfall: where its time went, how sure that is, and how the evidence was joined.
+"""Show one request as a waterfall.
 
-ID is any id of it: the client's X-Request-Id, a response id, an engine's or router's id, a trace id, a request's own id, or the
-first characters of one (six or more).
+It shows where the time went, how certain that is, and how the evidence was joined.
+
+ID is any id of the request: the client's X-Request-Id, a response id, an engine's or router's id, a trace id, the request's
+own id, or the first characters of one (six or more).
 
 examples:
   handrail trace user-42-7
@@ -23,20 +25,20 @@ _PIPE_WIDTH: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail trace``."""
+    """Add the flags of ``handrail trace``."""
     parser.add_argument("id", metavar="ID")
     add_source_flags(parser)
     parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """1 when the id is unknown or fits several requests."""
+    """Return 1 when the id is unknown or fits several requests."""
     from handrail_cli.console import answer_console, waiting
     from handrail_cli.render.requests import render_requests
     from handrail_cli.render.waterfall import render_waterfall
     from handrail_cli.sanitize import cleaned
 
-    any_id = arguments.id.strip().rstrip("…")  # as the table shortens it
+    any_id = arguments.id.strip().rstrip("…")  # the table shortens ids with an ellipsis
     if not any_id:
         raise CliError(what="the ID is empty", valid="any id of a request, or its first 6 characters", exit_code=EXIT_USAGE)
     with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):

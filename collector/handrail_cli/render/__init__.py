@@ -1,1 +1,1 @@
-"""Answers as text for a terminal."""
+"""Render answers as text for a terminal."""

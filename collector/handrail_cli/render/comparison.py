@@ -1,4 +1,7 @@
-"""A comparison as text: the verdict and why, the picture, the figures, what each arm is, and what to know before believing it."""
+"""Render a comparison as text.
+
+It shows the verdict with its reasons, the picture, the figures, the arms, and the notes on how far to trust them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _TONES: Final = {
 
 
 def render_comparison(comparison: Comparison, width: int, *, zone: tzinfo | None = None) -> RenderableType:
-    """``width`` columns wide, at least 60. ``zone`` is that of the times; None is the local one."""
+    """Render the comparison ``width`` columns wide, at least 60.
+
+    ``zone``: time zone of the times; None is the local one.
+    """
     width = max(width, MIN_WIDTH)
     sections = (
         _verdict(comparison, width),
@@ -111,7 +117,10 @@ def _changes(comparison: Comparison, pair: PairReport) -> Iterator[RenderableTyp
 
 
 def _phases(comparison: Comparison, width: int) -> Iterator[RenderableType]:
-    """Mean contributions to TTFT, one bar an arm on one scale, then the figures."""
+    """Draw the mean contributions to TTFT, then the figures.
+
+    Each arm has one bar, and all bars have one scale.
+    """
     arms = [arm for arm in comparison.arms if arm.phases_ns]
     if not arms:
         return
@@ -149,12 +158,15 @@ def _phases(comparison: Comparison, width: int) -> Iterator[RenderableType]:
 
 
 def _in_path_order(arm: ArmReport) -> list[str]:
-    """What P does, what lies between, what D does; what is unattributed last."""
+    """Order the phases: those at P, those between, those at D.
+
+    Unattributed phases come last.
+    """
     return sorted(arm.phases_ns, key=lambda phase: (tuple(LOOKS).index(_place(phase)), ORDER[Phase(phase)]))
 
 
 def _place(phase: str) -> str:
-    """Whose look a phase has."""
+    """Return the place that gives a phase its glyph and colour."""
     if phase == Phase.UNATTRIBUTED.value:
         return phase
     return next(
@@ -175,7 +187,10 @@ def _longer_shorter(change: Change) -> str:
 
 
 def _goodput(comparison: Comparison, width: int) -> Iterator[RenderableType]:
-    """By the objectives, and beside it DistServe's, whose second objective is about the mean time per output token (TPOT)."""
+    """Render the goodput by the objectives, and DistServe's beside it.
+
+    The second objective of DistServe's is about the mean time per output token (TPOT).
+    """
     yield Text("Goodput: the highest rate per GPU at which enough requests meet both objectives", style="bold")
     chosen = {"p99": "gap p99", "max": "longest gap", "mean": "TPOT"}[comparison.objectives.itl_of]
     both = comparison.objectives.itl_of != TPOT
@@ -294,7 +309,7 @@ def _notes(comparison: Comparison, width: int) -> Iterator[RenderableType]:
 
 
 def _table(*titles: str, right: int = 3) -> Table:
-    """The columns after the first, up to the ``right``-th, are figures."""
+    """Make a table; the columns from the second to the ``right``-th hold figures."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", collapse_padding=True)
     for at, title in enumerate(titles):
         table.add_column(title, justify="right" if 0 < at < right else "left", no_wrap=0 < at < right)

@@ -1,7 +1,8 @@
-"""GPUs and links under a waterfall: strips on its time axis, a column as high as the share of what the device can do.
+"""Render GPUs and links below a waterfall, as strips on its time axis.
 
-Drawn from the answer's ``hardware`` (docs/http-api.md). Unlike ``sparkline.py``, which draws distributions, time runs to the
-right.
+The height of a column is the share of what the device can do.
+The data is the answer's ``hardware`` (docs/http-api.md).
+Unlike in ``sparkline.py``, which draws distributions, time runs to the right.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _DIRECTION: Final = {"prefill": (names.TRANSMIT, "out"), "decode": (names.RECEIV
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The waterfall's: ``whole_ns`` over ``bar_width`` columns behind a name, a figure of 8 and one of 6."""
+    """Axis of the waterfall: ``whole_ns`` over ``bar_width`` columns.
+
+    A name, a figure of 8 columns and one of 6 come before it.
+    """
 
     whole_ns: int
     name_width: int
@@ -37,9 +41,11 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One line. ``values``: (from_ns, to_ns, value) of each device; ``most``: of one device, None: not known.
+    """One line.
 
-    ``total``: devices add up (links), else their mean is told (shares).
+    ``values``: (from_ns, to_ns, value) of each device.
+    ``most``: the value of a full column: 1 for a share, the sum of the line rates for links; None: not known.
+    ``total``: the line shows the sum of the devices (links), else their mean (shares).
     """
 
     name: str
@@ -60,11 +66,17 @@ _LINKS: Final = (
     ("RDMA", "rdma", names.LINK_BYTES, ""),
     ("NIC", "nic", names.LINK_BYTES, ""),
 )
-"""Name, kind of device, counter, and the one that tells its line rate where the device itself does not."""
+"""Name, kind of device, counter, and the counter that holds its line rate.
+
+The last is used where the device itself does not report its line rate.
+"""
 
 
 def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int) -> Iterator[Text]:
-    """The section; ``scale``: the axis as the waterfall writes it; ``width``: what sentences are wrapped to."""
+    """Render the section.
+
+    ``scale``: the axis as the waterfall writes it. ``width``: the width to which sentences are wrapped.
+    """
     places = hardware["places"]
     silent = [place for place in places if not place["devices"]]
     if len(silent) == len(places):
@@ -85,16 +97,16 @@ def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int)
 
 
 def format_rate(bytes_a_second: float) -> str:
-    """``3.2 GB/s``; decimal, as line rates are."""
+    """Format ``3.2 GB/s``; decimal, as line rates are."""
     for unit, size in _RATES:
         value = bytes_a_second / size
-        if value >= 0.9995:  # what the unit below would round to 1000
+        if value >= 0.9995:  # the unit below would round it to 1000
             return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
     return f"{bytes_a_second:.0f} B/s"
 
 
 def _wrapped(text: str, style: str, width: int) -> Iterator[Text]:
-    """Further lines are indented below the first."""
+    """Wrap the text; later lines are indented below the first."""
     for line in textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False):
         yield Text(line, style=style)
 
@@ -119,7 +131,7 @@ def _heading(place: Mapping[str, Any]) -> str:
 
 
 def _sampled_every(devices: Sequence[Mapping[str, Any]]) -> int | None:
-    """The finest that any of their series has."""
+    """Return the finest sampling interval of any of their series."""
     steps = [
         median(end - begin for begin, end in zip(track["from_ns"], track["to_ns"], strict=True))
         for device in devices
@@ -147,7 +159,7 @@ def _shown(place: Mapping[str, Any]) -> Iterator[Shown]:
 def _series(
     devices: Sequence[Mapping[str, Any]], kind: str, counter: str, label: str, line: str
 ) -> list[tuple[list[tuple[int, int, float]], float | None]]:
-    """Of each device that has it, and its line rate."""
+    """Return the series of each device with the counter, and its line rate."""
     return [
         (list(zip(track["from_ns"], track["to_ns"], track["values"], strict=True)), _line_rate(device, line))
         for device in devices
@@ -158,7 +170,10 @@ def _series(
 
 
 def _line_rate(device: Mapping[str, Any], counter: str) -> float | None:
-    """What its link can carry a second and direction, as it said last; None where that is not known, or a counter says 0."""
+    """Return what the link can carry in bytes a second and direction.
+
+    It is the last value; None where it is not known, or where a counter reports 0.
+    """
     reports = (track["values"][-1] for track in device["tracks"] if counter and track["name"] == counter and track["values"])
     return next(reports, device["line_rate_bytes"]) or None
 
@@ -183,7 +198,10 @@ def _line(shown: Shown, axis: Axis, style: str) -> Iterator[Text]:
 
 
 def _at(shown: Shown, begin_ns: int, end_ns: int) -> float | None:
-    """Of [begin, end): over the devices and the time, each value by how long it holds; None where nothing was sampled."""
+    """Return the value in [begin, end), over the devices and the time.
+
+    Each value is weighted by how long it holds. None where nothing was sampled.
+    """
     means = []
     for values in shown.values:
         held = [(min(end, end_ns) - max(begin, begin_ns), value) for begin, end, value in values]
@@ -205,7 +223,7 @@ def _glyph(value: float | None, full: float) -> str:
 
 def _share(value: float) -> str:
     share = 100 * value
-    if share >= 999.5:  # no share
+    if share >= 999.5:  # it is no share
         return ">999 %"
     return f"{share:.0f} %" if share >= 1 or not share else "<1 %"
 
@@ -235,7 +253,7 @@ def _throttled(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _clock(place: Mapping[str, Any], axis: Axis) -> Iterator[tuple[str, str]]:
-    """How far the strips may be shifted against the phases."""
+    """Return how far the strips may be shifted against the phases."""
     offset = place["offset"]
     if offset["same"]:
         return

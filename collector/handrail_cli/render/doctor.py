@@ -1,4 +1,7 @@
-"""The answer of ``handrail doctor``: for a person, failures with their reasons; as JSON, everything."""
+"""Render the answer of ``handrail doctor``.
+
+For a person it shows failures with their reasons; as JSON, everything.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ NOTHING_JUDGED: Final = (
 
 
 def print_page(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | None, answer: SplitAdvice) -> None:
-    """Every check in its group, one line; why and what to do below those that warn or fail; then the prediction."""
+    """Print the checks, then the prediction.
+
+    Every check has one line in its group. The reason and the remedy follow a check that warns or fails.
+    """
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
@@ -114,7 +120,10 @@ def _prediction(facts: Facts, rate: Rate | None) -> list[str]:
 
 
 def print_json(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | None, answer: SplitAdvice) -> None:
-    """One object: ``checks``, ``counts``, ``prediction`` (bytes, ns), ``splitting``."""
+    """Print one object: ``checks``, ``counts``, ``prediction``, ``splitting``.
+
+    The prediction is in bytes and ns.
+    """
     number = counts(found)
     whole = {
         "placement": facts.placement.value,

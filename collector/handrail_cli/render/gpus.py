@@ -1,4 +1,7 @@
-"""The GPUs of a host as a table that fits its width, and below it what they do not tell."""
+"""Render the GPUs of a host as a table, and below it what they do not report.
+
+The table fits its width.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ if TYPE_CHECKING:
     from handrail_cli.gpus_view import GpuListing
 
 _GAP: Final = 2
-_TABLE_WIDTH: Final = 140  # of the table of counters, from which on no word is broken
+_TABLE_WIDTH: Final = 140  # least width of the table of counters at which no word is broken
 _NONE: Final = Text("–", style="dim")
 
 
 @dataclass(frozen=True, slots=True)
 class _GpuColumn:
     title: str
-    keep: int  # the highest get the space first, 9 is always shown
+    keep: int  # columns with the highest value get space first; 9 is always shown
     cell: Callable[[Device, GpuListing], Text]
     right: bool = False
 
 
 def show_gpus(console: Console, found: GpuListing) -> None:
-    """Table, processes, notes, absences."""
+    """Print the table, the processes, the notes and the absences."""
     console.print(Text(f"driver {found.driver or 'not told'}, NVML {found.nvml or 'not told'}", style="bold"))
     console.print()
     console.print(_table(found, console.width))
@@ -56,7 +59,10 @@ def show_gpus(console: Console, found: GpuListing) -> None:
 
 
 def show_counters(console: Console) -> None:
-    """Every counter that can be read; where a table would break words, one below the other."""
+    """Print every counter that can be read.
+
+    Where a table would break words, each counter has its own lines.
+    """
     if console.width < _TABLE_WIDTH:
         for each in ALL:
             by = f" by {each.label}" if each.label else ""
@@ -110,7 +116,10 @@ def _show_processes(console: Console, found: GpuListing) -> None:
 
 
 def _show_absences(console: Console, found: GpuListing) -> None:
-    """By kind of GPU; counters with the same answer and the same remedy together."""
+    """Print the absent counters by kind of GPU.
+
+    Counters with the same answer and the same remedy are listed together.
+    """
     kinds: dict[str, dict[tuple[str, str], list[str]]] = {}
     where: dict[str, dict[str, None]] = {}
     for each in found.absent:
@@ -135,7 +144,7 @@ def _which(found: GpuListing, uuid: str) -> str:
 
 
 def _number(device: Device, found: GpuListing) -> str:
-    """``0``, and for its MIG devices ``0.0``, ``0.1``."""
+    """Format the number: ``0``, and ``0.0``, ``0.1`` for its MIG devices."""
     if not device.parent:
         return str(device.index)
     alike = [each.key for each in found.devices if each.parent == device.parent]

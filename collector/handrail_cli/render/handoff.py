@@ -1,4 +1,7 @@
-"""The KV hand-offs of a request in words: from whom to whom, how much, how fast, what became of it and who says so."""
+"""Describe the KV hand-offs of a request.
+
+The text says from which engine to which, how much, how fast, with which outcome, and by which evidence.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _FAILED: Final = frozenset(outcome.value for outcome in FAILURES)
 
 
 def handoff_lines(fetches: Sequence[FetchRow], width: int) -> Iterator[Text]:
-    """A few lines for each."""
+    """Write a few lines for each KV fetch."""
     for fetch in fetches:
         line = Text(overflow="fold")
         line.append(f"{_ways(fetch)}  ")
@@ -38,14 +41,17 @@ def handoff_lines(fetches: Sequence[FetchRow], width: int) -> Iterator[Text]:
 
 
 def kv_tone(fetch: FetchRow) -> str:
-    """The colour of an outcome."""
+    """Return the colour of an outcome."""
     if fetch.outcome in _FAILED or fetch.tainted:
         return "red"
     return "green" if fetch.outcome == FetchOutcome.OK.value else "yellow"
 
 
 def rate(fetch: FetchRow) -> str:
-    """Bytes over the time of the transfer; nothing where either is unknown or the end was only seen by a poll as long as that."""
+    """Format the bytes over the time of the transfer.
+
+    Empty where either is unknown, or where a poll as long as the transfer saw its end.
+    """
     took, bound = fetch.transfer_ns, fetch.transfer_bound_ns or 0
     if not took or fetch.bytes_moved is None or bound >= took:
         return ""
@@ -87,7 +93,7 @@ def _times(fetch: FetchRow) -> str:
 
 
 def _lease(fetch: FetchRow) -> str:
-    """Only where it matters: the rest is every healthy hand-off."""
+    """Describe the lease where it matters; a healthy hand-off gets no text."""
     if fetch.late_ns is not None:
         return f"read {format_duration(fetch.late_ns)} after its lease had ended"
     if fetch.held_ns is not None and fetch.lease_ns and 2 * fetch.held_ns >= fetch.lease_ns:

@@ -1,4 +1,7 @@
-"""Hand-offs as a table that fits its width: columns that matter less go first."""
+"""Render hand-offs as a table that fits its width.
+
+Columns that matter less go first.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _GAP: Final = 2
 @dataclass(frozen=True, slots=True)
 class _FetchColumn:
     title: str
-    keep: int  # the highest get the space first, 9 is always shown
+    keep: int  # columns with the highest value get space first; 9 is always shown
     cell: Callable[[FetchRow], Text]
     right: bool = False
 
@@ -30,7 +33,7 @@ class _FetchColumn:
 def render_fetches(
     rows: Sequence[FetchRow], width: int, *, now_unix_ns: int | None = None, zone: tzinfo | None = None
 ) -> RenderableType:
-    """The rows in their order."""
+    """Draw the rows in their order."""
     columns = _columns(now_unix_ns, zone)
     cells = {column.title: [column.cell(row) for row in rows] for column in columns}
     columns = [

@@ -1,4 +1,7 @@
-"""Links for a terminal: a table, and below it of each link what it is told by and what is wrong with it. Pure, from JSON."""
+"""Render links for a terminal: a table, then each link's evidence and findings.
+
+Pure, from JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from handrail_cli.tables import FittedColumn, Trimmed, fitted
 Plain = Mapping[str, Any]
 
 _GB: Final = 1e9
-_DOUBTFUL: Final = 1000  # fewer than ten of so many lie beyond the 99th percentile
+_DOUBTFUL: Final = 1000  # fewer than ten of this many lie beyond the 99th percentile
 _INDENT: Final = "    "
 _COLUMNS: Final = (
     FittedColumn("", right=False),
@@ -35,7 +38,7 @@ _COLUMNS: Final = (
 
 
 def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
-    """The whole answer."""
+    """Render the whole answer."""
     parts: list[RenderableType] = [_period(answer, zone)]
     if not answer["links"]:
         return Trimmed(Group(*parts, Text(), *_nothing(answer, now_unix_ns, zone)))
@@ -112,7 +115,7 @@ def _time(times: Plain | None, name: str, *, doubtful: bool = False) -> Text:
 
 
 def _transport_text(link: Plain, width: int) -> Iterator[RenderableType]:
-    """What is wrong with it, what it is told by, and how."""
+    """Render the link's findings, and its transport with the evidence for it."""
     how = ", ".join(filter(None, (*link["connectors"], *link["modes"])))
     yield Text.assemble((_name(link), "bold"), (f"  {how}" if how else "", "dim"))
     for finding in link["findings"]:

@@ -1,6 +1,7 @@
-"""The explanation of a period for a terminal: sentences first, then the figures that they rest on, then what to type next.
+"""Render the explanation of a period for a terminal.
 
-A pure function of the answer's JSON, which is the same from a collector and from a folder.
+Sentences come first, then the figures that they rest on, then the commands to type next.
+It is a pure function of the answer's JSON, which is the same from a collector and from a folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Plain = Mapping[str, Any]
 
 _PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 _HINTS: Final = 3
-_KEPT: Final = {"p50": 6, "p90": 3, "p99": 9, "p99.9": 9}  # how much each says, where space is short
+_KEPT: Final = {"p50": 6, "p90": 3, "p99": 9, "p99.9": 9}  # how much each percentile matters, where space is short
 _PHASES: Final = 7
 _SHARE_OF_NOTE: Final = 0.005
 _BAR: Final = 20
@@ -43,7 +44,7 @@ _WHERE: Final = {
 
 
 def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
-    """The whole answer; what to type next is ``next_commands``."""
+    """Render the whole answer, without ``next_commands``."""
     parts: list[RenderableType] = [_period(answer, now_unix_ns, zone)]
     if not answer["scopes"]:
         parts += [Text(), *_nothing(answer, now_unix_ns, zone)]
@@ -56,7 +57,7 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
 
 
 def render_first(answer: Plain) -> RenderableType:
-    """The sentences of the first answer, while the exact one is awaited."""
+    """Render the first answer's sentences while the exact answer is computed."""
     parts: list[RenderableType] = []
     for scope in answer["scopes"]:
         parts += [Text(f"{scope['scope']} (first answer, times within 1 %)", style="bold"), *_sentences(scope)]
@@ -64,7 +65,7 @@ def render_first(answer: Plain) -> RenderableType:
 
 
 def source_flags(data: Path | None, api: str | None) -> tuple[str, ...]:
-    """``--data DIR`` or ``--api URL`` as they were given."""
+    """Return ``--data DIR`` or ``--api URL`` as the user gave it."""
     return ("--data", str(data)) if data is not None else ("--api", api) if api is not None else ()
 
 
@@ -92,7 +93,10 @@ def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[Rende
 
 
 def _links(answer: Plain) -> list[RenderableType]:
-    """The links that are slow or take much of the time, whatever the scopes' slowest have more of: all may suffer alike."""
+    """Render the links that are slow or take much of the TTFT.
+
+    They show even where the slowest requests have no more of them: a slow link may slow down all requests alike.
+    """
     links = answer.get("links", ())
     if not links:
         return []
@@ -143,7 +147,10 @@ def _figures(scope: Plain, width: int) -> RenderableType:
 
 
 def _quantile(value_ns: int | None, count: int, rank: float) -> Text:
-    """A percentile that fewer than ten values lie beyond is in doubt, and says so."""
+    """Render a percentile; it is in doubt with fewer than ten values beyond it.
+
+    The text then shows the doubt.
+    """
     if value_ns is None:
         return Text("–", style="dim")
     doubtful = count * (1 - rank) < 9.999
@@ -252,7 +259,10 @@ def _times(lift: float) -> str:
 
 
 def _contrasts(found: Sequence[Plain], width: int, title: str, query: str, others: str) -> Iterator[RenderableType]:
-    """What stands out; where nothing does, what perhaps does. The rest, of thousands of hosts, is noise."""
+    """Render the contrasts that stand out, else those that perhaps do.
+
+    The others are noise: a period may have thousands of hosts.
+    """
     shown = [each for each in found if each["stands_out"]] or [each for each in found if each["perhaps"]][:_HINTS]
     if not shown:
         return
@@ -287,7 +297,10 @@ def _lift(contrast: Plain) -> str:
 
 
 def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
-    """Commands that look further: a typical request of each cause, and lists. ``flags`` name the source."""
+    """Return commands that look further.
+
+    They show a typical request of each cause, and lists. ``flags`` name the source.
+    """
     source = "".join(f" {flag}" for flag in flags)
     lines = []
     for scope in answer["scopes"]:
@@ -314,7 +327,10 @@ def _when(unix_ns: int, now_unix_ns: int, zone: tzinfo | None) -> str:
 
 
 def dated(since_unix_ns: int, until_unix_ns: int, zone: tzinfo | None) -> str:
-    """Both ends with their date, which is not repeated, and with the zone that they are read in."""
+    """Format both ends of a period with their date and zone.
+
+    An equal date is not repeated.
+    """
     since, until = (datetime.fromtimestamp(at // _SECOND, zone).astimezone(zone) for at in (since_unix_ns, until_unix_ns))
     end = f"{until:%H:%M:%S}" if since.date() == until.date() else f"{until:%Y-%m-%d %H:%M:%S}"
     offset = f"{until:%z}"
@@ -331,7 +347,7 @@ def _percent(share: float) -> str:
     if 0 < per_cent < 0.1:
         return "<0.1 %"
     text = f"{per_cent:.0f} %" if abs(per_cent) >= 9.95 or not per_cent else f"{per_cent:.1f} %"
-    return text.replace("-", "−")  # as of the durations beside it
+    return text.replace("-", "−")  # the same minus sign as in the durations beside it
 
 
 def _indented(what: RenderableType) -> RenderableType:

@@ -1,4 +1,7 @@
-"""Pools of GPUs in a line each: whether arithmetic or memory holds them up, and how that is known."""
+"""Render each pool of GPUs in a line.
+
+The line says whether arithmetic or memory limits the pool, and how that is known.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _UNDER: Final = " " * 14
 
 
 def pool_lines(pools: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
-    """Nothing where no pool has GPUs that anybody samples: there a line would say the same every time."""
+    """Write the lines of the pools.
+
+    Nothing where no pool has sampled GPUs: a line would be the same every time.
+    """
     if not any(pool["gpus"] or pool["shared"] for pool in pools):
         return
     yield Text("Pools of GPUs", style="bold")

@@ -1,4 +1,7 @@
-"""Requests as a table that fits its width: columns that matter less go first, ids are shortened last."""
+"""Render requests as a table that fits its width.
+
+Columns that matter less go first; ids are shortened last.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _SHORTEST_ID: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RequestColumn:
-    """One column; those with the highest ``keep`` get the space first, 9 is always shown."""
+    """One column; those with the highest ``keep`` get space first; 9 always shows."""
 
     title: str
     keep: int
@@ -40,8 +43,9 @@ def render_requests(
     now_unix_ns: int | None = None,
     zone: tzinfo | None = None,
 ) -> RenderableType:
-    """The rows in their order. A column for ``sort`` is added where the others do not show it.
+    """Draw the rows in their order.
 
+    A column for ``sort`` is added where no other column shows it.
     ``own_ids`` puts the request's own id first, for rows that share every other id.
     """
     columns = [column for column in _columns(sort, now_unix_ns, zone) if _says_something(column, rows)]
@@ -90,7 +94,7 @@ def _columns(sort: str, now_unix_ns: int | None, zone: tzinfo | None) -> list[Re
 
 
 def figure(row: RequestRow, sort: str) -> int | None:
-    """The figure, in ns, that ``sort`` names."""
+    """Return the figure, in ns, that ``sort`` names."""
     fields = {"ttft_text": row.ttft_text_ns, "gap_max": row.gap_max_ns, "gap_p99": row.gap_p99_ns}
     if sort in fields:
         return fields[sort]
@@ -99,7 +103,10 @@ def figure(row: RequestRow, sort: str) -> int | None:
 
 
 def _says_something(column: RequestColumn, rows: Sequence[RequestRow]) -> bool:
-    """Whether a column is worth its place: one scope for all, or no finding at all, says nothing."""
+    """Whether a column is worth its place.
+
+    It is not where all rows have one scope, or where no row has a finding.
+    """
     if column.title == "scope":
         return len({row.scope for row in rows}) > 1 or any(row.scope != "edge" for row in rows)
     return column.title != "findings" or any(column.cell(row).plain for row in rows)

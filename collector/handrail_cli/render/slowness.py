@@ -1,4 +1,7 @@
-"""Sentences on whether a request was slow for its size, which phase grew where, and what stood still. Pure."""
+"""Write sentences on whether a request was slow for its size. Pure.
+
+They also say which phase grew where, and which process paused.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from handrail.durations import format_duration
 from handrail_collector.rows import RequestRow
 
 PAUSED_NS: Final = 20_000_000
-"""A shorter pause is not worth a sentence."""
+"""Least pause that gets a sentence."""
 
 
 def standstill(row: RequestRow) -> str | None:
-    """How long an engine's process stood still before the first token; None where none did, or none tells."""
+    """Describe the pause of an engine's process before the first token.
+
+    None where no process paused, or where nothing shows it.
+    """
     pauses = (("P", row.prefill_paused_ns or 0), ("D", row.decode_paused_ns or 0))
     lines = [f"{name}'s for {format_duration(ns)}" for name, ns in pauses if ns >= PAUSED_NS]
     if not lines:
@@ -22,7 +28,7 @@ def standstill(row: RequestRow) -> str | None:
 
 
 def slowness(usual: Mapping[str, Any]) -> str:
-    """``usual`` as docs/http-api.md has it."""
+    """Describe ``usual``, as docs/http-api.md defines it."""
     if usual["verdict"] == "cannot_tell":
         known = f"{usual['compared']:,} requests like it are known from around that time"
         return f"Whether that is slow for its size cannot be told: {known}, {usual['needed']} are needed."
@@ -36,7 +42,10 @@ def slowness(usual: Mapping[str, Any]) -> str:
 
 
 def _though(usual: Mapping[str, Any]) -> bool:
-    """A phase that grew by more than the whole did is worth a word even where the request was not slow."""
+    """Whether a phase grew by more than the whole did.
+
+    Such a phase gets a sentence even where the request was not slow.
+    """
     return usual["phase"] is not None and usual["excess_ns"] > max(0, usual["late_ns"])
 
 

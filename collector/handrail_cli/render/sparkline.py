@@ -1,4 +1,7 @@
-"""Distributions side by side as strips on one logarithmic axis: a glyph for each range of quantiles, besides the colour."""
+"""Draw distributions side by side as strips on one logarithmic axis.
+
+Each range of quantiles has a glyph besides the colour.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rich.text import Text
 from handrail.durations import format_duration
 
 RANGES: Final = (("p10", "p50", "▒"), ("p50", "p90", "█"), ("p90", "p99", "░"))
-"""From quantile to quantile, and the glyph between."""
+"""First and last quantile of each range, and its glyph."""
 
 OBJECTIVE: Final = "┆"
 _STYLES: Final = ("cyan", "yellow", "green")
@@ -28,7 +31,10 @@ class Strip:
 
 
 def draw(title: str, strips: Sequence[Strip], objective_ns: float | None, width: int) -> Iterator[Text]:
-    """The strips, ``width`` columns wide, with the axis above them. Nothing where there is nothing to draw."""
+    """Draw the strips, ``width`` columns wide, with the axis above them.
+
+    Nothing where there are no values.
+    """
     drawn = [strip for strip in strips if strip.quantiles_ns]
     if not drawn:
         return
@@ -58,13 +64,16 @@ def draw(title: str, strips: Sequence[Strip], objective_ns: float | None, width:
 
 
 def legend(objective: bool) -> Text:
-    """What the glyphs mean."""
+    """Explain the glyphs."""
     parts = [f"{glyph}{glyph} {first} to {last}" for first, last, glyph in RANGES]
     return Text("   ".join([*parts, *([f"{OBJECTIVE} objective"] if objective else [])]), style="dim")
 
 
 def _axis(low_ns: float, high_ns: float, columns: int, at: Callable[[float], int]) -> str:
-    """1 of each decade, then 5, then 2, as far as they have room. A mark begins where its value lies."""
+    """Draw the marks: 1 of each decade, then 5, then 2, while there is room.
+
+    A mark begins where its value lies.
+    """
     axis = [" "] * columns
     for digit in (1, 5, 2):
         for power in range(floor(log10(low_ns)), ceil(log10(high_ns)) + 1):
@@ -77,6 +86,6 @@ def _axis(low_ns: float, high_ns: float, columns: int, at: Callable[[float], int
 
 
 def _plain(duration_ns: float) -> str:
-    """``50 ms``, ``1 s``: marks are round numbers, so zeros after the point say nothing."""
+    """Format ``50 ms``, ``1 s``; marks are round, so zeros after the point go."""
     number, _, unit = format_duration(round(duration_ns)).partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -1,4 +1,7 @@
-"""The stalls of a stream in words: where they lie in it, how long they were, what made them, and how sure that is."""
+"""Render the stalls of a stream.
+
+The text shows where they lie, how long they were, their cause, and how certain the cause is.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,18 @@ MARKS: Final = {
     "client_backpressure": "C",
     "unknown": "?",
 }
-"""A letter each, on the line of the stream."""
+"""Letter of each cause, on the line of the stream."""
 
 _STYLES: Final = {"unknown": "magenta", "client_backpressure": "yellow"}
 _LINE: Final = "─"
-_MEANT: Final = 11  # columns before a stall's words
+_MEANT: Final = 11  # columns before a stall's text
 
 
 def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iterator[Text]:
-    """The stream as a line with a letter at each stall, and the longest stalls one by one in the order of time."""
+    """Render the stream as a line with a letter at each stall, then a list.
+
+    The list holds the longest stalls in the order of time.
+    """
     if not stalls:
         return
     yield from _line(row, stalls, width)
@@ -49,7 +55,7 @@ def stall_lines(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iter
 
 
 def _line(row: RequestRow, stalls: Sequence[StallRow], width: int) -> Iterator[Text]:
-    """From the first token to the end."""
+    """Draw the line from the first token to the end."""
     begin = row.ttft_token_ns or 0
     whole = row.duration_ns - begin
     if whole <= 0:
@@ -87,7 +93,7 @@ def _stall(stall: StallRow, width: int) -> Iterator[Text]:
 
 
 def _headed(head: Text, text: str, width: int) -> Iterator[Text]:
-    """The head and what is said of it, in as many lines as that takes."""
+    """Put the head before the text, wrapped to as many lines as it takes."""
     first, *more = textwrap.wrap(text, max(20, width - head.cell_len - 4), break_on_hyphens=False)
     yield Text("  ").append_text(head).append(f"  {first}")
     for line in more:
@@ -95,7 +101,7 @@ def _headed(head: Text, text: str, width: int) -> Iterator[Text]:
 
 
 def _sure(stall: StallRow) -> str:
-    """``28 times as often as without a stall; chance in 1 %``."""
+    """Format ``28 times as often as without a stall; chance in 1 %``."""
     if stall.doubt is None:
         return ""
     if stall.lift is None:

@@ -1,7 +1,8 @@
-"""One request as a terminal waterfall: what happened, where the time went, how sure that is, and how the evidence was joined.
+"""Render one request as a terminal waterfall.
 
-A pure function of the row: it is what ``handrail trace`` and ``handrail demo`` print and what the README shows. Every phase has a
-glyph for its process besides the colour, so that pipes, NO_COLOR and colour-blind readers lose nothing.
+It shows what happened, where the time went, how certain that is, and how the evidence was joined.
+It is a pure function of the row. ``handrail trace`` and ``handrail demo`` print it, and the README shows it.
+Every phase has a glyph for its process besides the colour, so that pipes, NO_COLOR and colour-blind readers lose nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PLACE_ORDER: Final = {"prefill": 0, "path": 1, "decode": 2}
 _ROLE_ORDER: Final = {"edge": 0, "router": 1, "prefill": 2, "decode": 3}
 _DOMINANT: Final = 0.25  # below this share no phase is called the cause
 _EVIDENCE: Final = "evidence, bound"
-_FIGURES: Final = 1 + 8 + 1 + 6 + 2  # duration and share with their spaces, before the bar
+_FIGURES: Final = 1 + 8 + 1 + 6 + 2  # duration and share with their blanks, before the bar
 _MIN_BAR: Final = 12
 _NAME_WIDTH: Final = 16
 _STATUS_ERROR: Final = 2  # OTLP Status.code
@@ -41,7 +42,10 @@ _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=%|(?:ns|µs|ms|s)\b)")
 
 
 class SpanView(Protocol):
-    """The parts of a span that are shown; ``handrail_collector.store.span.SpanRow`` has them."""
+    """The shown parts of a span.
+
+    ``handrail_collector.store.span.SpanRow`` has them.
+    """
 
     @property
     def name(self) -> str: ...
@@ -63,7 +67,7 @@ class SpanView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one place is drawn."""
+    """Glyph and colour of one place."""
 
     glyph: str
     style: str
@@ -90,10 +94,12 @@ def render_waterfall(
     hardware: Mapping[str, Any] | None = None,
     stalls: Sequence[StallRow] = (),
 ) -> RenderableType:
-    """The request drawn ``width`` columns wide (at least 60).
+    """Draw the request ``width`` columns wide (at least 60).
 
-    ``provisional``: the row may still change. ``zone`` is that of the start time; None is the local one. ``usual``: how it
-    compares with the requests around it, as the API has it. ``hardware``: what GPUs and links did meanwhile, as the API has it.
+    ``provisional``: the row may still change.
+    ``zone``: time zone of the start time; None is the local one.
+    ``usual``: how the request compares with those around it, as the API defines it.
+    ``hardware``: the activity of GPUs and links meanwhile, as the API defines it.
     """
     width = max(width, MIN_WIDTH)
     sections = (
@@ -118,31 +124,40 @@ def render_waterfall(
 
 
 def main_id(row: RequestRow) -> str:
-    """The id that a person knows the request by; a router's response id that fills a line gives way to our own."""
+    """Return the id by which a person knows the request.
+
+    A router's response id that fills a line gives way to Handrail's own id.
+    """
     if row.client_request_id:
         return row.client_request_id
     return row.response_id if row.response_id and len(row.response_id) <= _LONG_ID else row.request_id
 
 
 def slowest(row: RequestRow) -> PhaseRow | None:
-    """The phase that took longest; None without phases."""
+    """Return the phase that took longest; None without phases."""
     return max(row.phases, key=lambda phase: phase.duration_ns, default=None)
 
 
 def phase_label(phase: PhaseRow) -> str:
-    """``kv_transfer``; an unattributed part says where: ``unattributed (D)``."""
+    """Return ``kv_transfer``; an unattributed part also names its place.
+
+    Example: ``unattributed (D)``.
+    """
     if phase.phase != Phase.UNATTRIBUTED.value:
         return phase.phase
     return f"{phase.phase} ({glossary.PLACE.get(phase.process, phase.process)})"
 
 
 def instance_of(row: RequestRow, place: str) -> str:
-    """The address of the engine at a place; empty where unknown."""
+    """Return the address of the engine at a place; empty where unknown."""
     return {"prefill": row.prefill_instance, "decode": row.decode_instance}.get(place) or ""
 
 
 def in_path_order(phases: Sequence[PhaseRow]) -> list[PhaseRow]:
-    """Phases as they happen; an unattributed part stands where the first phase that it may hide would stand."""
+    """Return the phases in the order in which they happen.
+
+    An unattributed part takes the place of the first phase that it may hide.
+    """
 
     def position(phase: PhaseRow) -> tuple[int, float]:
         hidden = [ORDER[_NAMES[name]] for name in phase.may_be if name in _NAMES]
@@ -155,7 +170,7 @@ def in_path_order(phases: Sequence[PhaseRow]) -> list[PhaseRow]:
 
 
 def percent(part_ns: int, whole_ns: int) -> str:
-    """``62 %``, ``4.1 %``, ``<0.1 %``."""
+    """Format ``62 %``, ``4.1 %``, ``<0.1 %``."""
     share = 100 * part_ns / whole_ns if whole_ns > 0 else 0.0
     if part_ns and share < 0.1:
         return "<0.1 %"
@@ -163,7 +178,7 @@ def percent(part_ns: int, whole_ns: int) -> str:
 
 
 def whole_ns(row: RequestRow) -> int:
-    """What the phases sum to."""
+    """Return the sum of the phases."""
     if row.phase_of == "ttft" and row.ttft_token_ns is not None:
         return row.ttft_token_ns
     return row.duration_ns if row.phase_of == "total" else sum(phase.duration_ns for phase in row.phases)
@@ -233,7 +248,10 @@ def _path(row: RequestRow) -> list[str]:
 
 
 def _verdict(row: RequestRow, width: int, usual: Mapping[str, Any] | None) -> Iterator[Text]:
-    """The sentences to read first: how it failed, which phase took the time, and whether that was unusual."""
+    """Write the first sentences of the page.
+
+    They say how the request failed, which phase took the time, and whether that was unusual.
+    """
     if row.outcome not in glossary.GOOD_OUTCOMES:
         details = [f"HTTP {row.status}" if row.status not in (None, 200) else "", row.error_type or ""]
         reported_text = ", ".join(each for each in details if each and each != row.outcome)
@@ -303,7 +321,7 @@ def _phases(row: RequestRow, width: int) -> Iterator[Text]:
 
 
 def _geometry(row: RequestRow, ordered: Sequence[PhaseRow], width: int) -> tuple[Axis, list[str]]:
-    """Where the bars stand, and what is said behind them."""
+    """Return the axis of the bars, and the text behind each bar."""
     evidence = [f"{phase.source} {'±' + format_duration(phase.bound_ns) if phase.bound_ns else 'exact'}" for phase in ordered]
     name_width = max((len(phase_label(phase)) for phase in ordered), default=_NAME_WIDTH)
     bar_width = width - name_width - _FIGURES - max(map(len, [*evidence, _EVIDENCE])) - 2
@@ -313,7 +331,10 @@ def _geometry(row: RequestRow, ordered: Sequence[PhaseRow], width: int) -> tuple
 
 
 def _tracks(row: RequestRow, hardware: Mapping[str, Any] | None, width: int) -> Iterator[Text]:
-    """On the axis of the phases; of a request without any on one of its whole duration."""
+    """Draw the devices on the axis of the phases.
+
+    For a request without phases, the axis is its whole duration.
+    """
     axis, _ = _geometry(row, in_path_order(row.phases), width)
     if hardware is not None and axis.whole_ns > 0:
         yield from track_lines(hardware, axis, _axis(axis.whole_ns, axis.bar_width), width)
@@ -326,7 +347,7 @@ def _look(phase: PhaseRow) -> Look:
 
 
 def _axis(whole_ns: int, width: int) -> str:
-    """``0``, the middle and the end of the time axis over ``width`` columns."""
+    """Draw ``0``, the middle and the end of the time axis over ``width`` columns."""
     middle, end = format_duration(whole_ns // 2), format_duration(whole_ns)
     axis = [" "] * width
     for text, start in (("0", 0), (middle, width // 2 - len(middle) // 2), (end, width - len(end))):
@@ -335,7 +356,10 @@ def _axis(whole_ns: int, width: int) -> str:
 
 
 def _bar(start_ns: int, duration_ns: int, whole_ns: int, width: int, glyph: str) -> str:
-    """The phase in its place on the axis. Less than half a column is a thin mark, so that nothing looks longer than it was."""
+    """Draw the phase at its place on the axis.
+
+    Less than half a column is a thin mark, so that nothing looks longer than it was.
+    """
     scale = width / whole_ns if whole_ns > 0 else 0.0
     first, last = round(start_ns * scale), min(round((start_ns + duration_ns) * scale), width)
     drawn = glyph * (last - first) or ("▏" if duration_ns else "·")
@@ -385,7 +409,7 @@ def _unattributed(row: RequestRow, width: int) -> Iterator[Text]:
 
 
 def _advice(place: str, seen: set[str]) -> str:
-    """What would tell the hidden phases apart."""
+    """Return what would separate the hidden phases."""
     if place not in ("prefill", "decode"):
         return "A sidecar beside each process on the path, or the router's own spans, would tell them apart."
     letter = glossary.PLACE[place]
@@ -434,7 +458,7 @@ def _joins(row: RequestRow, width: int) -> Iterator[Text]:
 def _spans(row: RequestRow, spans: Sequence[SpanView], width: int) -> Iterator[Text]:
     known = {span.span_id for span in spans}
     children: dict[str, list[SpanView]] = {}
-    # along the path and then by start: between hosts nothing is known of the order but by the path (case G03)
+    # along the path, then by start: between hosts only the path gives an order (case G03)
     for span in sorted(spans, key=lambda each: (_ROLE_ORDER.get(each.role, 9), each.start_unix_ns, each.span_id)):
         children.setdefault(span.parent_span_id if span.parent_span_id in known else "", []).append(span)
 
@@ -462,7 +486,10 @@ def _spans(row: RequestRow, spans: Sequence[SpanView], width: int) -> Iterator[T
 
 
 def _fact(name: str, parts: Sequence[str], width: int, *, style: str = "", separator: str = " · ") -> Iterator[Text]:
-    """``name`` and its parts; a line is broken between parts, inside one only where it is longer than a line."""
+    """Write ``name`` and its parts.
+
+    A line breaks between parts; it breaks inside a part only where the part is longer than a line.
+    """
     kept = separator.join(part.replace(" ", _HARD_SPACE) if len(part) < width - 10 else part for part in parts if part)
     for number, line in enumerate(_wrapped(kept, width - 10)):
         fact = Text(f"  {name if not number else '':<8}", style="dim")
@@ -477,6 +504,9 @@ def _prose(text: str, width: int, *, indent: int = 0, hang: int = 0, style: str 
 
 
 def _wrapped(text: str, width: int, hang: int = 0) -> list[str]:
-    """Lines of at most ``width`` columns, the later ones shorter by ``hang``; ids are never broken at their hyphens."""
+    """Wrap the text to ``width`` columns; later lines are shorter by ``hang``.
+
+    Ids are never broken at their hyphens.
+    """
     lines = textwrap.wrap(text, width, subsequent_indent=" " * hang, break_on_hyphens=False) or [""]
     return [line.lstrip().replace(_HARD_SPACE, " ") for line in lines]

@@ -1,4 +1,7 @@
-"""``GET /api/v1/compare``: the query string as arms and objectives, and the answer as JSON. Pure but for reading the store."""
+"""Answer ``GET /api/v1/compare``.
+
+It parses the query string into arms and objectives, and encodes the answer as JSON. Pure except for reading the store.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ Question = tuple[tuple[Arm, ...], SloTargets, str | None, str | None]
 
 
 def parse_compare(pairs: Iterable[tuple[str, str]], root: Path, now_unix_ns: int) -> Question:
-    """What is asked of the store at ``root``. Raises ``ApiError`` (400) for the first parameter that is wrong."""
+    """Parse what to compare in the store at ``root``.
+
+    Raises ``ApiError`` (400) for the first parameter that is wrong.
+    """
     given: dict[str, str] = {}
     for name, text in pairs:
         if name not in COMPARE_PARAMETERS:
@@ -57,7 +63,10 @@ def parse_compare(pairs: Iterable[tuple[str, str]], root: Path, now_unix_ns: int
 
 
 def answer(question: Question) -> tuple[int, dict[str, Any]]:
-    """Status and body. Blocks while the store is read. Raises ``ApiError`` and ``StoreDamagedError``."""
+    """Return status and body; blocks while it reads the store.
+
+    Raises ``ApiError`` and ``StoreDamagedError``.
+    """
     arms, objectives, scope, model = question
     try:
         return 200, to_plain(compare(arms, objectives, scope=scope, model=model))
@@ -131,7 +140,10 @@ def _duration(text: str, _: int) -> int:
 
 
 Reading = tuple[Callable[[str, int], Any], str, tuple[str, ...]]
-"""How the text is read (``ValueError`` when it is wrong), what is valid, the known words."""
+"""Reader of a parameter, what is valid, and the known words.
+
+The reader raises ``ValueError`` for a wrong text.
+"""
 
 COMPARE_PARAMETERS: dict[str, Reading] = {
     "a": (_arm, _ARM_RULE, ()),

@@ -1,4 +1,7 @@
-"""How the API says no: what went wrong, where, what would be valid, and the nearest known names."""
+"""Define the API's errors.
+
+An error says what is wrong, where, what would be valid, and the nearest known names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 @dataclass(kw_only=True, eq=False)  # an exception is hashed by identity
 class ApiError(Exception):
-    """Answered with ``status`` and ``to_json()``."""
+    """Error that is answered with ``status`` and ``to_json()``."""
 
     status: int
     what: str
@@ -21,10 +24,10 @@ class ApiError(Exception):
         return f"{self.what} ({self.where})"
 
     def to_json(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         return {"error": {"what": self.what, "where": self.where, "valid": self.valid, "nearest": list(self.nearest)}}
 
 
 def nearest(word: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The known words most like ``word``, the likest first."""
+    """Return the known words nearest to ``word``, nearest first."""
     return tuple(get_close_matches(word, known, n=3, cutoff=0.5))

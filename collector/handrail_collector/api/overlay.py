@@ -1,4 +1,7 @@
-"""What is decided but not stored yet, and what is still open (version 0), laid over what the store answers."""
+"""Lay live rows over the rows of the store.
+
+Live rows are decided but not stored yet, or still open (version 0).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from handrail_collector.store.match import best
 
 
 class LiveRows(Protocol):
-    """Rows that the store does not have yet. Called in the event loop; the rows are frozen and may be kept."""
+    """Source of rows that the store does not have yet.
+
+    It is called in the event loop; the rows are frozen and the caller may keep them.
+    """
 
     def rows(self) -> Sequence[RequestRow]: ...
 
@@ -34,7 +40,10 @@ class RowAnswer:
 
 
 def overlaid(stored: Sequence[RequestRow], live: Sequence[RequestRow]) -> list[RowAnswer]:
-    """One answer a request: its highest version; of equal ones the live one, which may have been stored just now."""
+    """Return one answer a request: its highest version.
+
+    Of equal versions the live one wins; it may have been stored just now.
+    """
     found: dict[tuple[str, str], RowAnswer] = {}
     for answer in map(RowAnswer, (*stored, *live)):
         key = (answer.row.trace_id, answer.row.request_id)
@@ -45,13 +54,16 @@ def overlaid(stored: Sequence[RequestRow], live: Sequence[RequestRow]) -> list[R
 
 
 def listed(stored: Sequence[RequestRow], live: Sequence[RequestRow], wanted: RequestFilter) -> list[RowAnswer]:
-    """The answers that fit, in the order asked for. ``stored`` must hold as many more than the limit as there are live rows."""
+    """Return the matching answers in the wanted order.
+
+    ``stored`` must hold as many more rows than the limit as there are live rows.
+    """
     fitting = [answer for answer in overlaid(stored, live) if wanted.matches(answer.row)]
     return sorted(fitting, key=lambda answer: wanted.order(answer.row))[: wanted.limit]
 
 
 def named(stored: Sequence[RequestRow], live: Sequence[RequestRow], any_id: str) -> list[RowAnswer]:
-    """The answers that ``any_id`` fits best, latest first."""
+    """Return the answers that ``any_id`` fits best, latest first."""
     answers = overlaid(stored, live)
     rows = best([answer.row for answer in answers], any_id)
     fitting = [answer for answer in answers if answer.row in rows]
@@ -62,7 +74,10 @@ VersionedRowT = TypeVar("VersionedRowT", FetchRow, StallRow)
 
 
 def newest_version(rows: Iterable[VersionedRowT]) -> list[VersionedRowT]:
-    """Of each request the hand-offs or stalls of its highest version, each number once; of equal ones the last given."""
+    """Return each request's hand-offs or stalls of its highest version.
+
+    Each number appears once; of equal ones the last in ``rows`` wins.
+    """
     newest: dict[tuple[str, str], tuple[int, dict[int, VersionedRowT]]] = {}
     for row in rows:
         key = row.trace_id, row.request_id
@@ -75,11 +90,11 @@ def newest_version(rows: Iterable[VersionedRowT]) -> list[VersionedRowT]:
 
 
 def listed_fetches(stored: Sequence[FetchRow], live: Sequence[FetchRow], wanted: FetchFilter) -> list[FetchRow]:
-    """As ``listed``."""
+    """Return the matching KV fetches, as ``listed`` does for requests."""
     return sorted(filter(wanted.matches, newest_version([*stored, *live])), key=wanted.order)[: wanted.limit]
 
 
 def listed_stalls(stored: Sequence[StallRow], live: Sequence[StallRow], row: RequestRow) -> list[StallRow]:
-    """Those of one request, in order."""
+    """Return the stalls of one request, in order."""
     own = [stall for stall in live if (stall.trace_id, stall.request_id) == (row.trace_id, row.request_id)]
     return sorted((stall for stall in newest_version([*stored, *own]) if stall.number >= 0), key=lambda stall: stall.number)

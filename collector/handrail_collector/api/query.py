@@ -1,4 +1,7 @@
-"""Query strings as the filters and questions that they stand for. Pure; the present is passed in."""
+"""Parse query strings into filters and questions.
+
+Pure: the caller passes the present time.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +24,50 @@ _INTEGER = "an integer of nanoseconds"
 
 
 def parse_query(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> RequestFilter:
-    """The filter that the parameters ask for. Raises ``ApiError`` (400) for the first that is wrong."""
+    """Parse a filter of requests.
+
+    Raises ``ApiError`` (400) for the first parameter that is wrong.
+    """
     wanted = RequestFilter(**fields_of(pairs, PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
 
 def parse_question(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> Question:
-    """The question of ``GET /api/v1/explain``. Raises as ``parse_query``."""
+    """Parse the question of ``GET /api/v1/explain``.
+
+    Raises as ``parse_query``.
+    """
     question = Question(**fields_of(pairs, EXPLAIN_PARAMETERS, now_unix_ns))
     _refuse(question.validate())
     return question
 
 
 def parse_fetches(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> FetchFilter:
-    """The filter of ``GET /api/v1/fetches``. Raises as ``parse_query``."""
+    """Parse the filter of ``GET /api/v1/fetches``.
+
+    Raises as ``parse_query``.
+    """
     wanted = FetchFilter(**fields_of(pairs, FETCH_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
 
 def parse_links(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> LinksQuestion:
-    """The question of ``GET /api/v1/links``. Raises as ``parse_query``."""
+    """Parse the question of ``GET /api/v1/links``.
+
+    Raises as ``parse_query``.
+    """
     wanted = LinksQuestion(**fields_of(pairs, LINK_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
 
 
 def parse_events(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> HappenedFilter:
-    """The filter of ``GET /api/v1/events``. Raises as ``parse_query``."""
+    """Parse the filter of ``GET /api/v1/events``.
+
+    Raises as ``parse_query``.
+    """
     wanted = HappenedFilter(**fields_of(pairs, EVENT_PARAMETERS, now_unix_ns))
     _refuse(wanted.validate())
     return wanted
@@ -61,7 +79,10 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def fields_of(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading], now_unix_ns: int) -> dict[str, Any]:
-    """What was given, by field. Raises ``ApiError`` (400) for the first that is wrong."""
+    """Parse the parameters into values by field.
+
+    Raises ``ApiError`` (400) for the first that is wrong.
+    """
     found: dict[str, Any] = {}
     for name, text in pairs:
         if name not in parameters:
@@ -85,14 +106,14 @@ def fields_of(pairs: Iterable[tuple[str, str]], parameters: Mapping[str, Reading
 
 
 def text_of(text: str, _: int) -> str:
-    """Reads printable text."""
+    """Read printable text."""
     if not text or not is_printable(text):
         raise ValueError(text)
     return text
 
 
 def one_of(words: tuple[str, ...]) -> Callable[[str, int], str]:
-    """Reads one of these words."""
+    """Return a reader of one of these words."""
 
     def read(text: str, _: int) -> str:
         if text not in words:
@@ -110,7 +131,10 @@ def _limit(text: str, _: int) -> int:
 
 
 Reading = tuple[str, Callable[[str, int], Any], str, tuple[str, ...]]
-"""Field of the filter, how the text is read (``KeyError`` or ``ValueError`` when it is wrong), what is valid, the known words."""
+"""Field of the filter, reader, what is valid, and the known words.
+
+The reader raises ``KeyError`` or ``ValueError`` for a wrong text.
+"""
 
 PARAMETERS: dict[str, Reading] = {
     "since": ("since_unix_ns", parse_time, TIME_RULE, ()),
@@ -129,7 +153,10 @@ PARAMETERS: dict[str, Reading] = {
     "descending": ("descending", lambda text, _: _TRUE_FALSE[text.lower()], "true or false", ("true", "false")),
     "limit": ("limit", _limit, f"1 to {MAX_LIMIT}", ()),
 }
-"""Every parameter. ``*_unix_ns`` and ``*_ns`` are for programs, the others for people."""
+"""Every parameter of a request filter.
+
+``*_unix_ns`` and ``*_ns`` are for programs, the others for people.
+"""
 
 EXPLAIN_PARAMETERS: dict[str, Reading] = {
     **{name: PARAMETERS[name] for name in ("since", "until", "since_unix_ns", "until_unix_ns", "scope", "model")},

@@ -1,4 +1,7 @@
-"""``GET /api/v1/samples``: samples of GPUs and links of a time, by device and counter."""
+"""Answer ``GET /api/v1/samples``: GPU and link samples of a period.
+
+The samples are grouped by device and counter.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from handrail_collector.store.schema import Table
 
 DEFAULT_NS: Final = 300_000_000_000
 MOST_POINTS: Final = 600
-"""Of one series: of a longer time each is the mean, or the last value, of a part of it."""
+"""Most points of one series.
+
+Over a longer period, each point is the mean, or the last value, of a part of it.
+"""
 
 _KINDS: Final = {"gpu": Table.GPU_SAMPLES, "link": Table.LINK_SAMPLES}
 
@@ -40,14 +46,17 @@ SAMPLE_PARAMETERS: Final[dict[str, Reading]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleQuestion:
-    """``kind``: ``gpu`` or ``link``."""
+    """Parameters of a question about samples; ``kind``: ``gpu`` or ``link``."""
 
     kind: str
     wanted: SampleFilter
 
 
 def parse_samples(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> SampleQuestion:
-    """Raises ``ApiError`` (400) for the first parameter that is wrong. Without ``since``: the last five minutes."""
+    """Parse the parameters.
+
+    Without ``since``, the period is the last five minutes. Raises ``ApiError`` (400) for the first parameter that is wrong.
+    """
     given = fields_of(pairs, SAMPLE_PARAMETERS, now_unix_ns)
     if "kind" not in given:
         raise ApiError(status=400, what="kind: missing", where=WHERE, valid=", ".join(_KINDS))
@@ -82,8 +91,9 @@ def _order(run: DeviceRun) -> tuple[Any, ...]:
 
 
 def samples_answer(reader: StoreQueries, question: SampleQuestion) -> dict[str, Any]:
-    """As JSON; ``every_ns`` says how long each part is, 0: every sample.
+    """Answer as JSON.
 
+    ``every_ns``: how long each part is; 0: every sample.
     Raises ``ApiError`` (400) for a counter that is neither known nor found, and ``StoreDamagedError``.
     """
     wanted = question.wanted

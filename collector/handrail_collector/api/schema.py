@@ -1,6 +1,8 @@
-"""Rows and spans as JSON documents: what the HTTP API answers and what the command line reads.
+"""Encode rows and spans as JSON documents.
 
-Every field of the dataclass has its own name; times are integer nanoseconds, which exceed what JavaScript's numbers hold exactly.
+The HTTP API sends them, and the command line reads them.
+Every field of the dataclass has its own name. Times are integer nanoseconds, which exceed what JavaScript's numbers hold
+exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _TEXTS = ("other_trace_ids", "findings", "hints", "span_ids", "kv_evidence")
 
 
 def row_to_json(row: RequestRow) -> dict[str, Any]:
-    """Every field; the gap sketch as base64."""
+    """Encode every field; the gap sketch as base64."""
     plain = asdict(row)
     sketch = row.gap_sketch
     plain["gap_sketch"] = None if sketch is None else base64.b64encode(sketch).decode("ascii")
@@ -26,7 +28,10 @@ def row_to_json(row: RequestRow) -> dict[str, Any]:
 
 
 def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
-    """Inverse of ``row_to_json``; unknown names are ignored. Raises ``ValueError`` where a field is missing or misshapen."""
+    """Decode a row: the inverse of ``row_to_json``.
+
+    Unknown names are ignored. Raises ``ValueError`` where a field is missing or has the wrong shape.
+    """
     try:
         known = {field.name: plain[field.name] for field in fields(RequestRow)}
         known |= {name: tuple(known[name]) for name in _TEXTS}
@@ -40,12 +45,15 @@ def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
 
 
 def fetch_to_json(row: FetchRow) -> dict[str, Any]:
-    """Every field; ``provisional`` while the request is open."""
+    """Encode every field; ``provisional`` while the request is open."""
     return asdict(row) | {"provisional": row.version == 0}
 
 
 def fetch_from_json(plain: Mapping[str, Any]) -> FetchRow:
-    """Inverse of ``fetch_to_json``; unknown names are ignored. Raises ``ValueError`` where a field is missing."""
+    """Decode a KV fetch: the inverse of ``fetch_to_json``.
+
+    Unknown names are ignored. Raises ``ValueError`` where a field is missing.
+    """
     try:
         known = {field.name: plain[field.name] for field in fields(FetchRow)}
         return FetchRow(**(known | {"evidence": tuple(known["evidence"])}))
@@ -54,12 +62,15 @@ def fetch_from_json(plain: Mapping[str, Any]) -> FetchRow:
 
 
 def stall_to_json(row: StallRow) -> dict[str, Any]:
-    """Every field."""
+    """Encode every field."""
     return asdict(row)
 
 
 def stall_from_json(plain: Mapping[str, Any]) -> StallRow:
-    """Inverse of ``stall_to_json``; unknown names are ignored. Raises ``ValueError`` where a field is missing."""
+    """Decode a stall: the inverse of ``stall_to_json``.
+
+    Unknown names are ignored. Raises ``ValueError`` where a field is missing.
+    """
     try:
         known = {field.name: plain[field.name] for field in fields(StallRow)}
         return StallRow(**(known | {"evidence": tuple(known["evidence"])}))
@@ -68,7 +79,10 @@ def stall_from_json(plain: Mapping[str, Any]) -> StallRow:
 
 
 def span_to_json(span: SpanRow) -> dict[str, Any]:
-    """Every field; attribute values keep their types, bytes as ``{"$bytes": base64}``."""
+    """Encode every field.
+
+    Attribute values keep their types; bytes become ``{"$bytes": base64}``.
+    """
     plain = {field.name: getattr(span, field.name) for field in fields(SpanRow)}
     plain["resource"] = attribute_json.plain(span.resource)
     plain["attributes"] = attribute_json.plain(span.attributes)

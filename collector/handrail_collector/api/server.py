@@ -1,4 +1,7 @@
-"""The collector's HTTP API: request rows and their spans, the collector's own state, and its health."""
+"""Serve the collector's HTTP API.
+
+It answers with request rows and their spans, the collector's own state, and its health.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAITING = 32
-"""Questions that may wait for the store; the next one is told to come back."""
+"""Most questions that may wait for the store.
+
+The next one is refused, with a request to retry later.
+"""
 
 WORKERS = 2
 VALID_ID = "a client's X-Request-Id, a response id, an engine's or router's id, a trace id, or the first 6 characters of one"
@@ -76,10 +82,14 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
 
 
 class ApiServer:
-    """Serves a reader's store with live rows laid over it. ``shutdown`` works without ``start`` and twice.
+    """Server of a reader's store with live rows laid over it.
 
-    ``status`` is called in the loop and gives what JSON can hold. ``reader`` is closed with the server. ``tls`` None: plaintext.
-    ``guard``: who may ask; everyone, about its health. ``gate``: how many may connect.
+    ``shutdown`` works without ``start``, and twice.
+    ``status`` is called in the event loop and returns what JSON can hold.
+    ``reader`` is closed with the server.
+    ``tls`` None: plaintext.
+    ``guard``: who may ask; everyone may ask about its health.
+    ``gate``: how many may connect.
     """
 
     def __init__(
@@ -119,22 +129,25 @@ class ApiServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, once it is started."""
+        """Address that it listens on, once it is started."""
         return self._http.address
 
     async def start(self) -> None:
-        """Raises ``OSError`` when the port cannot be bound."""
+        """Start to listen.
+
+        Raises ``OSError`` when the port cannot be bound.
+        """
         await self._http.start()
 
     async def shutdown(self) -> None:
-        """Stop listening, finish what runs, let go of the store."""
+        """Stop listening, finish running answers, and close the store."""
         await self._http.shutdown()
         await asyncio.to_thread(self._threads.shutdown)
         self._reader.close()
 
     async def _list(self, request: web.Request) -> web.Response:
         wanted = parse_query(request.query.items(), self._now_unix_ns())
-        live = self._live.rows()  # before the store is asked: what is stored meanwhile is then in both, never in neither
+        live = self._live.rows()  # before the store is read: a row stored meanwhile is then in both, never in neither
         return await self._answer(lambda: (200, self._listing(wanted, live)))
 
     async def _one(self, request: web.Request) -> web.Response:
@@ -189,7 +202,10 @@ class ApiServer:
         return {"requests": [_row(answer) for answer in listed(self._reader.requests(more), live, wanted)]}
 
     def _files(self, request: web.Request) -> StoreReader:
-        """The store, where it is one of files: whose columns and rollups can be read. Raises ``ApiError`` for another."""
+        """Return the store where it consists of files.
+
+        Only such a store has columns and rollups to read. Raises ``ApiError`` for any other store.
+        """
         if isinstance(self._reader, StoreReader):
             return self._reader
         raise ApiError(status=501, what="this store gives no columns", where=request.path, valid="a store of files")
@@ -228,7 +244,7 @@ class ApiServer:
         }
 
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
-        """The answer of ``question``, which may block, as JSON."""
+        """Answer with the JSON of ``question``, which may block."""
         if self._waiting >= MAX_WAITING:
             raise ApiError(status=503, what="too many questions at once", where="the collector", valid="try again in a second")
 
@@ -245,7 +261,7 @@ class ApiServer:
 
 
 def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns: int) -> dict[str, Any]:
-    """In a worker's thread: what it imports takes a while the first time."""
+    """Explain a period, in a worker's thread: its imports take a while at first."""
     question = parse_question(pairs, now_unix_ns)
     from handrail_collector.explain.period.answer import answered
 
@@ -253,14 +269,14 @@ def _explanation(reader: StoreReader, pairs: list[tuple[str, str]], now_unix_ns:
 
 
 def _links(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live: Sequence[FetchRow]) -> dict[str, Any]:
-    """In a worker's thread, as above."""
+    """Answer the links of a period, in a worker's thread for the same reason."""
     from handrail_collector.links.answer import answered
 
     return answered(reader, question, now_unix_ns, live)
 
 
 def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
-    """In a worker's thread, as above."""
+    """Compare a request with others, in a worker's thread for the same reason."""
     from handrail_collector.explain.period.compare_request import compared
 
     return compared(reader, row)

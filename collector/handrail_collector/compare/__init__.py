@@ -1,1 +1,1 @@
-"""Two or three arms side by side: does splitting prefill from decode pay?"""
+"""Compare two or three arms: does a split of prefill and decode pay?"""

@@ -1,4 +1,7 @@
-"""One arm as a report: what it is, how that was told, its figures, and what a reader has to know before believing them."""
+"""Report one arm: what it is, its figures, and what limits them.
+
+The report also says how the layout of the arm was found.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _COLLOCATED_NAMES: Final = ("plain", "chunked", "collocated", "aggregated", "bas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What is compared under ``name``: stretches of one or more runs. ``gpus`` 0: as many as engines are seen."""
+    """Input of a comparison under one ``name``: periods of one or more runs.
+
+    ``gpus`` 0: as many GPUs as engines are seen.
+    """
 
     name: str
     stretches: tuple[StorePeriod, ...]
@@ -66,7 +72,10 @@ def arm_report(arm: Arm, sample: Sample, measured: Measured, objectives: SloTarg
 
 
 def _layout(name: str, sample: Sample) -> tuple[str, str]:
-    """The layout and how it was told: by the rows where they name an engine, else by the arm's name."""
+    """Return the layout and the evidence for it.
+
+    The evidence is the rows where they name an engine, else the arm's name.
+    """
     handed, requests = sample.handed_off, len(sample)
     if handed or sample.engines:
         text = f"{handed:,} of {requests:,} requests show a hand-off"
@@ -78,7 +87,7 @@ def _layout(name: str, sample: Sample) -> tuple[str, str]:
 
 
 def _notes(name: str, layout: str, sample: Sample, measured: Measured) -> Iterator[str]:
-    """What a reader has to know of the arm before believing its figures."""
+    """Return notes on what limits the arm's figures."""
     lowered = name.lower()
     if (lowered.startswith(_SPLIT_NAMES) and layout == words.COLLOCATED) or (
         lowered.startswith(_COLLOCATED_NAMES) and layout == words.SPLIT

@@ -1,14 +1,18 @@
-"""Figures of an arm with their uncertainty: a block bootstrap over time, stratified by level of rate.
+"""Compute the uncertainty of an arm's figures by a block bootstrap over time.
 
-A draw is a vector of weights: how often each block was drawn. Shares, means and rates are ratios of sums per block, so all
-draws of one are two matrix products. A quantile is exact; its draws are the arm's own values at the ranks that the drawn shares
-beyond the quantile point to (Woodruff's interval, 1952). Drawing the quantile itself gives intervals that are too short in a
-tail, where few waves of slow requests decide: 0.80 instead of 0.95 for the p99 of a queue at 70 % load, against 0.86; where
-fewer than ``BEYOND`` such waves lie beyond it there is no interval at all.
+The bootstrap is stratified by level of rate.
+A draw is a vector of weights: how often each block was drawn.
+Shares, means and rates are ratios of sums per block, so two matrix products give all draws of a figure.
 
-Intervals are the percentile bootstrap's with its levels widened for the number of blocks as a t interval's would be (Hesterberg
-2015, "What teachers should know about the bootstrap", expanded percentile interval). Seeded: the same rows give the same
-intervals.
+A quantile is exact. Its draws are the arm's own values, read at ranks.
+The drawn shares beyond the quantile give these ranks (Woodruff's interval, 1952).
+Drawing the quantile itself gives intervals that are too short in a tail, where few waves of slow requests decide.
+For the p99 of a queue at 70 % load, it covers 0.80 instead of 0.95; Woodruff's covers 0.86.
+With fewer than ``BEYOND`` such waves beyond the quantile, there is no interval.
+
+Intervals are the percentile bootstrap's, with levels widened for the number of blocks as a t interval's would be
+(Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile interval).
+The draws are seeded: the same rows give the same intervals.
 """
 
 from __future__ import annotations
@@ -27,14 +31,21 @@ from handrail_collector.compare.sample import Floats
 DRAWS: Final = 4000
 CONFIDENCE: Final = 0.95
 BEYOND: Final = 10
-"""A quantile has an interval where what lies beyond it came in at least so many independent pieces, told by how draws vary."""
+"""Least number of independent pieces beyond a quantile with an interval.
+
+The variation of the draws gives the number.
+"""
 
 _NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapEstimate:
-    """A value, and what it was in each draw. ``df``: blocks less levels; ``error``: how far off it may be read in any draw."""
+    """A value of a figure with its value in each draw.
+
+    ``df``: blocks less levels.
+    ``error``: how far off the value may be read in any draw.
+    """
 
     value: float
     draws: Floats
@@ -42,18 +53,21 @@ class BootstrapEstimate:
     error: float = 0.0
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """(low, high), which holds the value; (nan, nan) where too few draws know one."""
+        """Return the (low, high) that holds the value.
+
+        It is (nan, nan) where too few draws have a value.
+        """
         low, high = _interval(self.value, self.draws, self.df, confidence)
         return low - self.error, high + self.error
 
 
 def difference(of: BootstrapEstimate, to: BootstrapEstimate) -> BootstrapEstimate:
-    """``to`` less ``of``, of two arms drawn independently."""
+    """Return ``to`` less ``of``, for two arms drawn independently."""
     return BootstrapEstimate(to.value - of.value, to.draws - of.draws, min(of.df, to.df), of.error + to.error)
 
 
 class Bootstrap:
-    """The draws of one arm."""
+    """Draws of one arm."""
 
     def __init__(self, level_of_block: NDArray[np.int64], seed: Sequence[int], draws: int = DRAWS) -> None:
         self.blocks = len(level_of_block)
@@ -66,13 +80,19 @@ class Bootstrap:
         self.df = max(1, self.blocks - len(levels))
 
     def ratio(self, numerator: Floats, denominator: Floats) -> BootstrapEstimate:
-        """Sum over blocks of one divided by that of the other; nan where nothing is counted."""
+        """Return the sum of one over blocks, divided by that of the other.
+
+        It is nan where the count is zero.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             draws = (self._weights @ numerator) / (self._weights @ denominator)
             return BootstrapEstimate(float(np.divide(numerator.sum(), denominator.sum())), draws, self.df)
 
     def quantiles(self, values: Floats, block: NDArray[np.int64], shares: Sequence[float]) -> list[BootstrapEstimate]:
-        """Nearest-rank quantiles of ``values``, each in ``block``. Point values are exact."""
+        """Return nearest-rank quantiles of ``values``; ``block``: of each value.
+
+        The point values are exact.
+        """
         ordered = np.sort(values)
         found = []
         for share in shares:
@@ -82,7 +102,10 @@ class Bootstrap:
         return found
 
     def counted_quantiles(self, counts: NDArray[np.int64], middles: Floats, shares: Sequence[float]) -> list[BootstrapEstimate]:
-        """Quantiles of what was counted in buckets (blocks x buckets), each as the middle of its bucket."""
+        """Return quantiles of bucket counts (blocks x buckets).
+
+        Each quantile is the middle of its bucket.
+        """
         used = np.flatnonzero(counts.sum(axis=0))
         kept, values = counts[:, used], middles[used]
         below = np.cumsum(kept.sum(axis=0))
@@ -101,11 +124,14 @@ class Bootstrap:
     def _figure(
         self, share: float, value: float, above: Floats, total: Floats, read: Callable[[Floats], Floats]
     ) -> BootstrapEstimate:
-        """A quantile whose draws are read at the ranks that the draws' shares beyond ``value`` point to."""
+        """Return a quantile whose draws are read at ranks.
+
+        The drawn shares beyond ``value`` give the ranks.
+        """
         count, beyond = total.sum(), self.ratio(above, total)
         if not count or (beyond.value > 0 and beyond.value**2 < BEYOND * float(np.nanvar(beyond.draws))):
             return BootstrapEstimate(value, np.full(len(self._weights), np.nan), self.df)
-        known = ~np.isnan(beyond.draws)  # a draw may be of empty blocks alone
+        known = ~np.isnan(beyond.draws)  # a draw may hold empty blocks only
         rank = np.maximum(1, np.ceil((share + beyond.value - beyond.draws[known]) * count - 1e-6))
         draws = np.full(len(known), np.nan)
         draws[known] = np.where(rank > count, np.inf, read(np.minimum(rank, count)))
@@ -125,7 +151,10 @@ def _interval(value: float, draws: Floats, df: int, confidence: float) -> tuple[
 
 
 def t_quantile(share: float, df: int) -> float:
-    """Student's t by its expansion in 1/df (Abramowitz and Stegun 26.7.5): within 0.5 % from 9 degrees of freedom on."""
+    """Return Student's t by its expansion in 1/df.
+
+    Source: Abramowitz and Stegun 26.7.5. It is within 0.5 % from 9 degrees of freedom on.
+    """
     z = _NORMAL.inv_cdf(share)
     terms = (
         z,

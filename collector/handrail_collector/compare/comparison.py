@@ -1,4 +1,4 @@
-"""Arms of requests in, the whole comparison out."""
+"""Compare the requests of two or three arms."""
 
 from __future__ import annotations
 
@@ -25,19 +25,31 @@ from handrail_collector.store.filter import SCOPES
 FEWEST_ARMS: Final = 2
 MOST_ARMS: Final = 3
 SEED: Final = 20240701
-"""Of the first arm's draws; the others follow. The same rows give the same intervals."""
+"""Seed of the first arm's draws; the other arms' seeds follow from it.
+
+The same rows give the same intervals.
+"""
 
 SMALL: Final = 0.01
-"""A difference below this part of the first arm's figure is none, however sure: sketches are no finer."""
+"""Least relative difference that counts.
+
+A smaller one is none, however certain: sketches have no finer resolution. It is relative to the first arm's figure.
+"""
 
 ALIKE: Final = 0.2
-"""There is no difference where its bounds stay within this part of the figure; wider ones that hold zero tell nothing."""
+"""Widest bounds of "no difference", relative to the figure.
+
+Wider bounds that include zero show nothing.
+"""
 
 Side = tuple[ArmReport, Sample, Measured]
 
 
 class CompareError(Exception):
-    """There is nothing to compare: ``what`` is wrong, ``where``, what would be ``valid``."""
+    """There is nothing to compare.
+
+    ``what`` is wrong, ``where``, and what would be ``valid``.
+    """
 
     def __init__(self, what: str, where: str, valid: str) -> None:
         super().__init__(what)
@@ -45,13 +57,16 @@ class CompareError(Exception):
 
 
 def compare(arms: Sequence[Arm], objectives: SloTargets, *, scope: str | None = None, model: str | None = None) -> Comparison:
-    """Two or three arms, the first of which is the baseline. Raises ``CompareError`` and ``StoreDamagedError``."""
+    """Compare two or three arms, the first of which is the baseline arm.
+
+    Raises ``CompareError`` and ``StoreDamagedError``.
+    """
     scope = _common_scope(arms, scope, model)
     return side_by_side(arms, [read_sample(arm.stretches, scope, model) for arm in arms], objectives)
 
 
 def side_by_side(arms: Sequence[Arm], samples: Sequence[Sample], objectives: SloTargets) -> Comparison:
-    """The comparison of what was read. Pure."""
+    """Compare samples that are already read. Pure."""
     measured = [measure(sample, objectives, SEED + place) for place, sample in enumerate(samples)]
     reports = [arm_report(*each, objectives) for each in zip(arms, samples, measured, strict=True)]
     sides = list(zip(reports, samples, measured, strict=True))
@@ -73,7 +88,7 @@ def side_by_side(arms: Sequence[Arm], samples: Sequence[Sample], objectives: Slo
 
 
 def _common_scope(arms: Sequence[Arm], scope: str | None, model: str | None) -> str:
-    """The widest view that every arm has."""
+    """Return the widest scope that every arm has."""
     counts = [scope_counts(arm.stretches, model) for arm in arms]
     for arm, count in zip(arms, counts, strict=True):
         if not count:
@@ -96,7 +111,7 @@ def _common_scope(arms: Sequence[Arm], scope: str | None, model: str | None) -> 
 
 
 def _in_order(of: Side, to: Side) -> tuple[Side, Side]:
-    """A split arm comes second, so that differences read as what splitting changes."""
+    """Put a split arm second: differences then read as the effect of the split."""
     turned = of[0].layout == words.SPLIT and to[0].layout == words.COLLOCATED
     return (to, of) if turned else (of, to)
 
@@ -138,7 +153,10 @@ def _change(name: str, of: BootstrapEstimate, to: BootstrapEstimate) -> Change:
 
 
 def _says(of: float | None, moved: Estimate, least: float = 0.0) -> str:
-    """All figures are better when smaller. ``least``: a difference of the figure's unit that is small whatever ``of`` is."""
+    """Classify a difference; every figure is better when smaller.
+
+    ``least``: a difference in the figure's unit that is small whatever ``of`` is.
+    """
     if of is None or moved.value is None or moved.low is None or moved.high is None:
         return words.CANNOT_TELL
     if abs(moved.value) >= SMALL * abs(of) and not moved.low <= 0 <= moved.high:
@@ -147,7 +165,10 @@ def _says(of: float | None, moved: Estimate, least: float = 0.0) -> str:
 
 
 def _failed(of: Measured, to: Measured) -> Change:
-    """The difference of two shares from their intervals (Newcombe's method, for any interval of each)."""
+    """Compute the difference of the failed shares from their intervals.
+
+    It uses Newcombe's method, which accepts any interval of each share.
+    """
     a, b = of.failed_together, to.failed_together
     if a.value is None or b.value is None or a.low is None or a.high is None or b.low is None or b.high is None:
         moved = Estimate(None, None, None)
@@ -163,14 +184,17 @@ def _failed(of: Measured, to: Measured) -> Change:
 
 
 def _incomparable_gaps(of: ArmReport, to: ArmReport) -> Iterator[Change]:
-    """One has gaps between tokens, the other between chunks."""
+    """Return the gap changes where the units differ: tokens against chunks."""
     for name in ("gap_p50_ns", "gap_p99_ns"):
         values = of.figures[name].value, to.figures[name].value
         yield Change(figure=name, of=values[0], to=values[1], difference=Estimate(None, None, None), says=words.CANNOT_TELL)
 
 
 def _phases(of: Measured, to: Measured) -> Iterator[Change]:
-    """Mean contributions to TTFT; a phase that one arm does not have took it no time."""
+    """Return the changes of the phases' mean contributions to TTFT.
+
+    A phase that one arm does not have took no time there.
+    """
     for name in [phase.value for phase in Phase if phase.value in of.phases or phase.value in to.phases]:
         both = [side.phases[name] for side in (of, to) if name in side.phases]
         nothing = BootstrapEstimate(0.0, np.zeros_like(both[0].draws), both[0].df)
@@ -178,7 +202,7 @@ def _phases(of: Measured, to: Measured) -> Iterator[Change]:
 
 
 def _summary(reports: Sequence[ArmReport], pairs: Sequence[PairReport]) -> tuple[str, str]:
-    """One word and one line for the whole."""
+    """Sum up all pairs in one word and one line."""
     layouts = {arm.name: arm.layout for arm in reports}
     opposed = [pair for pair in pairs if {layouts[pair.of], layouts[pair.to]} == {words.SPLIT, words.COLLOCATED}]
     if not opposed:
@@ -192,7 +216,7 @@ def _summary(reports: Sequence[ArmReport], pairs: Sequence[PairReport]) -> tuple
 
 
 def _because(pair: PairReport) -> str:
-    """The reasons in a few words, or the first in full where it cannot be told."""
+    """Return the reasons in a few words; the first in full for "cannot tell"."""
     short = ", ".join(pair.short) or (pair.reasons[0] if pair.reasons else "")
     return f": {short}" if short else ""
 

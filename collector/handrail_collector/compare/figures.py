@@ -1,4 +1,7 @@
-"""Every figure of one arm: its value, its interval, and its draws for the differences."""
+"""Compute every figure of one arm, with its interval and its draws.
+
+The draws give the intervals of differences.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,20 @@ from handrail_collector.compare.report import TPOT, Estimate, HandoffOverhead, R
 from handrail_collector.compare.sample import PHASES, Floats, HandoffSums, Sample
 
 FIGURES: Final = ("ttft_p50_ns", "ttft_p90_ns", "ttft_p99_ns", "gap_p50_ns", "gap_p99_ns", "per_token_ns")
-"""The figures with draws; the failed share is told beside them."""
+"""Figures with draws; the failed share is separate."""
 
 SIMULTANEOUS: Final = len(FIGURES) + 1
-"""Differences that are judged side by side: each gets this part of the 5 % that all may err together (Bonferroni)."""
+"""Number of differences that are judged together.
+
+Each gets an equal part of the 5 % that all together may err (Bonferroni).
+"""
 
 TOGETHER: Final = 1 - (1 - CONFIDENCE) / SIMULTANEOUS
 SKETCH_ERROR: Final = 0.01
-"""Of a quantile of gaps (handrail.metrics.exponential_histogram)."""
+"""Relative error of gap quantiles (handrail.metrics.exponential_histogram)."""
 
 DRAWN: Final = (0.1, 0.5, 0.9, 0.99)
-"""The quantiles of the picture."""
+"""Quantiles of the picture."""
 
 _SHARES: Final = (0.5, 0.9, 0.99)
 _MIDDLES: Final = np.array([bucket_middle_ns(bucket) for bucket in range(MAX_BUCKETS)], np.float64)
@@ -36,7 +42,7 @@ _MIDDLES: Final = np.array([bucket_middle_ns(bucket) for bucket in range(MAX_BUC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was computed of one arm."""
+    """Computed figures of one arm."""
 
     levels: tuple[Level, ...]
     judged: SloAttainment
@@ -47,13 +53,13 @@ class Measured:
     failed: Estimate
     failed_together: Estimate  # at ``TOGETHER``
     handoff: HandoffOverhead | None
-    in_handoff: BootstrapEstimate  # kv phases and unattributed time at D that may be those, mean over the requests of ``phases``
-    phased_share: float  # of the requests with a TTFT: those of ``phases``
+    in_handoff: BootstrapEstimate  # mean of kv phases and unattributed time at D that may be those, as in ``phases``
+    phased_share: float  # of the requests with a TTFT: those with ``phases``
     quantiles_ns: Mapping[str, Mapping[str, float]]
 
 
 def measure(sample: Sample, objectives: SloTargets, seed: int) -> Measured:
-    """All of it. Equal rows and seed give equal intervals."""
+    """Compute all figures; equal rows and seed give equal intervals."""
     levels = levels_of(sample)
     of_slice, level_of_block = block_of_slice(levels)
     bootstrap = Bootstrap(level_of_block, (seed,))
@@ -93,7 +99,7 @@ def measure(sample: Sample, objectives: SloTargets, seed: int) -> Measured:
 
 
 def estimate(figure: BootstrapEstimate, confidence: float = CONFIDENCE) -> Estimate:
-    """The figure as plain numbers; what is not known is None."""
+    """Convert the figure to plain numbers; nan becomes None."""
     low, high = figure.interval(confidence)
     if isnan(low) or isnan(high):
         return Estimate(None if isnan(figure.value) else figure.value, None, None)
@@ -120,7 +126,7 @@ def _figures(
 
 
 def _enough(figure: BootstrapEstimate, requests: int, of: float) -> BootstrapEstimate:
-    """The figure without draws, so without an interval, where too few requests lie beyond it."""
+    """Remove the draws, so the interval, where too few requests lie beyond it."""
     if requests * (1 - of) >= BEYOND:
         return figure
     return replace(figure, draws=np.full(len(figure.draws), np.nan))

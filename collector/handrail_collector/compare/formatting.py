@@ -1,4 +1,7 @@
-"""Figures of a comparison in words: durations, shares, rates and differences, each with its interval."""
+"""Format the figures of a comparison, each with its interval.
+
+The figures are durations, shares, rates and differences.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from handrail_collector.compare.report import Change, Estimate, Goodput
 
 
 def changed(change: Change, gap_unit: str | None = None) -> str:
-    """``stream gap p99 263 ms -> 38.0 ms, -225 ms (-240 ms to -210 ms)``."""
+    """Format ``stream gap p99 263 ms -> 38.0 ms, -225 ms (-240 ms to -210 ms)``."""
     if change.figure == "failed_share":
         shares = (portion(Estimate(each, None, None)) for each in (change.of, change.to))
         return f"failed {' -> '.join(shares)}, {points(change.difference)}"
@@ -16,7 +19,10 @@ def changed(change: Change, gap_unit: str | None = None) -> str:
 
 
 def label(figure: str, gap_unit: str | None) -> str:
-    """The figure's name for people; gaps are inter-token latencies only where the tokens of each chunk are known."""
+    """Return the figure's name for people.
+
+    Gaps are inter-token latencies only where the tokens of each chunk are known.
+    """
     gap = "ITL" if gap_unit == "token" else "stream gap"
     return {
         "ttft_p50_ns": "TTFT p50",
@@ -30,7 +36,7 @@ def label(figure: str, gap_unit: str | None) -> str:
 
 
 def signed(difference: Estimate) -> str:
-    """``+1.40 s (+1.30 s to +1.52 s)``."""
+    """Format ``+1.40 s (+1.30 s to +1.52 s)``."""
     if difference.value is None:
         return "an unknown difference"
     if difference.low is None or difference.high is None:
@@ -43,7 +49,7 @@ def _sign(duration_ns: float) -> str:
 
 
 def portion(share: Estimate) -> str:
-    """``38 % (33 to 44)``."""
+    """Format ``38 % (33 to 44)``."""
     if share.value is None:
         return "unknown"
     if share.low is None or share.high is None:
@@ -52,7 +58,7 @@ def portion(share: Estimate) -> str:
 
 
 def points(difference: Estimate) -> str:
-    """``+1.2 points (+0.4 to +2.1)``: of a share, in hundredths."""
+    """Format a share's difference in hundredths: ``+1.2 points (+0.4 to +2.1)``."""
     if difference.value is None or difference.low is None or difference.high is None:
         return "an unknown difference"
     value, low, high = (f"{100 * each:+.2g}" for each in (difference.value, difference.low, difference.high))
@@ -65,7 +71,10 @@ def _percent(share: float) -> str:
 
 
 def period(since_unix_ns: int, until_unix_ns: int) -> str:
-    """``2026-11-29T14:00:00Z..2026-11-29T14:30:00Z``: for people, and may be typed again."""
+    """Format ``2026-11-29T14:00:00Z..2026-11-29T14:30:00Z``.
+
+    People read it, and may type it again as a period.
+    """
     return "..".join(_moment(each) for each in (since_unix_ns, until_unix_ns))
 
 
@@ -74,12 +83,15 @@ def _moment(unix_ns: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """``0.40/s``."""
+    """Format ``0.40/s``."""
     return f"{per_second:.3g}/s"
 
 
 def bounds(goodput: Goodput) -> str:
-    """``at least 0.4/s and below 1/s``, per GPU, with an estimate where there is one."""
+    """Format ``at least 0.4/s and below 1/s``, per GPU.
+
+    An estimate follows where there is one.
+    """
     parts = [
         f"{word} {rate(each / goodput.gpus)}"
         for word, each in (("at least", goodput.at_least), ("below", goodput.below))

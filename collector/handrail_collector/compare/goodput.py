@@ -1,8 +1,10 @@
-"""Goodput as DistServe defines it (Zhong and others, OSDI 2024): the highest request rate per GPU at which at least the wanted
-share of requests meets both latency objectives.
+"""Compute the goodput of an arm as DistServe defines it.
 
-At one rate it can only be bounded: at least that rate where the share is reached, below it where it is missed. Where an arm has
-several rates, the share must not rise with the rate, and the goodput lies where it crosses the goal.
+Goodput is the highest request rate per GPU at which at least the wanted share of requests meets both latency objectives
+(Zhong and others, OSDI 2024).
+
+One rate only bounds the goodput: at least that rate where the share is reached, below it where the share is missed.
+Where an arm has several rates, the share must not rise with the rate, and the goodput lies where it crosses the goal.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from handrail_collector.compare.report import Estimate, Goodput, RateLevel, SloT
 from handrail_collector.compare.sample import Floats, Sample
 
 FEWEST_JUDGED: Final = 100
-"""Fewer requests than this say nothing of a share of 90 %: its interval would be wider than 12 points."""
+"""Least number of judged requests for a share.
+
+With fewer, the interval of a share of 90 % is wider than 12 points.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SloAttainment:
-    """For each request: whether it can be judged, whether it met each objective and both."""
+    """For each request: whether it can be judged, and which objectives it met."""
 
     judged: NDArray[np.bool_]
     ttft: NDArray[np.bool_]
@@ -39,9 +44,15 @@ class SloAttainment:
 
 
 def judge(sample: Sample, objectives: SloTargets) -> SloAttainment:
-    """A failed request meets nothing. One whose client left is judged by what it had got by then: a miss where it had waited
-    longer than the objective, not judged where it left earlier without a token. A request refused for being wrong, and an answer
-    that was not streamed, are not judged. An answer without gaps has no gap that is too long."""
+    """Judge each request by the objectives.
+
+    A failed request meets no objective.
+    A request whose client left is judged by what the client had received by then.
+    It is a miss where the client waited longer than the objective. It is not judged where the client left earlier without a
+    token.
+    An invalid request that was refused is not judged, nor is an answer without a stream.
+    An answer without gaps has no gap that is too long.
+    """
     known = ~np.isnan(sample.ttft_ns)
     gave_up = sample.left & ~known & (sample.duration_ns > objectives.ttft_ns)
     judged = (sample.failed | known | gave_up) & ~sample.refused
@@ -53,14 +64,17 @@ def judge(sample: Sample, objectives: SloTargets) -> SloAttainment:
 
 
 def gap_of(sample: Sample, objectives: SloTargets) -> Floats:
-    """The figure of each request that the ITL objective is about."""
+    """Return each request's figure that the ITL objective applies to."""
     return {"p99": sample.gap_p99_ns, "max": sample.gap_max_ns, "mean": sample.per_token_ns}[objectives.itl_of]
 
 
 def share(
     good: NDArray[np.bool_], of: NDArray[np.bool_], block: NDArray[np.int64], bootstrap: Bootstrap, confidence: float = CONFIDENCE
 ) -> Estimate:
-    """The share of ``good`` among ``of``: the bootstrap's interval, never narrower than Wilson's for independent requests."""
+    """Estimate the share of ``good`` among ``of``.
+
+    The interval is the bootstrap's, never narrower than Wilson's for independent requests.
+    """
     among = np.bincount(block[of], minlength=bootstrap.blocks).astype(np.float64)
     hits = np.bincount(block[of & good], minlength=bootstrap.blocks).astype(np.float64)
     count, met = float(among.sum()), float(hits.sum())
@@ -89,7 +103,10 @@ def rate_levels(
     judged: SloAttainment,
     seed: Sequence[int],
 ) -> tuple[RateLevel, ...]:
-    """What share met the objectives at each level that has enough requests, lowest rate first. ``block``: of each request."""
+    """Compute the shares that met the objectives at each level, lowest rate first.
+
+    Levels with too few requests are left out. ``block``: of each request.
+    """
     found = []
     for index, level in enumerate(levels):
         mine = np.flatnonzero(level_of_block == index)
@@ -114,7 +131,10 @@ def rate_levels(
 
 
 def goodput(levels: Sequence[RateLevel], objectives: SloTargets, gpus: int) -> Goodput:
-    """Bounds from the intervals of the shares, and an estimate where the share crosses the goal between two rates."""
+    """Bound the goodput by the intervals of the shares, and estimate it.
+
+    The estimate lies where the share crosses the goal between two rates.
+    """
     goal = objectives.attain
     reached = [each.rate for each in levels if each.met.low is not None and each.met.low >= goal]
     missed = [each.rate for each in levels if each.met.high is not None and each.met.high < goal]
@@ -131,7 +151,10 @@ def goodput(levels: Sequence[RateLevel], objectives: SloTargets, gpus: int) -> G
 
 
 def _crossing(levels: Sequence[RateLevel], goal: float) -> float | None:
-    """Linear between the two rates whose fitted shares enclose the goal; None where they do not."""
+    """Interpolate between the two rates whose fitted shares enclose the goal.
+
+    None where no two rates do.
+    """
     if len(levels) < 2 or levels[-1].rate < LEAST_CHANGE * levels[0].rate:
         return None
     rates = [each.rate for each in levels]
@@ -144,7 +167,7 @@ def _crossing(levels: Sequence[RateLevel], goal: float) -> float | None:
 
 
 def _falling(shares: Sequence[float], weights: Sequence[int]) -> list[float]:
-    """The nearest sequence that never rises (pool adjacent violators)."""
+    """Return the nearest sequence that never rises (pool adjacent violators)."""
     pools: list[tuple[float, int, int]] = []  # mean, weight, length
     for value, weight in zip(shares, weights, strict=True):
         pools.append((value, weight, 1))

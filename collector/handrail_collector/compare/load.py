@@ -1,4 +1,7 @@
-"""From the store to a ``Sample``: rows stream by in batches, and what they add up to is kept."""
+"""Load a ``Sample`` from the store.
+
+Rows stream by in batches, and only their sums are kept.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +48,20 @@ _COLUMNS: Final = (
     *(phase_column(phase) for phase in PHASES),
 )
 _CHUNK_ROWS: Final = 4096
-"""Sketches that are read at once: arrays that stay in the cache take half the time of large ones."""
+"""Sketches that are read at once.
+
+Arrays that stay in the cache take half the time of large ones.
+"""
 
 _LEFT: Final = (Outcome.CLIENT_DISCONNECT.value, Outcome.ABORTED.value)
 _NOT_FAILED: Final = (Outcome.OK.value, Outcome.INCOMPLETE.value, Outcome.UNKNOWN.value, Outcome.UNKNOWN_FINISH.value, *_LEFT)
 _OF_THE_SERVER: Final = (408, 429)
-"""The 4xx that say something of the server; the others say that the request was wrong."""
+"""The 4xx statuses that the server caused; other 4xx mean an invalid request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePeriod:
-    """A period of one store. ``where`` names it for people."""
+    """A period of one store; ``where`` names it for people."""
 
     root: Path
     where: str
@@ -67,7 +73,7 @@ class StorePeriod:
 
 
 def scope_counts(stretches: Sequence[StorePeriod], model: str | None) -> dict[str, int]:
-    """Requests of each scope over all stretches, most first."""
+    """Count the requests of each scope over all periods, most first."""
     found: dict[str, int] = {}
     for stretch in stretches:
         for each in scopes(stretch.root, stretch.selection(None, model)):
@@ -76,7 +82,10 @@ def scope_counts(stretches: Sequence[StorePeriod], model: str | None) -> dict[st
 
 
 def read_sample(stretches: Sequence[StorePeriod], scope: str, model: str | None) -> Sample:
-    """Every request of the stretches. Stretches without a request of that scope are left out. Raises ``StoreDamagedError``."""
+    """Read every request of the periods.
+
+    Periods without a request of that scope are left out. Raises ``StoreDamagedError``.
+    """
     spans = _spans(stretches, scope, model)
     gathered = _Gathered(sum(span.count for _, span in spans))
     for stretch, span in spans:
@@ -103,7 +112,7 @@ def _spans(stretches: Sequence[StorePeriod], scope: str, model: str | None) -> l
 
 
 class _Gathered:
-    """What batches of rows add up to."""
+    """Sums over batches of rows."""
 
     def __init__(self, slices: int) -> None:
         self._slices = slices
@@ -134,7 +143,7 @@ class _Gathered:
                 self._models[each["values"]] = self._models.get(each["values"], 0) + each["counts"]
 
     def _gaps(self, batch: pa.RecordBatch, at: NDArray[np.int64], output: Floats) -> Floats:
-        """Counts the gaps of each unit, and gives the mean time per output token of each request."""
+        """Count the gaps of each unit; return each request's mean time per token."""
         unit_of = np.asarray(batch["gap_unit"].fill_null("").to_numpy(zero_copy_only=False))
         units = sorted(set(unit_of.tolist()) - {""})
         spent, gaps = np.zeros(len(at)), np.zeros(len(at), np.int64)
@@ -231,7 +240,7 @@ def _flags(values: pa.Array) -> NDArray[np.bool_]:
 
 
 def _kinds(batch: pa.RecordBatch) -> dict[str, Floats]:
-    """How each request ended, as 0 or 1."""
+    """Return how each request ended, as 0 or 1."""
     status = _floats(batch, "status")
     refused = (status >= 400) & (status < 500) & ~np.isin(status, _OF_THE_SERVER)
     left = _flags(pc.is_in(batch["outcome"], value_set=pa.array(_LEFT)))
@@ -241,6 +250,9 @@ def _kinds(batch: pa.RecordBatch) -> dict[str, Floats]:
 
 
 def _handed_off(batch: pa.RecordBatch) -> NDArray[np.bool_]:
-    """The KV came from elsewhere: an outcome of a KV load, or prefill and decode in two processes."""
+    """Return whether the KV came from another engine.
+
+    The evidence is an outcome of a KV load, or prefill and decode in two processes.
+    """
     fetched = _flags(batch["kv_outcome"].is_valid())
     return fetched | _flags(pc.not_equal(batch["prefill_instance"], batch["decode_instance"]))

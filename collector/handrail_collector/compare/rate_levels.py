@@ -1,13 +1,14 @@
-"""Stretches of steady request rate, and the blocks of time that the bootstrap draws.
+"""Find periods of steady request rate, and cut them into bootstrap blocks.
 
-A goodput is a property of a rate that is held for a while, so an arm whose rate changes is cut where it changes: binary
-segmentation by the Poisson likelihood of arrivals per slice, with the likelihood divided by the dispersion that the arrivals
-show from one slice to the next, so that bursts alone are no change of rate.
+Goodput is a property of a rate that holds for a while, so an arm is cut where its rate changes.
+The method is binary segmentation by the Poisson likelihood of arrivals per slice.
+The likelihood is divided by the dispersion of arrivals from slice to slice, so that bursts alone are no change of rate.
 
-Neighbours share queues and batches: requests within a block of time depend on each other, blocks hardly do when they are
-several times as long as that memory. A block is at least ``MEMORIES`` times as long as the integrated autocorrelation time of
-the TTFT and of the streams' p99 gap, and at least as long as nine of ten requests take; of what that allows, ``MOST_BLOCKS``
-are made, at least ``FEWEST_BLOCKS``.
+Neighbours share queues and batches, so requests within a block of time depend on each other.
+Blocks hardly do when they are several times as long as that memory.
+A block is at least ``MEMORIES`` times as long as the integrated autocorrelation time of the TTFT and of the streams' p99 gap.
+It is also at least as long as nine of ten requests take.
+Within these limits there are at most ``MOST_BLOCKS`` blocks, and at least ``FEWEST_BLOCKS``.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ MOST_BLOCKS: Final = 64
 FEWEST_BLOCKS: Final = 10
 MEMORIES: Final = 4.0
 LEAST_CHANGE: Final = 1.25
-"""A rate that is less than this many times another is the same level."""
+"""Least factor between the rates of two levels."""
 
-_LEAST_SLICES: Final = 16  # of a level
-_LEAST_REQUESTS: Final = 50  # of a level
+_LEAST_SLICES: Final = 16  # least length of a level
+_LEAST_REQUESTS: Final = 50  # least size of a level
 _PER_POINT: Final = 4.0  # requests in a point of the series whose autocorrelation is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Slices [first, end) with one rate, and how they are cut into blocks; ``drifts``: the memory is as long as the level."""
+    """Slices [first, end) with one rate, cut into blocks.
+
+    ``drifts``: the memory is as long as the level.
+    """
 
     first: int
     end: int
@@ -46,12 +50,15 @@ class Level:
 
     @property
     def rate(self) -> float:
-        """Requests a second: the first slice of a run begins with an arrival, which counts for none."""
+        """Requests a second.
+
+        The first slice of a run begins with an arrival, which does not count.
+        """
         return max(0, self.requests - 1) / self.seconds if self.seconds > 0 else 0.0
 
 
 def levels_of(sample: Sample) -> tuple[Level, ...]:
-    """The levels of every stretch, in order. They cover all slices."""
+    """Return the levels of every period, in order; they cover all slices."""
     arrivals = sample.arrivals
     found = []
     for span in sample.spans:
@@ -62,7 +69,7 @@ def levels_of(sample: Sample) -> tuple[Level, ...]:
 
 
 def block_of_slice(levels: tuple[Level, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The block of each slice, and the level of each block."""
+    """Return the block of each slice, and the level of each block."""
     blocks: list[NDArray[np.int64]] = []
     owners: list[NDArray[np.int64]] = []
     made = 0
@@ -95,7 +102,10 @@ def _segments(counts: Floats) -> list[tuple[int, int]]:
 
 
 def _best_cut(counts: Floats, penalty: float) -> int | None:
-    """Where the rate changes most surely; None where it does not, or by too little to matter."""
+    """Return the most certain change of the rate.
+
+    None where the rate does not change, or changes too little to matter.
+    """
     slices = len(counts)
     left_slices = np.arange(_LEAST_SLICES, slices - _LEAST_SLICES + 1)
     if not len(left_slices):
@@ -134,10 +144,11 @@ def _level(sample: Sample, at: slice, requests: int, seconds: float) -> Level:
 
 
 def _memory(within: NDArray[np.int64], values_ns: Floats, slices: int) -> float:
-    """Integrated autocorrelation time, in slices, of the logarithm's mean per point; at least one point.
+    """Return the integrated autocorrelation time in slices; at least one point.
 
-    Points are so many slices together that they hold ``_PER_POINT`` requests. The sum of autocorrelations ends with the first
-    pair that is not positive (Geyer 1992, initial positive sequence), where noise begins.
+    The series is the mean logarithm of the values per point. A point is enough slices to hold ``_PER_POINT`` requests.
+    The sum of autocorrelations ends with the first pair that is not positive, where noise begins
+    (Geyer 1992, initial positive sequence).
     """
     known = values_ns > 0
     points = int(min(slices, known.sum() / _PER_POINT))
@@ -149,7 +160,7 @@ def _memory(within: NDArray[np.int64], values_ns: Floats, slices: int) -> float:
     sums = np.bincount(point, weights=logs, minlength=points)
     series = np.where(counts > 0, sums / np.maximum(counts, 1), logs.mean())
     series -= series.mean()
-    if np.ptp(logs) == 0:  # nothing varies, so nothing lasts
+    if np.ptp(logs) == 0:  # constant values have no memory
         return slices / points
     spread = float((series**2).mean())
     spectrum = np.fft.rfft(series, 2 * points)

@@ -1,6 +1,7 @@
-"""What a comparison says, as plain data: made by ``comparison.compare``, sent as JSON, drawn by ``handrail compare``.
+"""Define the result of a comparison as plain data.
 
-Durations are ns (floats, since means and differences are none of whole ns), rates requests a second, shares 0 to 1.
+``comparison.compare`` makes it, the API sends it as JSON, and ``handrail compare`` draws it.
+Durations are ns (floats, since means and differences are not whole), rates are requests a second, shares are 0 to 1.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 T = TypeVar("T")
 
 ITL_OF: Final = ("p99", "max", "mean")
-"""What of a request's gaps the ITL objective is about."""
+"""Figures of a request's gaps that the ITL objective can apply to."""
 
 TPOT: Final = "mean"
-"""DistServe's: the mean time per output token. It stands beside the chosen one in every answer."""
+"""Figure that DistServe uses: the mean time per output token.
+
+Every answer holds it beside the chosen figure.
+"""
 
 DEFAULT_TTFT_NS: Final = 1_000_000_000
 DEFAULT_ITL_NS: Final = 50_000_000
@@ -25,7 +29,7 @@ DEFAULT_ATTAIN: Final = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloTargets:
-    """What a request has to meet, and the share of requests that has to meet both."""
+    """Objectives for a request, and the share of requests that must meet both."""
 
     ttft_ns: int = DEFAULT_TTFT_NS
     itl_ns: int = DEFAULT_ITL_NS
@@ -33,7 +37,7 @@ class SloTargets:
     attain: float = DEFAULT_ATTAIN
 
     def validate(self) -> list[str]:
-        """What is wrong with it, in words; empty when it is fine."""
+        """Return each problem in words; empty when the targets are valid."""
         problems = []
         if self.ttft_ns <= 0:
             problems.append("ttft: must be longer than nothing")
@@ -48,7 +52,7 @@ class SloTargets:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its interval; None where the rows do not say it."""
+    """A value with its interval; None where the rows do not hold it."""
 
     value: float | None
     low: float | None
@@ -57,7 +61,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLevel:
-    """A stretch of steady rate: what share of the judged requests met both objectives, and each alone."""
+    """A period of steady rate with its shares of judged requests.
+
+    The shares are of requests that met both objectives, and each objective alone.
+    """
 
     rate: float
     requests: int
@@ -70,9 +77,10 @@ class RateLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Of a whole arm, in requests a second; divide by ``gpus``. ``at_least`` and ``below``: bounds at 95 %; None: no bound.
+    """Goodput of a whole arm, in requests a second; divide by ``gpus``.
 
-    ``contradicts``: a lower rate missed the goal although a higher one reached it, so something else than the rate matters.
+    ``at_least`` and ``below``: bounds at 95 %; None: no bound.
+    ``contradicts``: a lower rate missed the goal although a higher one reached it, so something other than the rate matters.
     """
 
     levels: tuple[RateLevel, ...]
@@ -85,10 +93,11 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffOverhead:
-    """What the hand-off added to TTFT: at least and at most, per request and per 1,000 prompt tokens, ns.
+    """Time that the hand-off added to TTFT, with its bounds, in ns.
 
-    ``between_ns``: what router and network between the processes took beside it, per request; no part of either bound.
-    ``measured``: the share of requests whose transfer was measured; where it is 1, both bounds are the same.
+    The bounds are at least and at most, per request and per 1,000 prompt tokens.
+    ``between_ns``: what router and network between the processes took besides, per request; neither bound includes it.
+    ``measured``: the share of requests whose transfer was measured; where it is 1, both bounds are equal.
     """
 
     requests: int
@@ -102,9 +111,12 @@ class HandoffOverhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmReport:
-    """One arm. ``figures``: by the names of ``FIGURES``; ``quantiles_ns``: for a picture, by figure then share.
+    """Report of one arm.
 
-    ``goodput``: by the objectives, which decides the verdict; ``goodput_tpot``: DistServe's, whatever ``itl_of`` is.
+    ``figures``: by the names of ``FIGURES``.
+    ``quantiles_ns``: data of the picture, by figure then share.
+    ``goodput``: by the objectives; it decides the verdict.
+    ``goodput_tpot``: DistServe's goodput, whatever ``itl_of`` is.
     """
 
     name: str
@@ -138,7 +150,10 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One figure from one arm to another. ``says``: better | worse | no difference | cannot tell."""
+    """Difference of one figure between two arms.
+
+    ``says``: better | worse | no difference | cannot tell.
+    """
 
     figure: str
     of: float | None
@@ -149,8 +164,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairReport:
-    """Two arms. ``word``, and ``short`` for why: see ``verdict.py``; ``word_tpot``: by DistServe's goodput, of a split arm
-    against one that is not and alike; ``unlike``: why the workloads are not comparable."""
+    """Comparison of two arms.
+
+    ``word``, and ``short`` for the reasons: see ``verdict.py``.
+    ``word_tpot``: the word by DistServe's goodput, for a split arm against one that is not split, with alike workloads.
+    ``unlike``: why the workloads are not comparable.
+    """
 
     of: str
     to: str
@@ -165,7 +184,10 @@ class PairReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The whole answer. ``simultaneous``: how many differences share one 95 %."""
+    """The whole answer.
+
+    ``simultaneous``: how many differences share one confidence of 95 %.
+    """
 
     objectives: SloTargets
     confidence: float
@@ -177,12 +199,15 @@ class Comparison:
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses as JSON documents; fields keep their names."""
+    """Convert dataclasses to JSON documents; fields keep their names."""
     return asdict(value)
 
 
 def from_plain(kind: type[T], plain: Any) -> T:
-    """Inverse of ``to_plain``; unknown names are ignored. Raises ``ValueError`` where something is missing or misshapen."""
+    """Convert a JSON document back: the inverse of ``to_plain``.
+
+    Unknown names are ignored. Raises ``ValueError`` where a field is missing or has the wrong shape.
+    """
     try:
         made: T = _made(kind, plain)
     except (KeyError, TypeError, AttributeError) as error:

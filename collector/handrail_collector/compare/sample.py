@@ -1,7 +1,8 @@
-"""The requests of one arm as numpy arrays: what every figure of a comparison is computed from.
+"""Hold the requests of one arm as numpy arrays, the input of every figure.
 
-Time is cut into *slices* of equal length, about ``SLICES`` over all stretches of the arm. What does not need a request by itself
-(gap sketches, phases) is summed per slice while the rows stream by, so that memory grows by about 120 bytes a request.
+Time is cut into *slices* of equal length, about ``SLICES`` over all periods of the arm.
+Data that needs no single request (gap sketches, phases) is summed per slice while the rows stream by.
+So memory grows by about 120 bytes a request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The slices [first, first + count) of one stretch, ``slice_ns`` long each, from the first arrival to the last."""
+    """Slices [first, first + count) of one period.
+
+    Each is ``slice_ns`` long. They reach from the first arrival to the last.
+    """
 
     where: str
     begin_unix_ns: int
@@ -38,7 +42,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One arm. Arrays have an element per request (nan: not known), or per slice where they say so."""
+    """Requests of one arm.
+
+    Arrays have an element per request (nan: not known), or per slice where a comment says so.
+    """
 
     spans: tuple[Span, ...]
     scope: str
@@ -52,19 +59,19 @@ class Sample:
     gap_max_ns: Floats
     per_token_ns: Floats  # mean time per output token after the first
     failed: NDArray[np.bool_]
-    left: NDArray[np.bool_]  # the client went away, or the engine says that it was aborted
-    refused: NDArray[np.bool_]  # the request itself was wrong
+    left: NDArray[np.bool_]  # the client went away, or the engine reports an abort
+    refused: NDArray[np.bool_]  # the request itself was invalid
     streamed: NDArray[np.bool_]
     gap_unit: str | None
     gap_counts: NDArray[np.int64]  # slices x buckets of handrail.sketch
     phase_sums: Floats  # slices x phases, ns, of requests whose phases sum to TTFT
-    phased: Floats  # per slice: how many those are
+    phased: Floats  # per slice: how many requests those are
     handoff: HandoffSums
     engines: tuple[str, ...]
     models: Mapping[str, int]
     handed_off: int  # requests that show a hand-off
     other_scopes: Mapping[str, int] = field(default_factory=dict)
-    other_units: int = 0  # requests whose gaps are of another unit
+    other_units: int = 0  # requests whose gaps have another unit
 
     def __len__(self) -> int:
         return len(self.slice_of)
@@ -81,15 +88,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class HandoffSums:
-    """Per slice, over requests with a hand-off whose phases sum to TTFT: ns, tokens and counts."""
+    """Sums per slice over the requests with a hand-off, in ns, tokens and counts.
+
+    Only requests whose phases sum to the TTFT count.
+    """
 
     known_ns: Floats  # kv_* phases
     hidden_ns: Floats  # unattributed at D, where that may be the hand-off
-    unseen_ns: Floats  # unattributed between the processes: one that took part gave no evidence
+    unseen_ns: Floats  # unattributed between the processes: a process on the path gave no evidence
     hops_ns: Floats  # router and hops, no part of the hand-off
     requests: Floats
     measured: Floats  # requests whose transfer was measured
     prompt_tokens: Floats  # of those whose prompt is known
-    prompted: Floats  # how many those are
+    prompted: Floats  # how many requests those are
     prompted_known_ns: Floats
     prompted_ceiling_ns: Floats  # known, hidden and unseen

@@ -1,6 +1,7 @@
-"""Which requests have unattributed time at D that may be the hand-off: where a phase of the KV load is among what it may hide.
+"""Find requests whose unattributed time at D may be the hand-off.
 
-How long it is stands in the row's own column (``UNATTRIBUTED_DECODE``); the row's ``phase_shape`` tells what it may be.
+It may be where a phase of the KV load is among the phases that it may hide.
+The row's own column (``UNATTRIBUTED_DECODE``) holds its length; the row's ``phase_shape`` says what it may be.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from handrail.phases import Phase, Place
 from handrail_collector.store.request_columns import may_be
 
 KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
-"""The hand-off's own phases."""
+"""Phases of the hand-off itself."""
 
 
 def hides_handoff(shapes: pa.Array) -> NDArray[np.bool_]:
-    """One flag a request."""
+    """Return one flag a request."""
     encoded = shapes.dictionary_encode()
     by_shape = np.array([_hides(text) for text in encoded.dictionary.to_pylist()] or [False], bool)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)

@@ -1,4 +1,7 @@
-"""The buckets of many encoded gap sketches at once, by columns (``store/sketch_columns.py``)."""
+"""Decode the buckets of many gap sketches at once.
+
+It works by columns (``store/sketch_columns.py``).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from handrail_collector.store.sketch_columns import BUCKETS, SUM, Integers, Numb
 
 @dataclass(frozen=True, slots=True)
 class SketchBuckets:
-    """``row``, ``bucket`` and ``weight`` of every bucket in use; ``sum_ns`` and ``count`` by row, 0 where there is no sketch."""
+    """Buckets in use, by columns ``row``, ``bucket`` and ``weight``.
+
+    ``sum_ns`` and ``count`` are by row, 0 where there is no sketch.
+    """
 
     row: NDArray[np.int64]
     bucket: NDArray[np.int64]
@@ -26,7 +32,10 @@ class SketchBuckets:
 
 
 def decode(sketches: pa.Array) -> SketchBuckets:
-    """``sketches``: a binary array; nulls have no gaps. Raises ``ValueError`` for what ``GapSketch.encode`` does not write."""
+    """Decode ``sketches``, a binary array; nulls have no gaps.
+
+    Raises ``ValueError`` for bytes that ``GapSketch.encode`` does not write.
+    """
     length: Any = pc.binary_length(sketches).fill_null(0).to_numpy(zero_copy_only=False)
     known = np.flatnonzero(length > 0)
     sums: NDArray[np.float64] = np.zeros(len(sketches))
@@ -40,7 +49,7 @@ def decode(sketches: pa.Array) -> SketchBuckets:
     step = numbers.step & filled[numbers.row]
     sums[known[filled]] = numbers.header(SUM)[filled]
     used = [np.stack((known[numbers.row[step]], numbers.bucket[step], numbers.weight[step].astype(np.int64)))]
-    for at in np.flatnonzero(~whole):  # one that is damaged, or that counts days of gaps
+    for at in np.flatnonzero(~whole):  # a damaged sketch, or one that counts days of gaps
         sketch = _alone(sketches[int(known[at])].as_py())
         sums[known[at]] = sketch.sum_ns
         pairs = np.array(list(sketch.buckets().items()), np.int64).reshape(-1, 2).T

@@ -1,8 +1,10 @@
-"""Where a split arm's TTFT was lost: the mean TTFT it takes more than an arm that is not split, by the places of the path.
+"""Break down a split arm's longer mean TTFT by the places of the path.
 
-The places' differences add up to the difference of the mean TTFT. The hand-off's place is what the ``kv_*`` phases took and the
-unattributed time at D that may hide them, less all unattributed time of the other arm: that had no hand-off, so as much may be
-something else here too.
+The comparison is with an arm that is not split.
+The differences of the places add up to the difference of the mean TTFT.
+The hand-off's place is the ``kv_*`` phases and the unattributed time at D that may hide them,
+less all unattributed time of the other arm.
+The other arm had no hand-off, so as much unattributed time may be something else here too.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ _OTHER_PLACES: Final = {
 }
 
 ENOUGH_PHASED: Final = 0.5
-"""The share of an arm's requests whose phases must be known before its loss is put anywhere."""
+"""Least share of an arm's requests with known phases.
+
+With fewer, the loss is attributed to no place.
+"""
 
 MOSTLY: Final = 0.5
-"""The share of the loss that lies in one place, from which on it is called lost there."""
+"""Least share of the loss in one place that names this place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one place took more, mean per request in ns."""
+    """How much longer one place took, mean per request in ns."""
 
     place: str
     more_ns: Estimate
@@ -49,9 +54,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """All places, most first, and the difference of the mean TTFT of the same requests; nothing where phases do not say.
+    """All places, largest first, and the difference of the mean TTFT.
 
-    ``measured``: the hand-off was seen itself, so no unattributed time counts as it.
+    Both are of the same requests; empty where phases are not known.
+    ``measured``: the hand-off itself was measured, so no unattributed time counts as hand-off.
     """
 
     places: tuple[Loss, ...]
@@ -60,7 +66,10 @@ class Losses:
 
     @property
     def main(self) -> str | None:
-        """The place that took more for sure, and most of the whole; None where no place did, or the phases do not say."""
+        """The place that certainly took longer, and most of the whole.
+
+        None where no place did, or the phases are not known.
+        """
         whole = self.all_ns.value
         if not self.places or whole is None or whole <= 0:
             return None
@@ -73,7 +82,7 @@ NOTHING_KNOWN: Final = Losses((), Estimate(None, None, None), measured=False)
 
 
 def losses(base: Measured, split: Measured) -> Losses:
-    """Empty where the phases of too few requests are known."""
+    """Compute the losses; empty where too few requests have known phases."""
     if min(base.phased_share, split.phased_share) < ENOUGH_PHASED:
         return NOTHING_KNOWN
     hidden = difference(_sum(split, KV_PHASES), split.in_handoff)
@@ -89,7 +98,7 @@ def losses(base: Measured, split: Measured) -> Losses:
 
 
 def _sum(side: Measured, phases: Sequence[Phase]) -> BootstrapEstimate:
-    """Mean of several phases together, of one arm's draws."""
+    """Return the mean of several phases together, with one arm's draws."""
     known = [side.phases[phase.value] for phase in phases if phase.value in side.phases]
     nothing = np.zeros_like(side.in_handoff.draws)
     return BootstrapEstimate(sum(each.value for each in known), sum((each.draws for each in known), nothing), side.in_handoff.df)

@@ -1,17 +1,18 @@
-"""What two arms side by side mean: pure rules over their reports.
+"""Decide what a comparison of two arms means; pure rules over their reports.
 
-A split arm against one that is not: ``split pays``, ``split does not pay`` or ``cannot tell``. The rules, the first that fits:
+A split arm against one that is not split: ``split pays``, ``split does not pay`` or ``cannot tell``.
+The first rule that fits decides:
 
-1. the work was not alike, or too few requests can be judged: cannot tell
-2. the goodput per GPU of one arm is at least X, that of the other below X (bounds at 95 %): that one wins
-3. at a rate per GPU that both arms had, the interval of one arm's share that meets both objectives lies wholly below the goal
-   and wholly below the interval of the other's: the other wins, at that rate, whether it reaches the goal itself or not
-4. anything else: cannot tell
+1. The workloads are not alike, or too few requests can be judged: cannot tell.
+2. The goodput per GPU of one arm is at least X, that of the other below X (bounds at 95 %): the first arm wins.
+3. At a rate per GPU that both arms had, the interval of one arm's share that meets both objectives lies wholly below the goal
+   and wholly below the other's interval: the other arm wins at that rate, whether or not it reaches the goal itself.
+4. Anything else: cannot tell.
 
-The lower one arm's share, the surer the verdict for the other; and the higher the other's, no less sure.
+A lower share of one arm makes the verdict for the other more certain. A higher share of the other never makes it less certain.
 
-Two arms of one layout: ``better``, ``worse``, ``mixed``, ``no difference`` or ``cannot tell``, by the figures whose intervals
-(all at once at 95 %) exclude zero.
+Two arms of one layout: ``better``, ``worse``, ``mixed``, ``no difference`` or ``cannot tell``.
+The figures whose intervals exclude zero decide (all at once at 95 %).
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ COLLOCATED: Final = "collocated"
 UNKNOWN: Final = "unknown"
 
 SAME_RATE: Final = 1.15
-"""Rates per GPU that differ by less than this factor are the same."""
+"""Factor below which two rates per GPU count as the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonVerdict:
-    """A word of this module and why, in plain words, most important first. ``short``: the reasons in a few words each.
+    """Verdict of this module with its reasons.
 
-    ``word_tpot``: the word by DistServe's goodput, where a split arm is set against one that is not.
+    The word is one of this module's. The reasons are in plain words, most important first.
+    ``short``: the reasons in a few words each.
+    ``word_tpot``: the word by DistServe's goodput, for a split arm against one that is not split.
     """
 
     word: str
@@ -54,7 +57,7 @@ class ComparisonVerdict:
 
 
 def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike: Sequence[str]) -> ComparisonVerdict:
-    """Before and after: what is better, worse, or no different."""
+    """Compare before and after: what is better, worse, or not different."""
     if problems := [*_other_work(unlike), *_other_rate(of, to)]:
         return ComparisonVerdict(CANNOT_TELL, tuple(problems))
     report = {word: [change for change in changes if change.says == word] for word in (BETTER, WORSE, NO_DIFFERENCE, CANNOT_TELL)}
@@ -72,7 +75,10 @@ def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike:
 def split_against(
     base: ArmReport, split: ArmReport, changes: Sequence[Change], unlike: Sequence[str], goal: SloTargets, lost: Losses
 ) -> ComparisonVerdict:
-    """``lost``: where the mean TTFT of ``split`` is longer than that of ``base``."""
+    """Compare a split arm with one that is not split.
+
+    ``lost``: where the mean TTFT of ``split`` is longer than that of ``base``.
+    """
     if problems := [*_other_work(unlike), *_too_few(base, split)]:
         return ComparisonVerdict(CANNOT_TELL, tuple(problems))
     by_figure = {change.figure: change for change in changes}
@@ -89,13 +95,16 @@ def split_against(
 
 
 def _by_tpot(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
-    """The same rules by DistServe's goodput, whose second objective is about the mean time per output token (TPOT)."""
+    """Apply the same rules to DistServe's goodput.
+
+    Its second objective is about the mean time per output token (TPOT).
+    """
     ours, theirs = (replace(arm, goodput=arm.goodput_tpot) for arm in (base, split))
     return _decided(ours, theirs, goal)
 
 
 def _decided(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
-    """Rules 2 to 4."""
+    """Apply rules 2 to 4."""
     comparison_verdict = _by_goodput(base, split)
     if comparison_verdict.word != CANNOT_TELL:
         return comparison_verdict
@@ -105,7 +114,10 @@ def _decided(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonV
 
 
 def together(verdicts: Sequence[str]) -> str:
-    """One word for a split arm against several others: it pays only where it pays against each."""
+    """Combine the verdicts of a split arm against several others into one word.
+
+    A split pays only where it pays against each.
+    """
     return next(word for word in (DOES_NOT_PAY, CANNOT_TELL, PAYS) if word in verdicts)
 
 
@@ -141,7 +153,10 @@ def _by_goodput(base: ArmReport, split: ArmReport) -> ComparisonVerdict:
 
 
 def _by_share(base: ArmReport, split: ArmReport, goal: SloTargets) -> ComparisonVerdict:
-    """By the shares at each rate that both had; the highest rate that tells speaks, unless another says the opposite."""
+    """Decide by the shares at each rate that both arms had.
+
+    The highest rate with a verdict decides, unless another rate shows the opposite.
+    """
     pairs = _same_rates(base, split)
     if not pairs:
         short = "no rate per GPU was seen in both arms"
@@ -155,7 +170,10 @@ def _by_share(base: ArmReport, split: ArmReport, goal: SloTargets) -> Comparison
 
 
 def _at_one_rate(base: ArmReport, split: ArmReport, pair: tuple[RateLevel, RateLevel], goal: SloTargets) -> ComparisonVerdict:
-    """The lower share must miss the goal and lie below the other, each for sure."""
+    """Decide at one rate.
+
+    The lower share must miss the goal and lie below the other, each with certainty.
+    """
     ours, theirs = pair
     at = f"at {rate(ours.rate / base.gpus)} per GPU"
     shares = f"both objectives met {at}: {base.name} {portion(ours.met)}, {split.name} {portion(theirs.met)}"
@@ -176,12 +194,12 @@ def _at_one_rate(base: ArmReport, split: ArmReport, pair: tuple[RateLevel, RateL
 
 
 def _bounds_of(share: Estimate) -> tuple[float, float]:
-    """All that a share can be where nothing bounds it."""
+    """Return the bounds of a share; 0 and 1 where there is no interval."""
     return 0.0 if share.low is None else share.low, 1.0 if share.high is None else share.high
 
 
 def _same_rates(base: ArmReport, split: ArmReport) -> list[tuple[RateLevel, RateLevel]]:
-    """Levels of one rate per GPU, highest first."""
+    """Return pairs of levels with the same rate per GPU, highest first."""
     pairs = [
         (ours, theirs)
         for ours in base.goodput.levels
@@ -199,7 +217,10 @@ def _tail(change: Change, goal: SloTargets) -> str:
 
 LOST: Final = "TTFT lost"
 NOT_WORTH_TELLING: Final = 0.05
-"""A place that took less than this part of the loss, more or less, is left out of the reasons; the hand-off never is."""
+"""Least part of the loss, as an absolute value, that a reason names.
+
+Smaller places are left out of the reasons; the hand-off never is.
+"""
 
 
 def _first_token(change: Change, split: ArmReport, goal: SloTargets, lost: Losses) -> str:
@@ -223,6 +244,6 @@ def _where_lost(start: str, lost: Losses) -> Iterator[str]:
 
 
 def _named(place: str, measured: bool) -> str:
-    """The hand-off with what it cannot be told from."""
+    """Name the place; the hand-off with the time that cannot be separated from it."""
     hidden = place == IN_THE_HANDOFF and not measured
     return f"{place} (unattributed time at D, which may hold D's queue as well)" if hidden else place

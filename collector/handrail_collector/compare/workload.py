@@ -1,7 +1,10 @@
-"""Did two arms get the same work? Where not, a difference between them says nothing about their layout.
+"""Check whether two arms got the same work.
 
-Prompt and answer lengths are compared by the Kolmogorov-Smirnov distance, the largest difference between the shares of requests
-that are at most so long. Two arms are alike while it stays within ``UNLIKE`` and what chance alone gives at 1 %.
+Where they did not, a difference between them is no evidence about their layout.
+
+Prompt and answer lengths are compared by the Kolmogorov-Smirnov distance.
+It is the largest difference between the shares of requests that are at most that long.
+Two arms are alike while the distance stays within ``UNLIKE`` and what chance alone gives at 1 %.
 """
 
 from __future__ import annotations
@@ -16,22 +19,28 @@ from handrail_collector.compare.sample import Floats, Sample
 
 UNLIKE: Final = 0.1
 _CHANCE: Final = 1.63  # Kolmogorov's constant at 1 %
-_MOSTLY: Final = 0.9  # of the requests must have a figure before it is compared
+_MOSTLY: Final = 0.9  # least share of requests with a figure before it is compared
 
 
 def unlike(of: Sample, to: Sample) -> tuple[str, ...]:
-    """Why the work of the two is not comparable, in words; empty where nothing shows that it is not."""
+    """Return why the two workloads are not comparable, in words.
+
+    Empty where no evidence shows that they differ.
+    """
     return tuple(_unlike(of, to))
 
 
 def unknown(sample: Sample) -> tuple[str, ...]:
-    """What cannot be compared because the rows do not say it."""
+    """Return what cannot be compared because the rows do not hold it."""
     lengths = {"prompt": sample.prompt_tokens, "answer": sample.output_tokens}
     return tuple(f"the {name} lengths of most requests are not known" for name, values in lengths.items() if not _known(values))
 
 
 def cached_share(sample: Sample) -> float | None:
-    """The share of prompt tokens that came from a prefix cache, where requests say it."""
+    """Return the share of prompt tokens that came from a prefix cache.
+
+    Only requests that hold the figure count.
+    """
     both = ~np.isnan(sample.cached_tokens) & (sample.prompt_tokens > 0)
     if both.sum() < _MOSTLY * len(sample) or not both.any():
         return None
@@ -58,7 +67,7 @@ def _unlike(of: Sample, to: Sample) -> Iterator[str]:
 
 
 def distance(a: Floats, b: Floats) -> float:
-    """Kolmogorov-Smirnov distance of two samples, 0 to 1."""
+    """Return the Kolmogorov-Smirnov distance of two samples, 0 to 1."""
     both = np.concatenate((a, b))
     below = [np.searchsorted(np.sort(each), both, side="right") / len(each) for each in (a, b)]
     return float(np.abs(below[0] - below[1]).max())

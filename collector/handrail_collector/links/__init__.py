@@ -1,1 +1,4 @@
-"""The links that KV moves over, P to D: how fast, by what, and why not faster. Pure; what is stored comes in by ``answer.py``."""
+"""Links that move KV from P to D: their rate, their transport, their faults.
+
+Everything here is pure; stored data comes in through ``answer.py``.
+"""

@@ -1,4 +1,4 @@
-"""The links of a period from a store, as JSON."""
+"""Answer which links a period has, from a store, as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 
 MOST_HAND_OFFS: Final = 100_000
-"""Of a longer period the last ones; its figures say so."""
+"""Most hand-offs that one answer reads.
+
+A longer period keeps its last ones, and its figures note that.
+"""
 
 MOST_SAMPLES: Final = 60_000
 
@@ -38,7 +41,10 @@ _NAMES: Final = frozenset({BYTES, ERRORS, UP, GPU_NVLINK_BYTES, GPU_PCIE_BYTES, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """Links of a period. ``limited``: there were more hand-offs, these are the last."""
+    """The links of one period.
+
+    ``limited``: there were more hand-offs; these are the last ones.
+    """
 
     since_unix_ns: int
     until_unix_ns: int
@@ -48,7 +54,11 @@ class Period:
 
 
 def answered(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live: Sequence[FetchRow] = ()) -> dict[str, Any]:
-    """As JSON (docs/http-api.md). ``live``: hand-offs that are not stored yet. Raises ``StoreDamagedError``."""
+    """Answer the question as JSON (docs/http-api.md).
+
+    ``live``: hand-offs that are not stored yet.
+    Raises ``StoreDamagedError``.
+    """
     known = [reader.latest(Table.KV_FETCHES, now_unix_ns), *(min(row.started_unix_ns, now_unix_ns) for row in live)]
     latest = max((at for at in known if at is not None), default=None)
     until = question.until_unix_ns
@@ -80,7 +90,10 @@ def period(
     most_links: int = DEFAULT_LIMIT,
     most_samples: int = MOST_SAMPLES,
 ) -> Period:
-    """The links of a period, those that moved most first; counters are asked for ``most_links`` of them."""
+    """Read the links of a period, those with the most bytes first.
+
+    Counters are read for the first ``most_links`` links only.
+    """
     stored, limited = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
     rows = [
         row
@@ -112,7 +125,10 @@ def devices(
     most_links: int,
     most_samples: int,
 ) -> list[DeviceCounts]:
-    """What was counted at both ends of the links that moved most, while they did: a reading a second, fewer of many hosts."""
+    """Read the device counters at both ends of the links that moved most bytes.
+
+    The readings cover the time of the transfers, one a second, and fewer where there are many hosts.
+    """
     timed = [one for one in handed if one.pieces]
     moved: Counter[EngineLink] = Counter()
     for one in timed:
@@ -128,7 +144,10 @@ def devices(
 
 
 def engine_posts(reader: StoreReader, handed: Sequence[HandOff]) -> list[Posts]:
-    """What the engines' metrics said of their transfers by the end, less what they had said at the beginning."""
+    """Read the growth of the engines' transfer metrics over the hand-offs' time.
+
+    The figure is the last sample less the first.
+    """
     if not handed:
         return []
     hosts = frozenset(host for one in handed for host in (one.link.keeper_host, one.link.reader_host) if host)
@@ -140,7 +159,10 @@ def engine_posts(reader: StoreReader, handed: Sequence[HandOff]) -> list[Posts]:
 
 
 def offsets(pairs: Sequence[ClockPairRow]) -> Offsets:
-    """The last word on each pair of hosts; ``pairs`` latest first."""
+    """Return the latest offset bounds of each pair of hosts.
+
+    ``pairs``: latest first.
+    """
     found: dict[tuple[str, str], tuple[int | None, int | None]] = {}
     for pair in pairs:
         found.setdefault((pair.host, pair.peer_host), (pair.low_ns, pair.high_ns))

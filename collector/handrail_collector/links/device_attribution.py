@@ -1,9 +1,13 @@
-"""Which devices carried the KV: those whose counters grew by about the bytes that were fetched, when they were fetched. Pure.
+"""Attribute the fetched KV to the devices whose counters grew with it. Pure.
 
-Windows of a second or more, from reading to reading: at 10 Hz a counter says nothing of a fetch of 66 ms, but over many windows
-what grows with the fetches is told from what is always there. What a device moved in a window is taken apart by least squares:
-a steady part, one in step with this link's fetches, one in step with those of the host's other links. Of what carries a link its
-own part is about one byte for each byte fetched (headers make it a few per cent more), of what does not about none.
+A device carried the KV when its counters grew by about the fetched bytes, at the time of the fetches.
+
+Windows are a second or longer, from reading to reading. At 10 Hz, a counter cannot show one fetch of 66 ms.
+Over many windows the growth with the fetches separates from the constant traffic.
+Least squares splits the bytes of a device in a window into three parts:
+a steady part, a part in step with this link's fetches, and a part in step with those of the host's other links.
+For a device that carries the link, its own part is about one byte for each byte fetched (headers add a few per cent).
+For any other device, it is about zero.
 """
 
 from __future__ import annotations
@@ -20,11 +24,17 @@ from handrail_collector.links.transfer_curve import Flow
 
 LEAST_WINDOWS: Final = 8
 LEAST_BYTES: Final = 16 * 2**20
-"""Less is lost among everything else that a host sends."""
+"""Smallest number of bytes that can be attributed.
+
+Less is lost in the other traffic of a host.
+"""
 
 FIRST_WINDOW_NS: Final = SECOND
 TIMES_LONGER: Final = 4
-"""A window is so many times longer than most transfers, where there is time for it: at what pace one moved is not known."""
+"""How many times longer than most transfers a window is, where time allows.
+
+The pace within one transfer is not known.
+"""
 
 MOST_WINDOWS: Final = 20_000
 MOST_SHIFTS: Final = 20
@@ -32,26 +42,34 @@ CARRIES: Final = (0.8, 1.3)
 CARRIES_NOT: Final = 0.15
 SIGMAS: Final = 2.0
 MOST_DOUBT: Final = 0.4
-"""So many bytes for one fetched a part may be off: beyond that, none and one are not told apart."""
+"""Largest error of a part, in bytes for each byte fetched.
+
+Beyond it, zero and one cannot be distinguished.
+"""
 
 OWN_SHARE: Final = 0.25
-"""What is said of all links of a host together holds for one that has at least this share of their bytes."""
+"""Least share of a host's link bytes for a joint verdict to hold for one link.
+
+A joint verdict is about all links of a host together.
+"""
 
 
 class MediumVerdict(str, Enum):
-    """What the counters of one medium say."""
+    """What the counters of one medium show."""
 
     CARRIED = "carried"
-    PART = "part"  # it moved with the fetches, but not by as much
+    PART = "part"  # it moved with the fetches, but by fewer bytes
     NOT = "not"
     CANNOT_TELL = "cannot_tell"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """One medium of one host in one direction. ``share``: bytes that it moved for each byte fetched, None: cannot be told.
+    """One medium of one host in one direction.
 
-    ``devices``: those that did, with their shares, most first. ``others``: further devices of the medium that are up.
+    ``share``: bytes that it moved for each byte fetched; None: not known.
+    ``devices``: those that carried the KV, with their shares, largest first.
+    ``others``: further devices of the medium that are up.
     """
 
     host: str
@@ -67,9 +85,10 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class LinkFetches:
-    """What was fetched over one link (``own``) and over the other links of the host, in the times of its clock.
+    """Fetches over one link (``own``) and over the host's other links.
 
-    ``doubt_ns``: how far these may be off; within it the shift is taken by which they fit the counters best.
+    Times are by the host's clock.
+    ``doubt_ns``: bound of these times; within it, the shift with the best fit to the counters is used.
     """
 
     own: Flow
@@ -78,7 +97,7 @@ class LinkFetches:
 
 
 def carried(link_fetches: LinkFetches, devices: Iterable[DeviceCounts], host: str, direction: str) -> list[Carried]:
-    """What each medium of ``host`` says of the fetches."""
+    """Return what each medium of ``host`` shows for the fetches."""
     here = [each for each in devices if each.host == host and direction in each.curves]
     return [
         _medium(link_fetches, [each for each in here if each.medium is medium], (host, direction, medium))
@@ -109,7 +128,10 @@ def _medium(link_fetches: LinkFetches, devices: Sequence[DeviceCounts], which: t
 
 
 def _window_ns(link_fetches: LinkFetches) -> int:
-    """Longer than most transfers and their bounds, where enough windows are left."""
+    """Choose the window length.
+
+    It is longer than most transfers and their bounds, where that leaves enough windows.
+    """
     every = link_fetches.own.and_also(link_fetches.others)
     if not len(every):
         return FIRST_WINDOW_NS
@@ -120,15 +142,15 @@ def _window_ns(link_fetches: LinkFetches) -> int:
 
 
 class _DeviceFit:
-    """One device's bytes by window, and how they go with the fetches."""
+    """Fit of one device's bytes by window to the fetches."""
 
     def __init__(self, link_fetches: LinkFetches, curve: DeviceBytes, window_ns: int) -> None:
         edges, moved = curve.windows(window_ns, *_time(link_fetches, window_ns))
         self.windows = len(moved)
         self.moved = float(moved.sum())
         self.fetched = 0.0
-        self.apart: tuple[float, float] | None = None  # its own part and the error of that
-        self.all: tuple[float, float] | None = None  # the part of all links, likewise
+        self.apart: tuple[float, float] | None = None  # the link's own part and its error
+        self.all: tuple[float, float] | None = None  # the part of all links of the host, and its error
         if self.windows < LEAST_WINDOWS:
             return
         steady, best = np.diff(edges).astype(np.float64), np.inf
@@ -142,20 +164,23 @@ class _DeviceFit:
 
 
 def _time(link_fetches: LinkFetches, window_ns: int) -> tuple[int, int]:
-    """From a little before the first fetch to a little after the last."""
+    """Return the time from just before the first fetch to just after the last."""
     every = link_fetches.own.and_also(link_fetches.others)
     around = 2 * window_ns + link_fetches.doubt_ns
     return int(every.begin_ns.min()) - around, int(every.end_ns.max()) + around
 
 
 def _shifts(doubt_ns: int, window_ns: int) -> list[int]:
-    """Shifts within the doubt, a quarter of a window apart, that of nothing first."""
+    """Return the shifts within the doubt, a quarter of a window apart, zero first."""
     steps = min(MOST_SHIFTS, 4 * doubt_ns // window_ns)
     return [0, *(sign * doubt_ns * step // steps for step in range(1, steps + 1) for sign in (1, -1))]
 
 
 def _least_squares(parts: Sequence[Any], moved: Any) -> tuple[tuple[float, float] | None, float]:
-    """The first part's factor with its standard error, None where it cannot be told from the others; and what is left over."""
+    """Fit ``moved`` to ``parts``; return the first part's factor and the residual.
+
+    The factor comes with its standard error. It is None where the other parts hide it.
+    """
     used = [part for part in parts if part.any()]
     if not parts[0].any() or len(moved) <= len(used) + 2:
         return None, float("inf")
@@ -170,7 +195,10 @@ def _least_squares(parts: Sequence[Any], moved: Any) -> tuple[tuple[float, float
 
 
 def _together(link_fetches: LinkFetches, fits: Sequence[_DeviceFit]) -> tuple[MediumVerdict, float | None, list[float]]:
-    """Verdict, share and the share of each device: of this link alone, else of all links of the host, else by the sums."""
+    """Return the verdict, the share, and the share of each device.
+
+    They come from this link alone, else from all links of the host, else from the sums.
+    """
     cannot = MediumVerdict.CANNOT_TELL, None, [0.0] * len(fits)
     own, others = link_fetches.own.bytes, link_fetches.others.bytes
     if not fits or own < LEAST_BYTES:
@@ -184,7 +212,7 @@ def _together(link_fetches: LinkFetches, fits: Sequence[_DeviceFit]) -> tuple[Me
         return cannot
     shares = [fit.moved / fit.fetched if fit.fetched else 0.0 for fit in fits]
     verdict = _verdict(sum(shares))
-    if verdict is MediumVerdict.PART:  # it is busy with other things too, or did a part of it
+    if verdict is MediumVerdict.PART:  # the medium is busy with other traffic too, or carried only a part
         return cannot
     return verdict, sum(shares), shares
 

@@ -1,4 +1,7 @@
-"""What the devices of the hosts moved, over time: samples as curves that only grow, whatever restarts their counters. Pure."""
+"""Turn samples of devices into curves of bytes moved over time. Pure.
+
+The curves only grow, even where a counter restarts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SECOND: Final = 10**9
 
 
 class Medium(str, Enum):
-    """What kind of thing a device counts."""
+    """Kind of traffic that a device counts."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -30,9 +33,11 @@ class Medium(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """Bytes that one device moved in one direction. ``at_ns``: wall clock of its host, growing; ``moved``: since the first.
+    """Bytes that one device moved in one direction.
 
-    ``anew``: where the counter had begun again since the reading before, so that what it shows is the least that was moved.
+    ``at_ns``: wall clock of its host, increasing.
+    ``moved``: bytes since the first reading.
+    ``anew``: True where the counter was reset since the reading before; there the growth is a lower bound.
     """
 
     at_ns: Any  # int64
@@ -40,9 +45,10 @@ class DeviceBytes:
     anew: Any  # bool
 
     def windows(self, window_ns: int, first_ns: int, last_ns: int) -> tuple[Any, Any]:
-        """Edges of windows at least so long, each at a reading of [first, last], and the bytes between them.
+        """Return window edges, and the bytes between them.
 
-        No window ends with a counter that began again within it: that window, and all before it, are left out.
+        Each window is at least ``window_ns`` long. Each edge is at a reading of [first, last].
+        A window in which a counter was reset is left out, with all windows before it.
         """
         inside = np.flatnonzero((self.at_ns >= first_ns) & (self.at_ns <= last_ns))
         begun = inside[self.anew[inside]]
@@ -59,9 +65,10 @@ class DeviceBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCounts:
-    """One device of one host. ``errors``: by how much each error counter grew; those that did not are left out.
+    """Counters of one device of one host.
 
-    ``line_rate``: bytes a second that it can carry each way, None where nothing says.
+    ``errors``: growth of each error counter; counters that did not grow are left out.
+    ``line_rate``: bytes a second that it can carry each way; None where it is not known.
     """
 
     host: str
@@ -74,12 +81,16 @@ class DeviceCounts:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """Name of the device for people."""
         return f"{self.device.key} at {self.host}"
 
     def peak(self, direction: str) -> tuple[float, float] | None:
-        """Mean and highest rate in bytes a second: of all the time, and of any second (or of the time between two readings, where
-        that is longer). None of less than two seconds."""
+        """Return the mean and the highest rate, in bytes a second.
+
+        The mean is over all the time. The highest is over any second, or over the time between two readings where that
+        is longer.
+        None for less than two seconds.
+        """
         curve = self.curves.get(direction)
         if curve is None or len(curve.at_ns) < 2 or curve.at_ns[-1] - curve.at_ns[0] < 2 * SECOND:
             return None
@@ -91,7 +102,10 @@ class DeviceCounts:
 
 
 def counted(samples: Iterable[DeviceSample]) -> list[DeviceCounts]:
-    """A device that several sidecars of a host read counts once: by the one that read it most often."""
+    """Return the counters of each device once.
+
+    Where several sidecars of a host read a device, the one with the most readings counts.
+    """
     by_device: dict[tuple[str, str], dict[str, list[DeviceSample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         process = sample.process
@@ -105,11 +119,14 @@ def counted(samples: Iterable[DeviceSample]) -> list[DeviceCounts]:
 
 
 _GPU_LINES: Final = {Medium.PCIE: GPU_PCIE_LINE, Medium.NVLINK: GPU_NVLINK_LINE}
-"""Gauges of ``handrail.device_counters.gpu``; a port's or an interface's line rate stands in its description."""
+"""Gauges of ``handrail.device_counters.gpu`` that hold a GPU's line rates.
+
+The line rate of a port or an interface is in its description.
+"""
 
 
 def _media(device: Device) -> tuple[tuple[Medium, str], ...]:
-    """What a device counts, and under which name of a value."""
+    """Return the media that a device counts, and the name of each value."""
     if device.kind is DeviceKind.RDMA:
         return ((Medium.RDMA, BYTES),)
     if device.kind is DeviceKind.NIC:
@@ -144,7 +161,11 @@ def _counted(host: str, medium: Medium, name: str, samples: Sequence[DeviceSampl
 
 
 def curve_of(points: Sequence[tuple[int, float, int]]) -> DeviceBytes:
-    """``points``: time, value, since when it counts. Where it began again, what it shows was moved since: at least that much."""
+    """Build a curve from counter readings.
+
+    ``points``: time, value, start of the count.
+    After a reset, the value that the counter shows is a lower bound of the bytes moved since.
+    """
     at, moved, anew, total = [points[0][0]], [0.0], [False], 0.0
     for (_, before, since), (time, value, start) in pairwise(points):
         again = start != since or value < before
@@ -157,8 +178,10 @@ def curve_of(points: Sequence[tuple[int, float, int]]) -> DeviceBytes:
 
 
 def alone(devices: Iterable[DeviceCounts]) -> list[DeviceCounts]:
-    """Without those whose bytes another one counts too: a bond's members are told, not the bond; where there is an adapter,
-    what is virtual on top of it is not told."""
+    """Leave out devices whose bytes another device counts too.
+
+    The members of a bond stay and the bond goes. An adapter stays and what is virtual on top of it goes.
+    """
     listed = list(devices)
     members = {(each.host, each.device.parent) for each in listed if each.device.parent}
     real = {each.host for each in listed if each.medium is Medium.NIC and _real(each.device)}

@@ -1,6 +1,6 @@
-"""What engines' logs say of the links they use, as rows of ``link_facts``, and as what is asked of those rows.
+"""Convert engine log facts about links to ``link_facts`` rows, and read them.
 
-The lines are recognised by ``handrail.kv``: UCX's lanes, vLLM's transfer statistics, SGLang's queues and Mooncake's throughput.
+``handrail.kv`` recognises the lines: UCX's lanes, vLLM's transfer statistics, SGLang's queues and Mooncake's throughput.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from handrail_collector.stitch.events import MINUTE_NS, key_of
 SECOND: Final = 10**9
 NO_GPU_GET: Final = "ucx.no_nvlink"
 QUEUE_WITHIN_NS: Final = MINUTE_NS
-"""Ranks whose last words are further apart are not summed."""
+"""Longest time between the last log lines of ranks that are summed."""
 
 RATE_EVERY_NS: Final = 5 * SECOND
-"""Each rank of Mooncake says once in this time what it moved."""
+"""Interval at which each rank of Mooncake logs the bytes that it moved."""
 
 
 INTRA: Final = "intra-node"
@@ -28,18 +28,21 @@ INTER: Final = "inter-node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneFacts:
-    """What an engine's log says of the lane of its remote memory access. ``nic``: '' where it names none."""
+    """Lane of an engine's remote memory access, as its log names it.
+
+    ``nic``: '' where the log names none.
+    """
 
     instance: str
     lane: str
     nic: str = ""
-    reach: str = ""  # INTRA | INTER | "": not told
+    reach: str = ""  # INTRA | INTER | "": not known
     recogniser: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posts:
-    """What an engine says of its transfers: mean time of one, and how much of it went into handing it to the transport."""
+    """Transfers of an engine: their mean time, and the part spent on posting."""
 
     instance: str
     transfers: int
@@ -50,30 +53,36 @@ class Posts:
 
     @property
     def share(self) -> float:
-        """Of the transfer's time that its submission took."""
+        """Share of the transfer's time that posting took."""
         return self.post_ns / self.transfer_ns if self.transfer_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """What the ranks of a prefill engine say last of requests that wait for their hand-off, summed over ranks."""
+    """Requests that wait for their hand-off in a prefill engine.
+
+    The values are the last that each rank logged, summed over ranks.
+    """
 
     instance: str
     ranks: int
-    bootstrapping: int  # the decode has not offered space yet
+    bootstrapping: int  # D has not offered space yet
     transferring: int
     queued: int
-    rate: float | None = None  # bytes a second, of all ranks; None: not told
+    rate: float | None = None  # bytes a second, of all ranks; None: not known
 
 
 def link_fact_row(fact: LogFact, offset: int) -> LinkFactRow | None:
-    """One a minute, rank and kind of line, of equal key the later one; None for a fact that says nothing of a link."""
+    """Convert a log fact to a row; None where it does not concern a link.
+
+    A minute keeps one row for each rank and kind of line; of rows with equal key, the later one.
+    """
     if fact.kind not in (LogKind.TRANSPORT, LogKind.TRANSFER_STATS, LogKind.QUEUE_STATS) or not fact.process.instance:
         return None
     words, numbers = dict(fact.words), dict(fact.numbers)
     lane, rank = words.get("transport", ""), fact.ranks[0] if fact.ranks else ""
     minute = fact.last_unix_ns // MINUTE_NS
-    who = fact.fact_id if "rate_mb_s" in numbers else rank  # Mooncake's ranks do not say which they are: none replaces another
+    who = fact.fact_id if "rate_mb_s" in numbers else rank  # Mooncake's ranks do not name themselves: no row may replace another
     return LinkFactRow(
         at_unix_ns=fact.last_unix_ns,
         key=key_of("link", fact.process.instance, who, fact.recogniser, lane, words.get("reach", ""), minute),
@@ -102,7 +111,7 @@ def _whole(number: float | None, scale: int = 1) -> int | None:
 
 
 def lanes(rows: Iterable[LinkFactRow]) -> list[LaneFacts]:
-    """Each lane once."""
+    """Return each lane once."""
     found = {
         LaneFacts(instance=row.instance, lane=row.lane, nic=row.nic, reach=row.reach, recogniser=row.recogniser): None
         for row in rows
@@ -112,12 +121,15 @@ def lanes(rows: Iterable[LinkFactRow]) -> list[LaneFacts]:
 
 
 def no_gpu_get(rows: Iterable[LinkFactRow]) -> list[str]:
-    """Instances whose UCX does not read over ``cuda_ipc``."""
+    """Return the instances whose UCX does not read over ``cuda_ipc``."""
     return list(dict.fromkeys(row.instance for row in rows if row.recogniser == NO_GPU_GET))
 
 
 def posts(rows: Iterable[LinkFactRow]) -> list[Posts]:
-    """By instance, means weighted by transfers. Means of ranks, each of its own: no rate of a link follows from them (B05)."""
+    """Average the transfers of each instance, weighted by their number.
+
+    The means are per rank, so no rate of a link follows from them (case B05).
+    """
     by_instance: dict[str, list[LinkFactRow]] = {}
     for row in rows:
         if row.transfers and row.transfer_ns is not None and row.post_ns is not None:
@@ -143,7 +155,10 @@ def _mean(rows: Iterable[LinkFactRow], name: str) -> int | None:
 
 
 def queues(rows: Iterable[LinkFactRow]) -> list[Queue]:
-    """By instance, the last words of its ranks, summed: a rank's own rate is no bandwidth (case B22)."""
+    """Sum the last values of each instance's ranks.
+
+    The rate of one rank is no bandwidth (case B22).
+    """
     by_instance: dict[str, list[LinkFactRow]] = {}
     for row in sorted(rows, key=lambda row: row.at_unix_ns):
         if row.bootstrapping is not None or row.rate_bytes is not None:

@@ -1,4 +1,7 @@
-"""What is wrong with a link, or odd: each with what was seen, and what to do. Pure; closed words."""
+"""Find what is wrong or odd with a link, with evidence and advice. Pure.
+
+The kinds are a closed list.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from handrail_collector.links.transport import Transport, TransportEvidence
 
 
 class LinkFindingKind(str, Enum):
-    """Closed."""
+    """Kind of a finding about a link; the list is closed."""
 
     TCP_THOUGH_RDMA = "tcp_though_rdma"
     TCP = "tcp"
     HOST_STAGED = "host_staged"
     NO_PEER_TO_PEER = "no_peer_to_peer"
-    SLOW_PATH = "slow_path"  # slower than anything that should carry KV, whatever it is
+    SLOW_PATH = "slow_path"  # slower than any transport that should carry KV
     FAR_BELOW_LINE = "far_below_line"
     ONE_OF_SEVERAL = "one_of_several"
     SUBMISSION_BOUND = "submission_bound"
@@ -36,14 +39,20 @@ class LinkFindingKind(str, Enum):
 SLOW: Final = frozenset(
     {LinkFindingKind.TCP_THOUGH_RDMA, LinkFindingKind.HOST_STAGED, LinkFindingKind.SLOW_PATH, LinkFindingKind.FAR_BELOW_LINE}
 )
-"""TCP alone is not: over 100 Gb/s it may be all that is needed."""
+"""Transports that are a fault by themselves.
+
+TCP is not among them: over 100 Gb/s it may be enough.
+"""
 
 GB: Final = 1e9
 SLOW_ONE_HOST: Final = 2 * GB
-"""Bytes a second between two GPUs of one host: PCIe 3.0 x16 through host memory does several times as much, NVLink a hundred."""
+"""Slow for two GPUs of one host, in bytes a second.
+
+PCIe 3.0 x16 through host memory reaches several times this rate, NVLink a hundred times.
+"""
 
 SLOW_BETWEEN_HOSTS: Final = 1 * GB
-"""Between hosts: less than a network of 10 Gb/s carries."""
+"""Slow between hosts, in bytes a second: less than a 10 Gb/s network carries."""
 
 FAR_BELOW: Final = 0.3
 ABOVE: Final = 1.05
@@ -54,7 +63,11 @@ MANY_DESCRIPTORS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFinding:
-    """``seen``: what shows it, with its numbers; ``advice``: what to do, '' where there is nothing."""
+    """One finding about a link.
+
+    ``seen``: the evidence with its numbers.
+    ``advice``: what to do; '' where there is nothing to do.
+    """
 
     kind: LinkFindingKind
     seen: str
@@ -69,8 +82,11 @@ def findings(
     queues: Sequence[Queue] = (),
     no_gpu_get: Sequence[str] = (),
 ) -> tuple[LinkFinding, ...]:
-    """``devices``: all of both hosts; the rest is what the link's engines say. ``no_gpu_get``: those whose UCX reads nothing from
-    another GPU."""
+    """Return the findings of one link.
+
+    ``devices``: all devices of both hosts. The other arguments are what the link's engines report.
+    ``no_gpu_get``: engines whose UCX cannot read from another GPU.
+    """
     found = (
         _path(figures, transport_evidence, devices, no_gpu_get),
         _rate(figures, transport_evidence),
@@ -121,7 +137,10 @@ def _path(
 
 
 def _pull_advice(figures: LinkThroughput) -> str:
-    """Case B10: on one host without RDMA the pulling connector moves a hundredth of what the pushing one does."""
+    """Return the advice for a slow pulling connector.
+
+    Case B10: on one host without RDMA, the pulling connector moves a hundredth of what the pushing one does.
+    """
     pulls = "pull" in figures.modes or any(name in ("NixlConnector", "NixlPullConnector") for name in figures.connectors)
     if not pulls or not figures.link.one_host:
         return ""
@@ -195,7 +214,10 @@ def _odd(figures: LinkThroughput, transport_evidence: TransportEvidence) -> Iter
 
 
 _HARMLESS: Final = frozenset({"duplicate_request", "rx_dropped", "VL15_dropped"})
-"""Counted on healthy hosts too: packets that nobody listens for, repeated requests of other tenants."""
+"""Error counters that grow on healthy hosts too.
+
+They count packets without a receiver, and repeated requests of other tenants.
+"""
 
 
 def _at(figures: LinkThroughput) -> str:
@@ -203,11 +225,11 @@ def _at(figures: LinkThroughput) -> str:
 
 
 def gigabytes(bytes_per_second: float) -> str:
-    """``0.36 GB/s``, of 10^9 bytes, as networks are told."""
+    """Format a rate: ``0.36 GB/s``, of 10^9 bytes, as is usual for networks."""
     value = bytes_per_second / GB
     return f"{value:.0f} GB/s" if value >= 100 else f"{value:.1f} GB/s" if value >= 10 else f"{value:.2f} GB/s"
 
 
 def percent(part: float, whole: float) -> str:
-    """``12 %``."""
+    """Format a share: ``12 %``."""
     return f"{100 * part / whole:.0f} %" if part >= 0.1 * whole else f"{100 * part / whole:.1f} %"

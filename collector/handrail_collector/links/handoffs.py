@@ -1,4 +1,7 @@
-"""What a link's figures need of a hand-off: from whom to whom, when its bytes moved and how many. From ``rows.FetchRow``."""
+"""Read from ``rows.FetchRow`` what the figures of a link need of a hand-off.
+
+The facts are: producer and consumer, the times of the transfers, and their bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _LOADED: Final = _FAILED | {FetchOutcome.HUNG.value, FetchOutcome.TIMED_OUT.valu
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """From the engine that keeps KV to the one that reads it; of a turn taken back that is from D to P."""
+    """Producer and consumer of KV.
+
+    For the KV of an earlier turn that goes back, the producer is D and the consumer is P.
+    """
 
     keeper: str  # host:port of the engine, else of its side channel, else its id
     reader: str
@@ -25,18 +31,21 @@ class EngineLink:
 
     @property
     def one_host(self) -> bool:
-        """Both on one host, as far as is known."""
+        """Whether both engines are on one host, as far as is known."""
         return bool(self.keeper_host) and self.keeper_host == self.reader_host
 
     @property
     def hosts(self) -> str:
-        """As in ``RequestRow``: ``P>D``; '' where a host is not known."""
+        """Hosts as in ``RequestRow``: ``P>D``; '' where a host is not known."""
         return f"{self.keeper_host}>{self.reader_host}" if self.keeper_host and self.reader_host else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes that moved without a pause that is known of: from ``begin_ns`` to ``end_ns``, ended at most ``bound_ns`` earlier."""
+    """Bytes that moved without a known pause.
+
+    They moved from ``begin_ns`` to ``end_ns``; they may have ended at most ``bound_ns`` earlier.
+    """
 
     begin_ns: int
     end_ns: int
@@ -46,9 +55,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOff:
-    """One hand-off. Times are wall clock of the host that moved the bytes.
+    """One hand-off; times are wall clock of the host that moved the bytes.
 
-    ``pieces``: none where its times or bytes are not known. ``taken_ns``: known to the reader until its scheduler saw it.
+    ``pieces``: empty where its times or bytes are not known.
+    ``taken_ns``: from known to the consumer until seen by its scheduler.
     """
 
     link: EngineLink
@@ -57,37 +67,40 @@ class HandOff:
     outcome: str = FetchOutcome.UNKNOWN.value
     connector: str = ""
     mode: str = ""  # pull | push
-    backwards: bool = False  # an earlier turn's KV, from D to P
+    backwards: bool = False  # KV of an earlier turn, from D to P
     open: bool = False
     taken_ns: int | None = None
     handshake_ns: int | None = None  # 0: the peer was known
     descriptors: int | None = None
-    counted: bool = True  # the transport counted the bytes; else they are what its blocks come to
+    counted: bool = True  # the transport counted the bytes; else they come from the size of the blocks
 
     @property
     def failed(self) -> bool:
-        """By its outcome."""
+        """Whether the outcome is a failure."""
         return self.outcome in _FAILED
 
     @property
     def loaded(self) -> bool:
-        """It ended without its KV: failed, given up, or still waiting."""
+        """Whether it ended without its KV: failed, given up, or still waiting."""
         return self.outcome in _LOADED
 
     @property
     def bytes(self) -> int:
-        """Of all its pieces."""
+        """Bytes of all pieces."""
         return sum(piece.bytes for piece in self.pieces)
 
 
 def hand_offs(rows: Iterable[FetchRow]) -> list[HandOff]:
-    """Those of ``rows`` that have a reader, in the order of their start."""
+    """Return the hand-offs of ``rows`` that have a consumer, by their start."""
     found = [hand_off(row) for row in rows if row.number >= 0 and (row.reader_instance or row.reader_host)]
     return sorted(found, key=lambda one: one.started_unix_ns)
 
 
 def hand_off(row: FetchRow) -> HandOff:
-    """One row. What moved is known where the transfer was timed and its bytes are counted or, of one that went well, expected."""
+    """Read one row.
+
+    The bytes are known where the transfer was timed and they were counted or, after a success, expected.
+    """
     well = row.outcome not in _LOADED and not row.open
     moved = row.bytes_moved if row.bytes_moved is not None else row.bytes_expected if well else None
     pieces: tuple[Piece, ...] = ()

@@ -1,4 +1,7 @@
-"""Links as JSON: what the API and the command line get. Rates in bytes a second, durations in ns, shares from 0 to 1. Pure."""
+"""Encode links as JSON for the API and the command line. Pure.
+
+Rates are bytes a second, durations ns, shares 0 to 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from handrail_collector.links.throughput import DurationPercentiles
 
 
 def plain(line: LinkLine) -> dict[str, Any]:
-    """One link."""
+    """Encode one link."""
     figures, transport_evidence = line.figures, line.transport
     carrying = {(device.host, device.device.key, device.medium) for device in transport_evidence.devices}
     return {
@@ -57,7 +60,7 @@ def plain(line: LinkLine) -> dict[str, Any]:
 
 
 def rest(lines: Sequence[LinkLine]) -> dict[str, int]:
-    """Links that are not told one by one."""
+    """Sum up the links that are not listed one by one."""
     return {
         "links": len(lines),
         "hand_offs": sum(line.figures.hand_offs for line in lines),

@@ -1,4 +1,7 @@
-"""How much of its transfers' time an engine spends on handing them to the transport, by its metrics (case B05). Pure."""
+"""Compute the share of transfer time that an engine spends on posting.
+
+Posting hands a transfer to the transport. The source is the engine's metrics (case B05). Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ _POST: Final = "kv_post_seconds"
 _DESCRIPTORS: Final = "kv_transfer_descriptors"
 _BYTES: Final = "kv_transfer_bytes"
 POST_NAMES: Final = frozenset({_TRANSFER, _POST, _DESCRIPTORS, _BYTES})
-"""Quantities of ``handrail.records.quantities``."""
+"""Sampled quantities, by their names in ``handrail.records.quantities``."""
 
 
 def posts_of(samples: Iterable[EngineSample]) -> list[Posts]:
-    """By instance: from its first sample to its last. Where it began to count anew in between, since then."""
+    """Compute the growth of each instance's histograms, first sample to last.
+
+    After a counter reset, the growth counts from the reset.
+    """
     by_instance: dict[str, list[EngineSample]] = defaultdict(list)
     for sample in samples:
         by_instance[sample.process.instance].append(sample)
@@ -42,7 +48,10 @@ def posts_of(samples: Iterable[EngineSample]) -> list[Posts]:
 
 
 def _grown(first: EngineSample, last: EngineSample, name: str) -> tuple[int, float]:
-    """By how many values and by what sum the histograms of a name grew, over engines and transports."""
+    """Return by how many values and by what sum the histograms of a name grew.
+
+    The figures are summed over engines and transports.
+    """
     if last is first:
         return 0, 0.0
     before = {_key(each): each for each in first.histograms if each.name == name}
@@ -52,7 +61,7 @@ def _grown(first: EngineSample, last: EngineSample, name: str) -> tuple[int, flo
             continue
         old = before.get(_key(each))
         old_count, old_total = (old.count, old.total) if old is not None and old.total is not None else (0, 0.0)
-        if old_count > each.count:  # it began anew, and nothing said so
+        if old_count > each.count:  # the counter was reset, and no sample shows when
             old_count, old_total = 0, 0.0
         count += each.count - old_count
         total += max(0.0, each.total - old_total)

@@ -1,4 +1,4 @@
-"""Links put together: of each its figures, its transport and what is wrong with it. Pure."""
+"""Combine each link's figures, transport and findings. Pure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,21 @@ from handrail_collector.links.transport import TransportEvidence, transport_evid
 from handrail_collector.rows import LinkFactRow
 
 NO_BOUND_NS: Final = SECOND
-"""Two hosts whose clocks nobody has compared are taken to agree within so much, as NTP keeps them; windows become wide."""
+"""Assumed clock offset bound of two hosts whose clocks were never compared.
+
+NTP keeps hosts within this time. It makes the windows wide.
+"""
 
 Offsets = Mapping[tuple[str, str], tuple[int | None, int | None]]
-"""Wall clock of the second host minus that of the first: at least, at most."""
+"""Bounds of the second host's wall clock minus the first's: least, most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLine:
-    """One link. ``devices``: all of its two hosts that were read."""
+    """One link.
+
+    ``devices``: every device of its two hosts that was read.
+    """
 
     figures: LinkThroughput
     transport: TransportEvidence
@@ -39,13 +45,13 @@ class LinkLine:
 
     @property
     def share_of_line(self) -> float | None:
-        """Rate while transferring over the line rate of what carried it."""
+        """Rate while transferring over the line rate of the devices that carried it."""
         rate, line = self.figures.rate, self.transport.line_rate
         return rate / line if rate is not None and line else None
 
     @property
     def slow(self) -> bool:
-        """Whether a finding says so."""
+        """Whether a finding says that the link is slow."""
         return any(finding.kind in SLOW for finding in self.findings)
 
 
@@ -56,7 +62,10 @@ def link_lines(
     offsets: Offsets | None = None,
     counted_posts: Sequence[Posts] = (),
 ) -> list[LinkLine]:
-    """Every link of ``hand_offs``, by bytes moved, most first. ``counted_posts``: by metrics, believed before what logs say."""
+    """Report every link of ``hand_offs``, those with the most bytes first.
+
+    ``counted_posts``: figures from metrics, which win over those from logs.
+    """
     counters = _Counters(hand_offs, tuple(alone(devices)), offsets or {})
     evidence_source = _EvidenceSource(rows, counted_posts)
     lines = []
@@ -82,7 +91,7 @@ def link_lines(
 
 
 class _EvidenceSource:
-    """What is asked of the facts, each once."""
+    """Evidence from the link facts, each kind computed once."""
 
     def __init__(self, rows: Sequence[LinkFactRow], counted_posts: Sequence[Posts]) -> None:
         self._rows = rows
@@ -108,7 +117,10 @@ class _EvidenceSource:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """All that was fetched to (or from) one host, by its own clock; ``links``: of each piece, which link it belongs to."""
+    """All fetches to or from one host, by that host's clock.
+
+    ``links``: the index of the link of each piece.
+    """
 
     flow: Flow
     links: Any
@@ -116,7 +128,10 @@ class _End:
 
 
 class _Counters:
-    """What the counters of a host say of a link: its devices are shared by all that is fetched to or from it."""
+    """The evidence of a host's counters for each of its links.
+
+    All fetches to or from the host share its devices.
+    """
 
     def __init__(self, hand_offs: Sequence[HandOff], devices: tuple[DeviceCounts, ...], offsets: Offsets) -> None:
         self.devices = devices
@@ -131,7 +146,10 @@ class _Counters:
                     self._by_end.setdefault((*end, one.link.one_host), []).append(one)
 
     def of(self, host: str, direction: str, link: EngineLink) -> list[Carried]:
-        """The loopback carries nothing between hosts."""
+        """Return what each medium of the host shows for the link.
+
+        The loopback carries nothing between hosts.
+        """
         devices = [each for each in self.devices if each.host == host and (link.one_host or each.medium is not Medium.LOOPBACK)]
         number, key = self._numbers.get(link), (host, direction, link.one_host)
         if not host or not devices or number is None:
@@ -159,7 +177,7 @@ class _Counters:
         return _End(shifted, np.array(links), max((width for _, width in offsets.values()), default=0))
 
     def _offset(self, of: str, host: str) -> tuple[int, int]:
-        """What to add to a time of ``of`` to have one of ``host``, and how far that may be off."""
+        """Return what converts a time of ``of`` to a time of ``host``, and its bound."""
         if not of or of == host:
             return 0, 0
         low, high = self._offsets.get((of, host), (None, None))

@@ -1,4 +1,4 @@
-"""A link in one sentence, for a person who was woken by it. Pure."""
+"""Describe a link in one sentence, for a person on call. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from handrail_collector.links.report import LinkLine
 from handrail_collector.links.transport import Transport
 
 MUCH_OF_TTFT: Final = 0.2
-"""Where transfers take less of the time to first token, a link is not why it is long."""
+"""Least share of the TTFT at which transfers may explain a long TTFT."""
 
 WORDS: Final = {
     Transport.NVLINK: "over NVLink",
@@ -24,7 +24,7 @@ WORDS: Final = {
 
 
 def sentence(line: LinkLine) -> str:
-    """How fast it is, by what, of which line rate."""
+    """Describe the link's rate, transport and line rate."""
     figures, transport_evidence = line.figures, line.transport
     name = f"{figures.link.keeper}>{figures.link.reader}"
     if figures.rate_low is None:
@@ -37,7 +37,7 @@ def sentence(line: LinkLine) -> str:
 
 
 def rate(line: LinkLine) -> str:
-    """With what a poll leaves open, where that is more than a tenth."""
+    """Format the rate; as a range where polling leaves more than a tenth open."""
     low, high = line.figures.rate_low, line.figures.rate_high
     if low is None:
         return "–"
@@ -56,7 +56,10 @@ def _of_line(line: LinkLine) -> str:
 
 
 def of_period(lines: Sequence[LinkLine], median_ttft_ns: int | None) -> list[str]:
-    """For ``explain``: the links that are slow or whose transfers are much of a median time to first token, worst first."""
+    """Describe for ``explain`` the links that matter, worst first.
+
+    A link matters when it is slow, or when its transfers are a large part of a median TTFT.
+    """
     reports = []
     for line in lines:
         transfer = line.figures.transfer

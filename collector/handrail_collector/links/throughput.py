@@ -1,5 +1,8 @@
-"""How fast a link moved KV. Bytes over the *union* of transfers that overlap: the sum of their times would count one second
-several times, the time to the request's end would count the decode (cases B19, D22). Pure.
+"""Compute how fast a link moved KV. Pure.
+
+A rate is bytes over the *union* of overlapping transfers.
+The sum of the transfers' times would count one second several times.
+The time to the request's end would count the decode (cases B19, D22).
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from handrail_collector.links.handoffs import EngineLink, HandOff, Piece
 SECOND: Final = 10**9
 COLD_TIMES: Final = 10.0
 COLD_MORE_NS: Final = SECOND
-"""A first contact that took so many times the others' median, and so much more, is a cold start: UCX's takes tens of seconds."""
+"""Least excess of a cold start over the median handshake.
+
+A first contact is a cold start when it takes a multiple of the others' median and also this much more.
+UCX's cold start takes tens of seconds.
+"""
 
 CLUSTER: Final = 5
 CLUSTER_WITHIN_NS: Final = SECOND // 2
@@ -25,7 +32,10 @@ CLUSTER_LEAST_NS: Final = SECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationPercentiles:
-    """Percentiles of some durations by nearest rank, ns. Fewer than ten beyond ``p99``: it is in doubt."""
+    """Percentiles of durations by nearest rank, in ns.
+
+    With fewer than ten durations beyond it, ``p99`` is in doubt.
+    """
 
     count: int
     p50_ns: int
@@ -35,12 +45,13 @@ class DurationPercentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkThroughput:
-    """One link. Rates in bytes a second, None where no transfer is timed.
+    """Figures of one link; rates in bytes a second, None without timed transfers.
 
-    The true rate while transferring lies between ``rate_low`` and ``rate_high``: where an end is only seen by a poll, it is not
-    known better. ``effective_rate``: over the time from each hand-off's first byte to its last, pauses between its pieces
-    included. ``cold_ns``: first contacts, which are in none of the rates and percentiles. ``stuck_at_ns``: when those that ended
-    without their KV did so, where that was after one and the same time: a time limit, not a link.
+    The true rate while transferring lies between ``rate_low`` and ``rate_high``: a poll sees the end of a transfer late.
+    ``effective_rate``: over the time from each hand-off's first byte to its last, pauses between pieces included.
+    ``cold_ns``: first contacts, which no rate and no percentile includes.
+    ``stuck_at_ns``: time after which hand-offs ended without their KV, where it was the same for all: a time limit, not a
+    link fault.
     """
 
     link: EngineLink
@@ -48,14 +59,14 @@ class LinkThroughput:
     failed: int
     open: int
     moved_bytes: int
-    counted: bool  # by the transport; else from the size of the blocks, at least in part
+    counted: bool  # by the transport; else at least a part comes from the size of the blocks
     timed: int  # hand-offs whose bytes and times are known
     busy_ns: int  # at most
     rate_low: float | None
     rate_high: float | None
     effective_rate: float | None
     transfer: DurationPercentiles | None
-    whole: DurationPercentiles | None  # known to the reader until seen by its scheduler
+    whole: DurationPercentiles | None  # from known to the consumer until seen by its scheduler
     cold_ns: tuple[int, ...]
     stuck: int
     stuck_at_ns: int | None
@@ -68,14 +79,17 @@ class LinkThroughput:
 
     @property
     def rate(self) -> float | None:
-        """The middle of its bounds; None where there is none above."""
+        """Middle of the rate's bounds; None where there is no upper bound."""
         if self.rate_low is None or self.rate_high is None:
             return None
         return 2 / (1 / self.rate_low + 1 / self.rate_high)
 
 
 def by_link(hand_offs: Iterable[HandOff]) -> dict[tuple[str, str, bool], list[HandOff]]:
-    """Hand-offs by keeper, reader and whether they go backwards, in the order of the first."""
+    """Group hand-offs by producer, consumer and direction.
+
+    Groups come in the order of their first hand-off.
+    """
     found: dict[tuple[str, str, bool], list[HandOff]] = {}
     for one in hand_offs:
         found.setdefault((one.link.keeper, one.link.reader, one.backwards), []).append(one)
@@ -83,7 +97,7 @@ def by_link(hand_offs: Iterable[HandOff]) -> dict[tuple[str, str, bool], list[Ha
 
 
 def figures(hand_offs: Sequence[HandOff]) -> LinkThroughput:
-    """Of the hand-offs of one link, at least one."""
+    """Compute the figures of one link from its hand-offs, at least one."""
     cold = _cold(hand_offs)
     timed = [one for one in hand_offs if one.pieces and one not in cold]
     pieces = [piece for one in timed for piece in one.pieces]
@@ -121,7 +135,10 @@ def figures(hand_offs: Sequence[HandOff]) -> LinkThroughput:
 
 
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """The time that at least one of the intervals covers. One that ends before it begins covers none."""
+    """Return the time that at least one of the intervals covers.
+
+    An interval that ends before it begins covers nothing.
+    """
     covered, until = 0, None
     for begin, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if until is None or begin > until:
@@ -132,7 +149,7 @@ def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def times(durations_ns: Iterable[int]) -> DurationPercentiles | None:
-    """None of nothing."""
+    """Compute percentiles of durations; None for no durations."""
     ordered = sorted(durations_ns)
     if not ordered:
         return None
@@ -149,7 +166,10 @@ def _length(piece: Piece) -> int:
 
 
 def _cold(hand_offs: Sequence[HandOff]) -> list[HandOff]:
-    """First contacts that stand far out: of those whose handshake was timed these, else only the link's very first (case B08)."""
+    """Return the first contacts that are far above the other hand-offs.
+
+    A first contact is a hand-off with a timed handshake; where it was not timed, only the link's very first (case B08).
+    """
     timed = [one for one in hand_offs if one.taken_ns is not None and not one.loaded and not one.open]
     others = times(one.taken_ns for one in timed[1:] if one.taken_ns is not None)
     if others is None:
@@ -160,7 +180,10 @@ def _cold(hand_offs: Sequence[HandOff]) -> list[HandOff]:
 
 
 def _stuck(hand_offs: Sequence[HandOff]) -> tuple[int, int | None]:
-    """How many ended without their KV after one and the same time, and after which; a link fails at any time (case B08)."""
+    """Return how many hand-offs ended without KV after one same time, and the time.
+
+    A faulty link fails at any time, a time limit always after the same time (case B08).
+    """
     ended = (one.taken_ns for one in hand_offs if one.loaded and not one.open)
     lengths = sorted(length for length in ended if length is not None and length >= CLUSTER_LEAST_NS)
     if len(lengths) < CLUSTER:

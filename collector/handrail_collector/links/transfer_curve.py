@@ -1,4 +1,4 @@
-"""Bytes that moved over time, as columns: what is compared with counters. Pure."""
+"""Compute bytes moved over time as columns, to compare with counters. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy as np
 from handrail_collector.links.handoffs import Piece
 
 LEAST_NS = 1_000_000
-"""A piece that took less is spread over so long."""
+"""Least duration of a piece; a shorter one is spread over this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Pieces: when each began and ended, by one clock, its bytes, and how much earlier it may have ended. Equal lengths."""
+    """Pieces of transfers as columns of equal length.
+
+    Each piece has its begin and end by one clock, its bytes, and how much earlier it may have ended.
+    """
 
     begin_ns: Any  # int64
     end_ns: Any
@@ -25,7 +28,7 @@ class Flow:
 
     @staticmethod
     def of(pieces: Sequence[Piece]) -> Flow:
-        """In their order."""
+        """Build columns from pieces, in their order."""
         columns = [(piece.begin_ns, piece.end_ns, piece.bytes, piece.bound_ns) for piece in pieces]
         begin, end, size, bound = zip(*columns, strict=True) if columns else ((), (), (), ())
         return Flow(np.array(begin, np.int64), np.array(end, np.int64), np.array(size, np.float64), np.array(bound, np.int64))
@@ -35,15 +38,15 @@ class Flow:
 
     @property
     def bytes(self) -> float:
-        """Of all."""
+        """Bytes of all pieces."""
         return float(self.size.sum())
 
     def only(self, chosen: Any) -> Flow:
-        """Those that the mask names."""
+        """Return the pieces that the mask selects."""
         return Flow(self.begin_ns[chosen], self.end_ns[chosen], self.size[chosen], self.bound_ns[chosen])
 
     def and_also(self, more: Flow) -> Flow:
-        """Both."""
+        """Return the pieces of both flows."""
         pairs = (
             (self.begin_ns, more.begin_ns),
             (self.end_ns, more.end_ns),
@@ -53,7 +56,10 @@ class Flow:
         return Flow(*(np.concatenate(pair) for pair in pairs))
 
     def between(self, edges_ns: Any) -> Any:
-        """Bytes from each edge to the next, each piece at an even rate over its time."""
+        """Return the bytes from each edge to the next.
+
+        Each piece moves at an even rate over its time.
+        """
         if not len(self):
             return np.zeros(max(0, len(edges_ns) - 1))
         length = np.maximum(LEAST_NS, self.end_ns - self.begin_ns)
@@ -62,7 +68,7 @@ class Flow:
 
 
 def _ramps(begin_ns: Any, rate: Any, edges_ns: Any) -> Any:
-    """At each edge: what ramps of ``rate`` that begin at ``begin_ns`` have come to."""
+    """Return, at each edge, the sum of ramps of ``rate`` from ``begin_ns`` on."""
     order = np.argsort(begin_ns, kind="stable")
     base = edges_ns[0]
     began, rates = (begin_ns[order] - base).astype(np.float64), rate[order]

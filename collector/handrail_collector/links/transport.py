@@ -1,7 +1,11 @@
-"""By what a link's KV moves: NVLink, PCIe, RDMA, TCP or through host memory, told from evidence, or not known. Pure.
+"""Find the transport of a link's KV from evidence. Pure.
 
-Counters come first: they say what moved. Then the engine's own log: UCX names the lane of remote memory access, which is where
-the blocks go (case B01: not the list of what messages may use). What a connector could use is no evidence of what it does use.
+The transport is NVLink, PCIe, RDMA, TCP, host memory, or unknown.
+
+Counters come first: they show what moved.
+The engine's own log comes second. UCX names the lane of remote memory access, and the blocks go over that lane
+(case B01: not the list of what messages may use).
+What a connector could use is no evidence of what it does use.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from handrail_collector.links.handoffs import EngineLink
 
 
 class Transport(str, Enum):
-    """Closed."""
+    """Transport of a link's KV; the list is closed."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -38,17 +42,23 @@ LANES: Final = {
         ("sysv", "posix", "cma", "knem", "xpmem", "self", "cuda_copy", "gdr_copy", "rocm_copy"), Transport.HOST_STAGED
     ),
 }
-"""UCX's names of lanes. ``cuda_ipc`` and its like are not among them: GPU to GPU, by NVLink or PCIe."""
+"""Transports by UCX's lane names.
+
+``cuda_ipc`` and similar names are missing: they mean GPU to GPU, by NVLink or by PCIe.
+"""
 
 GPU_LANES: Final = frozenset({"cuda_ipc", "rocm_ipc", "ze_ipc"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportEvidence:
-    """``evidence``: what it rests on, strongest first; ``looked_at``: what else was asked, and says nothing of it.
+    """Transport of a link with the evidence for it.
 
-    ``devices``: those that carried it, of both hosts. ``line_rate``: what they can carry, bytes a second and direction, by the
-    slower end; None where a device does not say.
+    ``evidence``: what the transport rests on, strongest first.
+    ``looked_at``: other sources that were checked and hold no evidence.
+    ``devices``: the devices that carried the KV, of both hosts.
+    ``line_rate``: what the devices can carry, bytes a second in each direction, by the slower end; None where a device does
+    not say.
     """
 
     transport: Transport
@@ -56,14 +66,18 @@ class TransportEvidence:
     looked_at: tuple[str, ...] = ()
     devices: tuple[DeviceCounts, ...] = ()
     line_rate: int | None = None
-    one_of: tuple[DeviceCounts, ...] = ()  # ports like the one that carried all, that are up and carried nothing
+    one_of: tuple[DeviceCounts, ...] = ()  # ports like the only one that carried bytes: up, but idle
     contradicted: bool = False  # counters and log disagree; the counters are believed
 
 
 def transport_evidence(
     link: EngineLink, sent: Sequence[Carried], received: Sequence[Carried], lane_facts: Iterable[LaneFacts]
 ) -> TransportEvidence:
-    """``sent``: what the keeper's media say of what they transmitted, ``received``: the reader's of what they received."""
+    """Decide the transport of a link.
+
+    ``sent``: what the producer's transmit counters show.
+    ``received``: what the consumer's receive counters show.
+    """
     lanes = [each for each in lane_facts if _of(each, link)]
     by_log, log_evidence = _by_log(lanes)
     by_counters, counter_evidence = _by_counters(link, (*sent, *received), lanes)
@@ -86,13 +100,13 @@ def transport_evidence(
 
 
 def _of(lane_facts: LaneFacts, link: EngineLink) -> bool:
-    """Whether it is said of this link: by one of its engines, and of the reach that the link has."""
+    """Whether the lane belongs to this link: one of its engines, and its reach."""
     near = INTRA if link.one_host else INTER if link.keeper_host and link.reader_host else ""
     return lane_facts.instance in (link.keeper, link.reader) and (not lane_facts.reach or not near or lane_facts.reach == near)
 
 
 def _by_log(lanes: Sequence[LaneFacts]) -> tuple[Transport, tuple[str, ...]]:
-    """The one transport that all lanes are of, and what was said."""
+    """Return the one transport that all lanes share, and the log's evidence."""
     found = {LANES.get(each.lane, Transport.UNKNOWN) for each in lanes if each.lane not in GPU_LANES}
     words = {
         f"the log of {each.instance} names {each.lane}{f' on {each.nic}' if each.nic else ''} as the lane of remote reads"
@@ -107,7 +121,7 @@ _ORDER: Final = (
     (Medium.LOOPBACK, Transport.TCP),
     (Medium.RDMA, Transport.RDMA),
     (Medium.NVLINK, Transport.NVLINK),
-    (Medium.PCIE, Transport.PCIE),  # last: whatever enters a GPU from outside passes its PCIe, NVLink excepted
+    (Medium.PCIE, Transport.PCIE),  # last: everything that enters a GPU from outside passes its PCIe, except NVLink
 )
 
 
@@ -119,7 +133,7 @@ def _by_counters(link: EngineLink, every: Sequence[Carried], lanes: Sequence[Lan
         evidence = tuple(_moved(one) for one in ends)
         if medium is not Medium.PCIE:
             return transport, evidence
-        if not link.one_host:  # the bytes went on over something that no counter was read of
+        if not link.one_host:  # the bytes went on over a device whose counters were not read
             continue
         if any(each.lane in GPU_LANES for each in lanes):
             return Transport.PCIE, evidence
@@ -149,7 +163,7 @@ _DID: Final = {"transmit": "sent", "receive": "received"}
 
 
 def _moved(one: Carried) -> str:
-    """What one medium says, in words."""
+    """Describe in words what one medium shows."""
     kind, did = _KIND[one.medium], _DID[one.direction]
     windows = f"{one.windows} windows of {max(1, round(one.window_ns / 1e9))} s"
     if one.verdict is MediumVerdict.CANNOT_TELL:
@@ -162,14 +176,14 @@ def _moved(one: Carried) -> str:
 
 
 def _line_rate(carrying: Sequence[Carried]) -> int | None:
-    """The slower end's; None where any device does not say."""
+    """Return the line rate of the slower end; None where a device does not report it."""
     ends = [[device.line_rate for device, _ in one.devices] for one in carrying]
     sums = [sum(rate for rate in rates if rate is not None) for rates in ends if rates and None not in rates]
     return min(sums) if len(sums) == len(ends) and sums else None
 
 
 def _one_of(carrying: Sequence[Carried]) -> tuple[DeviceCounts, ...]:
-    """Idle RDMA ports of the same rate beside the only one that carried."""
+    """Return idle RDMA ports of the same rate beside the only port in use."""
     return tuple(
         other
         for one in carrying
