@@ -166,7 +166,7 @@ The result is None when the batch was not settled before the stop. It never rais
 
 
 class RetryingSender:
-    """Send batches through ``deliver``, ``concurrency`` at a time (1 keeps their order)."""
+    """Send each batch by ``deliver``, ``concurrency`` at a time (1 keeps their order)."""
 
     def __init__(
         self, client: Sender, *, backoff: Backoff | None = None, concurrency: int = 1, stats: DeliveryStats | None = None

@@ -30,7 +30,7 @@ class Accepted:
 
 
 class Retryable(Exception):  # noqa: N818 - an answer to the sender, not a fault of ours
-    """Refusal for now: the sender should send the same bytes again after ``delay_s`` s."""
+    """Refusal for now: the sender should retry the same bytes after ``delay_s`` s."""
 
     def __init__(self, reason: str, delay_s: float) -> None:
         super().__init__(reason)
@@ -64,4 +64,4 @@ class Consumer(Protocol):
 KIND_OF_SIGNAL: Final = {Signal.TRACES: 1, Signal.METRICS: 2, Signal.LOGS: 3}
 
 SIGNAL_OF_KIND: Final = {kind: signal for signal, kind in KIND_OF_SIGNAL.items()}
-"""Record kinds of a segmented log of export requests (spool and collector's journal)."""
+"""Record kinds in a segmented log of export requests: spool and journal."""

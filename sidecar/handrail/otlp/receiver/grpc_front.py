@@ -118,7 +118,7 @@ class GrpcFront:
 
 
 def sender_of(peer: str) -> str:
-    """Sender's address, in gRPC's form, of a connection through a front; '' for another."""
+    """Sender's address in gRPC's form, of a connection through a front; '' otherwise."""
     words = unquote(peer).removeprefix("unix-abstract:").split("/", 3)
     return words[3] if len(words) == 4 and words[0] == _PREFIX else ""
 

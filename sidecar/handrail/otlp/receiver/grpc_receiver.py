@@ -88,7 +88,7 @@ def _export(intake: Intake, signal: Signal) -> Any:
 
 
 def _host(peer: str) -> str:
-    """Host ``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``, or of our front's name for it."""
+    """Host ``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``, or of our front's name."""
     return sender_of(peer) or unquote(peer).partition(":")[2].rpartition(":")[0] or peer
 
 

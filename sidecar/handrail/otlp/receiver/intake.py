@@ -153,7 +153,7 @@ class Intake:
     async def take(
         self, signal: Signal, body: bytes, reserved: Reservation, content_type: str = PROTOBUF, encoding: str = ""
     ) -> Accepted:
-        """Decode ``body`` and hand it to the consumer; returns once the consumer has taken it."""
+        """Decode ``body`` and hand it to the consumer; return once it has taken it."""
         reserved.hold(len(body))
         received = await self._decoded(signal, body, content_type, encoding)
         reserved.hold(max(len(body), len(received.payload)))
