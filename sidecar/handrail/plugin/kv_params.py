@@ -33,7 +33,7 @@ class Offer(NamedTuple):
 
 
 def read_offer(params: Mapping[str, Any]) -> Offer:
-    """Read an ``Offer`` from a router's parameters; values of a wrong type are left out."""
+    """Read an ``Offer`` from a router's parameters, without values of a wrong type."""
     get = params.get
     blocks = group_sizes(get("remote_block_ids"))
     loads = bool(get("do_remote_prefill"))

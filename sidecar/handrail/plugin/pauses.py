@@ -19,7 +19,7 @@ from typing import Any, Final
 from handrail.plugin.events import PAUSED, Event
 
 SLEEP_S: Final = 0.1
-"""Sleep between wake-ups: a pause may have begun this long before the wake-up was due.
+"""Sleep before each wake-up; a pause may begin this long before a wake-up is due.
 
 A wake-up takes 0.1 ms of a busy processor, and each of an engine's three processes has this thread: twenty a second cost 0.6 % of
 the time of a small model's engines (``make bench-overhead``).

@@ -1,1 +1,1 @@
-"""What every long-running process shares: signals, shutdown, the admin HTTP server."""
+"""Common parts of every long-running process: signals, shutdown, admin HTTP server."""
