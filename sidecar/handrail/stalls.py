@@ -57,7 +57,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Stalls of one stream: their number, summed length, and the ``KEPT`` longest by time.
+    """Stalls of one stream: number, summed length, and the ``KEPT`` longest by time.
 
     ``times``: begin and end of each of the first ``TIMES_KEPT``, by ``pack_times``. ``held_ns``: the part of the whole stream in
     which the observer did not read, since the client took nothing.

@@ -1,4 +1,4 @@
-"""One request as seen in front of a process: by a proxy, an engine's span or a router."""
+"""One request as seen by a proxy, by an engine's own span or by a router."""
 
 from __future__ import annotations
 

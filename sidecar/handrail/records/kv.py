@@ -90,7 +90,7 @@ class KvFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPublish:
-    """KV kept for a consumer, from the request's end until it is read, freed or expired.
+    """KV kept for a consumer, from the request's end until read, freed or expired.
 
     Offsets are from ``published_unix_ns``. A read after expiry (``late_read_ns``) comes as a later record of the same ids.
     """

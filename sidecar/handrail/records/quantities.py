@@ -1,4 +1,4 @@
-"""Schema of all quantities from engines' metrics pages, whatever an engine's names.
+"""Schema of all quantities from engines' metrics pages, under our own names.
 
 Exposed and sent as ``handrail_engine_`` + name (a counter with ``_total``). Base units: seconds, bytes, tokens, ratios
 from 0 to 1.

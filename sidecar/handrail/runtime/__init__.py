@@ -1,1 +1,1 @@
-"""Common parts of every long-running process: signals, shutdown, admin HTTP server."""
+"""Common parts of all long-running processes: signals, shutdown, admin HTTP."""

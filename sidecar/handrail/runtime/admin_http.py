@@ -1,4 +1,4 @@
-"""Small HTTP server beside a process's work: ``/metrics``, ``/healthz``, ``/readyz``.
+"""HTTP server beside a process's work: ``/metrics``, ``/healthz``, ``/readyz``.
 
 ``/healthz``: the process lives; ``/readyz``: it does its work. These two are open to all clients that reach the port: an
 orchestrator's probe has neither token nor certificate.

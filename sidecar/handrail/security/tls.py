@@ -1,4 +1,4 @@
-"""TLS of this process's listeners and clients, from files that may change any time.
+"""TLS of a process's listeners and clients, from files that may change any time.
 
 At every handshake, a listener's context takes its certificate from the current files (OpenSSL's server name callback, which is
 called without a server name too). So a whole new generation is in use from one handshake to the next: certificate, key and the
