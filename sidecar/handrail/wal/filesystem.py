@@ -29,7 +29,7 @@ Data holds names and addresses of others, and a group may have permission to rea
 
 READABLE_MODE: Final = 0o644
 REACHABLE_MODE: Final = 0o755
-"""Mode of the ready file, which any process may wait for, and of a folder made for it."""
+"""Mode of the ready file, which any process may read, and of a folder made for it."""
 
 
 def make_folder(path: str | os.PathLike[str], mode: int = FOLDER_MODE) -> None:

@@ -1,4 +1,4 @@
-"""Append-only log in a folder of segment files: sidecar's spool, collector's journal.
+"""Append-only log in a folder of segment files, for spool and journal.
 
 A record's offset is a byte position that only grows over the whole life of the log. A segment file is named by the offset of its
 first byte (20 digits, ``.seg``), so an offset finds its file without an index, and a dropped segment leaves no trace. The content
@@ -54,7 +54,7 @@ class NoDescriptors(Full):
 
 
 class FolderGoneError(OSError):
-    """The log's folder, or the file being written, was deleted or replaced while in use.
+    """The log's folder, or the current file, was deleted or replaced while in use.
 
     New writes are then in no file.
     """

@@ -1,4 +1,4 @@
-"""Encode an ``Exchange`` as an OTLP span and decode it: one table row per attribute.
+"""Encode an ``Exchange`` as an OTLP span and decode it, by a table of attributes.
 
 Spans are built as ``opentelemetry.proto`` messages, not as SDK spans: docs/decisions/0003-spans-by-opentelemetry-proto.md has the
 figures. Format and meaning: docs/wire.md. ``read_exchange(to_span(x), x.process) == x`` for every exchange whose
@@ -55,7 +55,7 @@ class AttributeType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One row: the attribute ``name`` carries the dataclass field ``field`` as ``kind``."""
+    """One row: attribute ``name`` carries the dataclass field ``field`` as ``kind``."""
 
     name: str
     field: str
@@ -359,7 +359,7 @@ _ROWS: Final = {
 
 
 def _read(attributes: Attributes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Sane values by field, of the exchange, its gaps and its per-token gaps; one pass."""
+    """Sane values by field: of the exchange, its gaps and its per-token gaps."""
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     for key, given in attributes.items():
         if (row := _ROWS.get(key)) is not None:

@@ -1,4 +1,4 @@
-"""Contract of an engine adapter: turn the spans of an engine or router into records."""
+"""Contract of an engine adapter: turn an engine's or router's spans into records."""
 
 from __future__ import annotations
 
