@@ -105,7 +105,7 @@ def router_peers(raw: str) -> tuple[str, str] | None:
 
 
 def candidate_keys(raw: str) -> tuple[str, ...]:
-    """All keys that ``raw`` may stand for, the id as it is first.
+    """All keys that ``raw`` may mean, the unchanged id first.
 
     For an id of unknown origin that a person pastes.
     """

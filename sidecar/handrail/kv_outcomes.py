@@ -17,7 +17,7 @@ class FetchOutcome(str, Enum):
     RETRIED = "retried"  # failed, and a later load of the same request went well
     EXPIRED = "expired"  # the lease ended before the read, and the reader knew
     STALE_READ = "stale_read"  # the lease ended before the read, and the blocks were read all the same
-    WRONG_REQUEST = "wrong_request"  # what was read was published for another request
+    WRONG_REQUEST = "wrong_request"  # the blocks that were read were published for another request
     TIMED_OUT = "timed_out"  # the engine or transport gave up waiting
     FALLBACK_LOCAL = "fallback_local"  # no hand-off was wanted: the prompt was computed where it was decoded
     HUNG = "hung"  # open for longer than the limit

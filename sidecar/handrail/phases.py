@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """The closed enum of phases, in path order."""
+    """Closed enum of phases, in path order."""
 
     PREFILL_ADMISSION = "prefill_admission"  # arrival at P -> queued in the engine
     PREFILL_QUEUE = "prefill_queue"  # queued -> scheduled

@@ -1,12 +1,12 @@
 """Fill one configuration dataclass from a YAML file and flags, and check it.
 
 A configuration class is a frozen dataclass whose fields are made by ``setting(...)`` (a value) or ``section(...)`` (a nested
-class). What is declared there once drives the file's keys, the flags, the check and the reference page. It may have two methods:
+class). One declaration there drives the file's keys, the flags, the check and the reference page. It may have two methods:
 ``cross_check()`` yields the problems that no single field shows, ``resolved()`` returns the configuration with those defaults
 filled in that follow from other values; both run only when every field is valid by itself.
 
 Reading never stops at the first mistake: ``load`` raises one ``ConfigError`` with every problem, each naming the path, the value,
-the rule, an example and the nearest known key. A scalar is taken as the text that stands in the file, so ``on`` or ``12:30``
+the rule, an example and the nearest known key. A scalar keeps its text from the file, so ``on`` or ``12:30``
 never turn into something else.
 
 Standard library only; PyYAML is imported when there is a file to read.
@@ -234,7 +234,7 @@ def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[st
 
 
 def _placed(problem: Problem, given: Mapping[str, Given]) -> Problem:
-    """The problem with the place of its value, if a user wrote one."""
+    """Problem with the place of its value, if a user wrote one."""
     if problem.where or problem.path not in given:
         return problem
     return dataclasses.replace(problem, where=given[problem.path].where)
@@ -426,7 +426,7 @@ def to_yaml(config: Any, *, masked: bool = True) -> str:
 
 
 class Flags(Protocol):
-    """Part of ``argparse.ArgumentParser`` that is used, so that a group fits too."""
+    """Part of ``argparse.ArgumentParser`` that we use, so that a group fits too."""
 
     def add_argument(self, *names: str, **options: Any) -> Any: ...
 

@@ -236,7 +236,10 @@ def _url(text: str, declared: Setting) -> Url:
 
 
 def url(text: str, schemes: tuple[str, ...] = ("http", "https"), *, path: bool = True) -> Url:
-    """URL in ``text``; ``path``: may it have one. Raises ``InvalidValueError``."""
+    """URL in ``text``. Raises ``InvalidValueError``.
+
+    ``path``: whether the URL may have one.
+    """
     beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
     try:
         parts = urlsplit(text)

@@ -71,7 +71,7 @@ class Pace(Enum):
     WINDOW = "window"  # at every n-th tick (``reader.window_ns``)
     SECOND = "second"  # calls that take milliseconds, and values that change slowly
     RARE = "rare"  # every 10 s
-    SNAPSHOT = "snapshot"  # blocks by design: every second, on a thread of its own, never in the loop
+    SNAPSHOT = "snapshot"  # blocks by design: read every second, on a thread of its own, never in the loop
 
 
 class LineRateOf(Enum):
@@ -514,7 +514,7 @@ XID: Final = CounterDef(
     "without access to events (WSL, some containers); the kernel's log has them",
     "xid",
 )
-"""Counters made from events, not from readings: see ``xids.py``."""
+"""Counters made from events, not from readings: see ``handrail_sidecar/gpu/xids.py``."""
 
 KNOWN_XIDS: Final = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140)
 """Xid codes exposed as 0 from the start, so that the first one is an increase.

@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The bounds in the values' unit."""
+        """Bounds in the values' unit."""
         return tuple(round(bound * self.per_unit) for bound in self.bounds)
 
 

@@ -1,7 +1,7 @@
 """Send OTLP: one payload, once, over gRPC or HTTP.
 
-``delivery.deliver`` retries; ``probe`` diagnoses. Source: OTLP specification 1.x. Environment proxies are not used: telemetry
-stays inside the cluster by default.
+``retry.deliver`` retries; ``diagnose`` finds the mistake. Source: OTLP specification 1.x. Environment proxies are not used:
+telemetry stays inside the cluster by default.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def receive(
         try:
             request, payload, repaired_values = decode_repaired(signal, plain, kind)
         except Rejected:
-            raise unparsed from None  # its words say more
+            raise unparsed from None  # its message has more detail
     request, rejected, message = screen(signal, request)
     if rejected or payload is None:
         payload = request.SerializeToString()

@@ -36,13 +36,13 @@ class PeerProtocol(str, Enum):
 
     UNRESOLVED = "unresolved"  # the name has no address
     REFUSED = "refused"  # nothing listens
-    SILENT = "silent"  # no connection, or no word, in time
+    SILENT = "silent"  # no connection, or no answer, in time
     UNTRUSTED = "untrusted"  # TLS, but its certificate does not pass
     CHOOSY = "choosy"  # TLS, but it does not accept our certificate, or that we show none
     TLS = "tls"  # TLS where plaintext was spoken
     PLAINTEXT = "plaintext"  # no TLS where TLS was spoken
     HTTP1 = "http1"
-    HTTP2 = "http2"  # what gRPC runs on
+    HTTP2 = "http2"  # the transport of gRPC
     OTHER = "other"
 
 
@@ -155,7 +155,7 @@ async def _look(endpoint: Endpoint, context: ssl.SSLContext | None) -> tuple[Pee
     try:
         data = await _finding(endpoint, _PREFACE, context)
         if not data:
-            # HTTP/1 servers may close on the preface without a word.
+            # HTTP/1 servers may close on the preface without an answer.
             data = await _finding(endpoint, f"GET / HTTP/1.1\r\nHost: {endpoint.authority}\r\n\r\n".encode(), context)
         if not data and context is not None and (alert := await objection(endpoint, context)):
             return PeerProtocol.CHOOSY, alert

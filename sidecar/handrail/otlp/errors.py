@@ -1,4 +1,4 @@
-"""Refusals with an own answer on the wire, beside ``Retryable`` and ``Rejected``."""
+"""Refusals that have their own wire answer, beside ``Retryable`` and ``Rejected``."""
 
 from __future__ import annotations
 

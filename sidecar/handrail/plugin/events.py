@@ -148,7 +148,7 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     KV_HANDSHAKE: {"peer_engine_id": "s", "rank": "i", "begin_ns": "i", "ok": "b?"},  # at its begin; at its end with ok
     KV_POSTED: {"request": "s", "rank": "i", "writes": "b"},  # writes: this engine pushes
     KV_DONE: {"request": "s", "rank": "i", "bytes": "i?", "descriptors": "i?", "bound_ns": "i", "writes": "b"},  # one transfer
-    KV_LOADED: {"request": "s", "rank": "i", "failed": "b", "bound_ns": "i"},  # the worker says so to the scheduler
+    KV_LOADED: {"request": "s", "rank": "i", "failed": "b", "bound_ns": "i"},  # the worker reports it to the scheduler
     KV_FAILURE: {"request": "s?", "rank": "i", "type": "s", "error": "s?", "peer_engine_id": "s?"},
     KV_NOTICED: {"request": "s", "failed": "b"},
     KV_PUBLISHED: {
@@ -164,7 +164,7 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "traceparent": "s?",  # of this kv.publish: its own span id
     },
     KV_LEASE: {"request": "s", "left_ns": "i"},  # a heartbeat extended it
-    KV_READ: {"request": "s", "rank": "i", "reader": "s?", "late": "b", "bound_ns": "i"},  # late: after the blocks were given up
+    KV_READ: {"request": "s", "rank": "i", "reader": "s?", "late": "b", "bound_ns": "i"},  # late: after the blocks were freed
     KV_EXPIRED: {"request": "s", "rank": "i"},
     KV_FREED: {"request": "s"},
 }
@@ -178,7 +178,7 @@ _HEAD_BYTES: Final = 256  # more than any head takes
 def datagrams(
     events: Sequence[Event], *, boot: str, pid: int, kind: str, sequence: int, monotonic_ns: int, unix_ns: int, lost: int
 ) -> tuple[list[bytes], int]:
-    """Encode ``events`` as datagrams numbered from ``sequence``, and update ``lost``.
+    """Encode ``events`` as datagrams numbered from ``sequence``; return them and ``lost``.
 
     No datagram has more than ``MAX_DATAGRAM_BYTES``. An event that cannot be encoded or is too large by itself is left out and
     counted in ``lost``. Without events there is one empty datagram.

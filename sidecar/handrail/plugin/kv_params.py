@@ -22,7 +22,7 @@ class Offer(NamedTuple):
     """
 
     direction: str | None  # of the load; None: no load
-    publishes: str | None  # direction of what this engine will keep for its peer
+    publishes: str | None  # direction of the KV that this engine will keep for its peer
     peer_engine_id: str | None
     peer_request_id: str | None
     peer_host: str | None

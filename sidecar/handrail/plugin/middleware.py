@@ -42,9 +42,9 @@ _numbers = itertools.count(1)
 
 
 class Handrail:
-    """The middleware.
+    """ASGI middleware, inert where the plugin is inert.
 
-    Where the plugin is inert it is too: every call goes straight to the application.
+    An inert one passes on every call: it goes straight to the application.
     """
 
     def __init__(self, app: App) -> None:

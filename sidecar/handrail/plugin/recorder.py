@@ -44,7 +44,7 @@ class Recorder:
         self.path = path
         self.kind = UNKNOWN
         self.life: Callable[[], tuple[int | None, int | None]] | None = None  # when it last stepped, requests it holds
-        self.each_second: Callable[[], None] | None = None  # called by the thread at each tick
+        self.each_second: Callable[[], None] | None = None  # called by the thread once a second
         self._clock = clock
         self._wall = wall
         self._max_events = max_events
@@ -123,7 +123,7 @@ class Recorder:
         self._faulted_ns = self._clock()
 
     def say_stopping(self) -> None:
-        """Send that the engine ends this process; only the first call counts.
+        """Report that the engine ends this process; only the first call counts.
 
         It is sent at once, since no thread may live to do so. The end is not clean while an exception other than one for ending
         is on its way, nor just after one was logged.
@@ -244,7 +244,7 @@ class Recorder:
         self._outbox.extend(made)
 
     def _look_who_listens(self) -> None:
-        """Send the facts to a sidecar that has started since the last flush.
+        """Mark the facts as due where a sidecar has started since the last flush.
 
         It needs them although no send failed in between.
         """

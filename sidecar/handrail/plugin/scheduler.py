@@ -44,7 +44,7 @@ class SchedulerWatch:
         return self.last_step_ns, self._scheduler.get_num_unfinished_requests()
 
     def added(self, request: Any) -> None:
-        if getattr(request, "abort_immediately", False):  # vLLM's own clean-up of a request that it turned away
+        if getattr(request, "abort_immediately", False):  # vLLM's own clean-up of a request that it refused
             self._clean_ups.add(request.request_id)
             return
         headers = request.trace_headers

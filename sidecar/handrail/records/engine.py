@@ -83,9 +83,9 @@ class ProcessEventKind(str, Enum):
     RECOVERED = "recovered"
     DEAD = "dead"
     STOPPED = "stopped"  # it received the signal to end, and did
-    PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was taken off after repeated failure
+    PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was disabled after repeated failure
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
-    TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes
+    TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, but neither their number nor the transferred bytes change
     TRANSFERS_MOVING = "transfers_moving"
     PAUSED = "paused"  # it did not run for duration_ns; detail: the reason, a word of plugin/pauses.py
     UNREACHABLE = "unreachable"  # its metrics page does not answer

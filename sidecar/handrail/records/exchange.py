@@ -91,7 +91,7 @@ class Gaps:
     sum_ns: int
     max_ns: int
     max_at_ns: int  # offset from arrival of the end of the largest gap
-    sketch: bytes  # sketch.GapSketch.encode()
+    sketch: bytes  # exponential_histogram.GapSketch.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ class LogKind(str, Enum):
     HANDSHAKE_FAILED = "handshake_failed"
     NOTIFICATION_FAILED = "notification_failed"  # the read went well, its producer does not know
     REGISTRATION_FAILED = "registration_failed"  # a push or a bootstrap could not be announced
-    EXPIRED = "expired"  # the producer freed blocks nobody had read in time
+    EXPIRED = "expired"  # the producer freed blocks that no consumer had read in time
     STALE_READ = "stale_read"  # blocks were read after the producer had freed them
     READ_DECLINED = "read_declined"  # the reader saw that the lease was over and did not read
     REQUEST_FAILED_BY_KV = "request_failed_by_kv"

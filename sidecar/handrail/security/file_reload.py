@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class ReloadingFile(Generic[T]):
-    """Value made from files; ``look`` reads them again.
+    """Value made from files; ``poll`` reads them again.
 
     ``use``: the purpose of the value, in logs and metrics. ``files``: by the setting that names each. ``secrets``: those of them
     that other users must not be able to read. ``make`` raises ``ValueError`` with the setting.

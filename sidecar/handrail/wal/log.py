@@ -169,8 +169,8 @@ class SegmentLog:
         """Write one record into the operating system; it is durable after ``sync``.
 
         ``kind`` 0 to 255. Raises ``Full`` (nothing changed), ``ValueError`` for a payload above ``max_record_bytes``, ``OSError``
-        where the disk fails; after a failed sync every append fails until the log is opened anew, because the kernel may report a
-        lost write only once. ``DiskFull`` and ``NoDescriptors`` say why where it is not the bound.
+        where the disk fails; after a failed sync every append fails until the log is opened again, because the kernel may report
+        a lost write only once. ``DiskFull`` and ``NoDescriptors`` name the cause where it is not the bound.
         """
         if self._failed is not None:
             raise self._failed

@@ -52,7 +52,7 @@ def pack_header(offset: int, kind: int, payload: bytes, at_unix_ns: int) -> byte
 
 
 class SegmentFile:
-    """One segment, open for reading; its first byte has the offset ``first`` in the log."""
+    """One segment, open for reading; its first byte is at offset ``first`` of the log."""
 
     def __init__(self, files: Filesystem, fd: int, first: int) -> None:
         self._files = files

@@ -270,7 +270,7 @@ def _describe(entries: Any, source: Source, device: Device) -> None:
 
 
 def _described(found: Attributes) -> tuple[Source, Device] | None:
-    """Inverse of the attributes above.
+    """Read source and device from attributes; the inverse of ``_describe``.
 
     None where they name no device, or a kind or source of a later version.
     """

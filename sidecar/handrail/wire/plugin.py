@@ -195,7 +195,7 @@ def _span(record: PluginSpan, name: str, kind: Span.SpanKind.ValueType, start: i
 
 
 def _join_key(record: PluginSpan) -> str:
-    """Join key of a record, as ``export.spans.join_key`` makes it.
+    """Join key of a record, as ``wire.exchange.join_key`` makes it.
 
     A tier of OpenTelemetry Collectors must send all of a request to one place.
     """

@@ -31,9 +31,9 @@ DESCRIPTORS: Final = 3
 
 _NAMED: Final = sys.platform == "linux"
 _PREFIX: Final = "handrail-from"
-_BUFFER: Final = memoryview(bytearray(256 << 10))  # of one loop: what is read is sent, or copied, before the next read
-_BUSY_S: Final = 0.01  # until gRPC has accepted what waits
-_LAST_WORDS_S: Final = 1.0  # for what was sent before the end
+_BUFFER: Final = memoryview(bytearray(256 << 10))  # shared by one loop: bytes are sent, or copied, before the next read
+_BUSY_S: Final = 0.01  # until gRPC has accepted the waiting connections
+_LAST_WORDS_S: Final = 1.0  # for the bytes sent before the end
 _GRACE_S: Final = 30.0  # gRPC's own idle limit comes before ours: it closes with GOAWAY first
 
 

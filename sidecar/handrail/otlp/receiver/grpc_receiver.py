@@ -1,6 +1,6 @@
-"""OTLP/gRPC: the three Export services on raw bytes, so that nothing is parsed twice.
+"""OTLP/gRPC receiver: the three Export services on raw bytes.
 
-Source: OTLP specification 1.x, "OTLP/gRPC".
+Nothing is parsed twice. Source: OTLP specification 1.x, "OTLP/gRPC".
 """
 
 from __future__ import annotations

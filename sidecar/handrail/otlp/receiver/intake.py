@@ -177,7 +177,7 @@ class Intake:
                 return receive(signal, body, content_type, encoding, self.max_body_bytes, repair=False)
             except Unparsed:
                 pass  # to repair it takes longer
-        async with self._off_loop:  # also bounds what is decompressed at once, before the budget knows its size
+        async with self._off_loop:  # also bounds the bytes decompressed at once, before the budget knows its size
             return await asyncio.to_thread(receive, signal, body, content_type, encoding, self.max_body_bytes)
 
     async def _consumed(self, signal: Signal, payload: bytes) -> None:

@@ -35,7 +35,7 @@ _MAX_DURATION_NS = 7 * 24 * 3600 * 10**9
 
 
 class VllmAdapter:
-    """Reads ``llm_request`` spans."""
+    """Reader of ``llm_request`` spans."""
 
     name = "vllm"
 
