@@ -514,7 +514,7 @@ XID: Final = CounterDef(
     "without access to events (WSL, some containers); the kernel's log has them",
     "xid",
 )
-"""Counters made from events, not from readings: see ``handrail_sidecar/gpu/xids.py``."""
+"""Counters made from events, not from readings: ``handrail_sidecar/gpu/xids.py``."""
 
 KNOWN_XIDS: Final = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140)
 """Xid codes exposed as 0 from the start, so that the first one is an increase.

@@ -33,7 +33,7 @@ _NO_SPAN: Final = bytes(8)
 
 
 class IdFault(str, Enum):
-    """Reason why a span was dropped; the value is the sender's message."""
+    """Reason why a span was dropped; the value is the message to the sender."""
 
     TRACE_ID_LENGTH = "trace id is not 16 bytes"
     TRACE_ID_ZERO = "trace id is all zero"

@@ -178,10 +178,10 @@ _HEAD_BYTES: Final = 256  # more than any head takes
 def datagrams(
     events: Sequence[Event], *, boot: str, pid: int, kind: str, sequence: int, monotonic_ns: int, unix_ns: int, lost: int
 ) -> tuple[list[bytes], int]:
-    """Encode ``events`` as datagrams numbered from ``sequence``; return them and ``lost``.
+    """Encode ``events`` as datagrams numbered from ``sequence``.
 
-    No datagram has more than ``MAX_DATAGRAM_BYTES``. An event that cannot be encoded or is too large by itself is left out and
-    counted in ``lost``. Without events there is one empty datagram.
+    Returns them and the new ``lost``. No datagram has more than ``MAX_DATAGRAM_BYTES``. An event that cannot be encoded or is
+    too large by itself is left out and counted in ``lost``. Without events there is one empty datagram.
     """
     made: list[bytes] = []
     held: list[str] = []

@@ -44,7 +44,7 @@ _numbers = itertools.count(1)
 class Handrail:
     """ASGI middleware, inert where the plugin is inert.
 
-    An inert one passes on every call: it goes straight to the application.
+    An inert one passes every call straight to the application.
     """
 
     def __init__(self, app: App) -> None:

@@ -40,7 +40,7 @@ class ReloadingFile(Generic[T]):
 
     ``use``: the purpose of the value, in logs and metrics. ``files``: by the setting that names each. ``secrets``: those of them
     that other users must not be able to read. ``make`` raises ``ValueError`` with the setting.
-    Construction reads the files; it raises the errors of ``make``, and ``OSError`` for a file that cannot be read. ``look`` runs
+    Construction reads the files; it raises the errors of ``make``, and ``OSError`` for a file that cannot be read. ``poll`` runs
     in one thread at a time, any; ``value`` is replaced whole.
     """
 

@@ -166,11 +166,12 @@ class SegmentLog:
         return self._bytes
 
     def append(self, kind: int, payload: bytes, at_unix_ns: int) -> int:
-        """Write one record into the operating system; it is durable after ``sync``.
+        """Write one record into the operating system and return its offset.
 
-        ``kind`` 0 to 255. Raises ``Full`` (nothing changed), ``ValueError`` for a payload above ``max_record_bytes``, ``OSError``
-        where the disk fails; after a failed sync every append fails until the log is opened again, because the kernel may report
-        a lost write only once. ``DiskFull`` and ``NoDescriptors`` name the cause where it is not the bound.
+        The record is durable after ``sync``. ``kind`` 0 to 255. Raises ``Full`` (nothing changed), ``ValueError`` for a payload
+        above ``max_record_bytes``, ``OSError`` where the disk fails; after a failed sync every append fails until the log is
+        opened again, because the kernel may report a lost write only once. ``DiskFull`` and ``NoDescriptors`` name the cause
+        where it is not the bound.
         """
         if self._failed is not None:
             raise self._failed

@@ -143,7 +143,7 @@ class _Passage:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection to gRPC is open and gRPC has not ended it."""
+        """Whether the connection to gRPC is open and neither side has ended."""
         return self._grpc is not None and not self._ended
 
     def close(self) -> None:
