@@ -43,7 +43,10 @@ class Backoff:
     wish_max_s: float = 300.0
 
     def wait_s(self, attempt: int, wish_s: float, draw: float) -> float:
-        """Seconds to wait after failed attempt ``attempt`` (from 1)."""
+        """Seconds to wait after failed attempt ``attempt`` (from 1).
+
+        ``draw`` is uniform in [0, 1). ``wish_s``: the delay that the peer requested, 0 for none.
+        """
         own = min(self.max_s, self.initial_s * self.factor ** min(attempt - 1, 32))
         own *= 1.0 - self.jitter * draw
         wish = min(wish_s, self.wish_max_s)

@@ -42,7 +42,7 @@ class EngineHistogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSample:
-    """One scrape of an engine or router. A value that the page lacks is absent."""
+    """One scrape of an engine or router. A value that the page lacks is absent, not 0."""
 
     process: Process
     source: Source

@@ -99,7 +99,7 @@ class Reservation:
 class Intake:
     """Decode requests and hand them to the consumer.
 
-    Raises ``Retryable`` or ``Rejected``, never anything else.
+    Returns ``Accepted``.     Raises ``Retryable`` or ``Rejected``, never anything else.
     """
 
     def __init__(self, consumer: Consumer, *, max_body_bytes: int, max_in_flight_bytes: int, retry_delay_s: float) -> None:
