@@ -1,8 +1,9 @@
-"""Wall clocks of different hosts: what causality allows their offset to be, as an interval that only evidence may narrow.
+"""Bound the offset between two hosts' wall clocks by causality.
 
-Every hand-off gives two-sided constraints: a call is received after it was sent and answered before its answer arrived. The
-interval is reported, spans are never moved. Related: Cristian's algorithm; unlike NTP's filter it assumes nothing about symmetric
-delays. Drift widens an old interval (as in RFC 5905 section 10, by more).
+The offset is an interval that only evidence narrows. Every hand-off gives two constraints: a call is received after it was sent,
+and it is answered before its answer arrives. Handrail reports the interval and never moves spans.
+Related: Cristian's algorithm. Unlike NTP's filter, this assumes nothing about symmetric delays.
+Drift widens an old interval (as in RFC 5905 section 10, by more).
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DRIFT_PPM = 100
-"""How fast two free-running clocks may part: 50 ppm each way, which is what cheap crystals are sold with (RFC 5905: 15)."""
+"""Largest drift between two free-running clocks, in parts per million.
+
+Each clock may be off by 50 ppm either way, the figure that cheap crystals are sold with (RFC 5905: 15).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetInterval:
-    """Peer's clock minus ours lies within [low_ns, high_ns] at ``at_unix_ns``. None: no bound on that side."""
+    """Interval [low_ns, high_ns] of the peer's clock minus ours at ``at_unix_ns``.
+
+    None means that there is no bound on that side.
+    """
 
     low_ns: int | None
     high_ns: int | None
@@ -23,18 +30,21 @@ class OffsetInterval:
 
     @property
     def width_ns(self) -> int | None:
-        """How uncertain it is; None while one side is open."""
+        """Width of the interval; None while one side is open."""
         if self.low_ns is None or self.high_ns is None:
             return None
         return self.high_ns - self.low_ns
 
     @property
     def contradictory(self) -> bool:
-        """True when no offset satisfies all evidence: a clock stepped, or the evidence was joined wrongly."""
+        """Whether no offset satisfies all evidence.
+
+        The cause is a clock that stepped, or evidence that was joined wrongly.
+        """
         return self.low_ns is not None and self.high_ns is not None and self.low_ns > self.high_ns
 
     def aged(self, at_unix_ns: int) -> OffsetInterval:
-        """The same knowledge later: each side widened by what the clocks may have drifted since."""
+        """Interval at a later time, each side widened by the possible drift since."""
         slack = abs(at_unix_ns - self.at_unix_ns) * DRIFT_PPM // 1_000_000
         return OffsetInterval(
             None if self.low_ns is None else self.low_ns - slack,
@@ -43,7 +53,10 @@ class OffsetInterval:
         )
 
     def narrowed(self, other: OffsetInterval) -> OffsetInterval:
-        """Both pieces of evidence at once, at the later of their times; may be contradictory."""
+        """Intersection of both intervals, at the later of their times.
+
+        The result may be contradictory.
+        """
         at = max(self.at_unix_ns, other.at_unix_ns)
         a, b = self.aged(at), other.aged(at)
         lows = [x for x in (a.low_ns, b.low_ns) if x is not None]
@@ -52,10 +65,10 @@ class OffsetInterval:
 
 
 def contains(outer: tuple[int, int], inner: tuple[int, int], offset: OffsetInterval | None) -> bool:
-    """Whether ``inner`` (start, end; peer's clock) can lie within ``outer`` (ours). Without an offset the two share a clock.
+    """Whether ``inner`` (start, end; peer's clock) can lie within ``outer`` (ours).
 
-    True when one offset within the interval puts both ends inside; an open side of the interval rules nothing out, so with no
-    knowledge at all only an ``inner`` longer than ``outer`` is impossible.
+    Without an offset the two share a clock. True when one offset within the interval puts both ends inside.
+    An open side of the interval excludes nothing: without any bound, only an ``inner`` longer than ``outer`` is impossible.
     """
     if offset is None:
         return outer[0] <= inner[0] and inner[1] <= outer[1]

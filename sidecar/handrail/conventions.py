@@ -1,8 +1,8 @@
-"""Every span, attribute, resource, event and metric name that Handrail writes, once.
+"""Every span, attribute, resource, event and metric name that Handrail writes.
 
-``gen_ai.*``, ``http.*``, ``server.*``, ``error.type``, ``host.*`` and ``service.*`` are OpenTelemetry semantic conventions; what
-has no convention stands under ``handrail.``. Times inside one process are integer nanoseconds since the arrival
-of the request at that process, on that process's monotonic clock; they end in ``_ns``.
+Each name is here once. ``gen_ai.*``, ``http.*``, ``server.*``, ``error.type``, ``host.*`` and ``service.*`` are OpenTelemetry
+semantic conventions; names without a convention are under ``handrail.``. Times inside one process are integer nanoseconds since
+the arrival of the request at that process, on that process's monotonic clock; their names end in ``_ns``.
 """
 
 from typing import Final
@@ -64,9 +64,9 @@ REQUEST_KEY: Final = "handrail.request.key"
 JOIN_KEY: Final = "handrail.join_key"  # what an OpenTelemetry Collector tier balances on
 EXEMPLAR: Final = "handrail.exemplar"  # true: a metric points to this trace, so it is kept
 STREAM: Final = "handrail.stream"
-STREAM_REQUESTED: Final = "handrail.stream_asked"  # what the request body asked for; absent beyond the inspected part
+STREAM_REQUESTED: Final = "handrail.stream_asked"  # as the request body says; absent beyond the inspected part
 CHOICES: Final = "handrail.choices"
-TRACE_ORIGIN: Final = "handrail.trace.origin"  # context.Origin
+TRACE_ORIGIN: Final = "handrail.trace.origin"  # trace_context.Origin
 CLIENT_PARENT: Final = "handrail.trace.client_parent"
 TIME_FORWARDED_NS: Final = "handrail.forwarded_ns"
 TIME_REQUEST_DONE_NS: Final = "handrail.request_done_ns"
@@ -86,7 +86,7 @@ GAP_COUNT: Final = "handrail.gap.count"
 GAP_SUM_NS: Final = "handrail.gap.sum_ns"
 GAP_MAX_NS: Final = "handrail.gap.max_ns"
 GAP_MAX_AT_NS: Final = "handrail.gap.max_at_ns"
-GAP_SKETCH: Final = "handrail.gap.sketch"  # sketch.GapSketch.encode(): bytes
+GAP_SKETCH: Final = "handrail.gap.sketch"  # exponential_histogram.GapSketch.encode(): bytes
 ITL_UNIT: Final = "handrail.itl.unit"  # as handrail.gap.*, per token: only where tokens per chunk are known
 ITL_COUNT: Final = "handrail.itl.count"
 ITL_SUM_NS: Final = "handrail.itl.sum_ns"
@@ -138,7 +138,7 @@ LOG_ITERATION: Final = "handrail.iteration"
 LOG_PROCESS_EVENT: Final = "handrail.process"
 LOG_ENGINE_FACTS: Final = "handrail.facts"
 
-# What logs and metrics pages of an engine say: log records of scope ``handrail.events``, metrics of scope ``handrail.samples``.
+# Facts from an engine's logs and metrics pages: log records of scope ``handrail.events``, metrics of scope ``handrail.samples``.
 LOG_KV_LINE: Final = "handrail.kv.log"  # records.LogFact
 LOG_SCHEMA: Final = "handrail.schema"  # records.SchemaReport
 KV_LINE_PREFIX: Final = "handrail.log."
@@ -156,7 +156,7 @@ MODEL_LABEL: Final = "model_name"
 SCOPE_COUNTS: Final = "handrail.counts"
 METRIC_FINISHED: Final = "handrail_finished_requests"  # by OUTCOME
 
-# --- samples of devices (scope ``handrail.devices``); a counter's name is in the table of whoever reads it --------------------
+# --- samples of devices (scope ``handrail.devices``); the tables in ``device_counters/`` name the counters -------------------
 SCOPE_DEVICES: Final = "handrail.devices"
 METRIC_GPU: Final = "handrail_gpu"  # then the counter of device_counters/gpu.py
 METRIC_LINK: Final = "handrail_link"  # then the counter of device_counters/link.py
@@ -165,7 +165,7 @@ HW_ID: Final = "hw.id"
 HW_TYPE: Final = "hw.type"
 HW_MODEL: Final = "hw.model"
 HW_PARENT: Final = "hw.parent"
-DEVICE_KIND: Final = "handrail.device.kind"  # hardware.DeviceKind
+DEVICE_KIND: Final = "handrail.device.kind"  # records.devices.DeviceKind
 DEVICE_INDEX: Final = "handrail.device.index"
 DEVICE_PCI: Final = "handrail.device.pci"
 DEVICE_LINE_RATE: Final = "handrail.device.line_rate_bytes"

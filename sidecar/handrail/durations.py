@@ -1,7 +1,7 @@
-"""Times and durations as people write and read them.
+"""Parse and format times and durations as people write them.
 
-``parse_*`` take what is typed on a command line, in a URL or in a configuration file and return integer nanoseconds; ``format_*``
-go the other way, for reading. The present and the time zone are passed in; without a zone, the process's local one is used.
+``parse_*`` take text from a command line, a URL or a configuration file and return integer nanoseconds; ``format_*`` make text
+for people. The caller passes the present and the time zone; without a zone, the process's local one is used.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ _TIME_OF_DAY = re.compile(_CLOCK)
 _DATE_TIME = re.compile(rf"{_DATE}(?:[Tt ]{_CLOCK}\s?{_ZONE}?)?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MAX_NS: Final = 2**63 - 1
-# A bare number below 1973 in seconds is somebody's "15", not a time; above, each thousandfold is the next smaller unit.
+# A bare number below 1973 in seconds is a typed "15", not a time; above that, each thousandfold is the next smaller unit.
 _UNIX_UNITS: Final = ((10**8, 10**11, 10**9), (10**11, 10**14, 10**6), (10**14, 10**17, 10**3), (10**17, _MAX_NS, 1))
 
 PERIOD_RULE: Final = "FROM..TO, each a time, such as 14:00..14:30, -2h..-1h or 2026-11-29T14:00:00Z..2026-11-29T14:30:00Z"
 
 
 class TimeError(ValueError):
-    """A text that is no time or no duration; the message names the text and what is valid."""
+    """Invalid time or duration; the message names the text and the valid forms."""
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds of ``500ms``, ``1.5s``, ``1h30m``. Exact; raises ``TimeError``, also for a number without a unit."""
+    """Nanoseconds of ``500ms``, ``1.5s`` or ``1h30m``, exactly.
+
+    Raises ``TimeError``, also for a number without a unit.
+    """
     squeezed = text.strip().replace(" ", "")
     if squeezed == "0":
         return 0
@@ -62,9 +65,10 @@ def parse_duration_ns(text: str) -> int:
 
 
 def parse_time(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> int:
-    """Unix ns of a time as typed. A time of day is today's, or yesterday's when today's is still to come.
+    """Unix ns of a time as a person types it.
 
-    ``zone`` is what a time without an offset is read in; ``None`` means the process's local zone. Raises ``TimeError``.
+    A time of day is today's, or yesterday's when today's is still to come. ``zone`` applies to a time without an offset;
+    ``None`` means the process's local zone. Raises ``TimeError``.
     """
     wanted = text.strip()
     if wanted.lower() == "now":
@@ -86,7 +90,10 @@ def parse_time(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> int:
 
 
 def parse_period(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> tuple[int, int]:
-    """Unix ns of both ends of ``14:00..14:30``. Raises ``TimeError``, also where it does not end after it begins."""
+    """Unix ns of both ends of a period like ``14:00..14:30``.
+
+    Raises ``TimeError``, also where the end is not after the start.
+    """
     first, separator, last = text.partition("..")
     if not separator:
         raise TimeError(f"{text!r} is not a period: write {PERIOD_RULE}")
@@ -113,7 +120,10 @@ def _at_least_epoch(text: str, unix_ns: int) -> int:
 
 
 def _clock_of(match: re.Match[str]) -> tuple[time, int]:
-    """The time of day to the second, and the nanoseconds above it (``datetime`` keeps microseconds only)."""
+    """Time of day to the second, and the nanoseconds above it.
+
+    ``datetime`` keeps microseconds only.
+    """
     found = match.groupdict()
     return time(int(found["hour"]), int(found["minute"]), int(found["second"] or 0)), int(
         (found["fraction"] or "0").ljust(9, "0")
@@ -154,7 +164,10 @@ def _unix_ns(day: date, clock: time, zone: tzinfo | None) -> int:
 
 
 def format_duration(duration_ns: int) -> str:
-    """Three significant digits with a unit: ``66.3 ms``, ``1.30 s``; from 100 s on ``2m 03s``, from an hour ``1h 04m``."""
+    """Format with three significant digits and a unit: ``66.3 ms``, ``1.30 s``.
+
+    From 100 s on the form is ``2m 03s``, from an hour on ``1h 04m``.
+    """
     if duration_ns < 0:
         return f"-{format_duration(-duration_ns)}"
     for unit_ns, unit in ((1, "ns"), (10**3, "µs"), (10**6, "ms"), (10**9, "s")):
@@ -169,7 +182,10 @@ def format_duration(duration_ns: int) -> str:
 
 
 def _three_digits(duration_ns: int, unit_ns: int) -> str | None:
-    """``duration_ns`` in the unit with three significant digits; None where it rounds to 1000 of the unit (100 for seconds)."""
+    """Format in one unit with three significant digits.
+
+    None where the value rounds to 1000 of the unit (100 for seconds).
+    """
     if unit_ns == 1:
         return str(duration_ns) if duration_ns < 1000 else None
     limit = 100 if unit_ns == 10**9 else 1000
@@ -182,7 +198,10 @@ def _three_digits(duration_ns: int, unit_ns: int) -> str | None:
 
 
 def format_time(unix_ns: int, now_unix_ns: int | None = None, zone: tzinfo | None = None) -> str:
-    """``14:03:07.123`` for a time of the day of ``now_unix_ns``, else with the date; in ``zone`` or the local one."""
+    """Format as ``14:03:07.123`` in ``zone`` or the local zone.
+
+    The date is added unless the time is on the day of ``now_unix_ns``.
+    """
     seconds, rest_ns = divmod(unix_ns, 10**9)
     moment = datetime.fromtimestamp(seconds, zone)
     clock = f"{moment:%H:%M:%S}.{rest_ns // 10**6:03d}"
@@ -192,6 +211,9 @@ def format_time(unix_ns: int, now_unix_ns: int | None = None, zone: tzinfo | Non
 
 
 def format_rfc3339(unix_ns: int) -> str:
-    """UTC with nanoseconds, ``2026-11-29T14:03:07.123456789Z``: for machines; ``parse_time`` reads it back exactly."""
+    """Format as UTC with nanoseconds for machines: ``2026-11-29T14:03:07.123456789Z``.
+
+    ``parse_time`` reads it back exactly.
+    """
     seconds, rest_ns = divmod(unix_ns, 10**9)
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest_ns:09d}Z"

@@ -1,8 +1,8 @@
-"""Which ids mean the same request: the grammar of every origin, and nothing stripped beyond it.
+"""Decide which request ids mean the same request.
 
-Forms seen on real engines: testbed measurements section 4c (vLLM 0.32, vllm-router 0.1.17); child ids of parallel sampling:
-vllm/v1/engine/parallel_sampling.py. A client's own ``user-42-7`` and ``user-42-8`` stay two keys, because the client's header is
-never taken apart.
+Each origin has a grammar, and only the parts that the grammar adds are removed. Forms seen on real engines: testbed measurements
+section 4c (vLLM 0.32, vllm-router 0.1.17). Child ids of parallel sampling: vllm/v1/engine/parallel_sampling.py.
+A client's own ``user-42-7`` and ``user-42-8`` stay two keys, because the client's header is never taken apart.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from enum import Enum
 from handrail.printable import printable
 
 MAX_ID_CHARS = 128
-"""Longest request id stored; a longer one keeps its first 128 characters and a hash of the whole (case C10)."""
+"""Longest request id that is stored.
+
+A longer one keeps its first 128 characters and a hash of the whole (case C10).
+"""
 
 
 class IdOrigin(str, Enum):
-    """Who wrote the id, which decides what may be stripped from it."""
+    """Writer of the id, which decides what may be removed from it."""
 
     CLIENT = "client"  # an X-Request-Id header, whoever sent it: the client, or a router that replaces ids
     VLLM_RESPONSE = "vllm_response"  # "id" of a response body: cmpl-<stem>, chatcmpl-<stem>
@@ -30,7 +33,10 @@ class IdOrigin(str, Enum):
 
 
 class JoinKind(str, Enum):
-    """How a piece of evidence came into a request, strongest first (strongest evidence wins)."""
+    """How a record was joined to a request, strongest evidence first.
+
+    The strongest evidence wins.
+    """
 
     OPENED = "opened"  # the evidence that gave the request its row
     CONNECTOR = "connector"  # remote engine id + remote request id, bootstrap room, transfer id
@@ -42,7 +48,10 @@ class JoinKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A request key and, where the id names one prompt or choice of a batch, its index."""
+    """Request key with the index in a batch.
+
+    The index is set where the id names one prompt or choice of a batch.
+    """
 
     key: str
     sub: int | None = None
@@ -50,7 +59,10 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class ClippedId:
-    """A request id fit for storage: printable, at most 128 characters; ``hash`` of the raw bytes only where it was clipped."""
+    """Request id for storage: printable, at most 128 characters.
+
+    ``hash`` covers the raw bytes and is set only where the id was clipped.
+    """
 
     text: str
     hash: str | None = None
@@ -64,7 +76,7 @@ _VLLM_ROUTER = re.compile(r"___prefill_addr_(?P<prefill>.+?)___decode_addr_(?P<d
 
 
 def request_key(raw: str, origin: IdOrigin) -> RequestKey:
-    """The key of ``raw`` under the grammar of ``origin``.
+    """Request key of ``raw`` by the grammar of ``origin``.
 
     Equal keys from processes of one edge or router lifetime mean the same request; they prove nothing without that lifetime.
     An id that does not follow its origin's grammar is its own key.
@@ -87,24 +99,33 @@ def request_key(raw: str, origin: IdOrigin) -> RequestKey:
 
 
 def router_peers(raw: str) -> tuple[str, str] | None:
-    """The prefill and decode addresses that vllm-router wrote into a request id, or None for any other id."""
+    """Prefill and decode addresses in a vllm-router request id; None for any other id."""
     found = _VLLM_ROUTER.search(raw)
     return (found["prefill"], found["decode"]) if found else None
 
 
 def candidate_keys(raw: str) -> tuple[str, ...]:
-    """Every key that ``raw`` may stand for, the id as it is first: for a person who pastes an id of unknown origin."""
+    """All keys that ``raw`` may mean, the unchanged id first.
+
+    For an id of unknown origin that a person pastes.
+    """
     keys = dict.fromkeys(request_key(raw, origin).key for origin in IdOrigin)
     return tuple(keys)
 
 
 def joinable(key: str) -> bool:
-    """False for ids too poor to join processes by: counters that every process counts for itself (case C27)."""
+    """Whether processes can be joined by this id.
+
+    False for counters that every process counts for itself (case C27).
+    """
     return len(key) > 0 and not (key.isdecimal() and len(key) < 12)
 
 
 def clip_request_id(raw: bytes) -> ClippedId:
-    """``raw`` header bytes as text; what is not ``printable`` becomes ``?``, so that a log line stays a line."""
+    """Header bytes ``raw`` as text for storage.
+
+    Characters that are not ``printable`` become ``?``, so that a log line stays one line.
+    """
     text = printable(raw[: 4 * MAX_ID_CHARS].decode("utf-8", "replace"), "?")
     if len(raw) <= MAX_ID_CHARS:
         return ClippedId(text)
@@ -112,23 +133,32 @@ def clip_request_id(raw: bytes) -> ClippedId:
 
 
 def derive_trace_id(key: str) -> str:
-    """Trace id of a request that came without one: BLAKE2b-128 of its key, so that sidecars agree without talking."""
+    """Trace id of a request that came without one: BLAKE2b-128 of its key.
+
+    Sidecars agree on it without communication.
+    """
     digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, person=b"handrail-trace").hexdigest()
     return digest if digest.strip("0") else "1".zfill(32)
 
 
 def new_trace_id() -> str:
-    """A random W3C trace id."""
+    """Random W3C trace id."""
     return os.urandom(16).hex()
 
 
 def new_span_id() -> str:
-    """A random W3C span id; never derived, so that two observers of one request never clash."""
+    """Random W3C span id.
+
+    It is never derived, so two observers of one request never get the same one.
+    """
     return os.urandom(8).hex()
 
 
 def new_request_id() -> str:
-    """A request id for a client that sent none; 96 random bits behind a prefix that says who made it."""
+    """Request id for a client that sent none.
+
+    96 random bits follow a prefix that names Handrail as the source.
+    """
     return f"hr-{os.urandom(12).hex()}"
 
 

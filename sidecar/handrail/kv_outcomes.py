@@ -1,4 +1,4 @@
-"""What became of a KV hand-off: the closed set of outcomes, and which of them a count of failures counts."""
+"""Outcomes of a KV fetch, a closed set, and those that count as failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from enum import Enum
 
 
 class FetchOutcome(str, Enum):
-    """The outcome of one KV fetch. What the client got is another matter: HTTP 200 does not mean ``OK``."""
+    """Outcome of one KV fetch.
+
+    The client's result is separate: HTTP 200 does not mean ``OK``.
+    """
 
     OK = "ok"
     FAILED = "failed"  # and the request with it
@@ -14,9 +17,9 @@ class FetchOutcome(str, Enum):
     RETRIED = "retried"  # failed, and a later load of the same request went well
     EXPIRED = "expired"  # the lease ended before the read, and the reader knew
     STALE_READ = "stale_read"  # the lease ended before the read, and the blocks were read all the same
-    WRONG_REQUEST = "wrong_request"  # what was read was published for another request
+    WRONG_REQUEST = "wrong_request"  # the blocks that were read were published for another request
     TIMED_OUT = "timed_out"  # the engine or transport gave up waiting
-    FALLBACK_LOCAL = "fallback_local"  # no hand-off was asked for: the prompt was computed where it was decoded
+    FALLBACK_LOCAL = "fallback_local"  # no hand-off was wanted: the prompt was computed where it was decoded
     HUNG = "hung"  # open for longer than the limit
     ABORTED = "aborted"  # the request ended while it was open
     UNKNOWN = "unknown"  # the evidence cannot tell
@@ -34,4 +37,4 @@ FAILURES = frozenset(
         FetchOutcome.HUNG,
     }
 )
-"""What a count of failed fetches counts."""
+"""Outcomes that a count of failed fetches includes."""

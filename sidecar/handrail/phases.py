@@ -1,6 +1,6 @@
-"""Where the time to first token went: the closed set of phases, and the arithmetic that adds them up exactly.
+"""Phases of the time to first token, and exact sums of them.
 
-Durations inside one process come from that process's clock alone and are never compared with another's; across processes there
+Durations inside one process come from that process's clock alone and are never compared with another's. Across processes there
 is one exact remainder, ``router_and_hops``. The sum of the phases of a request equals its total to the nanosecond.
 """
 
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """The closed enum of phases, in path order."""
+    """Closed enum of phases, in path order."""
 
     PREFILL_ADMISSION = "prefill_admission"  # arrival at P -> queued in the engine
     PREFILL_QUEUE = "prefill_queue"  # queued -> scheduled
@@ -34,20 +34,26 @@ class Phase(str, Enum):
 
 
 class Place(str, Enum):
-    """Where a phase is spent."""
+    """Place where a phase is spent."""
 
     PREFILL = "prefill"
     DECODE = "decode"
-    PATH = "path"  # routers, networks, and processes that said nothing
+    PATH = "path"  # routers, networks, and processes without evidence
 
 
 KV_AND_QUEUE = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE, Phase.DECODE_QUEUE)
-"""What vLLM books as one "queue time" on D when it pulls KV (measured: scheduled_ts is set only after the load)."""
+"""Phases that vLLM books as one "queue time" on D when it pulls KV.
+
+Measured: vLLM sets scheduled_ts only after the load.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """One phase. The true value lies within +- ``bound_ns``; ``may_be``: the phases that ``unattributed`` may hide."""
+    """Duration of one phase.
+
+    The true value lies within +- ``bound_ns``; ``may_be``: the phases that ``unattributed`` may hide.
+    """
 
     phase: Phase
     duration_ns: int
@@ -58,12 +64,12 @@ class PhaseTime:
 
 
 def close_sum(known: Sequence[PhaseTime], total_ns: int, rest: PhaseTime) -> tuple[PhaseTime, ...]:
-    """``known`` phases of one place and a remainder that makes them sum to ``total_ns`` exactly.
+    """Add a remainder to the ``known`` phases of one place so that they sum exactly.
 
-    ``rest`` gives name, place, source and ``may_be`` of the remainder; its duration is ignored. When the known phases exceed the
-    total (they were measured at different points of one process, microseconds apart, or the engine's figures are rounded), the
-    largest ones are shortened by the excess and their bound grows by it: nothing becomes negative and the sum stays exact.
-    Phases of zero length are kept (0 is a fact), a zero remainder is not.
+    The sum is ``total_ns``. ``rest`` gives name, place, source and ``may_be`` of the remainder; its duration is ignored.
+    The known phases may exceed the total: they were measured at different points of one process, microseconds apart, or the
+    engine's figures are rounded. Then the largest ones are shortened by the excess and their bound grows by it: nothing becomes
+    negative and the sum stays exact. Phases of zero length are kept (0 is a fact), a zero remainder is not.
     """
     phases = [p for p in known if p.duration_ns >= 0]
     excess = sum(p.duration_ns for p in phases) - total_ns
@@ -79,7 +85,7 @@ def close_sum(known: Sequence[PhaseTime], total_ns: int, rest: PhaseTime) -> tup
 
 
 def total(phases: Iterable[PhaseTime]) -> int:
-    """The sum in ns."""
+    """Sum of the phases in ns."""
     return sum(p.duration_ns for p in phases)
 
 
@@ -87,6 +93,9 @@ ORDER = {phase: index for index, phase in enumerate(Phase)}
 
 
 def path_order(phases: Iterable[PhaseTime]) -> tuple[PhaseTime, ...]:
-    """Phases as they happen on the path: prefill, then what lies between, then decode; the order inside a place is the enum's."""
+    """Phases in path order: prefill, then what lies between, then decode.
+
+    The order inside a place is the enum's.
+    """
     place = {Place.PREFILL: 0, Place.PATH: 1, Place.DECODE: 2}
     return tuple(sorted(phases, key=lambda p: (place[p.place], ORDER[p.phase])))

@@ -1,11 +1,11 @@
-"""Foreign text as a person may see it: the one rule of which characters stand, on /metrics, in the CLI, in logs, in exports.
+"""Make foreign text safe to print: on /metrics, in the CLI, in logs, in exports.
 
-A character stands where Unicode calls it a letter, mark, number, punctuation or symbol, or where it is the plain space, and
-where it is visible. Everything else is escaped: control characters (Cc), format characters (Cf: directions, tags U+E0020 to
-U+E007F, joiners), surrogates (Cs), private and unassigned ones (Co, Cn), separators but the space (Zl, Zp, Zs), and what
-Unicode draws as nothing though it calls it a mark, a letter or a symbol (variation selectors, fillers, the blank of Braille).
-
-The joiners U+200C and U+200D go too: names are no prose, and two names that look alike must not be two.
+This is the one rule of which characters are kept. A character is kept where Unicode calls it a letter, mark, number, punctuation
+or symbol, or where it is the plain space, and where it is visible. Everything else is escaped: control characters (Cc), format
+characters (Cf: directions, tags U+E0020 to U+E007F, joiners), surrogates (Cs), private and unassigned ones (Co, Cn), separators
+but the space (Zl, Zp, Zs), and invisible characters that Unicode calls marks, letters or symbols (variation selectors, fillers,
+the blank of Braille).
+The joiners U+200C and U+200D are escaped too: names are no prose, and two names that look alike must not be two.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def is_printable(text: str) -> bool:
 
 
 def printable(text: str, instead: str | None = None) -> str:
-    r"""``text`` on one line, every character that must not stand escaped as Python does (``\x1b``, ``\u202e``).
+    r"""Escape ``text`` to one line of printable characters.
 
-    ``instead``: what stands in the place of each such character, where no escape is wanted.
+    Other characters are escaped as Python does (``\x1b``, ``\u202e``), or replaced by ``instead`` where it is set.
     """
     if is_printable(text):
         return text
@@ -39,14 +39,14 @@ def printable(text: str, instead: str | None = None) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As ``printable``, but line ends stand."""
+    """Escape as ``printable`` does, but keep line ends."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable_json(document: str) -> str:
-    r"""A JSON document that means the same, with ``\uXXXX`` for every character that must not stand.
+    r"""Escape unprintable characters in a JSON document as ``\uXXXX``.
 
-    JSON escapes C0 controls by itself; outside of its strings there is nothing else to escape.
+    Its meaning stays the same. JSON escapes C0 controls by itself; outside of its strings there is nothing else to escape.
     """
     if is_printable(document):
         return document
@@ -54,9 +54,9 @@ def printable_json(document: str) -> str:
 
 
 def printable_series(series: Mapping[tuple[str, ...], T]) -> Mapping[tuple[str, ...], T]:
-    """``series`` by label values that are ``printable``, and as many of them: what then reads alike gains a hash.
+    """``series`` with printable label values, and as many of them as before.
 
-    A page that names one series twice is refused whole by some scrapers.
+    Label values that then read alike gain a hash: some scrapers refuse a whole page that names one series twice.
     """
     if all(is_printable(value) for labels in series for value in labels):
         return series

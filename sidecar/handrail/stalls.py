@@ -1,11 +1,10 @@
-"""Which gaps of a stream are stalls: those far above the gaps around them (docs/stalls.md).
+"""Find the stalls of a stream: gaps far above the gaps around them.
 
-A gap is a *stall* when it is ``FACTOR`` times the running median or more, and ``FLOOR_NS`` or more. The running median is that of
-the ``BLOCK`` gaps that it stands among; a stream's last, shorter block is filled up with the gaps before it. Chunks that came
-within ``APART_NS`` count as one arrival, so their gaps are left out of the median: whoever bundles chunks on the way would
-otherwise make every bundle a stall. Of fewer than ``LEAST_GAPS`` nothing is said.
-
-Nothing is done per token but to keep two numbers; a block is looked at when it is full (tests/bench/bench_stalls.py).
+See docs/stalls.md. A gap is a *stall* when it is ``FACTOR`` times the running median or more, and ``FLOOR_NS`` or more. The
+running median is that of the gap's block of ``BLOCK`` gaps; a stream's last, shorter block is filled up with the gaps before it.
+Chunks that came within ``APART_NS`` count as one arrival, so their gaps are left out of the median: a proxy that bundles chunks
+on the way would otherwise make every bundle a stall. With fewer than ``LEAST_GAPS`` gaps there is no stall.
+Per token only two numbers are kept; a block is examined when it is full (tests/bench/bench_stalls.py).
 """
 
 from __future__ import annotations
@@ -20,17 +19,21 @@ BLOCK: Final = 64
 LEAST_GAPS: Final = 5
 APART_NS: Final = 1_000_000
 KEPT: Final = 16
-"""Stalls of one stream that are told one by one: the longest."""
+"""Stalls of one stream that are reported one by one: the longest."""
 
 TIMES_KEPT: Final = 512
-"""Stalls of one stream whose times are told: the first. Others' stalls are compared with the time outside of these."""
+"""Stalls of one stream whose times are reported: the first.
+
+Stalls of other streams are compared with the time outside of these.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """One. ``end_ns``: when the chunk that ended it was read, from the request's arrival; ``index``: which gap of the stream.
+    """One stall.
 
-    ``held_ns``: for so long of it the observer did not read on, since the client took nothing. ``turn``: the kind of content
+    ``end_ns``: when the chunk that ended it was read, from the request's arrival; ``index``: the gap's index in the stream.
+    ``held_ns``: the part of it in which the observer did not read, since the client took nothing. ``turn``: the kind of content
     before and after it, where they differ (``reasoning>text``): a parser may have held text back there (case B24).
     """
 
@@ -43,21 +46,21 @@ class Stall:
 
     @property
     def begin_ns(self) -> int:
-        """When the chunk before it was read."""
+        """Time when the chunk before it was read."""
         return self.end_ns - self.gap_ns
 
     @property
     def excess_ns(self) -> int:
-        """By how much it is longer than usual."""
+        """Length above the running median."""
         return self.gap_ns - self.median_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Those of one stream: how many, their summed length, and the ``KEPT`` longest by time.
+    """Stalls of one stream: number, summed length, and the ``KEPT`` longest by time.
 
-    ``times``: from when to when each of the first ``TIMES_KEPT`` lasted, by ``pack_times``. ``held_ns``: for so long of the whole
-    stream the observer did not read on, since the client took nothing.
+    ``times``: begin and end of each of the first ``TIMES_KEPT``, by ``pack_times``. ``held_ns``: the part of the whole stream in
+    which the observer did not read, since the client took nothing.
     """
 
     count: int
@@ -68,7 +71,7 @@ class Stalls:
 
 
 class StallWatch:
-    """The stalls of one response. Memory does not grow with the stream."""
+    """Stall detector of one response. Its memory does not grow with the stream."""
 
     __slots__ = ("_before", "_count", "_ends", "_found", "_gaps", "_judged", "_sum_ns", "_times")
 
@@ -83,7 +86,7 @@ class StallWatch:
         self._sum_ns = 0
 
     def extend(self, gaps_ns: Sequence[int], ends_ns: Sequence[int]) -> None:
-        """More gaps in the order in which they ended, and when each did."""
+        """Add gaps in the order of their ends, with those ends."""
         self._gaps.extend(gaps_ns)
         self._ends.extend(ends_ns)
         whole = len(self._gaps) - len(self._gaps) % BLOCK
@@ -96,7 +99,7 @@ class StallWatch:
             del self._gaps[:whole], self._ends[:whole]
 
     def stalls(self) -> Stalls | None:
-        """Those so far; None where there are none. Further gaps may follow."""
+        """Stalls so far; None where there are none. More gaps may follow."""
         among = self._before[len(self._gaps) :] + self._gaps
         last = judge(self._gaps, self._ends, among, self._judged)
         count = self._count + len(last)
@@ -122,7 +125,7 @@ class StallWatch:
 
 
 def judge(gaps_ns: Sequence[int], ends_ns: Sequence[int], among_ns: Sequence[int], first_index: int) -> list[Stall]:
-    """The stalls among ``gaps_ns``, by the median of ``among_ns``."""
+    """Stalls among ``gaps_ns``, by the median of ``among_ns``."""
     if not gaps_ns or max(gaps_ns) < FLOOR_NS:
         return []
     arrivals = sorted(gap for gap in among_ns if gap >= APART_NS)
@@ -138,8 +141,11 @@ def judge(gaps_ns: Sequence[int], ends_ns: Sequence[int], among_ns: Sequence[int
 
 
 def marked(stalls: Stalls, held: Sequence[tuple[int, int]], turns: Sequence[tuple[int, str]]) -> Stalls:
-    """With what else was seen: ``held``, from when to when the observer did not read on since the client took nothing; ``turns``,
-    when content of another kind came, and which. Both count from the request's arrival."""
+    """Add further evidence to the stalls.
+
+    ``held``: begin and end of each time in which the observer did not read, since the client took nothing. ``turns``: when
+    content of another kind came, and which. Both count from the request's arrival.
+    """
     if not held and not turns:
         return stalls
     turned = dict(turns)
@@ -158,7 +164,10 @@ def marked(stalls: Stalls, held: Sequence[tuple[int, int]], turns: Sequence[tupl
 
 
 def pack_times(times: Sequence[tuple[int, int]]) -> bytes:
-    """From and to, in order of their ends, as LEB128 of whole microseconds: the end since the end before, then the length."""
+    """Encode begins and ends, in order of their ends, as LEB128.
+
+    Units are whole microseconds: the end since the end before, then the length.
+    """
     out = bytearray()
     before = 0
     for begin, end in times:
@@ -173,8 +182,10 @@ def pack_times(times: Sequence[tuple[int, int]]) -> bytes:
 
 
 def unpack_times(data: bytes) -> list[tuple[int, int]]:
-    """Inverse of ``pack_times`` but for what a microsecond rounds away. Raises ``ValueError`` for anything else; at most
-    ``TIMES_KEPT`` are read."""
+    """Decode the result of ``pack_times``, exact to a microsecond.
+
+    Raises ``ValueError`` for anything else. At most ``TIMES_KEPT`` are read.
+    """
     numbers: list[int] = []
     value = shift = 0
     for byte in data:

@@ -1,7 +1,8 @@
 """Trace context on the wire: W3C Trace Context (strict) and B3 (read only).
 
 Sources: W3C Trace Context level 1 section 3.2; openzipkin/b3-propagation. Two ``traceparent`` lines are invalid and are never
-joined with a comma (case C02); where both conventions are there and disagree, ``traceparent`` wins and that is said (case C13).
+joined with a comma (case C02). Where both conventions are present and disagree, ``traceparent`` wins and a hint reports it
+(case C13).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HEX = re.compile(rb"[0-9a-fA-F]+\Z")
 
 
 class Origin(str, Enum):
-    """Where the trace id of an exchange came from."""
+    """Origin of an exchange's trace id."""
 
     INBOUND = "inbound"  # a valid traceparent
     B3 = "b3"
@@ -32,7 +33,10 @@ class Origin(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A remote parent. Ids are lower-case hex; ``flags`` are the W3C trace flags (bit 0: sampled)."""
+    """Remote parent.
+
+    Ids are lower-case hex; ``flags`` are the W3C trace flags (bit 0: sampled).
+    """
 
     trace_id: str
     span_id: str
@@ -41,7 +45,10 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """What a request's headers say about its trace. ``denied``: no ids, but the caller asked not to be sampled (``b3: 0``)."""
+    """Trace context in a request's headers.
+
+    ``denied``: no ids, but the caller asked not to be sampled (``b3: 0``).
+    """
 
     context: TraceContext | None
     origin: Origin
@@ -55,7 +62,7 @@ class Inbound:
 
 
 def extract(headers: Sequence[tuple[bytes, bytes]]) -> Inbound:
-    """Read the context out of raw header pairs (any case, duplicates included)."""
+    """Read the context from raw header pairs (any case, duplicates included)."""
     parents: list[bytes] = []
     b3: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -83,7 +90,10 @@ def extract(headers: Sequence[tuple[bytes, bytes]]) -> Inbound:
 
 
 def parse_traceparent(value: bytes) -> TraceContext | None:
-    """A strict ``traceparent``; None for anything the specification calls invalid. Later versions may append fields."""
+    """Parse a strict ``traceparent``; None for an invalid one.
+
+    Later versions may append fields.
+    """
     found = _TRACEPARENT.match(value)
     if found is None:
         return None
@@ -97,16 +107,16 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 
 
 def format_traceparent(ids: SpanIds) -> bytes:
-    """The header that makes ``ids`` the parent of whatever the receiver does."""
+    """``traceparent`` header that makes ``ids`` the parent at the receiver."""
     return b"00-%s-%s-%02x" % (ids.trace_id.encode(), ids.span_id.encode(), ids.flags & 0xFF)
 
 
 def continue_from(inbound: Inbound, key: str | None, *, exported: bool) -> tuple[SpanIds, Origin]:
-    """Our own span below ``inbound``: a new random span id in the caller's trace, the caller's flags kept.
+    """Make our own span below ``inbound``.
 
-    Without a caller's context the trace id is derived from the request ``key`` (random where there is none either), and it is
-    sampled only when the engine's exporter reports to us (``exported``): otherwise the engine would export it to a backend whose
-    operator never asked for it.
+    It is a new random span id in the caller's trace, with the caller's flags. Without a caller's context the trace id is derived
+    from the request ``key`` (random where there is none either). Then it is sampled only when the engine's exporter reports to us
+    (``exported``): otherwise the engine would export it to a backend whose operator did not ask for it.
     """
     span_id = identity.new_span_id()
     if inbound.context is not None:

@@ -1,4 +1,4 @@
-"""Addresses that a process binds: clashes among them, and the file that says they are bound."""
+"""Addresses that a process binds: conflicts between them, and the ready file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.wal.filesystem import REACHABLE_MODE, READABLE_MODE, replace_file
 
 
 def clashes(addresses: Mapping[str, Address | None]) -> Iterator[Problem]:
-    """Two settings that would bind the same port."""
+    """Settings that would bind the same port."""
     taken: dict[Address, str] = {}
     for path, address in addresses.items():
         if address is None or not address.port:
@@ -25,14 +25,15 @@ def clashes(addresses: Mapping[str, Address | None]) -> Iterator[Problem]:
 
 
 def bound(**addresses: tuple[str, int] | None) -> dict[str, str]:
-    """Bound sockets by name as ``host:port``; what is off is left out."""
+    """Bound sockets by name as ``host:port``, without those that are off."""
     return {name: str(Address(*at)) for name, at in addresses.items() if at is not None}
 
 
 def write_ready(path: Path, addresses: Mapping[str, str]) -> None:
-    """Say that everything is bound: ``{"pid": ..., "addresses": {...}}``, whole or not at all. Raises ``OSError``.
+    """Write the ready file: all addresses are bound.
 
-    Whoever waits for the file may read it as soon as it exists, so it is written beside its place and renamed.
+    Content: ``{"pid": ..., "addresses": {...}}``. A reader may open the file as soon as it exists, so it is written under
+    another name and renamed. Raises ``OSError``.
     """
     line = json.dumps({"pid": os.getpid(), "addresses": dict(addresses)}) + "\n"
     replace_file(path, line.encode(), READABLE_MODE, REACHABLE_MODE)

@@ -1,7 +1,7 @@
-"""What a user sets for the listeners of a process: TLS, tokens, and which of them may do without; and what follows from it.
+"""Security settings of a process's listeners: TLS, tokens and the exceptions.
 
-With ``tls.cert_file`` every listener speaks TLS but those that ``plaintext`` names. Off the loopback nothing listens without TLS
-unless it is named there.
+With ``tls.cert_file`` every listener uses TLS except those that ``plaintext`` names. A listener outside the loopback without TLS
+is an error unless ``plaintext`` names it.
 """
 
 # ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """TLS of the listeners of this process."""
+    """TLS settings of this process's listeners."""
 
     cert_file: Path | None = setting(
         None,
@@ -49,7 +49,7 @@ class TlsConfig:
     )
 
     def incomplete(self) -> Iterator[Problem]:
-        """One of what belongs together."""
+        """TLS settings that need another setting which is missing."""
         example = "tls: {cert_file: /etc/handrail/tls/tls.crt, key_file: /etc/handrail/tls/tls.key}"
         if (self.cert_file is None) != (self.key_file is None):
             missing = "cert_file" if self.cert_file is None else "key_file"
@@ -61,7 +61,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
-    """Who may use the listeners of this process."""
+    """Authentication settings of this process's listeners."""
 
     token_file: Path | None = setting(
         None,
@@ -73,7 +73,10 @@ class AuthConfig:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One address that is listened on: the name that ``plaintext`` knows it by, the setting's path, whether tokens are for it."""
+    """One listening address.
+
+    It has the name that ``plaintext`` uses, the path of its setting, and whether tokens apply to it.
+    """
 
     name: str
     path: str
@@ -82,7 +85,7 @@ class Listener:
 
 
 def exposed(listeners: Collection[Listener], tls: TlsConfig, plaintext: Collection[str]) -> Iterator[Problem]:
-    """Those that would speak plaintext beyond this host without having been told to."""
+    """Listeners that would use plaintext beyond this host without permission."""
     for each in listeners:
         if each.address is None or each.address.loopback or each.name in plaintext or tls.cert_file is not None:
             continue
@@ -98,7 +101,8 @@ def exposed(listeners: Collection[Listener], tls: TlsConfig, plaintext: Collecti
 class ListenerSecurity:
     """TLS and tokens of one process's listeners, as configured.
 
-    Raises ``OSError`` for a file that cannot be read and ``ValueError`` for one that cannot be used, naming setting and file.
+    Raises ``OSError`` for a file that cannot be read and ``ValueError`` for one that cannot be used; the error names setting and
+    file.
     """
 
     def __init__(self, tls: TlsConfig, auth: AuthConfig, plaintext: Collection[str]) -> None:
@@ -112,23 +116,29 @@ class ListenerSecurity:
             self._tokens = tokens(auth.token_file, use="tokens", setting="auth.token_file")
 
     def tls(self, listener: str) -> ServerTls | None:
-        """None where the listener speaks plaintext."""
+        """TLS of the listener; None where it uses plaintext."""
         return None if listener in self._plaintext else self._tls
 
     def context(self, listener: str, *, ask_only: bool = False) -> ssl.SSLContext | None:
-        """``ask_only``: see ``ServerTls.context``."""
+        """TLS context of the listener; ``ask_only``: see ``ServerTls.context``."""
         tls = self.tls(listener)
         return None if tls is None else tls.context(ask_only=ask_only)
 
     def guard(self, listener: str, *, certificates: bool = False) -> Authenticator:
-        """Who may use it. ``certificates``: the handshake only asks for one (``ask_only``), so the guard has to want it."""
+        """Authenticator of the listener.
+
+        ``certificates``: the handshake only asks for a client certificate (``ask_only``), so the authenticator has to require it.
+        """
         tls = self.tls(listener)
         guard = Authenticator(listener, self._tokens, certificates=certificates and tls is not None and tls.wants_clients)
         self.guards.append(guard)
         return guard
 
     def described(self, listener: Listener) -> str:
-        """How it is protected, for a line at start: ``TLS, client certificates, token``, or ``plaintext``."""
+        """Protection of a listener for the start message.
+
+        Example: ``TLS, client certificates, token``, or ``plaintext``.
+        """
         tls = self.tls(listener.name)
         words = ["plaintext"] if tls is None else ["TLS"]
         words += ["client certificates"] if tls is not None and tls.wants_clients else []
@@ -136,19 +146,22 @@ class ListenerSecurity:
         return ", ".join(words)
 
     def describe(self, bound: Mapping[str, str], listeners: Collection[Listener]) -> str:
-        """What is bound, by name, and how each is protected: ``api 127.0.0.1:4380 (TLS, token), plugin /run/handrail.sock``."""
+        """Names, addresses and protection of everything that is bound.
+
+        Example: ``api 127.0.0.1:4380 (TLS, token), plugin /run/handrail.sock``.
+        """
         known = {name: each for each in listeners for name in (each.name, each.path)}
         statement = {name: f" ({self.described(known[name])})" if name in known else "" for name in bound}
         return ", ".join(f"{name} {at}{statement[name]}" for name, at in bound.items())
 
     @property
     def watched(self) -> list[ReloadingFile[Any]]:
-        """What is to be looked at for change."""
+        """Files to watch for changes."""
         found: list[ReloadingFile[Any]] = [] if self._tls is None else [self._tls.identity]
         return found if self._tokens is None else [*found, self._tokens]
 
     def warn_of_open(self, listeners: Collection[Listener]) -> None:
-        """Say once at start what beyond this host anyone can read or use."""
+        """Warn once at start about listeners that anyone beyond this host can use."""
         for each in listeners:
             if each.address is None or each.address.loopback:
                 continue

@@ -1,7 +1,7 @@
-"""What of a wrong configuration may be repeated in the error about it: nothing that may be a secret.
+"""Mask possible secrets in error messages about a wrong configuration.
 
-A wrong file may be a key, a token or a password file that was given by mistake, and its error goes to logs that many read. The
-place (file, line, column) is always told, so that whoever may read the file finds what is meant.
+A wrong file may be a key, a token or a password file that was given by mistake, and its error goes to logs that many people read.
+The place (file, line, column) is always shown, so that a person who may read the file finds the value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _QUOTED: Final = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
 def may_be_secret(text: str) -> bool:
-    """Whether ``text`` looks like a credential: by its words, a URL's user or query, or 24 letters and digits in a row."""
+    """Whether ``text`` looks like a credential.
+
+    Evidence: its words, a URL's user or query, or 24 letters and digits in a row.
+    """
     return bool(
         _CREDENTIAL.search(text)
         or _USER_OF_URL.search(text)
@@ -36,12 +39,18 @@ def shown_value(text: str) -> str:
 
 
 def shown_key(path: str) -> str:
-    """The path of a key as somebody wrote it; what is no name, or may be a secret, is masked."""
+    """Path of a key for an error message.
+
+    A part that is no name, or may be a secret, is masked.
+    """
     return ".".join(step if _NAME.fullmatch(step) and not may_be_secret(step) else MASK for step in path.split("."))
 
 
 def shown_fault(message: str) -> str:
-    """A parser's complaint without what it quotes of the file; ``<scalar>`` and single characters stay."""
+    """Parser's error message without its quotes from the file.
+
+    ``<scalar>`` and single characters stay.
+    """
     return _QUOTED.sub(
         lambda found: found[0] if len(found[0]) <= 3 or found[0][1] == "<" else f"'{MASK}'", message.partition("\n")[0]
     )

@@ -1,12 +1,12 @@
-"""Configuration: one dataclass, filled from a YAML file and from command-line flags, checked as a whole.
+"""Fill one configuration dataclass from a YAML file and flags, and check it.
 
 A configuration class is a frozen dataclass whose fields are made by ``setting(...)`` (a value) or ``section(...)`` (a nested
-class). What is declared there once drives the file's keys, the flags, the check and the reference page. It may have two methods:
+class). One declaration there drives the file's keys, the flags, the check and the reference page. It may have two methods:
 ``cross_check()`` yields the problems that no single field shows, ``resolved()`` returns the configuration with those defaults
 filled in that follow from other values; both run only when every field is valid by itself.
 
 Reading never stops at the first mistake: ``load`` raises one ``ConfigError`` with every problem, each naming the path, the value,
-the rule, an example and the nearest known key. A scalar is taken as the text that stands in the file, so ``on`` or ``12:30``
+the rule, an example and the nearest known key. A scalar keeps its text from the file, so ``on`` or ``12:30``
 never turn into something else.
 
 Standard library only; PyYAML is imported when there is a file to read.
@@ -36,11 +36,11 @@ _OFF: Final = frozenset({"", "~", "null", "none", "off"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong: where it stands, what it says, which rule it breaks, what would be right."""
+    """One mistake: its place, its value, the rule that it breaks, and an example."""
 
     path: str
     rule: str
-    value: str | None = None  # as written; None where nothing was given; already masked when secret
+    value: str | None = None  # as written; None where there is no value; already masked when secret
     where: str = ""  # "edge.yaml:7" or "--listen"
     example: str = ""
     nearest: str | None = None
@@ -60,7 +60,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """Everything that is wrong with a configuration."""
+    """All mistakes in a configuration."""
 
     def __init__(self, problems: Sequence[Problem], name: str = "configuration") -> None:
         self.problems = tuple(problems)
@@ -87,9 +87,9 @@ def setting(
     schemes: tuple[str, ...] = ("http", "https"),
     path: bool = True,
 ) -> Any:
-    """A field of a configuration class; without a default it must be given.
+    """Declare a field of a configuration class.
 
-    ``choices`` narrows an enum; ``schemes`` and ``path`` (may the URL have one) a ``Url``.
+    A field without a default is required. ``choices`` narrows an enum; ``schemes`` and ``path`` (may the URL have one) a ``Url``.
     """
     declared = Setting(
         help=help,
@@ -107,7 +107,7 @@ def setting(
 
 
 def section(kind: Callable[[], Any]) -> Any:
-    """A field that is a nested configuration class."""
+    """Declare a field that is a nested configuration class."""
     return dataclasses.field(default_factory=kind)
 
 
@@ -124,13 +124,13 @@ class Key:
 
     @property
     def flag(self) -> str | None:
-        """The command-line flag, or None for what only the file may say."""
+        """Command-line flag; None for a key that only the file may set."""
         if self.setting.flag is None:
             return "--" + self.path.replace(".", "-").replace("_", "-")
         return self.setting.flag or None
 
     def shown(self, value: Any, *, masked: bool = True) -> Any:
-        """A value as plain data: texts, lists and mappings, as the file would have them; None where there is none."""
+        """Value as plain data (texts, lists, mappings), as in the file; None for no value."""
         if value is None:
             return None
         if self.setting.secret and masked and value:
@@ -141,7 +141,10 @@ class Key:
 
 
 def _kind_of(annotation: Any) -> tuple[ValueType, bool, str]:
-    """The kind of a field's type, whether it may be None, and "list" for ``tuple[X, ...]``, "mapping" for ``Mapping[str, X]``."""
+    """Value type of an annotation, whether it may be None, and its container.
+
+    The container is "list" for ``tuple[X, ...]``, "mapping" for ``Mapping[str, X]``, else "".
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
         inner = [argument for argument in arguments if argument is not types.NoneType]
@@ -155,7 +158,7 @@ def _kind_of(annotation: Any) -> tuple[ValueType, bool, str]:
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[Key]:
-    """Every leaf of a configuration class, in the order of declaration."""
+    """All leaves of a configuration class, in the order of declaration."""
     hints = typing.get_type_hints(cls)
     for each in dataclasses.fields(cls):
         path = f"{prefix}{each.name}"
@@ -172,7 +175,7 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What somebody wrote for one key, and where."""
+    """Text that a user wrote for one key, and its place."""
 
     value: str | Sequence[str] | Mapping[str, str]
     where: str
@@ -182,8 +185,9 @@ _Config = TypeVar("_Config")
 
 
 def load(cls: type[_Config], file: Path | None = None, overrides: Mapping[str, Given] | None = None) -> _Config:
-    """The configuration from a YAML file (none: defaults only), each key of ``overrides`` (by path) winning over the file.
+    """Load the configuration from a YAML file and ``overrides`` (by path).
 
+    An override wins over the file; without a file only defaults and overrides count.
     Raises ``ConfigError`` with every problem; a file that cannot be read is one of them.
     """
     if file is None:
@@ -192,7 +196,7 @@ def load(cls: type[_Config], file: Path | None = None, overrides: Mapping[str, G
 
 
 def read_text(file: Path) -> str:
-    """What a YAML file holds, not yet read as YAML. Raises ``ConfigError``."""
+    """Read the text of a YAML file, unparsed. Raises ``ConfigError``."""
     try:
         return file.read_text(encoding="utf-8")
     except IsADirectoryError:
@@ -205,7 +209,7 @@ def read_text(file: Path) -> str:
 
 
 def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[str, Given] | None = None) -> _Config:
-    """As ``load``, from the text of a file called ``name``."""
+    """Load as ``load`` does, from the text of a file called ``name``."""
     known = list(keys(cls))
     problems: list[Problem] = []
     given = dict(_read_yaml(text, name, known, problems)) if text is not None else {}
@@ -230,14 +234,17 @@ def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[st
 
 
 def _placed(problem: Problem, given: Mapping[str, Given]) -> Problem:
-    """With where its value was written, if it was."""
+    """Problem with the place of its value, if a user wrote one."""
     if problem.where or problem.path not in given:
         return problem
     return dataclasses.replace(problem, where=given[problem.path].where)
 
 
 def example_line(key: Key) -> str:
-    """The key with its example as one line of YAML: ``collector: {endpoint: http://127.0.0.1:4318}``."""
+    """Key with its example as one line of YAML.
+
+    Example: ``collector: {endpoint: http://127.0.0.1:4318}``.
+    """
     *outer, last = key.path.split(".")
     line = f"{last}: {key.setting.example}"
     for each in reversed(outer):
@@ -246,7 +253,7 @@ def example_line(key: Key) -> str:
 
 
 def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
-    """The value of one key, or MISSING after noting what is wrong with it."""
+    """Value of one key, or MISSING after adding a problem."""
     declared = key.setting
     if key.optional and isinstance(given.value, str) and given.value.lower() in _OFF:
         return None
@@ -286,7 +293,10 @@ def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
 
 
 def _outline(value: object) -> str:
-    """What stands where something else belongs, by its shape: a section that was set in too far may hold secrets."""
+    """Shape of a value that has the wrong type.
+
+    It shows no content: a section at the wrong depth may hold secrets.
+    """
     if isinstance(value, str):
         return repr(value)
     return "a mapping" if isinstance(value, Mapping) else "a list"
@@ -305,7 +315,10 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Problem]) -> Iterator[tuple[str, Given]]:
-    """(path, what was given) of every known key in the file; unknown and repeated keys become problems."""
+    """Yield (path, text) of every known key in the file.
+
+    Unknown and repeated keys become problems.
+    """
     import yaml  # type: ignore[import-untyped,unused-ignore]
 
     try:
@@ -358,7 +371,7 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
 
 
 def not_yaml(error: Exception, name: str) -> Problem:
-    """The problem of a file called ``name`` that PyYAML refuses with ``error``, a ``YAMLError``."""
+    """Problem for a file ``name`` on which PyYAML raised ``error`` (a ``YAMLError``)."""
     mark = getattr(error, "problem_mark", None)
     where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else ""
     fault = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).partition("\n")[0]
@@ -366,14 +379,17 @@ def not_yaml(error: Exception, name: str) -> Problem:
 
 
 def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:
-    """The problem of a key that does not exist: the nearest one beside it, else the nearest anywhere."""
+    """Problem for an unknown key.
+
+    It suggests the nearest key in the same section, else the nearest anywhere.
+    """
     prefix, _, last = path.rpartition(".")
     start = f"{prefix}." if prefix else ""
     beside = list(dict.fromkeys(key.path[len(start) :].split(".")[0] for key in known if key.path.startswith(start)))
     paths = [key.path for key in known]
     found = nearest(path, paths, cutoff=0.99) or nearest(last, beside)
     if found is None:
-        elsewhere = {each.rpartition(".")[2]: each for each in reversed(paths)}  # of several, the first one declared
+        elsewhere = {each.rpartition(".")[2]: each for each in reversed(paths)}  # the first one declared
         close = nearest(last, elsewhere)
         found = elsewhere[close] if close else nearest(path, paths)
     example = next((example_line(key) for key in known if found in (key.path, key.path[len(start) :])), "")
@@ -385,7 +401,10 @@ def unknown_key(path: str, known: Sequence[Key], where: str) -> Problem:
 
 
 def plain(config: Any, *, masked: bool = True) -> dict[str, Any]:
-    """The configuration as nested plain data, complete, in order; secrets as ``****`` unless ``masked`` is false."""
+    """Complete configuration as nested plain data, in order of declaration.
+
+    Secrets are ``****`` unless ``masked`` is false.
+    """
     tree: dict[str, Any] = {}
     for key in keys(type(config)):
         *outer, last = key.path.split(".")
@@ -397,7 +416,7 @@ def plain(config: Any, *, masked: bool = True) -> dict[str, Any]:
 
 
 def to_yaml(config: Any, *, masked: bool = True) -> str:
-    """The configuration as YAML that ``parse`` reads back (masked secrets apart)."""
+    """Configuration as YAML that ``parse`` reads back (masked secrets apart)."""
     import yaml
 
     return str(yaml.safe_dump(plain(config, masked=masked), sort_keys=False, allow_unicode=True, default_flow_style=False))
@@ -407,13 +426,16 @@ def to_yaml(config: Any, *, masked: bool = True) -> str:
 
 
 class Flags(Protocol):
-    """The part of ``argparse.ArgumentParser`` that is used, so that a group will do."""
+    """Part of ``argparse.ArgumentParser`` that we use, so that a group fits too."""
 
     def add_argument(self, *names: str, **options: Any) -> Any: ...
 
 
 def add_flags(parser: Flags, cls: type) -> None:
-    """One flag for every key that has one. ``given_flags`` reads them back; values are checked by ``load``, not by argparse."""
+    """Add one flag for every key that has one.
+
+    ``given_flags`` reads the flags back; ``load`` checks the values, not argparse.
+    """
     for key in keys(cls):
         if key.flag is None:
             continue
@@ -430,7 +452,10 @@ def add_flags(parser: Flags, cls: type) -> None:
 
 
 def given_flags(arguments: Mapping[str, Any], cls: type) -> dict[str, Given]:
-    """The overrides among parsed arguments (``vars(namespace)``). Raises ``ConfigError`` for a NAME=VALUE flag without ``=``."""
+    """Overrides from parsed arguments (``vars(namespace)``).
+
+    Raises ``ConfigError`` for a NAME=VALUE flag without ``=``.
+    """
     found: dict[str, Given] = {}
     problems: list[Problem] = []
     for key in keys(cls):
@@ -457,13 +482,13 @@ def given_flags(arguments: Mapping[str, Any], cls: type) -> dict[str, Given]:
 
 
 def metavar(key: Key) -> str:
-    """What stands after the flag in the help."""
+    """Placeholder after the flag in the help."""
     one = "|".join(key.setting.choices) if key.setting.choices else key.kind.metavar
     return f"NAME={one}" if key.many == "mapping" else one
 
 
 def default_text(key: Key) -> str:
-    """The default as the reference shows it; "" where the key must be given."""
+    """Default as the reference shows it; "" for a required key."""
     if key.default is dataclasses.MISSING:
         return ""
     shown = key.shown(key.default)
@@ -473,7 +498,7 @@ def default_text(key: Key) -> str:
 
 
 def reference(cls: type) -> str:
-    """The keys of a configuration class as a Markdown table: for docs/configuration.md."""
+    """Markdown table of a configuration class's keys, for docs/configuration.md."""
     lines = ["| key | flag | type | default | meaning | example |", "|---|---|---|---|---|---|"]
     for key in keys(cls):
         many = {"": "", "list": "list of ", "mapping": "names and "}[key.many]

@@ -1,7 +1,7 @@
-"""The kinds of values that a configuration holds: each has a type, is read from text by one rule, and is shown as text again.
+"""Value types of a configuration, each with its parser and its text form.
 
-Sizes, durations and addresses carry their unit in their type, so ``drain: 30s`` is ``config.drain.seconds`` in code. Adding a
-kind is one function and one row in ``KINDS``.
+Sizes, durations and addresses carry their unit in their type: ``drain: 30s`` is ``config.drain.seconds`` in code. A new value
+type needs one function and one row in ``KINDS``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Duration(int):
         return self / 10**9
 
     def __str__(self) -> str:
-        """The shortest exact text in one unit."""
+        """Shortest exact text in one unit."""
         if not self:
             return "0s"
         unit = max(
@@ -63,7 +63,7 @@ class Size(int):
         return int(self)
 
     def __str__(self) -> str:
-        """The shortest exact text in one unit."""
+        """Shortest exact text in one unit."""
         unit = max(
             (unit for unit in ("B", "KiB", "MiB", "GiB", "TiB") if self % _SIZE_UNITS[unit] == 0), key=_SIZE_UNITS.__getitem__
         )
@@ -72,14 +72,17 @@ class Size(int):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a socket is bound; port 0 lets the system choose."""
+    """Address that a socket binds; with port 0 the system chooses the port."""
 
     host: str
     port: int
 
     @property
     def loopback(self) -> bool:
-        """Reachable from this host only. Other names than ``localhost`` are not resolved: what they mean may change."""
+        """Whether only this host can reach the address.
+
+        Names other than ``localhost`` are not resolved, since their address may change.
+        """
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -90,7 +93,7 @@ class Address:
 
 
 class Url(str):
-    """``scheme://host[:port][/path]``, checked."""
+    """Checked URL: ``scheme://host[:port][/path]``."""
 
     __slots__ = ()
 
@@ -104,12 +107,12 @@ class Url(str):
 
     @property
     def port(self) -> int:
-        """The port; where the URL has none, its scheme's usual one (4317 for gRPC)."""
+        """Port of the URL, else its scheme's usual one (4317 for gRPC)."""
         return urlsplit(self).port or {"https": 443, "grpc": 4317, "grpcs": 4317}.get(self.scheme, 80)
 
 
 class InvalidValueError(Exception):
-    """One text breaks the rule of its kind; ``nearest`` names what was probably meant."""
+    """Text that breaks the rule of its type; ``nearest`` is the probable intention."""
 
     def __init__(self, rule: str, nearest: str | None = None) -> None:
         super().__init__(rule)
@@ -118,7 +121,10 @@ class InvalidValueError(Exception):
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that looks most like ``name``, or None when none does. Case, ``-``, ``_`` and ``.`` do not count."""
+    """Known name most similar to ``name``, or None when none is similar.
+
+    Case, ``-``, ``_`` and ``.`` do not count.
+    """
     plain = {_plain(each): each for each in known}
     found = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
@@ -130,13 +136,13 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is declared beside a field: the words for people, and rules narrower than the field's type."""
+    """Metadata of a field: its description, and rules narrower than its type."""
 
     help: str
     example: str
     flag: str | None  # "--listen"; None: made from the path; "": only in the file
     secret: bool
-    unset: str  # what no value means, for the reference: "off", "in memory"
+    unset: str  # how the reference shows None: "off", "in memory"
     at_least: int | float | None
     at_most: int | float | None
     choices: tuple[str, ...]
@@ -146,7 +152,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """How one type is read from text and shown. ``parse`` raises ``InvalidValueError``."""
+    """Parser and text form of one type. ``parse`` raises ``InvalidValueError``."""
 
     name: str
     metavar: str
@@ -230,7 +236,10 @@ def _url(text: str, declared: Setting) -> Url:
 
 
 def url(text: str, schemes: tuple[str, ...] = ("http", "https"), *, path: bool = True) -> Url:
-    """The URL in ``text``; ``path``: whether it may have one. Raises ``InvalidValueError``."""
+    """URL in ``text``. Raises ``InvalidValueError``.
+
+    ``path``: whether the URL may have one.
+    """
     beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
     try:
         parts = urlsplit(text)

@@ -1,7 +1,8 @@
-"""Every counter of a GPU, one row each: name, unit, meaning, how NVML gives it, when it is absent and what gives it then.
+"""Table of GPU counters, one row each.
 
-Exposed as ``handrail_gpu_`` + name. Source of ids, units and conditions: ``nvml.h`` of nvidia-nvml-dev 13.5. Field ids 251 to
-273 are not used: driver 580.82 gave them other meanings, and an older one would answer with another quantity.
+A row has name, unit, meaning, how NVML gives it, when it is absent, and its replacement then. Exposed as ``handrail_gpu_`` +
+name. Source of ids, units and conditions: ``nvml.h`` of nvidia-nvml-dev 13.5. Field ids 251 to 273 are not used: driver 580.82
+gave them other meanings, and an older driver would return another quantity.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ NVLINK_RATE: Final = "nvlink_bytes_per_second"
 
 @dataclass(frozen=True, slots=True)
 class NvmlCall:
-    """``pynvml``'s function of the handle and ``arguments``; of what it answers ``attribute``; ``bit``: whether that is set.
+    """Call of a ``pynvml`` function with the handle and ``arguments``.
 
-    In the counter's unit the number is ``times`` or ``per``, one of which is 1: whole counters stay whole.
+    ``attribute`` is the part of the result that is used; ``bit``: whether that bit is set. The number is multiplied by ``times``
+    or divided by ``per`` to get the counter's unit; one of the two is 1, so whole counters stay whole.
     """
 
     function: str
@@ -38,7 +40,7 @@ class NvmlCall:
 
 @dataclass(frozen=True, slots=True)
 class NvmlField:
-    """One field value."""
+    """One NVML field value."""
 
     id: int
     scope: int = 0
@@ -48,7 +50,10 @@ class NvmlField:
 
 @dataclass(frozen=True, slots=True)
 class Gpm:
-    """One metric of GPU performance monitoring (Hopper and later), over a window of at least 100 ms."""
+    """One metric of GPU performance monitoring (Hopper and later).
+
+    Its window is at least 100 ms.
+    """
 
     id: int
     times: int = 1
@@ -62,15 +67,15 @@ class Pace(Enum):
     """How often a value is read."""
 
     TICK = "tick"  # at the sampler's rate
-    BYTES = "bytes"  # at that rate, and faster where the counter could else turn unseen
-    WINDOW = "window"  # with every so many-th tick (``reader.window_ns``)
-    SECOND = "second"  # calls that take milliseconds, and what moves slowly
+    BYTES = "bytes"  # at that rate, or faster where the counter could wrap unnoticed
+    WINDOW = "window"  # at every n-th tick (``reader.window_ns``)
+    SECOND = "second"  # calls that take milliseconds, and values that change slowly
     RARE = "rare"  # every 10 s
-    SNAPSHOT = "snapshot"  # blocks by design: every second, on a thread of its own, never in the loop
+    SNAPSHOT = "snapshot"  # blocks by design: read every second, on a thread of its own, never in the loop
 
 
 class LineRateOf(Enum):
-    """Which link's line rate bounds how fast a counter of bytes can grow; only such counters wrap."""
+    """Link whose line rate limits a byte counter's growth; only such counters wrap."""
 
     PCIE = "pcie"
     NVLINK = "nvlink"
@@ -78,7 +83,7 @@ class LineRateOf(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a counter: how it is read, best way first."""
+    """One value of a counter, with its ways to read it, best first."""
 
     reads: tuple[Read, ...]
     label: str = ""
@@ -87,10 +92,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class GpuCounter:
-    """``most``: above it a reading makes no sense. ``on_mig``: a MIG device gives it too.
+    """One counter of a GPU.
 
-    ``only_without``: read only where that counter is absent. ``seldom``: mostly 0, so told at a tick only while it is not or has
-    just become 0, and once a second in any case.
+    ``most``: a reading above it is invalid. ``on_mig``: a MIG device has it too. ``only_without``: read only where that counter
+    is absent. ``seldom``: mostly 0, so it is reported at a tick only while it is not 0 or has just become 0, and once a second
+    in any case.
     """
 
     counter: CounterDef
@@ -125,7 +131,10 @@ REASONS: Final = {
     "reliability": 0x400,
     "application_clocks": 0x2,
 }
-"""Bits of nvmlClocksEventReasons that hold clocks down; idleness (0x1) and display clocks (0x100) are none of these."""
+"""Bits of nvmlClocksEventReasons that hold clocks down.
+
+Idleness (0x1) and display clocks (0x100) are not among them.
+"""
 
 
 def _row(
@@ -157,7 +166,7 @@ def _row(
 
 
 _G, _C = QuantityKind.GAUGE, QuantityKind.COUNTER
-_V2: Final = 0x02000028  # nvmlMemory_v2: what is reserved is told apart
+_V2: Final = 0x02000028  # nvmlMemory_v2 reports reserved memory separately
 
 
 def _memory(what: str) -> tuple[NvmlCall, ...]:
@@ -505,10 +514,13 @@ XID: Final = CounterDef(
     "without access to events (WSL, some containers); the kernel's log has them",
     "xid",
 )
-"""Counted from events, not read: see ``xids.py``."""
+"""Counters made from events, not from readings: ``handrail_sidecar/gpu/xids.py``."""
 
 KNOWN_XIDS: Final = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140)
-"""Exposed as 0 from the start, so that the first one is an increase. Any other code that comes is counted as well."""
+"""Xid codes exposed as 0 from the start, so that the first one is an increase.
+
+Any other code is counted as well when it comes.
+"""
 
 BY_NAME: Final = {row.name: row for row in COUNTERS}
 NAMES: Final = (*BY_NAME, XID.name)
@@ -535,6 +547,6 @@ NVLINK_LINE: Final = CounterDef(
     "if there is no NVLink, or its speed is unknown",
 )
 DERIVED: Final = (WINDOW, PCIE_LINE, NVLINK_LINE)
-"""What we know beside what is read."""
+"""Figures known without a reading."""
 
 ALL: Final = (*(row.counter for row in COUNTERS), *DERIVED, XID)

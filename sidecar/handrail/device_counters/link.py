@@ -1,7 +1,7 @@
-"""The table of what is read of links: RDMA ports and network interfaces, exposed as ``handrail_link_`` + name.
+"""Table of counters of RDMA ports and network interfaces.
 
-Names of directions follow OpenTelemetry's ``hw.network.io`` and ``network.io.direction``. Errors keep the names that drivers give
-their files: these are what an operator looks up.
+Exposed as ``handrail_link_`` + name. Names of directions follow OpenTelemetry's ``hw.network.io`` and ``network.io.direction``.
+Errors keep the names of the drivers' files, since operators look those up.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ BY_NAME: Final = {counter.name: counter for counter in COUNTERS}
 
 
 class Nature(str, Enum):
-    """What stands behind an interface."""
+    """Kind of an interface: hardware or virtual."""
 
     LOOPBACK = "loopback"
     ADAPTER = "adapter"

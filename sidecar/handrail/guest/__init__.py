@@ -1,1 +1,1 @@
-"""The former name of ``handrail.plugin``. It goes with 0.2."""
+"""Former name of ``handrail.plugin``; 0.2 removes it."""

@@ -1,5 +1,7 @@
-"""The former place of ``handrail.plugin.middleware``: engines are started with ``--middleware
-handrail.guest.middleware.Handrail``."""
+"""Former place of ``handrail.plugin.middleware``.
+
+Engines are started with ``--middleware handrail.guest.middleware.Handrail``.
+"""
 
 from __future__ import annotations
 

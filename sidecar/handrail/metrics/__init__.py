@@ -1,1 +1,1 @@
-"""Metrics of our own processes: registry, histograms, catalogue, OTLP push."""
+"""Metrics of Handrail's own processes: registry, histograms, catalogue, OTLP push."""

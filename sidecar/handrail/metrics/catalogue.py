@@ -1,4 +1,7 @@
-"""Every metric as data, made from the rows that expose it: for docs/metrics.md, and to check that the names of a query exist."""
+"""Catalogue of every metric, made from the rows that expose it.
+
+docs/metrics.md is made from it, and it serves to check that the names in a query exist.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from handrail.metrics.units import unit_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueMetric:
-    """One metric. ``name`` is as PromQL names it (a histogram's without its suffixes); ``unit`` is UCUM, '' for a count.
+    """One metric.
 
-    ``born``: its series are there from the process's start, counters at 0; others appear with what they count.
+    ``name`` is as PromQL names it (a histogram's without its suffixes); ``unit`` is UCUM, '' for a count.
+    ``born``: its series exist from the process's start, counters at 0; others appear with their first value.
     """
 
     name: str
@@ -26,12 +30,12 @@ class CatalogueMetric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of its series in PromQL."""
+        """Names of its series in PromQL."""
         return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count")) if self.type == "histogram" else (self.name,)
 
 
 def metrics_of(rows: Iterable[AnyMetricDef], process: str) -> list[CatalogueMetric]:
-    """The metrics of these rows, whose parts have seen nothing yet."""
+    """Metrics of rows whose parts hold no values yet."""
     found = []
     for row in rows:
         kind = "histogram" if isinstance(row, HistogramDef) else row.kind

@@ -1,10 +1,9 @@
-"""Which gap lengths did a stream have? A mergeable sketch of non-negative integer nanoseconds with relative error of at most 1 %.
+"""Mergeable sketch of the gap lengths of a stream, within 1 % relative error.
 
-The idea is DDSketch (Masson, Rim, Lee: VLDB 2019): logarithmic buckets of a fixed growth, so that a bucket's middle is close to
-everything in it and two sketches merge by adding counts. Two changes for whole nanoseconds: values below 1024 ns have a bucket
-each (exact; also the zero bucket), because rounding the middle of a logarithmic bucket to an integer would break 1 % there, and
-the smallest and largest value are kept exactly.
-
+Values are non-negative integer nanoseconds. The method is DDSketch (Masson, Rim, Lee: VLDB 2019): logarithmic buckets of a fixed
+growth, so that a bucket's middle is close to all its values and two sketches merge by adding counts.
+There are two changes for whole nanoseconds. Values below 1024 ns have a bucket each (exact; also the zero bucket), because
+rounding the middle of a logarithmic bucket to an integer would break 1 % there. The smallest and largest value are kept exactly.
 Range: 0 to 2**50 ns (13 days) within 1 %; longer values, up to 2**63 - 1, share one last bucket whose quantile is the largest
 value seen. At most ``MAX_BUCKETS`` buckets exist, whatever is added.
 """
@@ -31,7 +30,10 @@ _SMALL_WEIGHTS: Final = 3  # weights 1..3 share the byte of the index step
 
 
 class GapSketch:
-    """Counts per bucket. Not thread-safe; merging and encoding leave the argument unchanged."""
+    """Counts per bucket.
+
+    Not thread-safe. Merging and encoding leave the argument unchanged.
+    """
 
     __slots__ = ("_buckets", "count", "max_ns", "min_ns", "sum_ns")
 
@@ -43,7 +45,10 @@ class GapSketch:
         self.max_ns: int | None = None  # exact
 
     def add(self, value_ns: int, weight: int = 1) -> None:
-        """Count ``value_ns`` ``weight`` times. Raises ``ValueError`` for a value outside 0 .. 2**63 - 1 or a weight below 1."""
+        """Count ``value_ns`` ``weight`` times.
+
+        Raises ``ValueError`` for a value outside 0 .. 2**63 - 1 or a weight below 1.
+        """
         if not 0 <= value_ns < _VALUE_LIMIT or not 1 <= weight < _VALUE_LIMIT:
             raise ValueError(f"value {value_ns} or weight {weight} out of range")
         index = _bucket(value_ns)
@@ -51,7 +56,10 @@ class GapSketch:
         self._book(weight, value_ns * weight, value_ns, value_ns)
 
     def extend(self, values_ns: Iterable[int]) -> None:
-        """Count every value once; the fast way to add many (0.3 us each). All or nothing: raises ``ValueError`` like ``add``."""
+        """Count every value once; the fast way to add many (0.3 us each).
+
+        Adds all values or none: raises ``ValueError`` like ``add``.
+        """
         values = values_ns if isinstance(values_ns, list) else list(values_ns)
         if not values:
             return
@@ -66,7 +74,7 @@ class GapSketch:
         self._book(len(values), sum(values), low, high)
 
     def merge(self, other: GapSketch) -> None:
-        """Add everything ``other`` counted; the result equals one sketch of both inputs."""
+        """Add all counts of ``other``; the result equals one sketch of both inputs."""
         if other.min_ns is None or other.max_ns is None:
             return
         for index, weight in list(other._buckets.items()):
@@ -80,10 +88,11 @@ class GapSketch:
         self.max_ns = high if self.max_ns is None else max(high, self.max_ns)
 
     def quantile(self, q: float) -> int | None:
-        """The value at rank ``max(1, ceil(q * count))`` in ascending order (nearest rank, no interpolation), within 1 %.
+        """Value at quantile ``q``, within 1 %.
 
-        ``q`` 0 gives the exact smallest, 1 the exact largest value. None while nothing was counted; ``ValueError`` for ``q``
-        outside 0..1.
+        It is the value at rank ``max(1, ceil(q * count))`` in ascending order (nearest rank, no interpolation).
+        ``q`` 0 gives the exact smallest, 1 the exact largest value. Returns None for an empty sketch.
+        Raises ``ValueError`` for ``q`` outside 0..1.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"quantile {q} is not within 0..1")
@@ -103,7 +112,7 @@ class GapSketch:
         raise AssertionError("counts do not add up")
 
     def buckets(self) -> dict[int, int]:
-        """Weight by bucket (``bucket_middle_ns``), of those in use, in ascending order."""
+        """Weight by index (``bucket_middle_ns``) of the buckets in use, ascending."""
         return dict(sorted(self._buckets.items()))
 
     def __eq__(self, other: object) -> bool:
@@ -118,7 +127,9 @@ class GapSketch:
         return f"GapSketch(count={self.count}, min_ns={self.min_ns}, p50_ns={self.quantile(0.5)}, max_ns={self.max_ns})"
 
     def encode(self) -> bytes:
-        """Version byte, then LEB128 varints: number of buckets; unless 0: min, max - min, sum, and per bucket in ascending order
+        """Encode as a version byte and LEB128 varints.
+
+        The varints are the number of buckets; unless that is 0: min, max - min, sum, and per bucket in ascending order
         ``step * 4 + min(weight - 1, 3)``, followed by ``weight - 4`` where the last term is 3. ``step`` is the distance to the
         bucket before, less 1. 200 gaps of one stream take 60 to 140 bytes.
         """
@@ -140,7 +151,10 @@ class GapSketch:
 
     @classmethod
     def of_counts(cls, buckets: Mapping[int, int], *, sum_ns: int, min_ns: int, max_ns: int) -> GapSketch:
-        """The sketch with these weights a bucket: many streams counted at once. ``ValueError`` where they do not fit."""
+        """Sketch with these weights per bucket, for many streams counted at once.
+
+        Raises ``ValueError`` where the weights do not fit the sums.
+        """
         sketch = cls()
         sketch._buckets = dict(sorted(buckets.items()))
         if sketch._buckets:
@@ -150,7 +164,10 @@ class GapSketch:
 
     @classmethod
     def decode(cls, data: bytes) -> GapSketch:
-        """Read what ``encode`` wrote. Raises ``ValueError`` for anything else; time and memory are bounded by ``MAX_BUCKETS``."""
+        """Decode the result of ``encode``.
+
+        Raises ``ValueError`` for any other bytes; ``MAX_BUCKETS`` bounds time and memory.
+        """
         if not data or data[0] != _VERSION:
             raise ValueError("not a gap sketch of a known version")
         buckets, at = _take(data, 1)
@@ -193,7 +210,10 @@ def _bucket(value_ns: int) -> int:
 
 
 def bucket_middle_ns(index: int) -> int:
-    """What stands for all of a bucket: the whole number of ns whose largest relative distance to its ends is smallest."""
+    """Representative value of a bucket in ns.
+
+    It is the whole number of ns whose largest relative distance to the bucket's ends is smallest.
+    """
     if index < _EXACT:
         return index
     return round(2 * _EXACT * _GAMMA ** (index - _EXACT + 1) / (_GAMMA + 1))

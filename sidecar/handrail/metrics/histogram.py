@@ -1,9 +1,9 @@
-"""Histograms with dense buckets: where their bounds lie, and the counts of one series.
+"""Histograms with dense buckets: their bounds, and the counts of one series.
 
 Latency bounds are at most 10 % apart from 1 ms to 100 s, so a quantile that PromQL interpolates between them is within 10 %
-(DESIGN section 7). They are not a plain geometric row: every decade has the same round bounds, among them those that people
-write as objectives (1, 1.5, 2, 2.5, 3, 4, 5, 7.5 ...), so that the share of requests above an objective is exact and not
-interpolated (case H13). One constant for every process: ``sum by (le)`` over series with different bounds would be wrong.
+(DESIGN section 7). They are not a plain geometric row: every decade has the same round bounds. Among them are the values that
+people write as objectives (1, 1.5, 2, 2.5, 3, 4, 5, 7.5 ...), so that the share of requests above an objective is exact and not
+interpolated (case H13). All processes share one constant: ``sum by (le)`` over series with different bounds would be wrong.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ _DECADE: Final = (
 )  # fmt: skip
 
 LATENCY_SECONDS: Final = (*(float(f"{mantissa}e{decade}") for decade in range(-3, 2) for mantissa in _DECADE), 100.0)
-"""Upper bounds in s, inclusive: 151, the last bucket (above 100 s) not counted."""
+"""Upper bounds in s, inclusive.
+
+There are 151, not counting the last bucket (above 100 s).
+"""
 
 LATENCY_BOUND: Final = "Buckets are at most 10 % apart from 1 ms to 100 s, so quantiles are within 10 %"
-"""What the help of every latency histogram says."""
+"""Help sentence of every latency histogram."""
 
 BYTES: Final = tuple(float(1 << power) for power in range(10, 41))
 """Upper bounds in bytes, each twice the one before: 1 KiB to 1 TiB."""
@@ -32,14 +35,17 @@ BYTES_BOUND: Final = "Buckets are a factor of 2 apart from 1 KiB to 1 TiB: means
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``bounds`` in the metric's base unit; values are whole numbers of which ``per_unit`` make one base unit."""
+    """Bounds of a histogram, and the unit of its values.
+
+    ``bounds`` are in the metric's base unit; values are whole numbers of which ``per_unit`` make one base unit.
+    """
 
     bounds: tuple[float, ...]
     per_unit: int
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The bounds in the values' unit."""
+        """Bounds in the values' unit."""
         return tuple(round(bound * self.per_unit) for bound in self.bounds)
 
 
@@ -53,7 +59,7 @@ _EDGES: Final = {layout: layout.edges for layout in (LATENCY, SIZE)}
 
 
 class Exemplar(NamedTuple):
-    """A request that stands for its bucket."""
+    """Request that is an example of its bucket."""
 
     trace_id: str
     value: int
@@ -61,9 +67,9 @@ class Exemplar(NamedTuple):
 
 
 class Histogram:
-    """The counts of one series. One owner.
+    """Counts of one series, with one owner.
 
-    ``counts`` has one more than ``layout.bounds``; ``total`` is the exact sum; ``exemplars`` stand by the bucket's index.
+    ``counts`` has one more entry than ``layout.bounds``; ``total`` is the exact sum; ``exemplars`` are by the bucket's index.
     """
 
     __slots__ = ("_edges", "counts", "exemplars", "layout", "total")
@@ -80,10 +86,11 @@ class Histogram:
         return sum(self.counts)
 
     def observe(self, value: int, weight: int = 1) -> int:
-        """Count ``value`` ``weight`` times; below 0 (a clock that stepped back) is 0. Returns the bucket's index.
+        """Count ``value`` ``weight`` times and return the bucket's index.
 
-        0.2 us for many at once, 0.4 us for one; prometheus_client's takes 1.7 us for a gap of 20 ms and 4 us for 10 s, since it
-        looks at every bound below (tests/bench/bench_live.py).
+        A value below 0 (a clock that stepped back) counts as 0. It takes 0.2 us for many at once, 0.4 us for one.
+        prometheus_client takes 1.7 us for a gap of 20 ms and 4 us for 10 s, since it looks at every bound below
+        (tests/bench/bench_live.py).
         """
         if value < 0:
             value = 0
@@ -93,7 +100,7 @@ class Histogram:
         return at
 
     def extend(self, values: Iterable[int]) -> None:
-        """Count every value once: the quick way for many."""
+        """Count every value once; the fast way for many."""
         counts, edges, total = self.counts, self._edges, 0
         for value in values:
             if value > 0:

@@ -1,7 +1,7 @@
-"""Values of the label ``model_name``, bounded: a client may write anything as its model.
+"""Bounded values of the label ``model_name``.
 
-A name becomes a label once something has answered under it, or an engine's metrics page shows it. What was asked for under any
-other name is ``unknown``; names beyond the bound are ``other``.
+The bound is needed because a client may write anything as its model. A name becomes a label once a process has answered under it,
+or an engine's metrics page shows it. Any other requested name is ``unknown``; names beyond the bound are ``other``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _LONGEST: Final = 128
 
 
 class ModelLabels:
-    """The names that are labels, in the order in which they became one."""
+    """Names that are labels, in the order in which they became one."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
     def serve(self, name: str | None) -> str:
-        """The label of a model that answers."""
+        """Label of a model that answers."""
         if not name:
             return UNKNOWN
         name = printable(name[:_LONGEST])
@@ -34,10 +34,10 @@ class ModelLabels:
         return name
 
     def ask(self, name: str | None) -> str:
-        """The label of a model of which nobody knows whether it is served."""
+        """Label of a requested model that may not be served."""
         name = printable(name[:_LONGEST]) if name else UNKNOWN
         return name if name in self.names else UNKNOWN
 
     def only(self) -> str | None:
-        """The one model that is served here; None where there are several, or none yet."""
+        """The one model that is served here; None for several, or none yet."""
         return next(iter(self.names)) if len(self.names) == 1 else None

@@ -1,6 +1,7 @@
-"""The same counts once more in exponential buckets, for OTLP. Kept only where metrics are sent: it costs 0.3 us a value.
+"""Exponential buckets beside a histogram's own, for OTLP.
 
-Source: OpenTelemetry metrics data model, "ExponentialHistogram". Scale 4: bounds 4.4 % apart, so a value is known within 2.2 %.
+They are kept only where metrics are sent, since they cost 0.3 us a value. Scale 4: bounds are 4.4 % apart, so a value is known
+within 2.2 %. Source: OpenTelemetry metrics data model, "ExponentialHistogram".
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ _PER_DOUBLING: Final = 1 << SCALE
 
 
 class ExponentialHistogram(Histogram):
-    """``positive``: counts by index, bucket ``i`` holding values in (base**i, base**(i + 1)] of the layout's base unit, where
-    base is 2**(2**-SCALE); ``zero``: how many were 0."""
+    """Histogram that also counts in exponential buckets.
+
+    ``positive``: counts by index; bucket ``i`` holds values in (base**i, base**(i + 1)] of the layout's base unit, where
+    base is 2**(2**-SCALE). ``zero``: the number of values that were 0.
+    """
 
     __slots__ = ("_shift", "positive", "zero")
 

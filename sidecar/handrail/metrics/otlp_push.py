@@ -1,11 +1,10 @@
-"""The figures of /metrics as OTLP metrics, sent every so often to a backend that takes them.
+"""Push the metrics of /metrics as OTLP to a backend, at a fixed interval.
 
-The same rows, read when they are sent, so nothing is counted twice. Built from opentelemetry-proto and sent by the client that
-sends everything else: the SDK would want to be told each value (10 us for a gap between chunks that is passed on in 20), and
-would send from a thread of its own, by a second set of settings (docs/decisions/0010-otlp-metrics-without-the-sdk.md).
-
+It reads the same rows when it sends, so nothing is counted twice. It is built from opentelemetry-proto and uses Handrail's own
+OTLP client. The SDK would need a call for each value (10 us for a gap between chunks that is passed on in 20), and would send
+from a thread of its own, with a second set of settings (docs/decisions/0010-otlp-metrics-without-the-sdk.md).
 Names: ``gen_ai.server.*`` where OpenTelemetry has one (semantic conventions for generative AI, "Model server metrics"), else
-``handrail.`` and what /metrics has after ``handrail_``, unit and all, so that Prometheus makes the same name of it again.
+``handrail.`` and the part after ``handrail_`` on /metrics, unit included, so that Prometheus makes the same name of it again.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _CONVENTIONAL: Final = {
     names.METRIC_E2E: "gen_ai.server.request.duration",
 }
 _ATTRIBUTES: Final = {"model_name": names.GEN_AI_MODEL, "role": names.ROLE, "scope": "handrail.scope"}
-"""Labels of metrics that have a conventional name."""
+"""Attribute names of the labels of metrics that have a conventional name."""
 
 _OURS: Final = "handrail_"
 
 
 class MetricsClient(Protocol):
-    """What sends: ``handrail.otlp.client.OtlpClient``."""
+    """Client that sends: ``handrail.otlp.client.OtlpClient``."""
 
     async def send(self, signal: Signal, payload: bytes) -> Accepted: ...
 
@@ -58,12 +57,15 @@ class OtlpMetricsStats:
     """Counts since start."""
 
     sent: int = 0
-    failed: int = 0  # not taken, or not in time; the next one carries what it held, since all counts are cumulative
+    failed: int = 0  # refused or timed out; the next one carries the same counts, since all are cumulative
     faults: int = 0
 
 
 class OtlpMetrics:
-    """Sends ``rows`` every ``interval_s`` and once more at the end. ``shutdown`` works without ``start`` and twice."""
+    """Send ``rows`` every ``interval_s`` and once more at the end.
+
+    ``shutdown`` works without ``start`` and twice.
+    """
 
     def __init__(
         self,
@@ -87,7 +89,10 @@ class OtlpMetrics:
         self._stop = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin to send. A backend that is not there yet is a state, not an error. Raises what ``client_factory`` raises."""
+        """Begin to send.
+
+        A backend that is not there yet is a state, not an error. Raises the errors of ``client_factory``.
+        """
         self._client = self._client_factory()
         self._task = asyncio.create_task(self._run(self._client))
 
@@ -115,7 +120,7 @@ class OtlpMetrics:
             self.stats.failed += 1
             if self.stats.failed == 1:
                 log.warning("metrics were not taken: %s (tried again every %g s)", refusal.reason, self._interval_s)
-        except Exception:  # a fault in one row must not end all sending
+        except Exception:  # an error in one row must not stop all sending
             self.stats.faults += 1
             if self.stats.faults == 1:
                 log.exception("metrics could not be sent")
@@ -123,7 +128,7 @@ class OtlpMetrics:
             self.stats.sent += 1
 
     def request(self) -> ExportMetricsServiceRequest:
-        """Everything as it is now."""
+        """Export request with all metrics as they are now."""
         request = ExportMetricsServiceRequest()
         entry = request.resource_metrics.add()
         entry.resource.CopyFrom(self._resource)
@@ -167,7 +172,7 @@ class OtlpMetrics:
 
 
 def otlp_metrics_rows(stats: OtlpMetricsStats) -> list[MetricDef]:
-    """Rows of /metrics of the sending itself."""
+    """Rows of /metrics about the sending itself."""
     return [
         MetricDef(
             f"{names.METRIC_SIDECAR}_otlp_metrics_exports",

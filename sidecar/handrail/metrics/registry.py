@@ -1,7 +1,7 @@
-"""A process's own figures as Prometheus metrics: a table of rows, read from plain integers at the time of the scrape.
+"""Prometheus metrics of a process, from a table of rows read at each scrape.
 
-Nothing is counted twice: the parts keep plain integers on their hot paths, and a row here says where one is read. Own registry,
-so that nothing of the process or of another library is exposed by accident.
+Nothing is counted twice: the parts keep plain integers on their hot paths, and a row here says where one is read. The registry is
+its own, so that it exposes no metrics of the process or of another library by accident.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from handrail.printable import printable_series
 _Key = TypeVar("_Key")
 
 Value = float | Mapping[tuple[str, ...], float]
-"""One number, or one a label set, keyed by the label values in the row's order."""
+"""One number, or one per label set, keyed by the label values in the row's order."""
 
 _OPEN_METRICS: Final = "application/openmetrics-text"
 _EOF: Final = b"# EOF\n"
@@ -31,9 +31,10 @@ _EOF: Final = b"# EOF\n"
 
 @dataclass(frozen=True, slots=True)
 class MetricDef:
-    """One metric. ``name`` is in base units and, for a counter, without ``_total``; ``read`` is called at every scrape.
+    """One metric.
 
-    ``exemplars``: of a counter, the last request that was counted, by label values; told where the format has them.
+    ``name`` is in base units and, for a counter, without ``_total``; ``read`` is called at every scrape.
+    ``exemplars``: of a counter, the last request that was counted, by label values; exposed where the format has exemplars.
     """
 
     name: str
@@ -46,7 +47,10 @@ class MetricDef:
 
 @dataclass(frozen=True, slots=True)
 class HistogramDef:
-    """One histogram. ``read`` gives its series by label values in the order of ``labels``; all have the bounds of ``layout``."""
+    """One histogram.
+
+    ``read`` gives its series by label values in the order of ``labels``; all have the bounds of ``layout``.
+    """
 
     name: str
     help: str
@@ -59,7 +63,7 @@ AnyMetricDef = MetricDef | HistogramDef
 
 
 class Registry(Collector):
-    """The rows of one process."""
+    """Rows of one process."""
 
     def __init__(self, rows: Sequence[AnyMetricDef]) -> None:
         self.rows = tuple(rows)
@@ -67,11 +71,14 @@ class Registry(Collector):
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus_client: all but the histograms."""
+        """Metrics for prometheus_client: all but the histograms."""
         return self._families()
 
     def expose(self, accept: str) -> tuple[bytes, str]:
-        """The page in the format that the scraper asked for, and its content type. Exemplars only where the format has them."""
+        """Metrics page in the scraper's format, and its content type.
+
+        Exemplars are on it only where the format has them.
+        """
         encoder, content_type = choose_encoder(accept)
         page = encoder(self.registry)
         modern = content_type.startswith(_OPEN_METRICS)
@@ -97,7 +104,7 @@ class Registry(Collector):
 
 
 def _point(family: Metric, names: tuple[str, ...], exemplars: Mapping[tuple[str, ...], Exemplar]) -> None:
-    """Give a counter's samples their exemplars."""
+    """Add the exemplars to a counter's samples."""
     for at, sample in enumerate(family.samples):
         held = exemplars.get(tuple(sample.labels[name] for name in names))
         if held is not None:
@@ -106,7 +113,10 @@ def _point(family: Metric, names: tuple[str, ...], exemplars: Mapping[tuple[str,
 
 
 def finite(number: float) -> float:
-    """A whole number beyond all doubles, made of others' figures, must not cost the page."""
+    """Number as a float; infinite where it is too large for one.
+
+    A huge whole number in a peer's figures must not break the page.
+    """
     try:
         return float(number)
     except OverflowError:
@@ -114,7 +124,7 @@ def finite(number: float) -> float:
 
 
 def _number(value: float) -> str:
-    """As prometheus_client writes it: so that ``le`` of the same bound is the same label everywhere."""
+    """Number as prometheus_client writes it, so that ``le`` labels match everywhere."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
@@ -122,10 +132,10 @@ _BOUNDS: Final = {layout: (*map(_number, layout.bounds), "+Inf") for layout in (
 
 
 def _lines(row: HistogramDef, *, exemplars: bool) -> Iterator[str]:
-    """The family's text, the same in both formats but for exemplars.
+    """Yield the family's text, the same in both formats but for exemplars.
 
-    Not prometheus_client's encoder: that takes 10 us a line, which with 152 buckets a series would hold up the streams that this
-    process passes on for 20 ms and more; here a line takes a fortieth (tests/bench/bench_live.py).
+    prometheus_client's encoder takes 10 us a line: with 152 buckets a series it would hold up the streams that this process
+    passes on for 20 ms and more. Here a line takes a fortieth (tests/bench/bench_live.py).
     """
     yield f"# HELP {row.name} {_escaped(row.help, quotes=exemplars)}\n# TYPE {row.name} histogram\n"
     bounds = _BOUNDS[row.layout]

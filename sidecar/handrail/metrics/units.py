@@ -1,4 +1,4 @@
-"""The unit of a metric, which its name ends with: in UCUM, as OTLP has it."""
+"""Unit of a metric, from the end of its name, in UCUM as OTLP has it."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _UNITS: Final = (
 
 
 def unit_of(name: str) -> str:
-    """'' for what is only counted. ``name`` is without ``_total``."""
+    """Unit of ``name`` (without ``_total``); '' for a plain count."""
     return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")

@@ -1,6 +1,7 @@
-"""Sends OTLP: one payload, once, over gRPC or HTTP. Retrying is ``delivery.deliver``; diagnosing is ``probe``.
+"""Send OTLP: one payload, once, over gRPC or HTTP.
 
-Source: OTLP specification 1.x. Environment proxies are not used: telemetry stays inside the cluster unless told otherwise.
+``retry.deliver`` retries; ``diagnose`` finds the mistake. Source: OTLP specification 1.x. Environment proxies are not used:
+telemetry stays inside the cluster by default.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ _MAX_ANSWER_BYTES = 64 << 10  # an answer is one short message; the rest of a lo
 _OFF_LOOP_BYTES = 64 << 10
 _USER_AGENT = "handrail"
 _CHECK_S = 5.0
-# gRPC tells by these words, in the details of UNAVAILABLE, that the handshake failed
-_CLOSED = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")  # and that it was cut
+# gRPC reports a failed handshake by these words, in the details of UNAVAILABLE
+_CLOSED = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")  # and a cut connection by these
 _NO_TLS = ("Ssl handshake", "SSL_ERROR_SSL", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 
 log = logging.getLogger(__name__)
 
 
 class OtlpClient:
-    """One endpoint. ``send`` may run concurrently; connections are opened on the first use and kept.
+    """Client of one OTLP endpoint.
 
-    The keyword arguments are the fields of ``ClientSettings``. ``security``: shared with other clients of this peer; made from
-    the settings where it is not given. When its files change, the next ``send`` goes over new connections.
+    ``send`` may run concurrently; connections are opened on the first use and kept. The keyword arguments are the fields of
+    ``ClientSettings``. ``security`` is shared with other clients of this peer; by default it is made from the settings.
+    When its files change, the next ``send`` uses new connections.
     Raises ``ValueError`` for settings that cannot be used, ``OSError`` for files that cannot be read.
     """
 
@@ -108,9 +110,10 @@ class OtlpClient:
         )
 
     async def send(self, signal: Signal, payload: bytes) -> Accepted:
-        """Send an encoded ``Export…ServiceRequest`` once. Raises ``Retryable`` (delay 0: the peer named none) or ``Rejected``.
+        """Send an encoded ``Export…ServiceRequest`` once.
 
-        A ``AuthFailed`` is said in the log when it begins and when it is over.
+        Raises ``Retryable`` (delay 0: the peer named none) or ``Rejected``. It logs when an ``AuthFailed`` begins and when it is
+        over.
         """
         try:
             accepted = await self._sent(signal, payload)
@@ -138,9 +141,9 @@ class OtlpClient:
             raise Untrusted(f"it seems to want a client certificate, or another one: {objection}", 0.0) from None
 
     async def check(self) -> str | None:
-        """Send an empty export; None when it was taken, else one line naming the mistake. Takes at most 5 s.
+        """Send an empty export; None on success, else one line that names the mistake.
 
-        Being kept out is for the caller to say; ``send`` does not say it again.
+        Takes at most 5 s. The caller reports a failed authentication; ``send`` does not log it again.
         """
         try:
             await asyncio.wait_for(self._transport.send(Signal.TRACES, b"", _CHECK_S / 2), _CHECK_S / 2 + 0.1)
@@ -156,7 +159,10 @@ class OtlpClient:
         return await diagnose.diagnose(self.endpoint, reason, self.security.context, self.settings.names, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Close the connections. Works twice and without a ``send``; a later ``send`` opens them again."""
+        """Close the connections.
+
+        Works twice and without a ``send``; a later ``send`` opens them again.
+        """
         await self._transport.close()
 
 
@@ -206,7 +212,7 @@ class _Http:
 
 class _Grpc:
     _OPTIONS = (
-        ("grpc.enable_retries", 0),  # retrying is deliver's: a second layer would multiply attempts
+        ("grpc.enable_retries", 0),  # deliver retries: a second layer would multiply attempts
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_send_message_length", -1),
         ("grpc.initial_reconnect_backoff_ms", 200),
@@ -274,7 +280,7 @@ async def _start_of(content: aiohttp.StreamReader) -> bytes:
 
 
 def _lost(error: Exception) -> Retryable:
-    """No answer came: because there is no TLS between us, because the connection was cut, or for another cause."""
+    """Error for a missing answer: no TLS, a cut connection, or another cause."""
     reason = f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)) or isinstance(error.__cause__, ssl.SSLError):
         return Untrusted(reason, 0.0)

@@ -1,4 +1,7 @@
-"""Content encodings of OTLP/HTTP: ``gzip`` and ``deflate`` in, ``gzip`` out. RFC 9110 section 8.4.1, RFC 1950 to 1952."""
+"""Content encodings of OTLP/HTTP: ``gzip`` and ``deflate`` in, ``gzip`` out.
+
+Source: RFC 9110 section 8.4.1, RFC 1950 to 1952.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from handrail.otlp.signals import Rejected
 
 IDENTITY: Final = ("", "identity")
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
-_MAX_MEMBERS = 16  # each one copies what follows it: millions of empty ones would take minutes
+_MAX_MEMBERS = 16  # each one copies all bytes after it: millions of empty ones would take minutes
 _LEVEL = 1  # spans shrink 5 to 10 times already; level 6 costs four times the CPU for a tenth of the bytes
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """Decode ``body``; memory stays near ``limit_bytes`` whatever the body claims.
+    """Decompress ``body``; memory stays near ``limit_bytes`` whatever it claims.
 
     ``encoding``: the Content-Encoding header, in any case; '' means none. Raises ``Unsupported`` for an unknown one, ``TooLarge``
     when the result would be over ``limit_bytes``, ``Rejected`` when the stream is damaged or cut short.
@@ -39,7 +42,7 @@ def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 
 
 def _members(body: bytes, limit_bytes: int) -> bytes:
-    """A gzip file is one or more members, one after the other."""
+    """Decompress a gzip file: one or more members, one after the other."""
     data, rest = _stream(body, _GZIP_WBITS, limit_bytes)
     if not rest:
         return data
@@ -68,5 +71,5 @@ def _stream(body: bytes, wbits: int, limit_bytes: int) -> tuple[bytes, bytes]:
 
 
 def deflate(body: bytes) -> bytes:
-    """``body`` as gzip, the one encoding that every OTLP receiver must take."""
+    """Compress ``body`` as gzip, the one encoding that every OTLP receiver must take."""
     return gzip.compress(body, compresslevel=_LEVEL, mtime=0)

@@ -1,6 +1,7 @@
-"""An export request from its bytes: decompress, parse, screen. Pure; source: OTLP specification 1.x and ``docs/wire.md``.
+"""Decode an OTLP export request: decompress, parse, check the ids.
 
-Times are not looked at: a span with absurd ones is evidence too, and the stitcher knows what to do with it.
+The functions are pure. Times are not checked: a span with absurd ones is evidence too, and the stitcher handles it.
+Source: OTLP specification 1.x and ``docs/wire.md``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_SPAN: Final = bytes(8)
 
 
 class IdFault(str, Enum):
-    """Why a span was dropped; the value is what the sender is told."""
+    """Reason why a span was dropped; the value is the message to the sender."""
 
     TRACE_ID_LENGTH = "trace id is not 16 bytes"
     TRACE_ID_ZERO = "trace id is all zero"
@@ -43,7 +44,7 @@ class IdFault(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request, ready for a consumer.
+    """One decoded request, ready for a consumer.
 
     ``payload`` is protobuf: the sender's own bytes, unless it was JSON or items were dropped.
     """
@@ -56,11 +57,14 @@ class Received:
 
 
 class Unparsed(Rejected):
-    """The body does not parse as it is; single values in it may be repaired."""
+    """Body that does not parse as it is; single values in it may be repaired."""
 
 
 def media_type(content_type: str) -> str:
-    """The media type without its parameters. Raises ``Unsupported`` unless it is one of OTLP's two."""
+    """Media type without its parameters.
+
+    Raises ``Unsupported`` unless it is one of OTLP's two.
+    """
     name = content_type.partition(";")[0].strip().lower()
     if name in (PROTOBUF, JSON):
         return name
@@ -71,7 +75,10 @@ def media_type(content_type: str) -> str:
 
 
 def decode(signal: Signal, body: bytes, content_type: str) -> Request:
-    """Parse an uncompressed ``body``. Raises ``Unparsed`` (``Unsupported`` for the content type) and nothing else."""
+    """Parse an uncompressed ``body``.
+
+    Raises ``Unparsed`` (``Unsupported`` for the content type) and nothing else.
+    """
     if media_type(content_type) == PROTOBUF:
         request = SHAPES[signal].request()
         try:
@@ -91,15 +98,16 @@ def _of_json(signal: Signal, document: dict[str, Any]) -> Request:
     try:
         json_format.ParseDict(document, request, ignore_unknown_fields=True)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        # Beside ParseError, the parser lets through what it trips over when a list or a string stands where an object belongs.
+        # Beside ParseError, the parser raises these when a list or a string is where an object belongs.
         raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
     return request
 
 
 def decode_repaired(signal: Signal, body: bytes, content_type: str = PROTOBUF) -> tuple[Request, bytes, int]:
-    """As ``decode``, of a body that ``decode`` refused: single values that do not parse are repaired (``repair.py``).
+    """Parse a body that ``decode`` refused, after repairing single values.
 
-    Returns (request, its protobuf encoding, values repaired). Raises ``Rejected``. Takes up to a second: not for the event loop.
+    ``repair.py`` repairs the values that do not parse. Returns (request, its protobuf encoding, values repaired). Raises
+    ``Rejected``. Takes up to a second: not for the event loop.
     """
     try:
         if media_type(content_type) == PROTOBUF:
@@ -113,14 +121,17 @@ def decode_repaired(signal: Signal, body: bytes, content_type: str = PROTOBUF) -
 
 
 def _shape_only(error: Exception) -> str:
-    """The first words of a parser's complaint: it names the field and its type; what follows quotes the sender's data."""
+    """First words of a parser's message, without the sender's data.
+
+    They name the field and its type; the rest quotes the data.
+    """
     return str(error).partition(":")[0][:160] or type(error).__name__
 
 
 def screen(signal: Signal, request: Request) -> tuple[Request, int, str]:
-    """Drop spans whose ids are unusable, in place; keep the rest. Returns (request, number dropped, why).
+    """Drop spans with unusable ids, in place.
 
-    Reads three ids a span and no attributes. Metrics and logs pass as they are.
+    Returns (request, number dropped, why). Reads three ids a span and no attributes. Metrics and logs pass as they are.
     """
     if not isinstance(request, ExportTraceServiceRequest):
         return request, 0, ""
@@ -144,7 +155,7 @@ def screen(signal: Signal, request: Request) -> tuple[Request, int, str]:
 
 
 def _usable(span: Span) -> bool:
-    """The hot half of the screen: true for nearly every span."""
+    """Whether a span's ids are usable, by a quick check that nearly every span passes."""
     trace_id, span_id = span.trace_id, span.span_id
     return (
         len(trace_id) == 16
@@ -168,7 +179,7 @@ def _fault(span: Span) -> IdFault:
 
 
 def count(request: Request) -> int:
-    """Spans, metrics or log records in ``request``; touches no item."""
+    """Number of spans, metrics or log records in ``request``; reads no item."""
     if isinstance(request, ExportTraceServiceRequest):
         return sum(len(scope.spans) for entry in request.resource_spans for scope in entry.scope_spans)
     if isinstance(request, ExportMetricsServiceRequest):
@@ -180,8 +191,9 @@ def count(request: Request) -> int:
 def receive(
     signal: Signal, body: bytes, content_type: str, encoding: str, limit_bytes: int = MAX_BODY_BYTES, *, repair: bool = True
 ) -> Received:
-    """All of it: decompress, parse, screen. Raises ``Rejected`` and its kinds only.
+    """Decompress, parse and check a request.
 
+    Raises ``Rejected`` and its subclasses only.
     ``repair``: whether single values that do not parse are repaired; else ``Unparsed`` is raised for them.
     """
     kind = media_type(content_type)
@@ -195,7 +207,7 @@ def receive(
         try:
             request, payload, repaired_values = decode_repaired(signal, plain, kind)
         except Rejected:
-            raise unparsed from None  # its words say more
+            raise unparsed from None  # its message has more detail
     request, rejected, message = screen(signal, request)
     if rejected or payload is None:
         payload = request.SerializeToString()

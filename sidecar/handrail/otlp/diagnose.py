@@ -1,6 +1,7 @@
-"""Why an OTLP endpoint does not take what we send: looks at what really answers on the port and names the mistake in one line.
+"""Find out why an OTLP endpoint refuses our payload, and name the mistake.
 
-Case G10: TLS to a plaintext port, plaintext to a TLS port, gRPC to an HTTP port and the reverse, a missing path, a missing token.
+The result is one line. It looks at the service that really answers on the port. Case G10: TLS to a plaintext port, plaintext to
+a TLS port, gRPC to an HTTP port and the reverse, a missing path, a missing token.
 HTTP/2's first frame from a server is SETTINGS (RFC 9113 section 3.4), so its type byte tells gRPC from HTTP/1.1.
 """
 
@@ -31,22 +32,25 @@ _ANSWERS: Final = (
 
 
 class PeerProtocol(str, Enum):
-    """What was found on the port."""
+    """Protocol found on the port."""
 
     UNRESOLVED = "unresolved"  # the name has no address
     REFUSED = "refused"  # nothing listens
-    SILENT = "silent"  # no connection, or no word, in time
+    SILENT = "silent"  # no connection, or no answer, in time
     UNTRUSTED = "untrusted"  # TLS, but its certificate does not pass
     CHOOSY = "choosy"  # TLS, but it does not accept our certificate, or that we show none
     TLS = "tls"  # TLS where plaintext was spoken
     PLAINTEXT = "plaintext"  # no TLS where TLS was spoken
     HTTP1 = "http1"
-    HTTP2 = "http2"  # what gRPC runs on
+    HTTP2 = "http2"  # the transport of gRPC
     OTHER = "other"
 
 
 async def diagnose(endpoint: Endpoint, reason: str, context: ssl.SSLContext | None, names: Names, *, timeout_s: float) -> str:
-    """One line for a send that failed with ``reason``. ``context``: of TLS endpoints. Takes at most ``timeout_s``."""
+    """One line for a send that failed with ``reason``.
+
+    ``context``: of TLS endpoints. Takes at most ``timeout_s``.
+    """
     if _answered(reason):
         return named_by_answer(endpoint, reason, names)
     try:
@@ -57,12 +61,15 @@ async def diagnose(endpoint: Endpoint, reason: str, context: ssl.SSLContext | No
 
 
 def _answered(reason: str) -> bool:
-    """True when the peer spoke our protocol and refused; gRPC's UNAVAILABLE and the like are also its words for 'no peer'."""
+    """Whether the peer spoke our protocol and refused.
+
+    gRPC uses UNAVAILABLE and the like also where there is no peer.
+    """
     return reason.startswith(_ANSWERS)
 
 
 def named_by_answer(endpoint: Endpoint, reason: str, names: Names) -> str:
-    """The line for a peer that speaks our protocol and refused with ``reason``."""
+    """Line for a peer that speaks our protocol and refused with ``reason``."""
     where = endpoint.url(Signal.TRACES) if endpoint.protocol is WireProtocol.HTTP else str(endpoint)
     word = reason.partition(":")[0]
     if word in ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED"):
@@ -82,7 +89,7 @@ def named_by_answer(endpoint: Endpoint, reason: str, names: Names) -> str:
 
 
 def named_by_peer(endpoint: Endpoint, peer: PeerProtocol, detail: str, reason: str, names: Names) -> str:
-    """The line for what was found on the port; ``reason`` where that says nothing."""
+    """Line for the protocol found on the port; ``reason`` where that explains nothing."""
     where, host = str(endpoint), endpoint.authority
     grpc_wanted = endpoint.protocol is WireProtocol.GRPC
     plain, secure = ("grpc", "grpcs") if grpc_wanted else ("http", "https")
@@ -116,11 +123,12 @@ def named_by_peer(endpoint: Endpoint, peer: PeerProtocol, detail: str, reason: s
 
 
 async def objection(endpoint: Endpoint, context: ssl.SSLContext) -> str:
-    """How the peer shows that it does not accept our certificate, or that we have none; '' where it does not. At most a second.
+    """Sign that the peer does not accept our certificate, or that we have none.
 
-    A client of TLS 1.3 has finished its handshake before the peer looks at its certificate. Some peers then say why in an alert,
-    which is lost where the client was writing; others, asyncio's and gRPC's servers among them, just hang up. So this one writes
-    nothing: a peer without an objection waits for a word, or speaks.
+    Returns '' where there is no sign. Takes at most a second. A client of TLS 1.3 has finished its handshake before the peer
+    looks at its certificate. Some peers then send the reason in an alert, which is lost where the client was writing; others,
+    asyncio's and gRPC's servers among them, just hang up. So this check writes nothing: a peer without an objection waits for
+    data, or sends some.
     """
     try:
         reader, writer = await asyncio.wait_for(_open(endpoint, context), _OBJECTION_S)
@@ -147,7 +155,7 @@ async def _look(endpoint: Endpoint, context: ssl.SSLContext | None) -> tuple[Pee
     try:
         data = await _finding(endpoint, _PREFACE, context)
         if not data:
-            # HTTP/1 servers may close on the preface without a word.
+            # HTTP/1 servers may close on the preface without an answer.
             data = await _finding(endpoint, f"GET / HTTP/1.1\r\nHost: {endpoint.authority}\r\n\r\n".encode(), context)
         if not data and context is not None and (alert := await objection(endpoint, context)):
             return PeerProtocol.CHOOSY, alert
@@ -196,7 +204,7 @@ async def _speaks_tls(endpoint: Endpoint) -> bool:
 
 
 async def _finding(endpoint: Endpoint, greeting: bytes, context: ssl.SSLContext | None) -> bytes:
-    """The peer's first bytes after ``greeting``; empty when it hung up."""
+    """Peer's first bytes after ``greeting``; empty when it hung up."""
     reader, writer = await _open(endpoint, context)
     try:
         writer.write(greeting)

@@ -1,4 +1,4 @@
-"""Where to send OTLP: what users write, made into one address, protocol and security.
+"""Parse an OTLP endpoint as users write it: address, protocol and security.
 
 | written | means |
 |---|---|
@@ -28,7 +28,7 @@ _EXAMPLE = "valid: http://collector:4318, https://collector:4318, collector:4317
 
 
 class WireProtocol(str, Enum):
-    """The value is that of ``OTEL_EXPORTER_OTLP_PROTOCOL``."""
+    """Protocol on the wire; the value is that of ``OTEL_EXPORTER_OTLP_PROTOCOL``."""
 
     GRPC = "grpc"
     HTTP = "http/protobuf"
@@ -36,7 +36,10 @@ class WireProtocol(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One place that takes OTLP. ``base_path`` has no trailing slash and no signal path; '' for gRPC."""
+    """One place that takes OTLP.
+
+    ``base_path`` has no trailing slash and no signal path; '' for gRPC.
+    """
 
     protocol: WireProtocol
     host: str
@@ -50,7 +53,7 @@ class Endpoint:
         return f"{host}:{self.port}"
 
     def url(self, signal: Signal) -> str:
-        """Where HTTP posts ``signal``."""
+        """URL for HTTP posts of ``signal``."""
         return f"{'https' if self.secure else 'http'}://{self.authority}{self.base_path}/v1/{signal.value}"
 
     def __str__(self) -> str:
@@ -60,7 +63,10 @@ class Endpoint:
 
 
 def parse_endpoint(text: str, *, protocol: str | None = None, insecure: bool | None = None) -> Endpoint:
-    """Read an endpoint by the table above. Raises ``ValueError`` saying what is wrong and what is valid."""
+    """Parse an endpoint by the table above.
+
+    Raises ``ValueError`` with the mistake and the valid forms.
+    """
     wanted = _protocol(protocol)
     written = text.strip()
     scheme, separator, _ = written.partition("://")

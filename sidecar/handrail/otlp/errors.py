@@ -1,4 +1,4 @@
-"""The kinds of refusal with an answer of their own on the wire, beside the contract's plain ``Retryable`` and ``Rejected``."""
+"""Refusals that have their own wire answer, beside ``Retryable`` and ``Rejected``."""
 
 from __future__ import annotations
 
@@ -6,38 +6,50 @@ from handrail.otlp.signals import Rejected, Retryable
 
 
 class TooLarge(Rejected):
-    """The body, or what it decompresses to, is over the bound: HTTP 413."""
+    """Body, raw or decompressed, that is over the bound: HTTP 413."""
 
 
 class Unsupported(Rejected):
-    """A content type or content encoding that OTLP does not have: HTTP 415."""
+    """Content type or content encoding that OTLP does not have: HTTP 415."""
 
 
 class TooSlow(Rejected):
-    """The body did not arrive in time: HTTP 408."""
+    """Body that did not arrive in time: HTTP 408."""
 
 
 class ReceiverUnavailable(Retryable):
-    """Stopping, or a fault of ours: HTTP 503 and gRPC ``UNAVAILABLE``.
+    """The receiver stops, or has a bug: HTTP 503 and gRPC ``UNAVAILABLE``.
 
     A plain ``Retryable`` means full: 429 and ``RESOURCE_EXHAUSTED``.
     """
 
 
 class PayloadRejected(Rejected):
-    """Refused for what is in this payload (HTTP 400 or 413, ``INVALID_ARGUMENT``): a part of it may still be taken."""
+    """Refusal because of this payload's content.
+
+    HTTP 400 or 413, ``INVALID_ARGUMENT``. The peer may still take a part of the payload.
+    """
 
 
 class AuthFailed(Retryable):
-    """We and the peer do not trust each other; nothing is wrong with the payload, and it waits until somebody repairs that."""
+    """We and the peer do not trust each other.
+
+    Nothing is wrong with the payload; it waits until an operator repairs the trust.
+    """
 
 
 class Unauthorized(AuthFailed):
-    """The peer takes no request of ours: HTTP 401 or 403, ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``."""
+    """The peer accepts none of our requests.
+
+    HTTP 401 or 403, ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
+    """
 
 
 class Untrusted(AuthFailed):
-    """No TLS between us: one side does not accept the other's certificate, or speaks none."""
+    """No TLS with the peer.
+
+    One side does not accept the other's certificate, or uses none.
+    """
 
 
 class ConnectionClosed(Retryable):

@@ -1,6 +1,7 @@
-"""Protobuf fields by their bytes, for changing one part of a message without re-encoding the rest.
+"""Split protobuf messages into fields by their bytes.
 
-Source: protobuf encoding specification (varints, the wire types, groups). Used where a span must keep its sender's bytes.
+It changes one part of a message without re-encoding the rest, where a span must keep its sender's bytes.
+Source: protobuf encoding specification (varints, the wire types, groups).
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ VARINT, I64, LEN, SGROUP, EGROUP, I32 = range(6)
 
 
 class MessageField(NamedTuple):
-    """One field of a message: ``data[start:end]`` with its tag, ``data[value:end]`` without tag and length."""
+    """One field of a message.
+
+    ``data[start:end]`` is the field with its tag, ``data[value:end]`` without tag and length.
+    """
 
     number: int
     wire_type: int
@@ -22,7 +26,10 @@ class MessageField(NamedTuple):
 
 
 def fields(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Iterator[MessageField]:
-    """The fields of the message in ``data[start:end]``, in order. Raises ``ValueError`` where that is not a whole message."""
+    """Fields of the message in ``data[start:end]``, in order.
+
+    Raises ``ValueError`` where that is not a whole message.
+    """
     stop = len(data) if end is None else end
     at = start
     while at < stop:
@@ -88,5 +95,5 @@ def varint(value: int) -> bytes:
 
 
 def delimited(number: int, content: bytes) -> bytes:
-    """Field ``number`` (below 16) holding ``content``: a message, string or bytes."""
+    """Field ``number`` (below 16) with ``content``: a message, string or bytes."""
     return bytes((number << 3 | LEN,)) + varint(len(content)) + content

@@ -1,7 +1,7 @@
-"""OTLP/JSON as a tree that protobuf's own JSON parser takes: ids from hex to base64.
+"""Convert ids in OTLP/JSON from hex to base64, for protobuf's JSON parser.
 
-OTLP's JSON mapping differs from protobuf's in the ids alone: they are hex, where protobuf reads base64 (and would read 16 hex
-digits as 12 wrong bytes without complaint). Source: OTLP specification 1.x, "JSON Protobuf Encoding".
+OTLP's JSON mapping differs from protobuf's in the ids alone: they are hex. protobuf reads base64 (and would read 16 hex digits as
+12 wrong bytes without an error). Source: OTLP specification 1.x, "JSON Protobuf Encoding".
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _NOT_HEX: Final = base64.b64encode(b"?").decode()  # one byte: no id has that le
 
 
 def tree(body: bytes) -> dict[str, Any]:
-    """Parse ``body`` and put every id into protobuf's form. Raises ``Rejected`` for anything but one JSON object."""
+    """Parse ``body`` and convert every id to protobuf's form.
+
+    Raises ``Rejected`` for anything but one JSON object.
+    """
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -27,11 +30,14 @@ def tree(body: bytes) -> dict[str, Any]:
 
 
 def with_ids(document: Any) -> dict[str, Any]:
-    """``document`` with every id in protobuf's form, in place. Raises ``Rejected`` for anything but one JSON object."""
+    """Convert every id in ``document`` to protobuf's form, in place.
+
+    Raises ``Rejected`` for anything but one JSON object.
+    """
     if not isinstance(document, dict):
         raise Rejected("the body is JSON, but not an object")
-    # User data is never a key in OTLP (attributes are lists of key and value), so keys may be matched wherever they stand.
-    # A stack, not recursion: the depth is the sender's choice.
+    # User data is never a key in OTLP (attributes are lists of key and value), so keys are matched at any depth.
+    # A stack, not recursion: the sender controls the depth.
     stack: list[Any] = [document]
     while stack:
         node = stack.pop()

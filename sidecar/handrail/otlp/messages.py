@@ -1,5 +1,6 @@
-"""What each OTLP signal is called on the wire: its protobuf messages, its gRPC service and its partial-success field.
+"""Names of each OTLP signal on the wire: messages, service, partial-success field.
 
+The messages are protobuf's, the service is gRPC's.
 Source: opentelemetry-proto 1.x, ``opentelemetry/proto/collector/*/v1/*_service.proto``.
 """
 
@@ -19,7 +20,10 @@ Request = ExportTraceServiceRequest | ExportMetricsServiceRequest | ExportLogsSe
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The wire names of one signal. ``rejected_field`` counts spans, data points or log records that were refused for good."""
+    """Wire names of one signal.
+
+    ``rejected_field`` counts spans, data points or log records that were refused for good.
+    """
 
     request: type[Request]
     response: Any  # the response class; the three share no typed base

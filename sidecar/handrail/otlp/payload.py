@@ -1,7 +1,7 @@
-"""An export request's bytes, cut and marked without re-encoding what is inside.
+"""Cut and mark an export request's bytes without re-encoding its items.
 
-The three signals have one layout: request.1 = entry of a resource; entry.1 = resource, entry.2 = entry of a scope; of that,
-1 = scope, 2 = item (span, metric, log record). Everything here relies on that alone. Source: opentelemetry-proto 1.x, the
+The three signals have one layout: request.1 = entry of a resource; entry.1 = resource, entry.2 = entry of a scope; in a scope
+entry, 1 = scope, 2 = item (span, metric, log record). Everything here relies on that alone. Source: opentelemetry-proto 1.x, the
 ``*.proto`` of trace, metrics and logs. Payloads are those a receiver has already parsed; a damaged one raises ``ValueError``.
 """
 
@@ -27,7 +27,7 @@ _Change = Callable[[bytes], bytes]
 
 
 def count_items(payload: bytes) -> int:
-    """Spans, metrics or log records in ``payload``."""
+    """Number of spans, metrics or log records in ``payload``."""
     return sum(
         1
         for entry in _messages(payload, _ENTRY)
@@ -37,12 +37,18 @@ def count_items(payload: bytes) -> int:
 
 
 def with_resource(payload: bytes, attributes: Mapping[str, str]) -> bytes:
-    """Add each of ``attributes`` to every resource that lacks it. Nothing that is there changes; items keep their bytes."""
+    """Add each of ``attributes`` to every resource that lacks it.
+
+    Existing attributes do not change; items keep their bytes.
+    """
     return _rebuilt(payload, _ENTRY, lambda entry: _marked(entry, _RESOURCE, lambda own: _missing_of_resource(own, attributes)))
 
 
 def with_batch_seq(payload: bytes, seq: int) -> bytes:
-    """Put ``handrail.batch.seq`` = ``seq`` on every scope that has none (wire.md, "Spans that pass through a tap")."""
+    """Set ``handrail.batch.seq`` to ``seq`` on every scope that has none.
+
+    See wire.md, "Spans that pass through a tap".
+    """
     mark = KeyValue(key=BATCH_SEQ, value=AnyValue(int_value=seq)).SerializeToString()
 
     def missing(scope: bytes) -> bytes:
@@ -53,7 +59,7 @@ def with_batch_seq(payload: bytes, seq: int) -> bytes:
 
 
 def halves(payload: bytes) -> tuple[bytes, bytes] | None:
-    """Split into two payloads with half of the items each; None when there is at most one.
+    """Split into two payloads with half of the items each; None for at most one item.
 
     The halves lose ``handrail.batch.seq``: a collector drops a (sender, seq) that it has seen, so the second half would be lost.
     Their spans are still deduplicated by their bytes.
@@ -66,7 +72,10 @@ def halves(payload: bytes) -> tuple[bytes, bytes] | None:
 
 
 def slice_items(payload: bytes, start: int, stop: int) -> bytes:
-    """Items ``start`` to before ``stop``, with their resources and scopes; scopes left empty go, and so does the batch seq."""
+    """Items ``start`` to before ``stop``, with their resources and scopes.
+
+    Empty scopes and the batch seq are left out.
+    """
     out: list[bytes] = []
     index = 0
     for entry in _messages(payload, _ENTRY):
@@ -89,7 +98,7 @@ def _messages(data: bytes, number: int, within: MessageField | None = None) -> I
 
 
 def _rebuilt(message: bytes, number: int, change: _Change) -> bytes:
-    """``message`` with each sub-message ``number`` replaced by ``change`` of it."""
+    """``message`` with ``change`` applied to each sub-message ``number``."""
     return b"".join(
         delimited(number, change(message[field.value : field.end]))
         if field.number == number and field.wire_type == LEN
@@ -99,9 +108,10 @@ def _rebuilt(message: bytes, number: int, change: _Change) -> bytes:
 
 
 def _marked(message: bytes, number: int, missing: _Change) -> bytes:
-    """``message`` whose sub-message ``number`` has gained what ``missing`` of it returns (encoded fields).
+    """``message`` with the fields of ``missing`` added to sub-message ``number``.
 
-    A sub-message may stand there in several pieces or not at all; pieces of one message, joined, are that message.
+    ``missing`` returns encoded fields. A sub-message may be in several pieces or absent; pieces of one message, joined, are that
+    message.
     """
     pieces = list(fields(message))
     own = b"".join(message[f.value : f.end] for f in pieces if f.number == number and f.wire_type == LEN)
@@ -122,7 +132,10 @@ def _missing_of_resource(resource: bytes, attributes: Mapping[str, str]) -> byte
 
 
 def _others(data: bytes, within: MessageField, number: int, change: _Change | None = None) -> bytes:
-    """All fields of ``within`` but ``number``; ``change`` is applied to its sub-message 1 (the scope)."""
+    """All fields of ``within`` but ``number``.
+
+    ``change`` is applied to its sub-message 1 (the scope).
+    """
     parts = []
     for field in fields(data, within.value, within.end):
         if field.number == number and field.wire_type == LEN:

@@ -1,10 +1,10 @@
-"""An export request that does not parse because of single values in it: those are repaired, the rest arrives as it was sent.
+"""Repair single values that keep an OTLP export request from parsing.
 
-protobuf refuses a whole request for one string that is not UTF-8 (a host name in Latin-1, a text cut within a character), and
-JSON's reader one for a number out of range. Only senders of such values pay for this: it runs after a request was refused.
-
-Of such a string the bytes that are not ASCII become ``?``, of one that is only cut the last character; so it keeps its length,
-and is repaired where it lies. Numbers out of range become the nearest in range, or text in an attribute.
+The rest of the request arrives as it was sent. protobuf refuses a whole request for one string that is not UTF-8 (a host name in
+Latin-1, a text cut within a character), and JSON's reader for one number out of range. It runs only after a request was
+refused, so only senders of such values pay for it.
+In such a string, the bytes that are not ASCII become ``?``; in a string that is only cut, the last character does. The string
+keeps its length, and is repaired in place. Numbers out of range become the nearest in range, or text in an attribute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from handrail.otlp.fields import LEN, fields
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.signals import Signal
 
-_MOST_FIELDS: Final = 500_000  # looked at one by one, which takes about 1 us each
+_MOST_FIELDS: Final = 500_000  # examined one by one, which takes about 1 us each
 _MOST_PARSES: Final = 16  # of the request's size: a string lies six messages deep in a span, deeper in nested attributes
 _DEEPEST: Final = 100  # as protobuf's own parser
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -33,7 +33,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(slots=True)
 class _Message:
-    """One message type: which of its fields are text, which are messages."""
+    """One message type: its text fields and its message fields."""
 
     parse: Callable[[bytes], Any]
     texts: set[int] = field(default_factory=set)
@@ -58,9 +58,10 @@ def _table(signal: Signal) -> _Message:
 
 
 def repaired(signal: Signal, body: bytes) -> tuple[bytes, int]:
-    """``body`` with every string in it UTF-8, and how many were not; as long as it was.
+    """``body`` with every string in it UTF-8, and the number of repaired strings.
 
-    Only what does not parse is looked into. Raises ``ValueError`` where it is no protobuf message, or looking takes too long.
+    The length stays the same. Only parts that do not parse are examined. Raises ``ValueError`` where the body is no protobuf
+    message, or the search takes too long.
     """
     work = _Work(bytearray(body), len(body) * _MOST_PARSES)
     work.look(_table(signal), 0, len(body), 0)
@@ -114,14 +115,15 @@ def _same_length(text: bytes, error: UnicodeDecodeError) -> bytes:
 
 
 def repaired_json(body: bytes) -> tuple[Any, int]:
-    """The document in ``body`` with text that protobuf takes and numbers in range; how many values were repaired.
+    """JSON document of ``body`` with valid text and numbers, and the count of repairs.
 
-    Raises ``ValueError`` and ``RecursionError`` where it is no JSON.
+    Text is such that protobuf takes it, numbers are in range. Raises ``ValueError`` and ``RecursionError`` where the body is no
+    JSON.
     """
     text = body.decode("utf-8", "replace")
     count = text.count("\ufffd") - body.count("\ufffd".encode())
     document = json.loads(text)
-    # Not recursion: the depth is the sender's choice.
+    # Not recursion: the sender controls the depth.
     stack: list[Any] = [document] if isinstance(document, (dict, list)) else []
     while stack:
         node = stack.pop()
@@ -139,11 +141,11 @@ def repaired_json(body: bytes) -> tuple[Any, int]:
 
 
 class _Text(str):
-    """A number that is none, to be told as text."""
+    """Invalid number that is sent on as text."""
 
 
 def _in_range(key: object, value: Any) -> Any:
-    """``value``, or what stands for it; the same object where nothing is wrong with it."""
+    """``value`` or its replacement; the same object where it is valid."""
     if isinstance(value, str) and _SURROGATE.search(value):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, float) and not math.isfinite(value):
@@ -172,4 +174,7 @@ _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "droppedEventsCount": (0, 2**32 - 1),
     "droppedLinksCount": (0, 2**32 - 1),
 }
-"""Of the numbers that OTLP's JSON names, beside times; snake_case spellings are rare, and cost the request as before."""
+"""Number fields in OTLP's JSON, beside times, that are repaired.
+
+snake_case spellings are rare; there, an invalid number still costs the request.
+"""

@@ -1,6 +1,6 @@
-"""What a peer's answer means for the batch: accepted, to be sent again, or lost. Pure.
+"""Meaning of a peer's answer for the batch: accepted, to be sent again, or lost.
 
-Source: OTLP specification 1.x, "Failures", "OTLP/gRPC Throttling", "OTLP/HTTP Response"; case G07.
+The functions are pure. Source: OTLP specification 1.x, "Failures", "OTLP/gRPC Throttling", "OTLP/HTTP Response"; case G07.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _UNAUTHORIZED_GRPC: Final = frozenset({_Code.UNAUTHENTICATED, _Code.PERMISSION_D
 
 
 def read_http(signal: Signal, status: int, headers: Mapping[str, str], body: bytes, now_unix_s: float) -> Accepted:
-    """An HTTP answer; ``headers`` must find names in any case. Raises ``Retryable``, ``PayloadRejected`` or ``Rejected``.
+    """Interpret an HTTP answer.
 
-    A ``Retryable`` has delay 0 where the peer named none. Not being let in is one, though OTLP calls it final: the batch is as
-    good as before once the token is repaired, and a mistake in a file must not cost it.
+    ``headers`` must find names in any case. Raises ``Retryable``, ``PayloadRejected`` or ``Rejected``.
+    A ``Retryable`` has delay 0 where the peer named none. A failed authentication is retryable, though OTLP calls it final: the
+    batch is still good once the token is repaired, and a mistake in a file must not cost it.
     """
     content_type = headers.get("Content-Type", "")
     if 200 <= status < 300:
@@ -52,12 +53,15 @@ def read_http(signal: Signal, status: int, headers: Mapping[str, str], body: byt
 
 
 def read_grpc(signal: Signal, body: bytes) -> Accepted:
-    """The response of a call that succeeded."""
+    """Interpret the response of a gRPC call that succeeded."""
     return _partial(signal, body, "")
 
 
 def grpc_refusal(code: grpc.StatusCode, details: str, status: bytes | None) -> Retryable | Rejected:
-    """The exception for a call that failed; ``status``: the bytes of ``grpc-status-details-bin``, if any."""
+    """Exception for a gRPC call that failed.
+
+    ``status``: the bytes of ``grpc-status-details-bin``, if any.
+    """
     reason = f"gRPC {code.name}: {clip(details)}" if details else f"gRPC {code.name}"
     delay_s = retry_delay_s(status) if status is not None else None
     if code in _RETRYABLE_GRPC:
@@ -71,7 +75,10 @@ def grpc_refusal(code: grpc.StatusCode, details: str, status: bytes | None) -> R
 
 
 def _partial(signal: Signal, body: bytes, content_type: str) -> Accepted:
-    """A success, whole or partial. An unreadable body is a success all the same: the batch must not be sent again."""
+    """Interpret a full or partial success.
+
+    An unreadable body is a success too: the batch must not be sent again.
+    """
     shape = SHAPES[signal]
     if content_type.startswith(JSON):
         partial = _object(_object(_json(body)).get("partialSuccess"))
@@ -86,7 +93,10 @@ def _partial(signal: Signal, body: bytes, content_type: str) -> Accepted:
 
 
 def _reason(body: bytes, content_type: str) -> str:
-    """The message of a ``google.rpc.Status`` body, in either encoding; '' for anything else (an HTML page helps nobody)."""
+    """Message of a ``google.rpc.Status`` body, in either encoding.
+
+    Returns '' for anything else (an HTML page helps nobody).
+    """
     if content_type.startswith(JSON):
         return clip(str(_object(_json(body)).get("message") or ""))
     return status_message(body) if "protobuf" in content_type else ""
@@ -104,7 +114,10 @@ def _object(value: object) -> dict[str, object]:
 
 
 def _retry_after_s(header: str, now_unix_s: float) -> float:
-    """Retry-After as seconds or as an HTTP date (RFC 9110 section 10.2.3); 0 where there is none or it makes no sense."""
+    """Retry-After in seconds, from seconds or an HTTP date (RFC 9110 section 10.2.3).
+
+    Returns 0 where the header is missing or invalid.
+    """
     text = header.strip()
     if text.isascii() and text.isdigit():
         return float(text[:9])

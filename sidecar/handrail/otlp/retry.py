@@ -1,6 +1,7 @@
-"""Sending one batch until it is settled: jittered exponential back-off, and halving of what a peer refuses for its content.
+"""Send one batch until it is settled, with jittered exponential back-off.
 
-Independent of where batches come from: the sidecar's spool and the collector's forward sink both use it.
+A batch that a peer refuses for its content is halved. The source of the batches does not matter: the sidecar's spool and the
+collector's forward sink both use it.
 Source: OTLP specification 1.x, "OTLP/gRPC Throttling" and "OTLP/HTTP Throttling"; case G07.
 """
 
@@ -16,13 +17,13 @@ from handrail.otlp.errors import PayloadRejected
 from handrail.otlp.payload import count_items, halves
 from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
 
-_MAX_PARTS = 128  # sends spent on one refused batch: finds a few bad spans among thousands, and a wholly bad batch ends
+_MAX_PARTS = 128  # sends for one refused batch: enough to find a few bad spans among thousands, and a wholly bad batch ends
 
 
 class Sender(Protocol):
-    """What delivers one payload once: ``OtlpClient``.
+    """Send one payload once: ``OtlpClient``.
 
-    Raises ``Retryable`` or ``Rejected``; ``PayloadRejected`` where a part of the payload may still be taken.
+    Raises ``Retryable`` or ``Rejected``; ``PayloadRejected`` where the peer may still take a part of the payload.
     """
 
     async def send(self, signal: Signal, payload: bytes) -> Accepted: ...
@@ -30,16 +31,22 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Waits between attempts. A peer's own wish is honoured up to ``wish_max_s``, and never cut below by our schedule."""
+    """Waits between attempts.
+
+    The peer's requested delay counts up to ``wish_max_s``, and never makes our own wait shorter.
+    """
 
     initial_s: float = 0.5
     factor: float = 2.0
     max_s: float = 30.0
-    jitter: float = 0.5  # share of the wait that is random, so that a fleet does not come back in step
+    jitter: float = 0.5  # random share of the wait, so that the processes of a fleet do not retry in step
     wish_max_s: float = 300.0
 
     def wait_s(self, attempt: int, wish_s: float, draw: float) -> float:
-        """Seconds to wait after failed attempt number ``attempt`` (from 1); ``draw`` is uniform in [0, 1)."""
+        """Seconds to wait after failed attempt ``attempt`` (from 1).
+
+        ``draw`` is uniform in [0, 1). ``wish_s``: the delay that the peer requested, 0 for none.
+        """
         own = min(self.max_s, self.initial_s * self.factor ** min(attempt - 1, 32))
         own *= 1.0 - self.jitter * draw
         wish = min(wish_s, self.wish_max_s)
@@ -48,7 +55,10 @@ class Backoff:
 
 @dataclass(slots=True)
 class DeliveryStats:
-    """Counts since start. ``up``: the last attempt reached a peer that took it (None before the first)."""
+    """Counts since start.
+
+    ``up``: the last attempt reached a peer that took the batch (None before the first).
+    """
 
     batches_sent: int = 0
     items_sent: int = 0
@@ -70,11 +80,12 @@ async def deliver(
     stats: DeliveryStats,
     draw: Callable[[], float] = random.random,
 ) -> Accepted | None:
-    """Send ``payload`` until the peer has settled all of it; raises nothing but ``CancelledError``.
+    """Send ``payload`` until the peer has settled all of it.
 
-    Returns ``Accepted`` when nothing remains to be sent: ``rejected`` counts the items lost for good, ``message`` says why.
-    Returns None when ``stop`` was set first: the caller still owns the payload, of which parts may have been taken.
-    An attempt that runs when ``stop`` is set is waited for (the client's timeout bounds it); cancel the task to cut that short.
+    Raises nothing but ``CancelledError``. Returns ``Accepted`` when nothing remains to be sent: ``rejected`` counts the items
+    lost for good, ``message`` says why.
+    Returns None when ``stop`` was set first: the caller still owns the payload, of which the peer may have taken parts.
+    An attempt that runs when ``stop`` is set is awaited (the client's timeout bounds it); cancel the task to cut that short.
     """
     parts = [payload]
     sent = rejected = parts_taken = 0
@@ -121,7 +132,7 @@ async def _settle(
     stats: DeliveryStats,
     draw: Callable[[], float],
 ) -> Accepted | Rejected | None:
-    """One payload to its end: taken, refused for good, or (None) stopped."""
+    """Send one payload until it is accepted, refused for good, or (None) stopped."""
     attempt = 0
     while not stop.is_set():
         attempt += 1
@@ -151,11 +162,14 @@ async def _stopped_within(stop: asyncio.Event, seconds: float) -> bool:
 
 
 Settle = Callable[[Signal, bytes, "Accepted | None"], None]
-"""Told once for every batch taken: its fate, or None when it was not settled before the stop. Never raises."""
+"""Callback for the result of every batch, called once.
+
+The result is None when the batch was not settled before the stop. It never raises.
+"""
 
 
 class RetryingSender:
-    """Drains batches through ``deliver``, ``concurrency`` at a time (1 keeps their order)."""
+    """Send each batch by ``deliver``, ``concurrency`` at a time (1 keeps their order)."""
 
     def __init__(
         self, client: Sender, *, backoff: Backoff | None = None, concurrency: int = 1, stats: DeliveryStats | None = None
@@ -166,7 +180,10 @@ class RetryingSender:
         self.stats = stats if stats is not None else DeliveryStats()
 
     async def run(self, batches: AsyncIterator[tuple[Signal, bytes]], *, stop: asyncio.Event, settle: Settle) -> None:
-        """Returns when ``batches`` ends, or soon after ``stop`` is set. ``batches`` must itself end once ``stop`` is set."""
+        """Send ``batches``; return at their end, or soon after ``stop`` is set.
+
+        ``batches`` must itself end once ``stop`` is set.
+        """
         turn = asyncio.Lock()  # an async generator serves one caller at a time
 
         async def drain() -> None:

@@ -1,6 +1,6 @@
-"""How a client of ours shows itself to one peer and knows it: certificates, a token, and whether the two get on.
+"""Security between our clients and one peer: certificates, token, trust state.
 
-One object a peer, shared by all clients of it, so that trouble is said once.
+One object per peer is shared by all its clients, so that trouble is logged once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from handrail.security.tokens import AUTHORIZATION, bearer, tokens
 
 
 class ClientSecurity:
-    """``use``: what the peer is, in metrics.
+    """Certificates and token for one peer, and whether it accepts them.
 
+    ``use``: the peer's kind, in metrics.
     Raises ``OSError`` for a file that cannot be read, ``ValueError`` for one that cannot be used.
     """
 
@@ -42,22 +43,22 @@ class ClientSecurity:
 
     @property
     def watched(self) -> list[ReloadingFile[Any]]:
-        """What is to be looked at for change."""
+        """Files to watch for changes."""
         return [each for each in (self._identity, self._token) if each is not None]
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """For HTTP; another object after a change. None for plaintext."""
+        """TLS context for HTTP, a new object after a change. None for plaintext."""
         return self._identity.value.context if self._identity is not None else None
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """For gRPC; another object after a change. None for plaintext."""
+        """Credentials for gRPC, a new object after a change. None for plaintext."""
         if self._identity is None:
             return None
         identity = self._identity.value
         if self._credentials is None or identity is not self._credentials_of:
-            # gRPC brings roots of its own; the system's, where there are some, are what an operator has set up.
+            # gRPC brings roots of its own; an operator sets up the system's, so they are used where there are some.
             roots = identity.authorities or _system_roots()
             self._credentials = grpc.ssl_channel_credentials(roots, identity.key, identity.cert)
             self._credentials_of = identity
@@ -65,22 +66,22 @@ class ClientSecurity:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Sent with every request."""
+        """Headers of every request."""
         return {AUTHORIZATION: bearer(self._token.value[0])} if self._token is not None else {}
 
     def troubled(self, refusal: AuthFailed) -> bool:
-        """Note that we were kept out; True where it was not so before, or for another cause."""
+        """Note a failed authentication; True where it is new, or has another cause."""
         news = type(refusal) is not self._trouble
         self._trouble = type(refusal)
         return news
 
     def settled(self) -> bool:
-        """Note that we were let in; True where we were kept out before."""
+        """Note a successful authentication; True where the last one failed."""
         news, self._trouble = self._trouble is not None, None
         return news
 
     def remedy(self, refusal: AuthFailed) -> str:
-        """What to do about it."""
+        """Instruction to the operator for this refusal."""
         names = self.names
         if isinstance(refusal, Unauthorized):
             token = names.of("token_file") or names.of("headers")

@@ -1,4 +1,4 @@
-"""How a client reaches its OTLP endpoint, from code or from the standard ``OTEL_EXPORTER_OTLP_*`` variables.
+"""Settings of an OTLP client, from code or ``OTEL_EXPORTER_OTLP_*`` variables.
 
 Source: OpenTelemetry specification, "OTLP Exporter Configuration". Timeouts are in milliseconds there.
 """
@@ -21,25 +21,29 @@ _PREFIX = "OTEL_EXPORTER_OTLP_"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What users call these settings, for messages. ``prefix``: of each; ``known``: those that there are, beside the endpoint."""
+    """Users' names of these settings, for messages.
+
+    ``prefix``: of each name; ``known``: those that exist, beside the endpoint.
+    """
 
     prefix: str = ""
     known: frozenset[str] = frozenset({"headers", "ca_file", "cert_file", "key_file", "token_file"})
 
     def of(self, setting: str) -> str:
-        """The full name; '' where users have no such setting."""
+        """Full name of a setting; '' where users have no such setting."""
         return f"{self.prefix}{setting}" if setting in self.known else ""
 
 
 NAMELESS: Final = Names(known=frozenset())
-"""Of a connection of which a user gives nothing but the endpoint."""
+"""Names for a connection of which a user sets only the endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """``protocol`` and ``insecure``: None lets the endpoint decide (``endpoint.py``).
+    """Settings of one OTLP client.
 
-    Headers may hold secrets: they are not printed.
+    ``protocol`` and ``insecure``: None lets the endpoint decide (``endpoint.py``). Headers may hold secrets: they are not
+    printed.
     """
 
     endpoint: str
@@ -55,7 +59,7 @@ class ClientSettings:
     names: Names = Names()
 
     def problems(self) -> list[str]:
-        """Everything wrong with these settings apart from the endpoint itself."""
+        """All mistakes in these settings apart from the endpoint itself."""
         found = []
         if self.compression not in ("gzip", "none"):
             found.append(f"compression {self.compression!r}: valid are gzip, none")
@@ -69,7 +73,10 @@ class ClientSettings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], default_endpoint: str) -> ClientSettings:
-        """Read the ``OTEL_EXPORTER_OTLP_*`` variables; empty ones count as unset. Raises ``ValueError`` naming the variable."""
+        """Read the ``OTEL_EXPORTER_OTLP_*`` variables; empty ones count as unset.
+
+        Raises ``ValueError`` with the variable's name.
+        """
 
         def value(name: str) -> str | None:
             return environ.get(_PREFIX + name) or None
@@ -88,7 +95,10 @@ class ClientSettings:
 
 
 def parse_headers(text: str) -> dict[str, str]:
-    """``key=value,key2=value2``, values percent-encoded as in W3C baggage. Raises ``ValueError``, without quoting a value."""
+    """Parse ``key=value,key2=value2``, values percent-encoded as in W3C baggage.
+
+    Raises ``ValueError``, without quoting a value.
+    """
     headers = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         key, equals, value = part.partition("=")

@@ -1,4 +1,7 @@
-"""The contract between an OTLP receiver and whoever takes what it received. Used by the sidecar's tap and by the collector."""
+"""Contract between an OTLP receiver and its consumer.
+
+The sidecar's tap and the collector use it.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,17 @@ class Signal(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Taken over. ``rejected`` items of the request were refused for good; ``message`` says why (or is a warning when 0)."""
+    """The consumer took the request over.
+
+    ``rejected`` items of it were refused for good; ``message`` says why (or is a warning when ``rejected`` is 0).
+    """
 
     rejected: int = 0
     message: str = ""
 
 
 class Retryable(Exception):  # noqa: N818 - an answer to the sender, not a fault of ours
-    """Not taken; the sender should try the same bytes again after ``delay_s`` seconds."""
+    """Refusal for now: the sender should retry the same bytes after ``delay_s`` s."""
 
     def __init__(self, reason: str, delay_s: float) -> None:
         super().__init__(reason)
@@ -33,7 +39,10 @@ class Retryable(Exception):  # noqa: N818 - an answer to the sender, not a fault
 
 
 class Rejected(Exception):  # noqa: N818 - as above
-    """Not taken and never will be (malformed, refused, too large). ``reason`` is safe to show to the sender."""
+    """Refusal for good: malformed, refused or too large.
+
+    ``reason`` is safe to show to the sender.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -41,10 +50,12 @@ class Rejected(Exception):  # noqa: N818 - as above
 
 
 class Consumer(Protocol):
-    """Takes one export request: the receiver owns nothing of it once ``consume`` returned, and acknowledges only then.
+    """Consumer of export requests.
 
-    ``payload`` is the protobuf encoding of ``Export{Trace,Metrics,Logs}ServiceRequest``, already checked to parse and with bad
-    items removed; it must not be changed. Raises ``Retryable`` or ``Rejected``; anything else is a bug, answered as retryable.
+    It owns a request once ``consume`` has returned, and the receiver acknowledges only then.
+    ``payload`` is the protobuf encoding of ``Export{Trace,Metrics,Logs}ServiceRequest``. The receiver has checked that it parses
+    and has removed bad items; the consumer must not change it. Raises ``Retryable`` or ``Rejected``; anything else is a bug,
+    answered as retryable.
     """
 
     async def consume(self, signal: Signal, payload: bytes) -> None: ...
@@ -53,4 +64,4 @@ class Consumer(Protocol):
 KIND_OF_SIGNAL: Final = {Signal.TRACES: 1, Signal.METRICS: 2, Signal.LOGS: 3}
 
 SIGNAL_OF_KIND: Final = {kind: signal for signal, kind in KIND_OF_SIGNAL.items()}
-"""The record kinds of a segmented log of export requests: of the spool and of the collector's journal."""
+"""Record kinds in a segmented log of export requests: spool and journal."""

@@ -1,5 +1,6 @@
-"""``google.rpc.Status`` and ``RetryInfo``: how an OTLP refusal travels, over gRPC and over HTTP.
+"""Encode and decode ``google.rpc.Status`` and ``RetryInfo``.
 
+An OTLP refusal travels in them, over gRPC and over HTTP.
 Source: OTLP specification 1.x, "Failures" and "OTLP/HTTP Response"; googleapis ``google/rpc/{status,error_details,code}.proto``.
 """
 
@@ -14,7 +15,7 @@ from google.rpc.status_pb2 import Status
 from handrail.printable import printable
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-_MAX_MESSAGE = 1024  # gRPC carries it in a header; 8 KiB of headers is all that some peers take
+_MAX_MESSAGE = 1024  # gRPC sends it in a header, and some peers take only 8 KiB of headers
 
 
 def clip(message: str) -> str:
@@ -23,7 +24,10 @@ def clip(message: str) -> str:
 
 
 def status_bytes(code: int, message: str, delay_s: float | None = None) -> bytes:
-    """An encoded ``google.rpc.Status``; ``delay_s`` adds a ``RetryInfo``, which is what makes RESOURCE_EXHAUSTED retryable."""
+    """Encode a ``google.rpc.Status``.
+
+    ``delay_s`` adds a ``RetryInfo``, which makes RESOURCE_EXHAUSTED retryable.
+    """
     status = Status(code=code, message=clip(message))
     if delay_s is not None:
         retry = RetryInfo()
@@ -36,7 +40,10 @@ def status_bytes(code: int, message: str, delay_s: float | None = None) -> bytes
 
 
 def retry_delay_s(encoded: bytes) -> float | None:
-    """The delay in seconds that an encoded ``Status`` asks for; None when it has no ``RetryInfo`` or does not parse."""
+    """Delay in seconds in an encoded ``Status``.
+
+    None when it has no ``RetryInfo`` or does not parse.
+    """
     try:
         status = Status.FromString(encoded)
         for detail in status.details:
@@ -49,7 +56,7 @@ def retry_delay_s(encoded: bytes) -> float | None:
 
 
 def status_message(encoded: bytes) -> str:
-    """The message of an encoded ``Status``; '' when it does not parse."""
+    """Message of an encoded ``Status``; '' when it does not parse."""
     try:
         return clip(str(Status.FromString(encoded).message))
     except Exception:  # a peer's bytes

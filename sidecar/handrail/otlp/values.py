@@ -1,6 +1,6 @@
-"""OTLP attributes as Python values: decoded once a span, then read by whoever needs one.
+"""OTLP attributes as Python values, decoded once a span.
 
-Reading attributes is most of what a span costs to take in (about 0.6 us each), so nothing decodes them a second time.
+Decoding attributes is most of the cost of a received span (about 0.6 us each), so nothing decodes them a second time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ Attributes = Mapping[str, AttributeValue]
 
 
 def attributes_of(pairs: Sequence[KeyValue]) -> dict[str, AttributeValue]:
-    """OTLP key-value pairs as a dictionary; the last of equal keys wins. Arrays become tuples, key-value lists dictionaries."""
+    """OTLP key-value pairs as a dictionary; the last of equal keys wins.
+
+    Arrays become tuples, key-value lists dictionaries.
+    """
     found: dict[str, AttributeValue] = {}
-    for pair in pairs:  # half of what a span costs to read: the commonest types without another call
+    for pair in pairs:  # half of the cost of a span: the commonest types without another call
         value = pair.value
         kind = value.WhichOneof("value")
         if kind == "double_value":
@@ -38,10 +41,16 @@ def text(values: Attributes, key: str) -> str | None:
 
 
 LATEST_UNIX_NS = 2**62
-"""The year 2116. OTLP's times go four times as far; a later one is taken as this, so that no sum of two of ours overflows."""
+"""Latest valid time, in the year 2116.
+
+OTLP's times reach four times as far; a later one counts as this, so that no sum of two of ours overflows.
+"""
 
 LARGEST = 2**53
-"""A count, a size or a code at or above this is damage: no counter of a serving stack gets there."""
+"""Bound of counts, sizes and codes.
+
+A value at or above it is damage: no counter of a serving stack gets there.
+"""
 
 
 def integer(values: Attributes, key: str) -> int | None:

@@ -1,1 +1,4 @@
-"""What runs inside the engine's processes: the standard library alone, nothing that the engine could feel (DESIGN section 9)."""
+"""The part of Handrail that runs inside the engine's processes.
+
+It uses the standard library alone and costs the engine nothing noticeable (DESIGN section 9).
+"""

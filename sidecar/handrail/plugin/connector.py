@@ -1,7 +1,8 @@
-"""What a KV connector does, seen through the public hooks of ``KVConnectorBase_V1`` (seen on vLLM 0.32; MEASURED section 5).
+"""Observe a KV connector through the public hooks of ``KVConnectorBase_V1``.
 
-One object in EngineCore (scheduler side) and one in each worker. The methods here are called by the hooks of ``mixin.py``,
-behind the guard; several of the hooks are called at every engine step, so each looks first whether there is anything to say.
+Seen on vLLM 0.32; MEASURED section 5. There is one object in EngineCore (scheduler side) and one in each worker. The hooks of
+``mixin.py`` call the methods here, behind the guard. The engine calls several of the hooks at every step, so each method first
+checks whether there is anything to report.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NONE: Final = Offer(None, None, None, None, None, None, None, None, ())
 
 
 class SchedulerSide:
-    """The scheduler's half of one leaf connector."""
+    """Scheduler's half of one leaf connector."""
 
     def __init__(self, connector: Any, recorder: Recorder, layout: KvLayout, config: Any) -> None:
         self._connector = connector
@@ -64,13 +65,18 @@ class SchedulerSide:
                 self._say_known(request_id, now, offer)
 
     def matched(self, request: Any, computed_tokens: int, found: Any) -> None:
-        """``found``: tokens to load and whether asynchronously; asked again and again while the request waits."""
+        """Handle the connector's answer about external tokens.
+
+        ``found``: tokens to load and whether asynchronously. The engine asks again and again while the request waits.
+        """
         if found[0]:
             self._local[request.request_id] = (computed_tokens, bool(found[1]))
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
-        """Blocks are there. Called again with 0 tokens once they are loaded; and with some where it loads once more, after a
-        preemption or a load that failed: that is a load of its own.
+        """Handle the allocation of blocks.
+
+        The engine calls it again with 0 tokens once the blocks are loaded. It calls it with some tokens where the request loads
+        once more, after a preemption or a load that failed: that is a load of its own.
         """
         request_id = request.request_id
         again = request_id in self._wanted
@@ -106,14 +112,17 @@ class SchedulerSide:
             self._loads.append((request_id, asynchronous))
 
     def meta_built(self, meta: Any) -> None:
-        """Tell the workers which requests load in this step, where the connector's own metadata does not."""
+        """Tell the workers which requests load in this step.
+
+        It is needed where the connector's own metadata does not list them.
+        """
         if self._loads:
             loads, self._loads = tuple(self._loads), []
             if not hasattr(meta, "reqs_to_recv"):
                 setattr(meta, LOADS, loads)
 
     def output(self, output: Any) -> None:
-        """Workers have reported: what landed, what failed, what was read by a peer."""
+        """Handle the workers' report: loads that are done, failed, or read by a peer."""
         received = output.finished_recving
         if received:
             now, failed = time.monotonic_ns(), getattr(output, "failed_recving", None) or ()
@@ -125,7 +134,10 @@ class SchedulerSide:
                 self._record((KV_FREED, now, request_id))
 
     def finished(self, request: Any, block_ids: Any, result: Any) -> None:
-        """A request has ended. ``result``: whether its blocks are kept, and the parameters that go to the peer."""
+        """Handle the end of a request.
+
+        ``result``: whether its blocks are kept, and the parameters that go to the peer.
+        """
         request_id = request.request_id
         offer = self._offers.pop(request_id, _NONE)
         self._arrived.pop(request_id, None)
@@ -178,7 +190,7 @@ class SchedulerSide:
 
 
 class WorkerSide:
-    """A worker's half of one leaf connector."""
+    """Worker's half of one leaf connector."""
 
     def __init__(self, connector: Any, recorder: Recorder, rank: int) -> None:
         self._connector = connector
@@ -188,7 +200,7 @@ class WorkerSide:
         self.polled_ns = time.monotonic_ns()
 
     def load_began(self, begin_ns: int) -> None:
-        """The connector is about to be told to load."""
+        """Handle the moment before the connector starts to load."""
         meta = getattr(self._connector, "_connector_metadata", None)
         if received := getattr(meta, "reqs_to_recv", None):
             for key, value in received.items():
@@ -201,7 +213,7 @@ class WorkerSide:
                     self._within.append(request_id)
 
     def load_ended(self) -> None:
-        """The call is over, and with it the loads that the connector does within the call."""
+        """Handle the end of the call, and of the loads that the connector does within it."""
         if self._within:
             now = time.monotonic_ns()
             for request_id in self._within:
@@ -209,7 +221,10 @@ class WorkerSide:
             self._within.clear()
 
     def results(self, received: Any, failed: Any) -> None:
-        """The connector was asked what has ended; ``received`` holds the failed ones too."""
+        """Handle the connector's answer about finished loads.
+
+        ``received`` holds the failed ones too.
+        """
         now, before = time.monotonic_ns(), self.polled_ns
         self.polled_ns = now
         for request_id in received or ():

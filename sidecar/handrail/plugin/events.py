@@ -1,4 +1,4 @@
-"""The words that the plugin says to the sidecar, and the datagrams that carry them.
+"""Events that the plugin sends to the sidecar, and the datagrams that carry them.
 
 An event is a tuple ``(name, t_ns, field, ...)``: ``t_ns`` is the monotonic clock of the host, the fields are those of ``FIELDS``
 in that order. A datagram is a JSON array, at most ``MAX_DATAGRAM_BYTES``::
@@ -7,7 +7,7 @@ in that order. A datagram is a JSON array, at most ``MAX_DATAGRAM_BYTES``::
 
 ``boot`` is random, drawn once a process: pids repeat (1 in every container). ``sequence`` counts the datagrams of one boot from
 1; the clock pair is read when the datagram is made; ``lost`` counts events that could not be kept or sent since the boot.
-Read by ``sources/datagram.py``, which trusts nothing of it.
+``sources/datagram.py`` reads the datagrams and trusts no value in them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRACEPARENT_PARAM: Final = "handrail_traceparent"
 API: Final = "api"
 CORE: Final = "core"
 WORKER: Final = "worker"
-UNKNOWN: Final = "unknown"  # loaded the plugin, said nothing yet
+UNKNOWN: Final = "unknown"  # loaded the plugin, no events yet
 
 # --- events ---------------------------------------------------------------------------------------------------------------
 FACTS: Final = "facts"
@@ -85,8 +85,8 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     # name -> field -> type: i whole number from 0, s text, b flag, m mapping of text to i, s, b or list of s; ?: or null
     FACTS: {"facts": "m"},  # keys: fields of records.EngineFacts
     ALIVE: {"last_step_ns": "i?", "unfinished": "i?"},  # once a second; unfinished: requests the scheduler has to do
-    STOPPING: {"clean": "b"},  # this process is about to end; clean: it was told to, and nothing had failed
-    DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: taken off for good
+    STOPPING: {"clean": "b"},  # this process is about to end; clean: it received the signal to, and nothing had failed
+    DEGRADED: {"hook": "s", "error": "s", "off": "b"},  # error: the exception's class; off: disabled for good
     LOG: {"level": "s", "line": "s"},  # one line of the vllm logger, warnings and worse
     HTTP_REQUEST: {  # a request has been read; b: bytes, each as one character of latin-1
         "exchange": "i",  # counts within the boot
@@ -119,7 +119,7 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "running": "i?",
         "waiting": "i?",
         "landed": "b",  # a KV load ended in it
-        "resumed_tokens": "i?",  # computed once more, since a preemption had thrown them away
+        "resumed_tokens": "i?",  # computed once more, since a preemption had discarded them
     },
     PAUSED: {"begin_ns": "i", "reason": "s", "bound_ns": "i"},  # plugin/pauses.py; it may have begun bound_ns before
     KV_KNOWN: {
@@ -142,13 +142,13 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "tokens_local": "i?",
         "blocks": "i?",
         "bytes_expected": "i?",
-        "asynchronous": "b",  # the scheduler goes on and is told; else the load is over when its step is
+        "asynchronous": "b",  # the scheduler goes on and is notified; else the load is over when its step is
     },
     KV_LOAD: {"request": "s", "rank": "i"},
     KV_HANDSHAKE: {"peer_engine_id": "s", "rank": "i", "begin_ns": "i", "ok": "b?"},  # at its begin; at its end with ok
     KV_POSTED: {"request": "s", "rank": "i", "writes": "b"},  # writes: this engine pushes
     KV_DONE: {"request": "s", "rank": "i", "bytes": "i?", "descriptors": "i?", "bound_ns": "i", "writes": "b"},  # one transfer
-    KV_LOADED: {"request": "s", "rank": "i", "failed": "b", "bound_ns": "i"},  # the worker says so to the scheduler
+    KV_LOADED: {"request": "s", "rank": "i", "failed": "b", "bound_ns": "i"},  # the worker reports it to the scheduler
     KV_FAILURE: {"request": "s?", "rank": "i", "type": "s", "error": "s?", "peer_engine_id": "s?"},
     KV_NOTICED: {"request": "s", "failed": "b"},
     KV_PUBLISHED: {
@@ -163,8 +163,8 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         "mode": "s?",
         "traceparent": "s?",  # of this kv.publish: its own span id
     },
-    KV_LEASE: {"request": "s", "left_ns": "i"},  # a heartbeat set it anew
-    KV_READ: {"request": "s", "rank": "i", "reader": "s?", "late": "b", "bound_ns": "i"},  # late: after the blocks were given up
+    KV_LEASE: {"request": "s", "left_ns": "i"},  # a heartbeat extended it
+    KV_READ: {"request": "s", "rank": "i", "reader": "s?", "late": "b", "bound_ns": "i"},  # late: after the blocks were freed
     KV_EXPIRED: {"request": "s", "rank": "i"},
     KV_FREED: {"request": "s"},
 }
@@ -178,9 +178,10 @@ _HEAD_BYTES: Final = 256  # more than any head takes
 def datagrams(
     events: Sequence[Event], *, boot: str, pid: int, kind: str, sequence: int, monotonic_ns: int, unix_ns: int, lost: int
 ) -> tuple[list[bytes], int]:
-    """``events`` as datagrams numbered from ``sequence``, none of more than ``MAX_DATAGRAM_BYTES``; and ``lost`` as it is now.
+    """Encode ``events`` as datagrams numbered from ``sequence``.
 
-    An event that cannot be encoded or is too large by itself is left out and counted. Without events there is one empty datagram.
+    Returns them and the new ``lost``. No datagram has more than ``MAX_DATAGRAM_BYTES``. An event that cannot be encoded or is
+    too large by itself is left out and counted in ``lost``. Without events there is one empty datagram.
     """
     made: list[bytes] = []
     held: list[str] = []

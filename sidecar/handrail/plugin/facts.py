@@ -1,4 +1,7 @@
-"""What an engine is, read from its configuration: fields of ``records.EngineFacts``. What is not there is left out."""
+"""Read an engine's configuration into fields of ``records.EngineFacts``.
+
+Missing values are left out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from handrail.plugin.layout import KvLayout
 
 
 def engine_facts(config: Any) -> dict[str, Any]:
-    """Facts that every engine has, with a connector or without one. ``config``: vLLM's ``VllmConfig``."""
+    """Facts that every engine has, with a connector or without one.
+
+    ``config``: vLLM's ``VllmConfig``.
+    """
     model, cache, parallel = _part(config, "model_config"), _part(config, "cache_config"), _part(config, "parallel_config")
     return _known(
         {
@@ -54,7 +60,10 @@ def engine_id_of(config: Any) -> str | None:
 
 
 def lease_ns_of(config: Any, *, decode: bool = False) -> int | None:
-    """How long blocks are kept for a reader, by P or (``decode``) by D: NIXL's settings, None for other connectors."""
+    """Lease of blocks kept for a reader, at P or (``decode``) at D.
+
+    It comes from NIXL's settings; None for other connectors.
+    """
     transfer = _part(config, "kv_transfer_config")
     if "Nixl" not in str(getattr(transfer, "kv_connector", "")):
         return None
@@ -64,12 +73,12 @@ def lease_ns_of(config: Any, *, decode: bool = False) -> int | None:
 
 
 def rank_of(config: Any) -> int:
-    """The rank of this worker within its engine."""
+    """Rank of this worker within its engine."""
     return _number(_part(config, "parallel_config"), "rank") or 0
 
 
 def ranks_of(config: Any) -> int:
-    """How many workers hold a part of every block: the tensor-parallel ranks."""
+    """Number of workers that hold a part of every block: the tensor-parallel ranks."""
     return _number(_part(config, "parallel_config"), "tensor_parallel_size") or 1
 
 
@@ -93,7 +102,7 @@ def _number(part: Any, name: str) -> int | None:
 
 
 def _word(value: Any) -> str | None:
-    """``torch.bfloat16`` as ``bfloat16``."""
+    """Name of a dtype without its module: ``torch.bfloat16`` as ``bfloat16``."""
     return None if value is None else str(value).rsplit(".", 1)[-1][:64]
 
 

@@ -1,4 +1,7 @@
-"""The one boundary between the engine and its observer: nothing of ours raises past it, and what keeps failing is taken off."""
+"""Keep the plugin's exceptions out of the engine.
+
+Every hook passes through here. A hook that keeps failing is disabled.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ FAILURES_ALLOWED: Final = 5
 
 
 class HookGuard:
-    """Counts failures by hook; after ``FAILURES_ALLOWED`` the hook is off until the process ends. Each is told to the sidecar."""
+    """Count failures by hook, and disable a hook after ``FAILURES_ALLOWED``.
+
+    It stays off until the process ends. Each failure is reported to the sidecar.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -21,7 +27,7 @@ class HookGuard:
         self.off: set[str] = set()
 
     def __call__(self, hook: str, observe: Callable[..., Any], *given: Any) -> Any:
-        """``observe(*given)``, or None where it failed or is off."""
+        """Return ``observe(*given)``, or None where it failed or is off."""
         if hook in self.off:
             return None
         try:

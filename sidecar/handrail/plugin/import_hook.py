@@ -1,4 +1,4 @@
-"""Be told when the engine imports a module of its own.
+"""Call back when the engine imports a given module of its own.
 
 The plugin never imports one: an early import could change the engine (torch in a process that wanted none, ``prometheus_client``
 before the engine has set its directory).
@@ -18,7 +18,10 @@ Imported = Callable[[ModuleType], None]
 
 
 class _Watcher(MetaPathFinder):
-    """Finds nothing itself: it asks the others, and wraps the loader of the modules that are waited for."""
+    """Finder that wraps the loader of the awaited modules.
+
+    It finds nothing itself: it asks the other finders.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[str, Imported] = {}
@@ -38,7 +41,7 @@ class _Watcher(MetaPathFinder):
 
 
 class _NotifyingLoader(Loader):
-    """The module's own loader, and a call when it is done."""
+    """Module's own loader, with a callback after the import."""
 
     def __init__(self, loader: Any, imported: Imported) -> None:
         self._loader = loader
@@ -60,7 +63,10 @@ _watcher = _Watcher()
 
 
 def when_imported(name: str, imported: Imported) -> None:
-    """Call ``imported(module)`` once ``name`` has been imported: now, where it has been. ``imported`` must not raise."""
+    """Call ``imported(module)`` once ``name`` has been imported.
+
+    The call is immediate where the module is already imported. ``imported`` must not raise.
+    """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         imported(module)

@@ -1,4 +1,7 @@
-"""What the connector parameters of a request say about its hand-off: which way, from whom, how. MEASURED section 4c."""
+"""Read a request's connector parameters: direction, peer and mode of its hand-off.
+
+Source: MEASURED section 4c.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ D_TO_P: Final = "d_to_p"
 
 
 class Offer(NamedTuple):
-    """What the parameters said when the request came: connectors change them while they work.
+    """Connector parameters of a request at its arrival.
 
-    A tuple, since it is made for every request inside the engine: read and made in 1.3 us, as a frozen dataclass in 3.1.
+    A copy, since connectors change the parameters while they work. A tuple, since it is made for every request inside the
+    engine: read and made in 1.3 us, as a frozen dataclass in 3.1.
     """
 
-    direction: str | None  # of the load; None: none is asked for
-    publishes: str | None  # direction of what this engine will keep for its peer
+    direction: str | None  # of the load; None: no load
+    publishes: str | None  # direction of the KV that this engine will keep for its peer
     peer_engine_id: str | None
     peer_request_id: str | None
     peer_host: str | None
@@ -29,7 +33,7 @@ class Offer(NamedTuple):
 
 
 def read_offer(params: Mapping[str, Any]) -> Offer:
-    """An ``Offer`` of whatever a router sent: what is of another type is left out."""
+    """Read an ``Offer`` from a router's parameters, without values of a wrong type."""
     get = params.get
     blocks = group_sizes(get("remote_block_ids"))
     loads = bool(get("do_remote_prefill"))
@@ -48,7 +52,10 @@ def read_offer(params: Mapping[str, Any]) -> Offer:
 
 
 def group_sizes(block_ids: Any) -> tuple[int, ...]:
-    """How many blocks each KV-cache group has; one group where the list is flat; () for anything else."""
+    """Number of blocks by KV-cache group.
+
+    One group where the list is flat; () for anything else.
+    """
     if not isinstance(block_ids, (list, tuple)):
         return ()
     if not block_ids:

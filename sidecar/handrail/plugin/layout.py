@@ -1,7 +1,8 @@
-"""How large a block of KV is, from the engine's own description of its cache (MLA and hybrid models included).
+"""Size of a KV block, from the engine's own description of its cache.
 
-``kv_cache_config.kv_cache_groups``: each group's blocks hold some layers; ``page_size_bytes`` is one block of one layer, or of
-all the group's layers where the group describes them one by one (``kv_cache_specs``). On one rank.
+MLA and hybrid models are included. ``kv_cache_config.kv_cache_groups``: each group's blocks hold some layers;
+``page_size_bytes`` is one block of one layer, or of all the group's layers where the group describes them one by one
+(``kv_cache_specs``). On one rank.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ class KvLayout:
         self._ranks = ranks
 
     def engine_bytes(self, sizes: Sequence[int]) -> int | None:
-        """Bytes of ``sizes`` blocks (by group) on all ranks; None where the groups are not those of the cache."""
+        """Bytes of ``sizes`` blocks (by group) on all ranks.
+
+        None where the groups are not those of the cache.
+        """
         if not any(sizes):
             return 0
         if len(sizes) != len(self.rank_block_bytes):
@@ -29,7 +33,10 @@ class KvLayout:
         return self._ranks * sum(count * size for count, size in zip(sizes, self.rank_block_bytes, strict=True))
 
     def transferred(self, here: Sequence[int], there: Sequence[int]) -> tuple[int, ...]:
-        """Blocks that move, by group: those to be filled here, but no more than the peer has."""
+        """Blocks that move, by group.
+
+        These are the blocks to fill here, but no more than the peer has.
+        """
         if len(here) != len(there):
             return tuple(here)
         if len(here) == 1:  # the common case, 1 us less

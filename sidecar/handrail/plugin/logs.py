@@ -1,9 +1,9 @@
-"""A handler on the engine's own logger, so that no log file is needed: warnings and worse, as the line that was logged.
+"""Handler on the engine's own logger, so that no log file is needed.
 
-What the lines mean is the sidecar's business (engine_logs/lines.py). Nothing is formatted that the engine would not format as
-well. Two
-things are understood here, since the process may be killed before it could be told later: that it was told to end, and that it
-failed. vLLM 0.32 kills its core right after the signal, so that no hook of the core would be called.
+It passes on warnings and worse, as the engine logged them. The sidecar interprets the lines (engine_logs/lines.py). The handler
+formats only the lines that the engine formats as well.
+It interprets two lines itself, since the process may be killed soon after: the one that announces its end, and the one that
+reports its failure. vLLM 0.32 kills its core right after the signal, so no hook of the core is called.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ LINES_A_SECOND: Final = 200
 SHUTDOWN_LINES: Final = ("[shutdown] API server: shutdown triggered", "[shutdown] EngineCore: trigger received signal=")
 FAILED: Final = ("EngineCore encountered a fatal error", "EngineCore failed to start", "WorkerProc failed")
 CORE_FAILED: Final = "[shutdown] MPClient: engine core exited unexpectedly"
-"""As vLLM 0.32 words them; where it says it in other words, its end reads as a death."""
+"""Line of vLLM 0.32 about a failed core.
+
+Where the engine words it otherwise, its end counts as a death.
+"""
 
 
 class GuestHandler(logging.Handler):
-    """Hands lines to the recorder; more than ``LINES_A_SECOND`` are counted as lost."""
+    """Hand lines to the recorder; lines beyond ``LINES_A_SECOND`` count as lost."""
 
     def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.INFO)
@@ -59,8 +62,10 @@ class GuestHandler(logging.Handler):
 
 
 def listen(recorder: Recorder) -> None:
-    """Attach a handler where there is none. vLLM configures its logging anew in several of its processes after it has loaded its
-    plugins, and drops what hangs there: call it again now and then.
+    """Attach a handler where there is none.
+
+    vLLM configures its logging again in several of its processes after it has loaded its plugins, and drops existing handlers.
+    So call this again now and then.
     """
     logger = logging.getLogger(LOGGER)
     if not any(isinstance(handler, GuestHandler) for handler in logger.handlers):

@@ -1,8 +1,9 @@
-"""``--middleware handrail.plugin.middleware.Handrail``: what a proxy in front of the engine sees, without one.
+"""ASGI middleware that observes requests as a proxy in front of the engine would.
 
-A pure ASGI class: bytes pass through untouched. What it hands on of one request: a few headers, the beginning and the end of the
-body, and each part of the response with the time at which the engine handed it over; the sidecar reads them with the proxy's own
-reader (``sources/middleware.py``), keeps times, counts and ids, and throws the text away. Nothing is parsed here.
+Started with ``--middleware handrail.plugin.middleware.Handrail``. It is a pure ASGI class: bytes pass through untouched. Of one
+request it hands on a few headers, the beginning and the end of the body, and each part of the response with the time at which the
+engine handed it over. The sidecar reads them with the proxy's own reader (``sources/middleware.py``), keeps times, counts and
+ids, and discards the text. Nothing is parsed here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _numbers = itertools.count(1)
 
 
 class Handrail:
-    """The middleware. Where the plugin is inert it is too: every call goes straight to the application."""
+    """ASGI middleware, inert where the plugin is inert.
+
+    An inert one passes every call straight to the application.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -82,7 +86,7 @@ class Handrail:
 
 
 class _ExchangeState:
-    """One exchange under way."""
+    """One exchange in progress."""
 
     def __init__(self, recorder: Recorder, scope: Message) -> None:
         self._arrival_ns = time.monotonic_ns()
@@ -116,7 +120,7 @@ class _ExchangeState:
 
     def sent(self, message: Message, at_ns: int) -> None:
         self._tell_request()
-        if self._client_gone:  # what an application says into the void is no answer
+        if self._client_gone:  # a message after the client has gone is no answer
             return
         if message["type"] == "http.response.start":
             headers = {bytes(key).lower(): bytes(value).decode("latin-1") for key, value in message.get("headers", ())}
@@ -131,7 +135,7 @@ class _ExchangeState:
                 self._parts(HTTP_BODY, at_ns, body)
 
     def held(self, begin_ns: int) -> None:
-        """The server took what it was given at ``begin_ns`` only now."""
+        """Record that the server took a part, handed over at ``begin_ns``, only now."""
         if self._reported:
             self._record((HTTP_HELD, time.monotonic_ns(), self._number, begin_ns))
 
@@ -140,7 +144,10 @@ class _ExchangeState:
             self._record((HTTP_END, time.monotonic_ns(), self._number, "client_gone" if self._client_gone else how))
 
     def _tell_request(self) -> None:
-        """Once, when the body is whole or the application answers without it."""
+        """Send the request's event once.
+
+        The moment is when the body is whole, or when the application answers without it.
+        """
         if self._reported:
             return
         self._reported = True

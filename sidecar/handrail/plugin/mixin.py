@@ -1,8 +1,9 @@
-"""A connector class that is also observed: a subclass with the same names, made when the engine asks its factory for the class.
+"""Make an observed subclass of a connector class, with the same names.
 
-``__name__``, ``__qualname__`` and ``__module__`` stay (MultiConnector looks classes up by name), and so do interfaces such as
-``SupportsHMA`` (without it the engine turns its hybrid cache manager off, and NIXL's handshake fails). Only hooks that the
-class has are wrapped. A composite is not observed itself: its children come from the same factory.
+It is made when the engine asks its factory for the class. ``__name__``, ``__qualname__`` and ``__module__`` stay (MultiConnector
+looks classes up by name), and so do interfaces such as ``SupportsHMA`` (without it the engine turns its hybrid cache manager off,
+and NIXL's handshake fails). Only hooks that the class has are wrapped. A composite is not observed itself: its children come from
+the same factory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _MARK: Final = "_handrail_mixed"
 
 
 class Mixer:
-    """Makes observed classes, one for each class of the engine's; a class that cannot be observed is given back as it is."""
+    """Make observed classes, one for each class of the engine's.
+
+    A class that cannot be observed is returned as it is.
+    """
 
     def __init__(self, guard: HookGuard) -> None:
         self._guard = guard
@@ -64,7 +68,10 @@ def _observed_init(original: Callable[..., None], guard: HookGuard) -> Callable[
 
 
 def _begin(connector: Any, guard: HookGuard, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Choose the side by the role (``KVConnectorRole``), and look for what else the connector lets us see."""
+    """Choose the side by the role (``KVConnectorRole``), and find optional members.
+
+    These are members by which the connector can be observed further.
+    """
     config = named.get("vllm_config", given[0] if given else None)
     role = named.get("role", given[1] if len(given) > 1 else None)
     cache = named.get("kv_cache_config", given[2] if len(given) > 2 else None)
@@ -142,7 +149,10 @@ def _meta(original: Callable[..., Any], guard: HookGuard) -> Callable[..., Any]:
 
 
 def _finished(original: Callable[..., Any], guard: HookGuard) -> Callable[..., Any]:
-    """Both ``request_finished`` and ``request_finished_all_groups``: one may call the other, so the outer one speaks."""
+    """Wrap ``request_finished`` or ``request_finished_all_groups``.
+
+    One may call the other, so only the outer one reports.
+    """
 
     @functools.wraps(original)
     def finished(self: Any, request: Any, block_ids: Any) -> Any:
@@ -188,7 +198,7 @@ def _results(original: Callable[..., Any], guard: HookGuard) -> Callable[..., An
 
 
 def _shutdown(original: Callable[..., Any], guard: HookGuard) -> Callable[..., Any]:
-    """The engine ends. In EngineCore the scheduler says so first."""
+    """Wrap the engine's shutdown. In EngineCore the scheduler reports it first."""
 
     @functools.wraps(original)
     def shutdown(self: Any, *given: Any, **named: Any) -> Any:
@@ -199,7 +209,10 @@ def _shutdown(original: Callable[..., Any], guard: HookGuard) -> Callable[..., A
 
 
 def _get_finished(original: Callable[..., Any], guard: HookGuard) -> Callable[..., Any]:
-    """Engines before 0.32 ask this instead; it does not say which loads failed."""
+    """Wrap ``get_finished``, which engines before 0.32 call.
+
+    It does not report which loads failed.
+    """
 
     @functools.wraps(original)
     def get_finished(self: Any, *given: Any, **named: Any) -> Any:

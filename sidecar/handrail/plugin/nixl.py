@@ -1,8 +1,9 @@
-"""NIXL's private parts: handshakes, when a transfer was posted and was done, bytes, failure types, leases, who read.
+"""Observe vLLM's NIXL worker through its private members.
 
-Private members of vLLM's NIXL worker (v1/nixl/{base,pull,push}_worker.py, seen on 0.32), wrapped on the object, each only where
-it is there; what is missing costs its detail and is named in the engine's facts. Called on the worker's main thread, on NIXL's
-handshake threads and, in push mode, on the writer's thread.
+It covers handshakes, when a transfer was posted and was done, bytes, failure types, leases, and the readers. The members
+(v1/nixl/{base,pull,push}_worker.py, seen on 0.32) are wrapped on the object, each only where it exists. A missing one costs its
+detail and is named in the engine's facts. The calls come on the worker's main thread, on NIXL's handshake threads and, in push
+mode, on the writer's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MAX_HANDLES: Final = 65_536
 
 
 class NixlWatch:
-    """One NIXL worker, seen from its own calls."""
+    """Observer of one NIXL worker, from the worker's own calls."""
 
     def __init__(self, worker: Any, side: WorkerSide, rank: int, guard: HookGuard) -> None:
         self._worker = worker
@@ -38,7 +39,10 @@ class NixlWatch:
         self._current.request = (request_id, writes) if request_id else None
 
     def posted(self, handle: Any, at_ns: int) -> None:
-        """A transfer was handed over; ``at_ns``: before it was, since a small one may be done within the call."""
+        """Record that the worker posted a transfer.
+
+        ``at_ns`` is read before the call, since a small transfer may be done within it.
+        """
         request = getattr(self._current, "request", None)
         if request is not None:
             if len(self._handles) >= _MAX_HANDLES:
@@ -47,7 +51,7 @@ class NixlWatch:
             self._record((KV_POSTED, at_ns, request[0], self._rank, request[1]))
 
     def done(self, handle: Any, telemetry: Any) -> None:
-        """A transfer was seen to be done, at the poll of a step: at most one poll late."""
+        """Record that a step's poll found a transfer done; it is at most one poll late."""
         request = self._handles.pop(handle, None)
         if request is not None:
             now = time.monotonic_ns()
@@ -55,7 +59,7 @@ class NixlWatch:
             self._record((KV_DONE, now, request[0], self._rank, moved, descriptors, now - self._side.polled_ns, request[1]))
 
     def registered(self, request_id: str) -> None:
-        """Push mode, D: P has been told where to write."""
+        """Push mode, D: record that P has received the addresses to write to."""
         self._record((KV_POSTED, time.monotonic_ns(), request_id, self._rank, False))
 
     # --- handshakes, failures ---------------------------------------------------------------------------------------------
@@ -68,9 +72,12 @@ class NixlWatch:
         peer = engine_id if isinstance(engine_id, str) else None
         self._record((KV_FAILURE, time.monotonic_ns(), request, self._rank, str(failure_type), error_name(error), peer))
 
-    # --- what peers tell --------------------------------------------------------------------------------------------------
+    # --- notifications from peers -----------------------------------------------------------------------------------------
     def notified(self, notifications: Any) -> None:
-        """``agent -> [messages]``: ``<request id>:<readers>`` once a peer has read (or written to us), and heartbeats."""
+        """Handle notifications: ``agent -> [messages]``.
+
+        A message is ``<request id>:<readers>`` once a peer has read (or written to us), or a heartbeat.
+        """
         now, before, self._notified_ns = time.monotonic_ns(), self._notified_ns, 0
         self._notified_ns = now
         for agent, messages in notifications.items():
@@ -101,7 +108,7 @@ class NixlWatch:
 
 
 def error_name(error: Any) -> str | None:
-    """The transport's own name of an error, else the exception's class: never its text."""
+    """Transport's own name of an error, else the exception's class; never its text."""
     if error is None:
         return None
     found = _ERROR_NAME.search(str(error))
@@ -109,7 +116,7 @@ def error_name(error: Any) -> str | None:
 
 
 def watch_nixl(worker: Any, side: WorkerSide, rank: int, guard: HookGuard) -> None:
-    """Wrap what ``worker`` has of the members above, and say what there is."""
+    """Wrap the members above that ``worker`` has, and report them."""
     watch = NixlWatch(worker, side, rank, guard)
     agent = worker.nixl_wrapper
     plans: tuple[tuple[Any, str, Callable[..., Callable[..., Any]]], ...] = (

@@ -1,9 +1,10 @@
-"""When did this process stand still, and why? Late wake-ups of a thread that sleeps, and the garbage collector's long passes.
+"""Detect pauses of this process, and their reason.
 
-A thread that asked to be woken and is woken late had no processor, or did not get the interpreter's lock; nor, most likely, did
-the others of its process. Why is told by the kernel: ``/proc/thread-self/schedstat`` (how long this thread was ready to run and
-waited; Documentation/scheduler/sched-stats.rst) and the ``cpu.stat`` of its cgroup (how long its processor quota was used up;
-admin-guide/cgroup-v2.rst, cgroup-v1 calls it ``throttled_time``). Where neither is to be had, the reason is ``held``.
+The evidence is late wake-ups of a thread that sleeps, and the garbage collector's long passes. A thread that wakes late had no
+processor, or did not get the interpreter's lock; nor, most likely, did the others of its process.
+The kernel gives the reason: ``/proc/thread-self/schedstat`` (how long this thread was ready to run and waited;
+Documentation/scheduler/sched-stats.rst) and the ``cpu.stat`` of its cgroup (how long its processor quota was used up;
+admin-guide/cgroup-v2.rst, cgroup-v1 calls it ``throttled_time``). Where neither is readable, the reason is ``held``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any, Final
 from handrail.plugin.events import PAUSED, Event
 
 SLEEP_S: Final = 0.1
-"""A pause may have begun so much before the wake-up was due. A wake-up takes 0.1 ms of a busy processor, and each of an engine's
-three processes has this thread: twenty a second cost 0.6 % of what a small model's engines took (``make bench-overhead``)."""
+"""Sleep before each wake-up; a pause may begin this long before a wake-up is due.
+
+A wake-up takes 0.1 ms of a busy processor, and each of an engine's three processes has this thread: twenty a second cost 0.6 % of
+the time of a small model's engines (``make bench-overhead``).
+"""
 
 LATE_NS: Final = 20_000_000
 COLLECTED_NS: Final = 5_000_000
@@ -31,7 +35,10 @@ HELD: Final = "held"  # the process was stopped, or a thread of it kept the inte
 
 
 class PauseWatch:
-    """Of one process; ``begin`` and ``woke`` belong to the thread that sleeps. Nothing here raises."""
+    """Pauses of one process.
+
+    ``begin`` and ``woke`` belong to the thread that sleeps. Nothing here raises.
+    """
 
     def __init__(self, record: Callable[[Event], None], clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._record = record
@@ -43,13 +50,13 @@ class PauseWatch:
         self._collecting_ns: int | None = None
 
     def begin(self) -> None:
-        """Called once by the thread that will sleep."""
+        """Start; the thread that will sleep calls this once."""
         self._waits = _opened("/proc/thread-self/schedstat")
         self._quota = _opened(_quota_path())
         self._waited_ns, self._throttled_ns = self._read()
 
     def end(self) -> None:
-        """Let go of what ``begin`` opened."""
+        """Close the files that ``begin`` opened."""
         for descriptor in (self._waits, self._quota):
             if descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -57,7 +64,7 @@ class PauseWatch:
         self._waits = self._quota = None
 
     def woke(self, due_ns: int) -> None:
-        """The thread that was to wake at ``due_ns`` is awake."""
+        """Handle the wake-up that was due at ``due_ns``."""
         now = self._clock()
         waited_ns, throttled_ns = self._read()
         late_ns, without_quota_ns = now - due_ns, throttled_ns - self._throttled_ns
@@ -73,11 +80,11 @@ class PauseWatch:
         self._waited_ns, self._throttled_ns = waited_ns, throttled_ns
 
     def watch_collector(self) -> None:
-        """Hear of the garbage collector's passes from now on."""
+        """Start to observe the garbage collector's passes."""
         gc.callbacks.append(self._collected)
 
     def unwatch_collector(self) -> None:
-        """Hear of them no more. Works twice."""
+        """Stop observing the garbage collector. Works twice."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collected)
 
@@ -90,12 +97,15 @@ class PauseWatch:
             self._record((PAUSED, now, begin_ns, GC, 0))
 
     def _read(self) -> tuple[int, int]:
-        """How long this thread has waited for a processor, and its cgroup for its quota, so far; 0 where nobody says."""
+        """Waits so far: of this thread for a processor, of its cgroup for its quota.
+
+        Each is 0 where it is not readable.
+        """
         return _waited(_content(self._waits)), _throttled(_content(self._quota))
 
 
 def _waited(schedstat: bytes) -> int:
-    """Second number: time spent waiting on a runqueue, ns."""
+    """Second number of ``schedstat``: time spent waiting on a runqueue, ns."""
     parts = schedstat.split()
     return int(parts[1]) if len(parts) >= 2 and parts[1].isdigit() else 0
 
@@ -111,9 +121,9 @@ def _throttled(stat: bytes) -> int:
 
 
 def _quota_path() -> str:
-    """``cpu.stat`` of this process's cgroup; '' where there is none to be seen.
+    """Path of this process's ``cpu.stat``; '' where its cgroup is not visible.
 
-    In a container with a cgroup namespace of its own the path reads ``/`` and its files lie at the mount's root.
+    In a container with a cgroup namespace of its own the path reads ``/`` and its files are at the mount's root.
     """
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:

@@ -1,8 +1,9 @@
-"""The entry point of ``vllm.general_plugins``: called by vLLM in each of its processes, in some more than once.
+"""Entry point of ``vllm.general_plugins``.
 
-Without ``HANDRAIL_SOCKET`` it does nothing at all. With it, it waits for the engine to import two of its modules and wraps what
-they make: the connector classes that the factory gives out, and the scheduler object. Where a module or a member is not what it
-was on the versions that were tried, that part is left alone, one warning says so, and the rest goes on.
+vLLM calls it in each of its processes, in some more than once. Without ``HANDRAIL_SOCKET`` it does nothing. With it, it waits
+for the engine to import two of its modules and wraps their products: the connector classes of the factory, and the scheduler
+object. Where a module or a member differs from the versions that were tried, the plugin leaves that part alone, logs one
+warning, and goes on with the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _installed: Plugin | None = None
 
 
 class Plugin:
-    """What is set up once a process."""
+    """State of the plugin, set up once a process."""
 
     def __init__(self, path: str) -> None:
         self.recorder = Recorder(path)
@@ -52,7 +53,10 @@ class Plugin:
         when_imported(SCHEDULER, lambda module: self._try("scheduler", self._watch_schedulers, module))
 
     def _end(self) -> None:
-        """The interpreter ends. A process that never sent anything has nothing to say now either."""
+        """Handle the end of the interpreter.
+
+        A process that never sent anything sends nothing now either.
+        """
         if self.recorder.running:
             self.recorder.say_stopping()
         self.recorder.stop()
@@ -73,7 +77,10 @@ class Plugin:
             )
 
     def _watch_factory(self, module: Any) -> None:
-        """Built-in connectors and those of ``kv_connector_module_path`` alike come out of ``get_connector_class``."""
+        """Wrap ``get_connector_class``.
+
+        Built-in connectors and those of ``kv_connector_module_path`` both come from it.
+        """
         factory = module.KVConnectorFactory
         original = factory.get_connector_class
         if getattr(original, _MARK, False):
@@ -90,7 +97,10 @@ class Plugin:
         self.hooked.append("connectors")
 
     def _watch_schedulers(self, module: Any) -> None:
-        """Every scheduler of the engine's own is made by this ``__init__``, its subclasses' included."""
+        """Wrap the ``__init__`` that makes every scheduler of the engine's own.
+
+        Its subclasses' schedulers are included.
+        """
         scheduler = module.Scheduler
         original = scheduler.__init__
         if getattr(original, _MARK, False):
@@ -131,7 +141,7 @@ class Plugin:
 
 
 def register() -> None:
-    """vLLM's call. Never raises."""
+    """Start the plugin; vLLM calls this. Never raises."""
     global _installed
     path = os.environ.get(SOCKET_ENV)
     if not path or _installed is not None:
@@ -145,7 +155,7 @@ def register() -> None:
 
 
 def recorder() -> Recorder | None:
-    """This process's recorder; None where the plugin is inert. For the middleware."""
+    """This process's recorder, for the middleware; None where the plugin is inert."""
     register()
     return None if _installed is None else _installed.recorder
 

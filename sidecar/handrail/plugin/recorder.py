@@ -1,8 +1,8 @@
-"""Keeps what the hooks say until a thread of its own has sent it to the sidecar; one recorder a process.
+"""Keep the hooks' events until a thread has sent them to the sidecar.
 
-``record`` is the hot path: one append to a bounded deque (tests/bench/bench_guest.py). The thread starts with the first event
-of a process that will not fork any more (``start``), sends datagrams, and outlives a sidecar that is not there or starts again.
-A fork begins anew: no thread, no events, another boot.
+There is one recorder a process. ``record`` is the hot path: one append to a bounded deque (tests/bench/bench_guest.py). The
+thread starts with the first event of a process that will not fork any more (``start``). It sends datagrams, and survives a
+sidecar that is absent or starts again. A fork resets the state: no thread, no events, another boot.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ ALIVE_EVERY_TICKS: Final = 10  # a tick: pauses.SLEEP_S
 FACTS_EVERY_TICKS: Final = 600
 ABSENT_TICKS: Final = 10  # between attempts while nobody listens
 MAX_EVENTS: Final = 16_384
-FAULT_NS: Final = 30 * 10**9  # an error that was logged with its traceback so shortly before the end is taken to be its cause
+FAULT_NS: Final = 30 * 10**9  # an error that was logged with its traceback so shortly before the end counts as its cause
 MAX_BATCH: Final = 2_048  # events encoded in one go: 5 ms of the engine's interpreter lock at most
 
 
 class Recorder:
-    """``record``, ``start`` and ``say`` may be called from any thread. Nothing here raises into the caller but a bug."""
+    """Buffer and sender of events.
+
+    Any thread may call ``record``, ``start`` and ``say``. Only a bug here raises into the caller.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Recorder:
         self.path = path
         self.kind = UNKNOWN
         self.life: Callable[[], tuple[int | None, int | None]] | None = None  # when it last stepped, requests it holds
-        self.each_second: Callable[[], None] | None = None  # something to look after, by the thread
+        self.each_second: Callable[[], None] | None = None  # called by the thread once a second
         self._clock = clock
         self._wall = wall
         self._max_events = max_events
@@ -49,7 +52,7 @@ class Recorder:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """The state of a process that has said nothing."""
+        """Set the state of a process without events."""
         self.lost = 0
         self.boot = os.urandom(6).hex()
         self._events: deque[Event] = deque(maxlen=self._max_events)
@@ -66,7 +69,7 @@ class Recorder:
         self._listener: tuple[int, int] | None = None
 
     def after_fork(self) -> None:
-        """In a forked child: the thread is not here and the events are the parent's."""
+        """Reset in a forked child: the thread is absent and the events are the parent's."""
         self._lock = threading.Lock()
         self.kind = UNKNOWN
         self.life = None
@@ -81,14 +84,14 @@ class Recorder:
         return self._thread is not None
 
     def record(self, event: Event) -> None:
-        """Keep ``event``; the oldest is given up, and counted, where there is no room."""
+        """Keep ``event``; where there is no room, drop and count the oldest."""
         events = self._events
         if len(events) == self._max_events:
             self.lost += 1
         events.append(event)
 
     def start(self, kind: str) -> None:
-        """From now on this process is a ``kind``, and what it says is sent."""
+        """Set this process's ``kind`` and begin to send its events."""
         with self._lock:
             if self.kind == UNKNOWN:
                 self.kind = kind
@@ -99,24 +102,31 @@ class Recorder:
                 self._thread.start()
 
     def say(self, facts: Mapping[str, Any]) -> None:
-        """Facts about the engine: sent now, every minute, and to every sidecar that begins to listen."""
+        """Send facts about the engine.
+
+        They go out now, every minute, and to every sidecar that begins to listen.
+        """
         self._facts = {**self._facts, **facts}
         self._facts_due = True
 
     def say_line(self, level: str, line: str, *, at_once: bool) -> None:
-        """A log line. ``at_once``: a process without a thread (it may still fork) sends it itself."""
+        """Send a log line.
+
+        ``at_once``: a process without a thread (it may still fork) sends it itself.
+        """
         self.record((LOG, self._clock(), level, line))
         if at_once and self._thread is None:
             self.flush()
 
     def fault_logged(self) -> None:
-        """The engine has logged an exception."""
+        """Note that the engine has logged an exception."""
         self._faulted_ns = self._clock()
 
     def say_stopping(self) -> None:
-        """The engine ends this process; told at once, since no thread may live to do so. The first word holds.
+        """Report that the engine ends this process; only the first call counts.
 
-        It is no clean end while an exception is on its way that is not one for ending, nor just after one was logged.
+        It is sent at once, since no thread may live to do so. The end is not clean while an exception other than one for ending
+        is on its way, nor just after one was logged.
         """
         if self._stopping:
             return
@@ -126,12 +136,12 @@ class Recorder:
         failed = self._faulted_ns is not None and now - self._faulted_ns <= FAULT_NS
         clean = not failed and (raised is None or issubclass(raised, (SystemExit, KeyboardInterrupt)))
         self.record((STOPPING, now, clean))
-        self.flush(wait=False)  # a signal handler may stand in the thread that is flushing
+        self.flush(wait=False)  # a signal handler may interrupt the thread that is flushing
 
     def flush(self, *, wait: bool = True) -> bool:
-        """Send what there is; False where nobody takes it now. Never blocks on the socket.
+        """Send all events; False where no sidecar takes them now.
 
-        ``wait``: for another flush that is going on; without it that one is left to send this too.
+        Never blocks on the socket. ``wait``: wait for another flush that is in progress; else leave these events to it.
         """
         if not self._lock.acquire(blocking=wait):
             return False
@@ -182,7 +192,10 @@ class Recorder:
             due_ns = clock() + sleep_ns
 
     def _tick(self, tick: int, absent: int) -> int:
-        """Ten times a second: send. ``absent``: for how many attempts nobody has listened; returned anew."""
+        """Send, ten times a second.
+
+        ``absent``: the number of attempts without a listener; the new number is returned.
+        """
         if absent and tick % ABSENT_TICKS:
             return absent
         if tick % FACTS_EVERY_TICKS == 0 or absent:
@@ -194,7 +207,7 @@ class Recorder:
                 self._say_alive()
             return 0 if self.flush() else absent + 1
         except Exception:
-            self.lost += len(self._outbox) + 1  # a fault of ours: what could not be encoded must not stop the rest
+            self.lost += len(self._outbox) + 1  # a bug of ours: what could not be encoded must not stop the rest
             self._outbox.clear()
             return absent
 
@@ -207,7 +220,7 @@ class Recorder:
         self.record((ALIVE, self._clock(), stepped, unfinished))
 
     def _encode(self) -> None:
-        """Move events into the outbox as datagrams, with the clocks of now."""
+        """Move events into the outbox as datagrams, with the current clocks."""
         events = []
         if self._facts_due and self._facts:
             self._facts_due = False
@@ -231,7 +244,10 @@ class Recorder:
         self._outbox.extend(made)
 
     def _look_who_listens(self) -> None:
-        """A sidecar that has come since the last flush is told what the engine is, although nothing failed in between."""
+        """Mark the facts as due where a sidecar has started since the last flush.
+
+        It needs them although no send failed in between.
+        """
         try:
             found = os.stat(self.path)
         except OSError:
@@ -242,9 +258,9 @@ class Recorder:
             self._facts_due = True
 
     def _send(self, data: bytes) -> bool:
-        """False where there is no sidecar, or it is behind: the datagram is kept.
+        """Send one datagram; False where there is no sidecar, or it is behind.
 
-        The path is looked up each time, since a sidecar that starts again binds a new socket there.
+        Then the datagram is kept. The path is looked up each time, since a sidecar that starts again binds a new socket there.
         """
         try:
             if self._socket is None:

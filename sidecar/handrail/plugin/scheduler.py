@@ -1,8 +1,8 @@
-"""What the scheduler does to requests and what each step runs: wrapped on the scheduler object, by the methods of its interface.
+"""Observe vLLM's scheduler object through the methods of its interface.
 
-vLLM's ``SchedulerInterface`` (v1/core/sched/interface.py, seen on 0.32): ``add_request``, ``schedule``, ``update_from_output``,
-``shutdown``. Wrapping the object, once it is made, reaches every subclass and leaves the classes as they are. Private, and
-done without where it is not there: ``_free_request`` (the moment a request ends).
+The interface is ``SchedulerInterface`` (v1/core/sched/interface.py, seen on 0.32): ``add_request``, ``schedule``,
+``update_from_output``, ``shutdown``. Wrapping the finished object reaches every subclass and leaves the classes as they are.
+One private member is wrapped where it exists: ``_free_request`` (the moment a request ends).
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ MOST_DECODED: Final = 16  # tokens of one request in a step: its new one and dra
 
 
 class SchedulerWatch:
-    """Observes one scheduler. Costs a decode-only step one event, whatever the number of its requests."""
+    """Observer of one scheduler.
+
+    A decode-only step costs one event, whatever the number of its requests.
+    """
 
     def __init__(self, scheduler: Any, guard: HookGuard) -> None:
         self._scheduler = scheduler
         self._record = guard.recorder.record
         self._first_due: dict[str, int] = {}  # scheduled, no token yet: of how many of its tokens the KV is here
-        self._lost: dict[str, int] = {}  # of those that were preempted: of how many it was here before
+        self._lost: dict[str, int] = {}  # of those that were preempted: of how many tokens the KV was here before
         self._preempted: set[str] = set()
         self._resumed: set[str] = set()  # preempted before, and computing again what was lost
         self._clean_ups: set[str] = set()
@@ -34,11 +37,14 @@ class SchedulerWatch:
         self.frees_seen = False
 
     def life(self) -> tuple[int | None, int | None]:
-        """When it last stepped, and the requests it has to do; read by the recorder's thread."""
+        """Time of the last step, and the number of unfinished requests.
+
+        The recorder's thread reads it.
+        """
         return self.last_step_ns, self._scheduler.get_num_unfinished_requests()
 
     def added(self, request: Any) -> None:
-        if getattr(request, "abort_immediately", False):  # vLLM's own clean-up of a request that it turned away
+        if getattr(request, "abort_immediately", False):  # vLLM's own clean-up of a request that it refused
             self._clean_ups.add(request.request_id)
             return
         headers = request.trace_headers
@@ -54,7 +60,10 @@ class SchedulerWatch:
         )
 
     def scheduled(self, output: Any, begin_ns: int) -> None:
-        """A step is decided. Looks at requests one by one only where they are new, resumed, or without a first token."""
+        """Record a scheduled step.
+
+        Looks at requests one by one only where they are new, resumed, or without a first token.
+        """
         now = time.monotonic_ns()
         self.last_step_ns = now
         counts = output.num_scheduled_tokens
@@ -89,7 +98,10 @@ class SchedulerWatch:
         self._steps.append((output, begin_ns, prefills, tokens, again, len(preempted)))
 
     def _computed_again(self, counts: Any) -> int:
-        """Tokens of this step that are no new ones: of streams that were preempted, until they are where they were."""
+        """Tokens of this step that are computed again.
+
+        They belong to streams that were preempted, until these have caught up.
+        """
         tokens = 0
         for request_id in tuple(self._resumed):
             count = counts.get(request_id, 0)
@@ -100,7 +112,10 @@ class SchedulerWatch:
         return tokens
 
     def stepped(self, output: Any, landed: bool) -> None:
-        """A step's output has been taken in. A step that ran nothing is no event: an engine that waits for KV makes many."""
+        """Record that a step's output has been processed.
+
+        A step that ran nothing is no event: an engine that waits for KV makes many.
+        """
         now = time.monotonic_ns()
         self.last_step_ns = now
         requests = self._scheduler.requests
@@ -124,7 +139,7 @@ class SchedulerWatch:
             self._record((STEP, now, begin_ns, *ran))
 
     def freed(self, request: Any) -> None:
-        """A request has ended: in a step, or by an abort."""
+        """Record that a request has ended: in a step, or by an abort."""
         now = time.monotonic_ns()
         request_id, output_tokens = request.request_id, request.num_output_tokens
         if request_id in self._clean_ups:
@@ -154,8 +169,9 @@ class SchedulerWatch:
 
 
 def watch_scheduler(scheduler: Any, guard: HookGuard) -> list[str]:
-    """Wrap ``scheduler``'s methods; the names of those that were there. Raises nothing of the engine's: its own calls are
-    kept.
+    """Wrap ``scheduler``'s methods and return the names of those that exist.
+
+    It raises no exception of the engine's; the engine's own calls stay.
     """
     watch = SchedulerWatch(scheduler, guard)
     add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output

@@ -1,4 +1,7 @@
-"""The trace context of a hand-off: the engine's own where it has one, else the trace that every sidecar derives from the id."""
+"""Trace context of a hand-off.
+
+It is the engine's own where it has one, else the trace that every sidecar derives from the request id.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from handrail.trace_context import format_traceparent, parse_traceparent
 
 
 def publish_traceparent(request: Any) -> str:
-    """A ``traceparent`` whose span is the ``kv.publish`` that begins now.
+    """``traceparent`` whose span is the ``kv.publish`` that begins now.
 
     vLLM keeps the client's headers only where it traces itself (MEASURED section 4b); a derived trace is not sampled.
     """

@@ -1,7 +1,8 @@
-"""What the sources say, as plain facts. Nothing downstream knows where a record came from except by its ``source`` field.
+"""Records of the sources, as plain facts.
 
-All ids are lower-case hex strings; ``*_unix_ns`` is wall clock; every other ``*_ns`` is a duration or an offset from the record's
-own arrival on the observing process's monotonic clock. ``None`` always means "not seen here", never zero.
+Only its ``source`` field says where a record came from. All ids are lower-case hex strings. ``*_unix_ns`` is wall clock; every
+other ``*_ns`` is a duration or an offset from the record's own arrival on the observing process's monotonic clock.
+``None`` always means "not seen here", never zero.
 """
 
 from handrail.records.engine import (

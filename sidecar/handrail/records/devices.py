@@ -1,9 +1,8 @@
-"""Samples of GPUs, RDMA ports and NICs: one record a device and instant, whatever read it.
+"""Samples of GPUs, RDMA ports and NICs: one record per device and instant.
 
-Base units as in ``records/quantities.py``: bytes, seconds, watts, joules, hertz, degrees Celsius, ratios from 0 to 1. Counters
-are
-whole numbers that only grow: wraps and the driver's own units are undone by whoever reads the device. What a device does not
-give is absent, never 0.
+Base units are as in ``records/quantities.py``: bytes, seconds, watts, joules, hertz, degrees Celsius, ratios from 0 to 1.
+Counters are whole numbers that only grow: the reader of the device undoes wraps and the driver's own units. A value that a device
+does not give is absent, never 0.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from handrail.records.quantities import QuantityKind
 
 
 class DeviceKind(str, Enum):
-    """What kind of hardware a sample is of."""
+    """Kind of hardware that a sample describes."""
 
     GPU = "gpu"
     RDMA = "rdma"  # one port of one adapter
@@ -27,8 +26,9 @@ class DeviceKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CounterDef:
-    """One row of the table of counters. Exposed as ``handrail_gpu_`` or ``handrail_link_`` + name, counters with ``_total``.
+    """One row of the table of counters.
 
+    Exposed as ``handrail_gpu_`` or ``handrail_link_`` + name, counters with ``_total``.
     ``label``: the one label its values have besides the device's (a direction, a throttle reason, a port), '' for none.
     ``absent``: when and why a device lacks it, and what would provide it, in words for a person.
     """
@@ -43,20 +43,26 @@ class CounterDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """``key``: GPU or MIG UUID, ``mlx5_0/1`` (adapter and port), ``eth0``; unique on its host."""
+    """One device.
+
+    ``key``: GPU or MIG UUID, ``mlx5_0/1`` (adapter and port), ``eth0``; unique on its host.
+    """
 
     kind: DeviceKind
     key: str
     index: int | None = None  # NVML's, which need not be CUDA's
     product: str = ""
     pci: str = ""  # domain:bus:device.function
-    line_rate_bytes: int | None = None  # a second and direction, as the device says it is set now
+    line_rate_bytes: int | None = None  # line rate per second and direction, as the device reports its current setting
     parent: str = ""  # MIG: the UUID of its GPU
-    engine: str = ""  # instance of the engine that uses it, '' where nothing says so
+    engine: str = ""  # instance of the engine that uses it, '' where it is unknown
 
 
 class DeviceValue(NamedTuple):
-    """``start_unix_ns``: of a counter, since when it counts as far as we know; 0 for gauges."""
+    """One value of a device.
+
+    ``start_unix_ns``: the known start of a counter; 0 for gauges.
+    """
 
     name: str
     value: float  # int for counters, which stays exact
@@ -66,7 +72,10 @@ class DeviceValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """One device at one instant. ``took_ns``: from before the first call to after the last one that gave ``values``."""
+    """One device at one instant.
+
+    ``took_ns``: from before the first call to after the last one that gave ``values``.
+    """
 
     process: Process
     source: Source
@@ -78,7 +87,10 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One counter of a ``DeviceRun``: a value, or None, at each of its instants. All of them whole numbers, or none of them."""
+    """One counter of a ``DeviceRun``: a value, or None, at each of its instants.
+
+    Either all values are whole numbers, or none are.
+    """
 
     name: str
     label: str
@@ -88,7 +100,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRun:
-    """Consecutive samples of one device by counter: as they travel and as they are stored, a tenth of the work of one by one."""
+    """Consecutive samples of one device, by counter.
+
+    They travel and are stored in this form, which costs a tenth of the work of single samples.
+    """
 
     process: Process
     source: Source
@@ -99,11 +114,11 @@ class DeviceRun:
 
     @property
     def at_unix_ns(self) -> int:
-        """Of the first sample."""
+        """Time of the first sample."""
         return self.at[0]
 
     def samples(self) -> Iterator[DeviceSample]:
-        """One by one, oldest first; values by name and label."""
+        """Samples one by one, oldest first; values by name and label."""
         ordered = sorted(self.series, key=lambda series: (series.name, series.label))
         for place, (at, took_ns) in enumerate(zip(self.at, self.took_ns, strict=True)):
             yield DeviceSample(
@@ -121,7 +136,10 @@ class DeviceRun:
 
 
 def runs(samples: Iterable[DeviceSample]) -> list[DeviceRun]:
-    """Inverse of ``DeviceRun.samples``: a run for each device as it is described. ``samples``: of one device oldest first."""
+    """Group samples into runs; the inverse of ``DeviceRun.samples``.
+
+    There is one run for each description of a device. ``samples``: oldest first for each device.
+    """
     by_device: dict[tuple[Process, Source, Device], list[DeviceSample]] = {}
     for sample in samples:
         by_device.setdefault((sample.process, sample.source, sample.device), []).append(sample)

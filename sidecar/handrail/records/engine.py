@@ -1,4 +1,4 @@
-"""What the plugin says of requests inside an engine, of what it ran, of its processes, and what it is."""
+"""The plugin's records of an engine: requests, steps, processes and facts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from handrail.records.process import Process, Source, SpanIds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """One request inside one engine, from the plugin: EngineCore's monotonic clock, offsets from ``queued_unix_ns``.
+    """One request inside one engine, from the plugin.
 
-    ``provisional``: not finished yet; ``seen_ns`` is then how old it was. Later records of the same ids replace earlier ones.
+    Times are EngineCore's monotonic clock, as offsets from ``queued_unix_ns``. ``provisional``: not finished yet; ``seen_ns`` is
+    then its age. Later records of the same ids replace earlier ones.
     """
 
     process: Process
@@ -34,7 +35,7 @@ class EngineTimes:
     preempted_ns: int = 0  # preempted until scheduled again, summed
     preempted_before_first_ns: int = 0  # the part of it before the first token
     preempted: tuple[int, ...] = ()  # from, to, from, to ...: the longest 16, by time
-    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: ENGINE_GONE, lost (not heard)
+    # the engine's word: stopped | length_capped | aborted | ignored | error | repetition; ours: ENGINE_GONE, lost (no event)
     status: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None  # from the engine's own prefix cache
@@ -45,7 +46,10 @@ class EngineTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """What the engine ran: one step (``steps`` 1, ``full``), or a rollup of the steps that ended within about a second."""
+    """One step of the engine, or a rollup of several.
+
+    A step has ``steps`` 1 and ``full``; a rollup covers the steps that ended within about a second.
+    """
 
     process: Process
     source: Source
@@ -66,27 +70,27 @@ class Iteration:
     running: int | None = None  # at the end
     waiting: int | None = None
     kv_landing_steps: int = 0  # steps in which a KV load ended
-    resumed_tokens: int = 0  # computed once more, since a preemption had thrown them away
+    resumed_tokens: int = 0  # computed once more, since a preemption had discarded them
     usual_ns: int = 0  # of a full one: the running median of the steps before it
 
 
 class ProcessEventKind(str, Enum):
-    """What happened to a process of the engine."""
+    """Kind of an event in a process of the engine."""
 
     STARTED = "started"
-    RESTARTED = "restarted"  # another process of the same kind was there before
-    HUNG = "hung"  # silent, or steps no more while requests wait
+    RESTARTED = "restarted"  # another process of the same kind ran there before
+    HUNG = "hung"  # silent, or no longer steps while requests wait
     RECOVERED = "recovered"
     DEAD = "dead"
-    STOPPED = "stopped"  # it was told to end, and did
-    PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was taken off after repeated failure
+    STOPPED = "stopped"  # it received the signal to end, and did
+    PLUGIN_DEGRADED = "plugin_degraded"  # a hook could not be set, or was disabled after repeated failure
     PLUGIN_LOST = "plugin_lost"  # events or datagrams lost
-    TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, neither their number nor what was transferred changes
+    TRANSFERS_STUCK = "transfers_stuck"  # fetches are open, but neither their number nor the transferred bytes change
     TRANSFERS_MOVING = "transfers_moving"
-    PAUSED = "paused"  # it stood still for duration_ns; detail: why, a word of plugin/pauses.py
+    PAUSED = "paused"  # it did not run for duration_ns; detail: the reason, a word of plugin/pauses.py
     UNREACHABLE = "unreachable"  # its metrics page does not answer
     REACHABLE = "reachable"
-    GPU_LOST = "gpu_lost"  # a GPU, or NVML as a whole, answers no more
+    GPU_LOST = "gpu_lost"  # a GPU, or NVML as a whole, no longer answers
     GPU_BACK = "gpu_back"
     GPU_STUCK = "gpu_stuck"  # a call into the driver does not return
     GPU_XID = "gpu_xid"  # the driver reported an error of a GPU
@@ -112,7 +116,10 @@ class ProcessEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine is: sent at its start and again every few minutes, so that a restarted collector knows."""
+    """Description of an engine.
+
+    Sent at its start and again every few minutes, so that a restarted collector has it.
+    """
 
     process: Process
     source: Source
@@ -144,7 +151,10 @@ class EngineFacts:
 
 
 PluginSpan = EngineTimes | KvFetch | KvPublish
-"""Records that travel as spans of scope ``handrail.plugin``; provisional ones travel as events."""
+"""Records that travel as spans of scope ``handrail.plugin``.
+
+Provisional ones travel as events.
+"""
 
 
 PluginEvent = Iteration | ProcessEvent | EngineFacts
@@ -152,4 +162,4 @@ PluginEvent = Iteration | ProcessEvent | EngineFacts
 
 
 Observation = Record | PluginSpan | PluginEvent
-"""Everything that a source may hand on."""
+"""All kinds of records that a source may hand on."""

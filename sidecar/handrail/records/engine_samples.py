@@ -1,4 +1,4 @@
-"""One reading of an engine's metrics page, and how its families differ from what is expected."""
+"""One reading of an engine's metrics page, and its differences from the schema."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from handrail.records.process import Process, Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineValue:
-    """One number of an engine's metrics page in our schema (``records/quantities.py``), in base units."""
+    """One number of an engine's metrics page in our schema, in base units.
+
+    The schema is ``records/quantities.py``.
+    """
 
     name: str
     value: float
-    engine: str = ""  # the engine's own ``engine`` label (a data-parallel rank); '' where there is none
+    engine: str = ""  # the engine's own ``engine`` label (a data-parallel rank); '' where it is missing
     label: str = ""  # value of the quantity's one label: a reason, a source, a stage
-    start_unix_ns: int = 0  # counters: since when it counts, as far as we know; 0 for gauges
+    start_unix_ns: int = 0  # counters: the known start of the count; 0 for gauges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHistogram:
-    """One histogram: ``counts`` per bucket, one more than ``bounds``. ``total`` is None where the engine's sum makes no sense."""
+    """One histogram of an engine's metrics page.
+
+    ``counts`` per bucket, one more than ``bounds``. ``total`` is None where the engine's sum is invalid.
+    """
 
     name: str
     bounds: tuple[float, ...]
@@ -36,7 +42,7 @@ class EngineHistogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSample:
-    """One scrape of an engine or router. What its page lacks is absent, never 0."""
+    """One scrape of an engine or router. A value that the page lacks is absent, not 0."""
 
     process: Process
     source: Source
@@ -48,7 +54,10 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCounts:
-    """How many requests a proxy has seen to their end since ``start_unix_ns``, by outcome: lost spans cannot hide them."""
+    """Requests that a proxy has seen to their end since ``start_unix_ns``, by outcome.
+
+    Coverage is computed over them, so lost spans cannot hide requests.
+    """
 
     process: Process
     at_unix_ns: int
@@ -57,13 +66,16 @@ class RequestCounts:
 
 
 class SchemaState(str, Enum):
-    """How a family of an engine's page differs from what this release's table expects first."""
+    """Difference between a family on an engine's page and this release's table.
+
+    The table lists the name that is expected first.
+    """
 
     MISSING = "missing"  # no name of this quantity is there
     RENAMED = "renamed"  # only a name that other versions use
     BOTH = "both"  # old and new at once: the new one is read
     UNIT_CHANGED = "unit_changed"  # read, converted
-    UNKNOWN = "unknown"  # looks like one we know under a name we do not
+    UNKNOWN = "unknown"  # looks like a known one under an unknown name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +90,10 @@ class SchemaNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaReport:
-    """Sent once at start and whenever the page's families change."""
+    """Differences of one page, sent at start and whenever its families change."""
 
     process: Process
     source: Source
     at_unix_ns: int
-    emitters: tuple[str, ...]  # whose families are there: vllm, nixl, sglang, ...
+    emitters: tuple[str, ...]  # whose families are on the page: vllm, nixl, sglang, ...
     notes: tuple[SchemaNote, ...] = ()

@@ -1,4 +1,4 @@
-"""One request as those in front of a process saw it: a proxy, an engine's own span, a router."""
+"""One request as seen by a proxy, by an engine's own span or by a router."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Outcome(str, Enum):
     OK = "ok"
     HTTP_ERROR = "http_error"  # status 400 or above
     STREAM_ERROR = "stream_error"  # an error event inside HTTP 200, or response.failed
-    INCOMPLETE = "incomplete"  # the server says so itself: response.incomplete
+    INCOMPLETE = "incomplete"  # the server reports it itself: response.incomplete
     TRUNCATED = "truncated"  # a clean end with neither finish_reason nor [DONE]
     UNKNOWN_FINISH = "unknown_finish"  # [DONE] without a finish_reason
     CLIENT_DISCONNECT = "client_disconnect"
     UPSTREAM_DISCONNECT = "upstream_disconnect"
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     TIMED_OUT = "timed_out"
-    ABORTED = "aborted"  # the engine says the request was aborted
+    ABORTED = "aborted"  # the engine reports that the request was aborted
     TAINTED = "tainted"  # of a joined request: it ended well, on KV that could not be trusted (docs/outcomes.md)
     UNKNOWN = "unknown"
 
 
 class Hint(str, Enum):
-    """Oddities of a stream worth telling; they never change a figure."""
+    """Oddities of a stream that are reported but never change a figure."""
 
     FAKE_STREAM = "fake_stream"  # everything arrived in one burst at the end
     BUFFERED = "buffered"  # a compression layer or a parser holds text back
@@ -41,13 +41,16 @@ class Hint(str, Enum):
     CONTEXT_CONFLICT = "context_conflict"  # traceparent and b3 disagree; traceparent won
     LONG_REQUEST_ID = "long_request_id"
     RETRIED = "retried"
-    REASONING_ONLY = "reasoning_only"  # it ended of itself, and had reasoning but no answer after it
-    CACHE_PROBE = "cache_probe"  # a decode was asked first whether its cache holds enough, and it did not
+    REASONING_ONLY = "reasoning_only"  # it ended on its own, and had reasoning but no answer after it
+    CACHE_PROBE = "cache_probe"  # a router first queried a decode whether its cache holds enough, and it did not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvParams:
-    """``kv_transfer_params`` (vLLM) or its like; the connector keys that join P to D. MEASURED section 4c."""
+    """Connector parameters of a request: ``kv_transfer_params`` (vLLM) or its like.
+
+    They hold the connector keys that join P to D. MEASURED section 4c.
+    """
 
     do_remote_prefill: bool | None = None
     do_remote_decode: bool | None = None
@@ -62,7 +65,10 @@ class KvParams:
     bootstrap_room: str | None = None  # SGLang
 
     def keys(self) -> tuple[str, ...]:
-        """Connector keys, strongest first, each prefixed by its kind so that kinds never collide."""
+        """Connector keys, strongest first.
+
+        Each has its kind as a prefix, so that kinds never collide.
+        """
         found = []
         if self.remote_engine_id and self.remote_request_id:
             found.append(f"vllm:{self.remote_engine_id}:{self.remote_request_id}")
@@ -75,14 +81,17 @@ class KvParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """Gaps between chunks with content, per choice index, of one stream; unit says whether a gap was divided by its tokens."""
+    """Gaps between chunks with content, per choice index, of one stream.
+
+    ``unit`` says whether a gap was divided by its tokens.
+    """
 
     unit: str  # "chunk": stream gaps; "token": per-token ITL, weighted by tokens
     count: int
     sum_ns: int
     max_ns: int
     max_at_ns: int  # offset from arrival of the end of the largest gap
-    sketch: bytes  # sketch.GapSketch.encode()
+    sketch: bytes  # exponential_histogram.GapSketch.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +114,7 @@ class Exchange:
     request_id_added: bool = False
     response_id: str | None = None
     model: str | None = None
-    choices: int | None = None  # n x prompts, as asked
+    choices: int | None = None  # n x prompts, as requested
     stream: bool | None = None  # from the response's content type
     stream_requested: bool | None = None
     inspected: str = "whole"
@@ -141,7 +150,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One request as the engine itself reported it (vLLM: the ``llm_request`` span). Durations are the engine's own."""
+    """One request as the engine itself reported it (vLLM: the ``llm_request`` span).
+
+    Durations are the engine's own.
+    """
 
     process: Process
     source: Source
@@ -182,4 +194,4 @@ class RouterCall:
 
 
 Record = Exchange | EngineRequest | RouterCall
-"""What a span of a proxy, an engine or a router says of one request."""
+"""Records from the span of a proxy, an engine or a router about one request."""

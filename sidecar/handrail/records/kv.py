@@ -1,4 +1,4 @@
-"""KV that was loaded, and KV that was kept for a peer, as the plugin in the engines saw it."""
+"""KV fetches and publishes, as the plugin in the engines saw them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from handrail.records.process import Process, Source, SpanIds
 
 
 class Direction(str, Enum):
-    """Which way KV went: D reads what P prefilled, or P reads what D still holds of an earlier turn."""
+    """Direction of a hand-off.
+
+    D reads what P prefilled, or P reads what D still holds of an earlier turn.
+    """
 
     P_TO_D = "p_to_d"
     D_TO_P = "d_to_p"
 
 
 class FetchEffect(str, Enum):
-    """What the engine's load failure policy did to the request whose load failed."""
+    """Effect of the engine's load failure policy on a request whose load failed."""
 
     FAILED = "failed"
     RECOMPUTED = "recomputed"
@@ -26,16 +29,16 @@ class FetchEffect(str, Enum):
 ENGINE_LOST: Final = "engine_lost"
 ENGINE_STOPPED: Final = "engine_stopped"
 ENGINE_GONE: Final = frozenset({ENGINE_LOST, ENGINE_STOPPED})
-"""How what was open in an engine ended with it: the engine died, or was told to end."""
+"""Outcomes of open work in an engine that ended: it died, or was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvFetch:
-    """One hand-off as the engine that receives the KV saw it, ranks merged; one record a load.
+    """One KV fetch as the consumer saw it, ranks merged; one record a load.
 
-    Offsets from ``known_unix_ns`` (the scheduler decided to load) on the host's monotonic clock, which all processes of an engine
-    share. ``X_bound_ns``: X happened at most this much before the offset given (a poll saw it). ``provisional``: still open at
-    ``seen_ns``.
+    Offsets are from ``known_unix_ns`` (the scheduler decided to load) on the host's monotonic clock, which all processes of an
+    engine share. ``X_bound_ns``: X happened at most this much before the offset given (a poll saw it). ``provisional``: still
+    open at ``seen_ns``.
     """
 
     process: Process
@@ -51,7 +54,7 @@ class KvFetch:
     peer_host: str | None = None
     peer_port: int | None = None
     direction: Direction | None = None  # None: shared storage, no peer
-    mode: str | None = None  # pull | push; None: the connector does not say
+    mode: str | None = None  # pull | push; None: the connector does not report it
     trace_origin: str = "derived"
     publish_span_id: str = ""  # of the peer's kv.publish, where the hand-off carried it; then also the parent
     decode_span_id: str = ""  # what the engine's own trace context named, where it knew one
@@ -73,7 +76,7 @@ class KvFetch:
     blocks: int | None = None  # to be written, all KV-cache groups
     block_bytes: int | None = None  # of one block, all layers, all ranks; None where groups differ
     bytes_expected: int | None = None  # blocks x block bytes, groups and ranks apart
-    bytes_moved: int | None = None  # as the transport counted; None: it does not say
+    bytes_moved: int | None = None  # as the transport counted; None: it does not report it
     descriptors: int | None = None
     ranks: int | None = None  # that reported a start
     ranks_done: int | None = None
@@ -87,9 +90,9 @@ class KvFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPublish:
-    """KV kept for a peer, from the request's end until it is read, freed or expired. Offsets from ``published_unix_ns``.
+    """KV kept for a consumer, from the request's end until read, freed or expired.
 
-    A read after expiry (``late_read_ns``) comes as a later record of the same ids.
+    Offsets are from ``published_unix_ns``. A read after expiry (``late_read_ns``) comes as a later record of the same ids.
     """
 
     process: Process

@@ -1,4 +1,4 @@
-"""What lines of a log and counters of a page say of hand-offs."""
+"""Facts about hand-offs from log lines and from counters of a metrics page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from handrail.records.process import Process, Source
 
 
 class LogKind(str, Enum):
-    """What a line of an engine's log says about KV; the recognisers of ``engine_logs/lines.py`` each name one."""
+    """Kind of a log line about KV.
+
+    Each recogniser of ``engine_logs/lines.py`` names one.
+    """
 
     FETCH_FAILED = "fetch_failed"  # a transfer of one request's blocks failed, on either side
     HANDSHAKE_FAILED = "handshake_failed"
     NOTIFICATION_FAILED = "notification_failed"  # the read went well, its producer does not know
     REGISTRATION_FAILED = "registration_failed"  # a push or a bootstrap could not be announced
-    EXPIRED = "expired"  # the producer freed blocks nobody had read in time
+    EXPIRED = "expired"  # the producer freed blocks that no consumer had read in time
     STALE_READ = "stale_read"  # blocks were read after the producer had freed them
     READ_DECLINED = "read_declined"  # the reader saw that the lease was over and did not read
     REQUEST_FAILED_BY_KV = "request_failed_by_kv"
@@ -39,24 +42,28 @@ class LogKind(str, Enum):
 
 
 FAILED_FETCH_KINDS = frozenset({LogKind.FETCH_FAILED, LogKind.HANDSHAKE_FAILED, LogKind.REQUEST_FAILED_BY_KV, LogKind.RECOMPUTED})
-"""Kinds that, with a request id, say that this request's fetch failed; counted once a request however many lines say it."""
+"""Kinds that, with a request id, mean that this request's fetch failed.
+
+They count once a request, whatever the number of lines.
+"""
 
 
 class LineClock(str, Enum):
-    """Where the time of a log fact comes from."""
+    """Source of a log fact's time."""
 
     LINE = "line"  # the line's own stamp
-    WRAPPER = "wrapper"  # what collected the line (a container runtime) stamped it
-    RECEIPT = "receipt"  # when we read it
+    WRAPPER = "wrapper"  # stamp of the collector of the line (a container runtime)
+    RECEIPT = "receipt"  # time when we read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFact:
-    """What one or several lines of a log say: equal facts of several ranks, and repeats, are one with a count.
+    """Fact from one or several log lines.
 
-    Of source ``metrics``: a counter of failures grew by ``lines`` between ``at_unix_ns`` and ``last_unix_ns``; it names nobody.
-    The same ``fact_id`` with a higher ``revision`` is an update, and the later one wins. Nothing but the fields here ever leaves:
-    no text of a line, so no prompt.
+    Equal facts of several ranks, and repeats, are one fact with a count.
+    Of source ``metrics``: a counter of failures grew by ``lines`` between ``at_unix_ns`` and ``last_unix_ns``; it names no
+    request. The same ``fact_id`` with a higher ``revision`` is an update, and the later one wins. Only the fields here ever
+    leave the host: no text of a line, so no prompt.
     """
 
     process: Process
@@ -70,7 +77,7 @@ class LogFact:
     resolution_ns: int = 0  # of the stamps: 1 s for vLLM's
     level: str = ""
     lines: int = 1
-    ranks: tuple[str, ...] = ()  # processes that said it, as their lines name them
+    ranks: tuple[str, ...] = ()  # processes that logged it, as their lines name them
     request_id: str | None = None  # raw, in the engine's form
     peer_request_id: str | None = None
     engine_id: str | None = None
@@ -86,9 +93,15 @@ class LogFact:
 
 
 COMPUTED_TOKENS: Final = "computed_tokens"
-"""Number of a fact: prompt tokens that the engine computed itself between the two readings."""
+"""Number of a fact: prompt tokens computed by the engine between the two readings.
+
+The engine computed them itself.
+"""
 
 COUNTS: Final = "counts"
 
 MIXED: Final = "transport_and_expiry"
-"""Word of a fact: the engine has no counter of expired leases apart, and puts them into its failures (vLLM before 0.33)."""
+"""Word of a fact: the engine counts expired leases among its failures.
+
+It has no separate counter for them (vLLM before 0.33).
+"""

@@ -1,4 +1,4 @@
-"""Who was observed, by which source, and where a record stands in its trace."""
+"""Observed process, source of a record, and the record's place in its trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Role(str, Enum):
-    """Which process of the serving stack was observed."""
+    """Role of the observed process in the serving stack."""
 
     EDGE = "edge"
     ROUTER = "router"
@@ -18,7 +18,7 @@ class Role(str, Enum):
 
 
 class Source(str, Enum):
-    """Which source a fact came from."""
+    """Source that a fact came from."""
 
     PROXY = "proxy"
     PLUGIN = "plugin"
@@ -34,7 +34,10 @@ class Source(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanIds:
-    """Where a record stands in its trace. ``parent_span_id`` is '' for a root; ``flags`` are the W3C trace flags."""
+    """Place of a record in its trace.
+
+    ``parent_span_id`` is '' for a root; ``flags`` are the W3C trace flags.
+    """
 
     trace_id: str
     span_id: str
@@ -44,19 +47,19 @@ class SpanIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """The observed process and its host, from the resource."""
+    """Observed process and its host, from the resource."""
 
     role: Role
     instance: str  # host:port of the engine or router; '' when unknown
     host: str  # host.id, else host.name, else ''; equal strings share one wall clock
     service: str = ""
-    sender: str = ""  # handrail.sender.id of the sidecar that told us
+    sender: str = ""  # handrail.sender.id of the sidecar that sent it
     host_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong or odd about one request, in closed words plus the ids that show it."""
+    """Error or oddity of one request, in closed words plus the ids that show it."""
 
     kind: str
     detail: str = ""

@@ -1,4 +1,4 @@
-"""The one schema: every quantity that is read off an engine's metrics page, whatever the engine calls it.
+"""Schema of all quantities from engines' metrics pages, under our own names.
 
 Exposed and sent as ``handrail_engine_`` + name (a counter with ``_total``). Base units: seconds, bytes, tokens, ratios
 from 0 to 1.
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class QuantityKind(str, Enum):
-    """What kind of number a quantity is."""
+    """Kind of number that a quantity is."""
 
     GAUGE = "gauge"
     COUNTER = "counter"

@@ -1,1 +1,1 @@
-"""What every long-running process shares: signals, shutdown, the admin HTTP server."""
+"""Common parts of all long-running processes: signals, shutdown, admin HTTP."""

@@ -1,7 +1,7 @@
-"""Accepts the connections of one listener, as far as its gate lets them in.
+"""Accept the connections of one listener, within the bounds of its gate.
 
-asyncio's own servers accept whatever comes; when no descriptor is left they log an error each second and go on as before. Here
-accepting pauses before the last descriptor, and what is over a bound is reset at once.
+asyncio's own servers accept every connection; when no descriptor is left they log an error each second and go on as before. Here,
+accepting pauses before the last descriptor, and a connection over a bound is reset at once.
 """
 
 from __future__ import annotations
@@ -17,36 +17,45 @@ from typing import Final, Protocol
 from handrail.runtime.connections import Refusal
 
 BACKLOG: Final = 1024
-ACCEPTS_A_TURN: Final = 8  # then the loop serves those who are connected
+ACCEPTS_A_TURN: Final = 8  # then the loop serves those that are connected
 PAUSE_S: Final = 0.25
 _RESET: Final = struct.pack("ii", 1, 0)
 _GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH})  # accept(2)
 
 Taken = Callable[[socket.socket, str], None]
-"""Takes over one connection, non-blocking, from an address; it calls ``gate.leave`` with that address once it is closed."""
+"""Take over one non-blocking connection from an address.
+
+It calls ``gate.leave`` with that address once the connection is closed.
+"""
 
 
 class Entry(Protocol):
-    """What an acceptor asks before and after it accepts: ``connections.Gate``, or the proxy's ``Admission``."""
+    """Admission of connections: ``connections.Gate``, or the proxy's ``Admission``.
+
+    The acceptor calls it before and after it accepts.
+    """
 
     def has_room(self) -> bool:
         """Whether one more connection may be accepted now."""
 
     def shortage(self) -> str:
-        """What there is too little of where there is no room."""
+        """Name of the resource that is short where there is no room."""
 
     def admit(self, peer: str) -> Refusal | None:
-        """Take a connection that was accepted, or say why not: then it is reset."""
+        """Admit an accepted connection, or return the refusal: then it is reset."""
 
     def pause(self, why: str) -> None:
-        """Accepting pauses."""
+        """Note that accepting pauses."""
 
     def resume(self) -> None:
-        """Accepting goes on."""
+        """Note that accepting goes on."""
 
 
 class Acceptor:
-    """Listens on one address. ``close`` works without ``start`` and twice. Belongs to the loop that called ``start``."""
+    """Acceptor on one address.
+
+    ``close`` works without ``start`` and twice. It belongs to the loop that called ``start``.
+    """
 
     def __init__(self, gate: Entry, taken: Taken) -> None:
         self._gate = gate
@@ -55,14 +64,17 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, host: str, port: int) -> tuple[str, int]:
-        """Bind, listen and accept; the address. Port 0: a free one. Raises ``OSError`` when it cannot be bound."""
+        """Bind, listen and accept; return the address.
+
+        Port 0: a free one. Raises ``OSError`` when the address cannot be bound.
+        """
         self._sockets = listening(host, port)
         self._watch()
         address = self._sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
     def close(self) -> None:
-        """Listen no more; what was taken stays."""
+        """Stop listening; accepted connections stay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -74,7 +86,7 @@ class Acceptor:
         self._gate.resume()
 
     def wake(self) -> None:
-        """There may be room before the pause is over."""
+        """Try again to accept before the pause is over, since there may be room."""
         if self._timer is not None and self._gate.has_room():
             self._timer.cancel()
             self._watch()
@@ -92,7 +104,10 @@ class Acceptor:
             loop.remove_reader(each.fileno())
 
     def _pause(self, why: str) -> None:
-        """Until a moment later: a connection that waits would wake the loop again and again."""
+        """Pause for a moment.
+
+        A connection that waits would otherwise wake the loop again and again.
+        """
         self._unwatch()
         self._gate.pause(why)
         self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._watch)
@@ -122,25 +137,28 @@ class Acceptor:
 
 
 def peer_of(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """The host of a socket's address; an IPv4 one also where it came over an IPv6 socket."""
+    """Host of a socket's address; an IPv4 one also where it came over an IPv6 socket."""
     host = address[0]
     return host.removeprefix("::ffff:") if host.startswith("::ffff:") and "." in host else host
 
 
 def reset(connection: socket.socket) -> None:
-    """Close so that the other side knows at once."""
+    """Close with a reset, so that the other side notices at once."""
     reset_at_close(connection)
     connection.close()
 
 
 def reset_at_close(connection: socket.socket) -> None:
-    """Closing it will be a reset."""
+    """Make a later close send a reset."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether the other side closed or reset a non-blocking connection before it said anything."""
+    """Whether the other side closed or reset a connection before it sent anything.
+
+    The connection is non-blocking.
+    """
     try:
         return not connection.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -150,9 +168,9 @@ def hung_up(connection: socket.socket) -> bool:
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on every address of ``host``, all on one port. Raises ``OSError`` naming the address.
+    """Sockets that listen on every address of ``host``, all on one port.
 
-    ``::`` takes IPv4 as well, where the system has both.
+    Raises ``OSError`` with the address. ``::`` takes IPv4 as well, where the system has both.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []

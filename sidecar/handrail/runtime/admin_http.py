@@ -1,6 +1,7 @@
-"""The small HTTP server beside a process's work: ``/metrics``, ``/healthz`` (it lives), ``/readyz`` (it does its work).
+"""HTTP server beside a process's work: ``/metrics``, ``/healthz``, ``/readyz``.
 
-The last two are open to everyone who reaches the port: an orchestrator's probe has neither token nor certificate.
+``/healthz``: the process lives; ``/readyz``: it does its work. These two are open to all clients that reach the port: an
+orchestrator's probe has neither token nor certificate.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from handrail.security.tokens import AUTHORIZATION, Authenticator, Denied
 log = logging.getLogger(__name__)
 
 Problem = Callable[[], str]
-"""Says in one line why the process is not ready, or '' when it is."""
+"""Return one line on why the process is not ready, or '' when it is."""
 
 
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
 
 
 def denial(guard: Authenticator, request: web.Request) -> Denied | None:
-    """Why ``request`` is not let in; None where it is, as every question for health is."""
+    """Refusal of ``request``; None where it may pass, as every health check may."""
     if guard.open or request.path in _OPEN:
         return None
     certified = request.transport is not None and bool(request.transport.get_extra_info("peercert"))
@@ -45,7 +46,7 @@ def _nothing() -> str:
 def add_routes(app: web.Application, metrics: Registry, not_ready: Problem, degraded: Problem = _nothing) -> None:
     """Add the three endpoints to any application.
 
-    ``degraded``: what works worse while the process stays ready; ``/readyz`` answers 200 and a second line with it.
+    ``degraded``: the part that works worse while the process stays ready; ``/readyz`` answers 200 and a second line with it.
     """
 
     async def scrape(request: web.Request) -> web.Response:
@@ -66,9 +67,10 @@ def add_routes(app: web.Application, metrics: Registry, not_ready: Problem, degr
 
 
 class AdminServer:
-    """Serves the three endpoints alone, for the sidecar. ``shutdown`` works without ``start`` and twice.
+    """Serve the three endpoints alone, for the sidecar.
 
-    ``degraded``: as in ``add_routes``. ``tls`` None: plaintext. ``guard``: who may scrape. ``gate``: how many may connect.
+    ``shutdown`` works without ``start`` and twice. ``degraded``: as in ``add_routes``. ``tls`` None: plaintext. ``guard``:
+    authenticator of scrapes. ``gate``: bounds on connections.
     """
 
     def __init__(
@@ -89,11 +91,11 @@ class AdminServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, once it is started."""
+        """Bound address, once the server has started."""
         return self._http.address
 
     async def start(self) -> None:
-        """Raises ``OSError`` when the port cannot be bound."""
+        """Start. Raises ``OSError`` when the port cannot be bound."""
         await self._http.start()
 
     async def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process says of its descriptors, and of who connects to its listeners."""
+"""Metrics of a process's descriptors and of the connections to its listeners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from handrail.runtime.connections import Gates
 
 
 def connection_rows(gates: Gates) -> list[MetricDef]:
-    """Of both processes alike."""
+    """Rows for both processes alike."""
     prefix, budget = names.METRIC_CONNECTIONS, gates.budget
     return [
         MetricDef(f"{names.METRIC_DESCRIPTORS}_open", "gauge", "Open file descriptors of this process", budget.in_use),

@@ -1,8 +1,8 @@
-"""How many connections a listener takes, from whom, and how long one may say nothing.
+"""Bounds on a listener's connections: their number, per peer, and silent time.
 
-A connection costs a descriptor and memory before its sender has shown who it is, so TLS, client certificates and tokens do not
-bound it; a ``Gate`` does. What is over a bound is refused at once. When the descriptors run out, nobody is refused: accepting
-pauses, and who connects waits in the system's queue.
+A connection costs a descriptor and memory before its sender has authenticated, so TLS, client certificates and tokens do not
+bound it; a ``Gate`` does. A connection over a bound is refused at once. When the descriptors run out, none is refused: accepting
+pauses, and new connections wait in the system's queue.
 """
 
 # ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
@@ -23,13 +23,19 @@ from handrail.runtime.handshakes import HandshakeQueue
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 4096
-"""Of one listener, unless the configuration says otherwise, however high the limit of descriptors is."""
+"""Most connections of one listener, however high the limit of descriptors is.
+
+The configuration may set another number.
+"""
 
 ONE_PEER: Final = 64
-"""A peer may hold this many connections at least, unless the whole listener may hold fewer."""
+"""Least bound on one peer's connections.
+
+A peer may hold this many at least, unless the whole listener may hold fewer.
+"""
 
 QUIET_S: Final = 60.0
-"""A refusal is said again in the log after this long without one."""
+"""Time without a refusal after which the next one is logged again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +77,15 @@ class ConnectionsConfig:
 
 
 class Refusal(str, Enum):
-    """Why a connection was not taken."""
+    """Reason why a connection was not taken."""
 
     PEER = "peer"  # its address holds as many as it may
-    LISTENER = "listener"  # the listener does
-    DESCRIPTORS = "descriptors"  # taken, and then there was none left to serve it
+    LISTENER = "listener"  # the listener holds as many as it may
+    DESCRIPTORS = "descriptors"  # taken, and then no descriptor was left to serve it
 
 
 class Expiry(str, Enum):
-    """Which time limit ended a connection."""
+    """Time limit that ended a connection."""
 
     HANDSHAKE = "handshake"
     HEAD = "head"
@@ -88,7 +94,7 @@ class Expiry(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of one listener. ``descriptors``: what one connection takes."""
+    """Bounds of one listener. ``descriptors``: how many one connection takes."""
 
     listener: int = 1024
     peer: int = 256
@@ -99,7 +105,10 @@ class Bounds:
 
     @classmethod
     def of(cls, config: ConnectionsConfig, share: float, *, descriptors: int = 1) -> Bounds:
-        """As configured, else from ``share``: the descriptors that the listener may use."""
+        """Bounds as configured, else from ``share``.
+
+        ``share``: the descriptors that the listener may use.
+        """
         default = max(1, min(MOST_CONNECTIONS, int(share) // descriptors))
         listener = default if config.max_per_listener is None else config.max_per_listener
         peer = max(listener // 4, ONE_PEER) if config.max_per_peer is None else config.max_per_peer
@@ -114,10 +123,10 @@ class Bounds:
 
 
 class Gate:
-    """Decides which connections one listener takes, and counts them. Owned by the listener's loop.
+    """Decide which connections one listener takes, and count them.
 
-    ``name``: of the listener, in the log and in metrics. Every ``admit`` that returns None is followed by one ``leave``.
-    ``handshakes``: where TLS handshakes of admitted connections wait for their turn; None: a queue of its own.
+    The listener's loop owns it. ``name``: of the listener, in the log and in metrics. Every ``admit`` that returns None is
+    followed by one ``leave``. ``handshakes``: queue of the TLS handshakes of admitted connections; None: a queue of its own.
     """
 
     def __init__(
@@ -135,7 +144,7 @@ class Gate:
         self.open = 0
         self.paused = False
         self.pauses = 0
-        self.malformed = 0  # what was sent is not the listener's protocol
+        self.malformed = 0  # the sent bytes are not the listener's protocol
         self.refused = dict.fromkeys(Refusal, 0)
         self.expired = dict.fromkeys(Expiry, 0)
         self._budget = budget
@@ -148,7 +157,7 @@ class Gate:
         return self._budget.free() >= self.bounds.descriptors
 
     def admit(self, peer: str) -> Refusal | None:
-        """Take one connection from the address ``peer``, or say why not."""
+        """Take one connection from the address ``peer``, or return the refusal."""
         held = self._peers.get(peer, 0)
         if self.open >= self.bounds.listener:
             self.refuse(
@@ -164,7 +173,7 @@ class Gate:
         return None
 
     def leave(self, peer: str) -> None:
-        """A connection that was taken is closed."""
+        """Note that a taken connection is closed."""
         held = self._peers[peer] - 1
         if held:
             self._peers[peer] = held
@@ -186,18 +195,18 @@ class Gate:
             )
 
     def pause(self, why: str) -> None:
-        """Accepting pauses; log it where it did not for a minute."""
+        """Note that accepting pauses; log it where it did not for a minute."""
         self.paused = True
         self.pauses += 1
         if self._news("pause"):
             log.warning("%s accepts no connections for now: %s; who connects waits", self.name, why)
 
     def resume(self) -> None:
-        """Accepting goes on."""
+        """Note that accepting goes on."""
         self.paused = False
 
     def shortage(self) -> str:
-        """What there is too little of, for ``pause``."""
+        """Name of the resource that is short, for ``pause``."""
         budget = self._budget
         return f"{budget.in_use()} of {budget.limit} descriptors are in use and {budget.reserved} are kept for files"
 
@@ -209,7 +218,10 @@ class Gate:
 
 
 class Gates:
-    """The gates of one process. ``shares``: of the descriptors that are not reserved, by listener; what a connection takes."""
+    """Gates of one process.
+
+    ``shares``: of the descriptors that are not reserved, by listener, with the number that one connection takes.
+    """
 
     def __init__(self, config: ConnectionsConfig, budget: DescriptorBudget, shares: Mapping[str, tuple[float, int]]) -> None:
         self.budget = budget
@@ -219,7 +231,7 @@ class Gates:
         self._handshakes = HandshakeQueue()  # one for all: they share a loop
 
     def gate(self, name: str) -> Gate:
-        """For one listener, once."""
+        """Gate of one listener; call it once for each."""
         share, descriptors = self._shares[name]
         usable = self.budget.limit - self.budget.reserved
         bounds = Bounds.of(self._config, share * usable, descriptors=descriptors)
@@ -233,7 +245,7 @@ class Gates:
 
 
 def own_gate(name: str, *, descriptors: int = 1) -> Gate:
-    """A gate for a listener that stands alone, with the limit of descriptors as it is."""
+    """Gate for a single listener, with the current limit of descriptors."""
     budget = DescriptorBudget.of_process(reserved=64)
     share = (budget.limit - budget.reserved) / 2
     return Gate(name, Bounds.of(ConnectionsConfig(), share, descriptors=descriptors), budget)

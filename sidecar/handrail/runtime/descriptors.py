@@ -1,7 +1,7 @@
-"""File descriptors of this process: the limit, what is in use, and how many connections still fit.
+"""File descriptors of this process: limit, use, and room for connections.
 
 Every connection is a descriptor, and so is every file that the journal, the spool and the store open. A budget keeps a reserve
-for the files, so that peers who only connect cannot take the last descriptor.
+for the files, so that peers that only connect cannot take the last descriptor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_DESCRIPTORS: Final = 1_048_576
-"""The soft limit is not raised beyond this: the default of Linux's ``fs.nr_open``."""
+"""Highest soft limit that the process sets: the default of Linux's ``fs.nr_open``."""
 
 CROWDED_SHARE: Final = 0.9
 RECOUNT_S: Final = 0.25
@@ -23,9 +23,10 @@ _FOLDERS: Final = ("/proc/self/fd", "/dev/fd")
 
 @dataclass(frozen=True, slots=True)
 class DescriptorLimit:
-    """RLIMIT_NOFILE of this process: the soft limit ``before`` and after it was raised (``soft``), and the ``hard`` one.
+    """RLIMIT_NOFILE of this process.
 
-    An unlimited value reads ``MOST_DESCRIPTORS``.
+    It holds the soft limit ``before`` and after it was raised (``soft``), and the ``hard`` one. An unlimited value reads
+    ``MOST_DESCRIPTORS``.
     """
 
     before: int
@@ -33,15 +34,15 @@ class DescriptorLimit:
     hard: int
 
     def __str__(self) -> str:
-        """For the line in the log at start."""
+        """Text for the log line at start."""
         raised = f"raised from {self.before}" if self.soft > self.before else f"as it was; hard limit {self.hard}"
         return f"descriptors {self.soft} ({raised})"
 
 
 def raise_limit() -> DescriptorLimit:
-    """Raise the soft limit of descriptors to the hard one, at most to ``MOST_DESCRIPTORS``. Never lowers it.
+    """Raise the soft limit of descriptors to the hard one.
 
-    A system that refuses leaves the limit as it is; the result says so.
+    It is at most ``MOST_DESCRIPTORS`` and never lowered. A system that refuses leaves the limit as it is; the result shows that.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = wanted_limit(soft, hard)
@@ -54,7 +55,10 @@ def raise_limit() -> DescriptorLimit:
 
 
 def wanted_limit(soft: int, hard: int) -> int:
-    """The soft limit that a process should have, given both limits as ``getrlimit`` gives them."""
+    """Soft limit that a process should have.
+
+    Both limits are as ``getrlimit`` gives them.
+    """
     if soft == resource.RLIM_INFINITY:
         return soft
     return max(soft, min(_finite(hard), MOST_DESCRIPTORS))
@@ -65,7 +69,10 @@ def _finite(limit: int) -> int:
 
 
 def open_descriptors() -> int | None:
-    """How many descriptors this process has open; None where that cannot be read, as when not one more can be opened."""
+    """Number of descriptors that this process has open.
+
+    None where that cannot be read, as when not one more can be opened.
+    """
     return next((counted for counted in map(_opened, _FOLDERS) if counted is not None), None)
 
 
@@ -79,11 +86,11 @@ def _opened(folder: str) -> int | None:
 
 
 class DescriptorBudget:
-    """What may still be opened of ``limit`` descriptors when ``reserved`` are kept for files. Owned by one loop.
+    """Free part of ``limit`` descriptors when ``reserved`` are kept for files.
 
-    ``count`` is called at most every ``recount_s`` on ``clock`` (seconds); in between, what is taken and given back is added. A
-    count that cannot be had stands for all of the limit: reading it takes a descriptor on older systems.
-    A reserve of more than half of the limit is cut to half.
+    One loop owns it. ``count`` is called at most every ``recount_s`` on ``clock`` (seconds); in between, descriptors that are
+    taken and given back are added. An unreadable count means that all of the limit is used: reading it takes a descriptor on
+    older systems. A reserve of more than half of the limit is cut to half.
     """
 
     def __init__(
@@ -106,11 +113,11 @@ class DescriptorBudget:
 
     @classmethod
     def of_process(cls, reserved: int) -> DescriptorBudget:
-        """Of this process, by its soft limit as it is now."""
+        """Budget of this process, by its current soft limit."""
         return cls(_finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), reserved)
 
     def in_use(self) -> int:
-        """Open descriptors: the last count and what was taken since."""
+        """Open descriptors: the last count and those taken since."""
         now = self._clock()
         if self._counted_at is None or now - self._counted_at >= self._recount_s:
             counted = self._count()
@@ -119,20 +126,20 @@ class DescriptorBudget:
         return max(0, self._counted + self._taken)
 
     def free(self) -> int:
-        """How many more connections fit beside the reserve; never negative."""
+        """Number of connections that still fit beside the reserve; never negative."""
         return max(0, self.limit - self.reserved - self.in_use())
 
     def take(self, descriptors: int = 1) -> None:
-        """Note that some are opened now, so that the next count need not be waited for."""
+        """Note that descriptors are opened now, ahead of the next count."""
         self._taken += descriptors
 
     def give_back(self, descriptors: int = 1) -> None:
-        """Note that some were closed."""
+        """Note that descriptors were closed."""
         self._taken -= descriptors
 
     @property
     def crowded(self) -> bool:
-        """True from 90 % of the limit on, and wherever no connection fits beside the reserve."""
+        """Whether 90 % of the limit is used, or no connection fits beside the reserve."""
         return self.in_use() >= CROWDED_SHARE * self.limit or not self.free()
 
     def problem(self) -> str:

@@ -1,6 +1,6 @@
-"""Decides whose TLS handshake begins next, and when, so that a flood of connections from one peer delays nobody else.
+"""Pace TLS handshakes, so that one peer's flood delays no other peer.
 
-A handshake takes a millisecond or two of the event loop. Thousands at once would hold everything else for seconds.
+A handshake takes a millisecond or two of the event loop. Thousands at once would block everything else for seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ BURST: Final = 4
 """Handshakes that begin at once after a time with fewer."""
 
 Begin = Callable[[], bool]
-"""Begins a handshake. False: the connection has ended meanwhile, so nothing began."""
+"""Begin a handshake.
+
+False: the connection has ended meanwhile, so nothing began.
+"""
 
 
 def _call_later(seconds: float, call: Callable[[], None]) -> object:
@@ -26,10 +29,10 @@ def _call_later(seconds: float, call: Callable[[], None]) -> object:
 
 
 class HandshakeQueue:
-    """Begins ``rate`` handshakes a second: peers in turn, those of one peer in the order in which they came.
+    """Begin ``rate`` handshakes a second, peers in turn.
 
-    Only beginnings are paced. A sender that stalls in the middle of its handshake holds nobody up.
-    The queue is as long as the gates in front of it allow. It belongs to one event loop.
+    Those of one peer begin in the order in which they came. Only beginnings are paced: a sender that stalls in the middle of its
+    handshake delays no other. The gates in front of the queue bound its length. It belongs to one event loop.
     """
 
     def __init__(
@@ -44,18 +47,21 @@ class HandshakeQueue:
         self._slack_s = (burst - 1) * self._interval_s
         self._clock = clock
         self._later = later
-        self._next_s = 0.0  # when the next may begin, were there no burst
+        self._next_s = 0.0  # when the next may begin without a burst
         self._waiting: dict[str, deque[Begin]] = {}
-        self._peers: deque[str] = deque()  # in turn; each stands here once
+        self._peers: deque[str] = deque()  # in turn; each is here once
         self._timed = False
 
     @property
     def waiting(self) -> int:
-        """Connections whose handshake has not begun."""
+        """Number of connections whose handshake has not begun."""
         return sum(map(len, self._waiting.values()))
 
     def enter(self, peer: str, begin: Begin) -> None:
-        """Call ``begin`` when it is its turn: now, where nobody waits and the rate allows it."""
+        """Call ``begin`` at its turn.
+
+        That is now, where no other connection waits and the rate allows it.
+        """
         queue = self._waiting.get(peer)
         if queue is None:
             queue = self._waiting[peer] = deque()

@@ -1,7 +1,8 @@
-"""An aiohttp application on one address, behind a gate: with bounds of connections and time limits that aiohttp has not.
+"""Serve an aiohttp application on one address, behind a gate.
 
-A connection has to finish its TLS handshake and the head of its first request in time, and may then be idle for so long. What is
-no HTTP is counted and answered; it is not logged, since anyone may send it as often as he likes, and with any content.
+The gate adds bounds of connections and time limits that aiohttp lacks. A connection has to finish its TLS handshake and the head
+of its first request in time, and then has an idle limit. Data that is not HTTP is counted and answered. It is not logged, since
+any client may send it, as often as it likes and with any content.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from handrail.runtime.connections import Expiry, Gate
 log = logging.getLogger(__name__)
 
 _MALFORMED: Final = (HttpProcessingError, web.RequestPayloadError)
-_GRACE_S: Final = 60.0  # aiohttp's own limit of idleness comes after ours
+_GRACE_S: Final = 60.0  # aiohttp's own idle limit comes after ours
 
 
 class HttpServer:
-    """Serves ``app``. ``tls`` None: plaintext. ``options``: aiohttp's, of its ``AppRunner``.
+    """HTTP server of ``app``.
 
-    ``shutdown`` works without ``start`` and twice.
+    ``tls`` None: plaintext. ``options``: aiohttp's, of its ``AppRunner``. ``shutdown`` works without ``start`` and twice.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class HttpServer:
         self._arrivals: set[_Arrival] = set()
 
     async def start(self) -> None:
-        """Raises ``OSError`` when the port cannot be bound."""
+        """Start. Raises ``OSError`` when the port cannot be bound."""
         await self._runner.setup()
         self.address = self._acceptor.start(*self.address)
 
     def stop_accepting(self) -> None:
-        """What is connected goes on."""
+        """Stop accepting; existing connections go on."""
         self._acceptor.close()
 
     async def shutdown(self) -> None:
-        """Listen no more, let what runs end, close."""
+        """Stop listening, let running requests end, close."""
         self.stop_accepting()
         for arrival in list(self._arrivals):
             arrival.close()
@@ -78,7 +79,7 @@ class HttpServer:
             self._arrivals.add(_Arrival(connection, peer, self._gate, self._arrived))
 
     def _arrived(self, arrival: _Arrival, connection: socket.socket | None) -> None:
-        """It is the turn of an arrival's handshake; None: it is closed instead."""
+        """Begin an arrival's handshake at its turn; None: it is closed instead."""
         self._arrivals.discard(arrival)
         if connection is None:
             self._gate.leave(arrival.peer)
@@ -105,7 +106,7 @@ class HttpServer:
             )
         except ConnectionAbortedError:  # what asyncio and uvloop raise for a handshake that takes too long
             self._gate.expired[Expiry.HANDSHAKE] += 1
-        except OSError as error:  # no TLS was spoken, or gone
+        except OSError as error:  # no TLS was spoken, or the peer is gone
             log.debug("%s: %s: %s", self._gate.name, peer, error)
         finally:
             if not watched.connected:
@@ -113,9 +114,10 @@ class HttpServer:
 
 
 class _Arrival:
-    """A connection before its TLS handshake: it waits for the sender's first bytes, then for its turn.
+    """Connection before its TLS handshake.
 
-    Whoever says nothing costs neither a transport nor a task. ``ended`` gets the socket at its turn, or None once it is closed.
+    It waits for the sender's first bytes, then for its turn. A silent sender costs neither a transport nor a task.
+    ``ended`` gets the socket at its turn, or None once it is closed.
     """
 
     __slots__ = ("_connection", "_ended", "_gate", "_loop", "_timer", "peer")
@@ -132,7 +134,7 @@ class _Arrival:
         self._loop.add_reader(connection.fileno(), self._readable)
 
     def close(self) -> None:
-        """Works twice."""
+        """Close; works twice."""
         if self._connection.fileno() < 0:
             return
         self._timer.cancel()
@@ -160,7 +162,7 @@ class _Arrival:
 
 
 class _Watched(asyncio.Protocol):
-    """Stands between transport and aiohttp's protocol, and ends what takes too long."""
+    """Layer between transport and aiohttp's protocol that enforces the time limits."""
 
     __slots__ = ("_busy", "_gate", "_head", "_inner", "_loop", "_peer", "_timer", "_transport", "connected")
 
@@ -201,12 +203,12 @@ class _Watched(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def begun(self) -> None:
-        """A request's head is whole."""
+        """Note that a request's head is complete."""
         self._busy += 1
         self._stop_timer()
 
     def answered(self) -> None:
-        """Its answer is made; what it takes to send it counts as idleness."""
+        """Note that its answer is made; the time to send it counts as idle."""
         self._busy -= 1
         if not self._busy and self._transport is not None and not self._transport.is_closing():
             self._set_timer(self._gate.bounds.idle_s, Expiry.IDLE)
@@ -233,7 +235,7 @@ class _Watched(asyncio.Protocol):
 
 @web.middleware
 async def _noted(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Tell the connection that a head has come in whole, and when the request is answered."""
+    """Middleware that notes complete heads and answers on the connection."""
     transport = request.transport
     watched = transport.get_protocol() if transport is not None else None
     if not isinstance(watched, _Watched):
@@ -246,7 +248,10 @@ async def _noted(request: web.Request, handler: Callable[[web.Request], Awaitabl
 
 
 def _quiet(logger: logging.Logger, gate: Gate) -> logging.Logger:
-    """For aiohttp: what it says goes on to ``logger``, but for malformed requests, which are counted."""
+    """Logger for aiohttp that passes records on to ``logger``.
+
+    Malformed requests are counted instead.
+    """
     own = logging.Logger(logger.name, logging.DEBUG)  # not from the registry: one for each listener; TLS comes at debug level
     own.parent = logger
     own.addFilter(_NotHttp(logger, gate))
@@ -254,7 +259,10 @@ def _quiet(logger: logging.Logger, gate: Gate) -> logging.Logger:
 
 
 class _NotHttp(logging.Filter):
-    """aiohttp would write a traceback for each, with what was sent."""
+    """Filter for malformed requests.
+
+    aiohttp would write a traceback for each, with the sent bytes.
+    """
 
     def __init__(self, logger: logging.Logger, gate: Gate) -> None:
         super().__init__()

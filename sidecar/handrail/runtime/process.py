@@ -1,4 +1,7 @@
-"""What every long-running process of ours does alike: a fast loop, signals that stop it, parts that start and end in order."""
+"""Common base of our long-running processes.
+
+It has a fast loop, signals that stop the process, and parts that start and end in order.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Stop:
-    """Set by the first SIGTERM or Ctrl-C; a second one ends the process at once, for a person who will not wait for a drain."""
+    """Stop flag, set by the first SIGTERM or Ctrl-C.
+
+    A second signal ends the process at once, for a person who will not wait for a drain.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -33,18 +39,24 @@ class Stop:
         self._event.set()
 
     async def wait(self) -> None:
-        """Return when the process was told to stop."""
+        """Return when the process received a signal to stop."""
         await self._event.wait()
 
 
 class Parts:
-    """Started parts, ended in reverse order; a part that fails to start ends those before it."""
+    """Started parts, ended in reverse order.
+
+    A part that fails to start ends those before it.
+    """
 
     def __init__(self) -> None:
         self._ends: list[tuple[str, Callable[[], Awaitable[object]]]] = []
 
     async def start(self, name: str, start: Awaitable[object], end: Callable[[], Awaitable[object]]) -> None:
-        """Start one part and remember how it ends. Raises what ``start`` raises, after ending the others."""
+        """Start one part and remember how it ends.
+
+        Raises the exceptions of ``start``, after ending the others.
+        """
         try:
             await start
         except BaseException:
@@ -63,10 +75,11 @@ class Parts:
 
 
 def freeze_gc(young: int) -> None:
-    """Keep the garbage collector off what was loaded at start, and look at new objects only every ``young`` allocations.
+    """Exclude objects loaded at start from the garbage collector.
 
-    A full collection walks every object of every imported module: 14 ms measured for a sidecar, during which no byte is passed
-    on. What is alive when this is called is never looked at again; call it once everything has started.
+    It examines new objects only every ``young`` allocations. A full collection walks every object of every imported module: 14 ms
+    measured for a sidecar, during which no byte is passed on. Objects that are alive at the call are never examined again; call
+    it once everything has started.
     """
     gc.collect()
     gc.freeze()
@@ -74,8 +87,10 @@ def freeze_gc(young: int) -> None:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run ``main`` on uvloop where there is one. An ``OSError`` or ``ValueError`` from it (a port taken, a folder not writable)
-    is told in one line, exit code 1."""
+    """Run ``main`` on uvloop where it is available.
+
+    An ``OSError`` or ``ValueError`` from it (a port taken, a folder not writable) is reported in one line, with exit code 1.
+    """
     try:
         return _runner()(main)
     except (OSError, ValueError) as error:

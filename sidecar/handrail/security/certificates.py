@@ -1,6 +1,6 @@
-"""From when until when the certificates of a PEM file are valid, and what kind of key they are for.
+"""Validity and key kind of the certificates in a PEM file.
 
-The standard library tells nothing of a certificate that it has not verified, and its own is never verified by its holder.
+The standard library shows no fields of a certificate that it has not verified, and a process never verifies its own.
 Source: RFC 5280 sections 4.1 and 4.1.2.5 (validity), RFC 3279 section 2.3, RFC 5480 and RFC 8410 (keys), X.690 section 8 (DER).
 """
 
@@ -30,18 +30,21 @@ _FORMAT: Final = "%Y%m%d%H%M%SZ"
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Seconds since the epoch, both ends included."""
+    """Period of validity in seconds since the epoch, both ends included."""
 
     not_before_unix_s: int
     not_after_unix_s: int
 
     def holds(self, now_unix_s: float) -> bool:
-        """Whether it is valid then."""
+        """Whether the certificate is valid at that time."""
         return self.not_before_unix_s <= now_unix_s <= self.not_after_unix_s
 
 
 def certificates(pem: bytes) -> list[bytes]:
-    """The certificates of a PEM file as DER, in their order; what stands between them is skipped. Raises ``ValueError``."""
+    """Certificates of a PEM file as DER, in their order.
+
+    Text between them is skipped. Raises ``ValueError``.
+    """
     try:
         return [binascii.a2b_base64(block.strip()) for block in _BLOCK.findall(pem)]
     except binascii.Error as error:
@@ -49,7 +52,10 @@ def certificates(pem: bytes) -> list[bytes]:
 
 
 def validity(der: bytes) -> Validity:
-    """When one certificate is valid. Raises ``ValueError`` for what is no certificate."""
+    """Period of validity of one certificate.
+
+    Raises ``ValueError`` for anything else.
+    """
     after, end = _validity_at(der)
     start, end = _inside(der, after, end, _SEQUENCE)
     first, after = _time(der, start, end)
@@ -58,7 +64,10 @@ def validity(der: bytes) -> Validity:
 
 
 def key_kind(der: bytes) -> str:
-    """``RSA``, ``P-256``, ``P-384``, ``P-521``, ``Ed25519``, else ``of another kind``. Raises ``ValueError`` as ``validity``."""
+    """Kind of a certificate's key.
+
+    ``RSA``, ``P-256``, ``P-384``, ``P-521``, ``Ed25519``, else ``of another kind``. Raises ``ValueError`` as ``validity`` does.
+    """
     after, end = _validity_at(der)
     for _ in ("validity", "subject"):
         _, _, after = _element(der, after, end)
@@ -70,7 +79,7 @@ def key_kind(der: bytes) -> str:
 
 
 def _validity_at(der: bytes) -> tuple[int, int]:
-    """Where the validity begins, and where that ends which it is in."""
+    """Position of the validity, and the end of the element that holds it."""
     start, end = _inside(der, *_inside(der, 0, len(der), _SEQUENCE), _SEQUENCE)  # tbsCertificate
     tag, _, after = _element(der, start, end)
     if tag == _VERSION:
@@ -81,7 +90,7 @@ def _validity_at(der: bytes) -> tuple[int, int]:
 
 
 def _time(der: bytes, start: int, end: int) -> tuple[int, int]:
-    """A point in time, and where the next element begins."""
+    """Point in time, and the position of the next element."""
     tag, at, after = _element(der, start, end)
     text = der[at:after].decode("ascii", "replace")
     if tag not in (_UTC_TIME, _GENERALIZED_TIME):
@@ -93,7 +102,7 @@ def _time(der: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 def _inside(der: bytes, start: int, end: int, wanted: int) -> tuple[int, int]:
-    """Where the content of the element at ``start`` begins and ends."""
+    """Begin and end of the content of the element at ``start``."""
     tag, at, after = _element(der, start, end)
     if tag != wanted:
         raise ValueError("it is no X.509 certificate")
@@ -101,7 +110,10 @@ def _inside(der: bytes, start: int, end: int, wanted: int) -> tuple[int, int]:
 
 
 def _element(der: bytes, start: int, end: int) -> tuple[int, int, int]:
-    """The tag of the element at ``start``, where its content begins, where it ends. ``end``: of what holds it."""
+    """Tag of the element at ``start``, and the begin and end of its content.
+
+    ``end``: of the element that holds it.
+    """
     if start + 2 > end:
         raise ValueError("a certificate in it is cut short")
     length, at = der[start + 1], start + 2

@@ -1,8 +1,9 @@
-"""A value that is made of files and made anew when they change: certificates and tokens, without a restart.
+"""Value made from files, and made again when they change.
 
-Files are compared by content, so it does not matter how they are replaced: written over, renamed, or a symbolic link turned to
-another folder, as Kubernetes does. A new content is taken over whole or not at all. What cannot be used leaves the former in use,
-and is said once it was seen at two looks in a row: certificate and key are seldom replaced in the same instant.
+It serves certificates and tokens, without a restart. Files are compared by content, so any way to replace them works: written
+over, renamed, or a symbolic link turned to another folder, as Kubernetes does. New content is taken over whole or not at all.
+Unusable content leaves the former in use, and is logged once two looks in a row have seen it: certificate and key are seldom
+replaced in the same instant.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from typing import Any, Final, Generic, TypeVar
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""How often files are looked at: a change takes effect at most this much later, a bad one is said after twice as long."""
+"""Interval between looks at the files.
+
+A change takes effect at most this much later; a bad one is logged after twice as long.
+"""
 
 MOST_BYTES: Final = 4 << 20  # of one file; the largest bundles of authorities have a quarter of a megabyte
 _TRIES: Final = 3  # at start, for files that are being replaced just then
 
 Contents = Mapping[str, bytes]
-"""What stands in the files, by the setting that names each."""
+"""Contents of the files, by the setting that names each."""
 
 T = TypeVar("T")
 
 
 class ReloadingFile(Generic[T]):
-    """``value`` is what the files gave; ``look`` reads them again.
+    """Value made from files; ``poll`` reads them again.
 
-    ``use``: what the value is for, in logs and metrics. ``files``: by the setting that names each. ``secrets``: those of them
-    that nobody else may read. ``make`` raises ``ValueError`` naming the setting. Construction reads the files; it raises what
-    ``make`` does, and ``OSError`` for a file that cannot be read. ``look`` runs in one thread at a time, any; ``value`` is
-    replaced whole.
+    ``use``: the purpose of the value, in logs and metrics. ``files``: by the setting that names each. ``secrets``: those of them
+    that other users must not be able to read. ``make`` raises ``ValueError`` with the setting.
+    Construction reads the files; it raises the errors of ``make``, and ``OSError`` for a file that cannot be read. ``poll`` runs
+    in one thread at a time, any; ``value`` is replaced whole.
     """
 
     def __init__(
@@ -50,9 +54,9 @@ class ReloadingFile(Generic[T]):
         self.refused = ""  # why the newest content is not used; '' where it is
         self._make = make
         self._secrets = secrets
-        self._seen = b""  # digest of what `value` was made of
-        self._unusable = ""  # what was wrong at the last look
-        self._open_to_all: set[str] = set()  # secrets of which that was said
+        self._seen = b""  # digest of the contents that made `value`
+        self._unusable = ""  # the problem at the last look
+        self._open_to_all: set[str] = set()  # secrets for which that was logged
         self.value = self._first()
 
     def poll(self) -> bool:
@@ -103,14 +107,17 @@ class ReloadingFile(Generic[T]):
         return {setting: self._content(setting, path) for setting, path in self.files.items()}
 
     def _read_again(self, former: Contents) -> Contents:
-        """The files now; what they were a moment ago where one has gone meanwhile: the next look sees that."""
+        """Read the files again; return ``former`` where one has gone meanwhile.
+
+        The next look sees that.
+        """
         try:
             return self._read()
         except (OSError, ValueError):
             return former
 
     def _content(self, setting: str, path: Path) -> bytes:
-        # Without O_NONBLOCK a named pipe would hold whoever opens it.
+        # Without O_NONBLOCK a named pipe would block open().
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -137,9 +144,9 @@ class ReloadingFile(Generic[T]):
 
 
 class Watcher:
-    """Looks at what is watched, off the loop: a file on a share that hangs must not hold up a request.
+    """Look at the watched files in a thread, off the loop.
 
-    ``shutdown`` works without ``start`` and twice.
+    A file on a share that hangs must not hold up a request. ``shutdown`` works without ``start`` and twice.
     """
 
     def __init__(self, watched: Sequence[ReloadingFile[Any]], interval_s: float = LOOK_S) -> None:
@@ -170,7 +177,7 @@ class Watcher:
         try:
             for each in self._watched:
                 await asyncio.to_thread(each.poll)
-        except Exception:  # no thread, for one; the next look is in a moment
+        except Exception:  # e.g. no thread is left; the next look is in a moment
             if not self._failing:
                 log.exception("the files of certificates and tokens could not be looked at")
             self._failing = True
@@ -179,7 +186,7 @@ class Watcher:
 
 
 def _digest(contents: Contents) -> bytes:
-    """Of contents, so that no key is kept for comparison."""
+    """Digest of contents, so that no key is kept for comparison."""
     whole = hashlib.sha256()
     for setting, content in contents.items():
         whole.update(f"{setting}:{len(content)}:".encode())

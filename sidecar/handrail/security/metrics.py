@@ -1,4 +1,4 @@
-"""What a process says of its certificates, its tokens and of whom it turned away."""
+"""Metrics of a process's certificates, tokens and refused clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Labelled = dict[tuple[str, ...], float]
 
 
 def security_rows(watched: Sequence[ReloadingFile[Any]], guards: Sequence[Authenticator]) -> list[MetricDef]:
-    """Without TLS and tokens, rows that have no samples."""
+    """Rows of security metrics; without TLS and tokens they have no samples."""
     return [
         MetricDef(
             f"{names.METRIC_TLS}_certificate_expiry_timestamp_seconds",
@@ -49,7 +49,7 @@ def security_rows(watched: Sequence[ReloadingFile[Any]], guards: Sequence[Authen
 
 
 def expiries(watched: Sequence[ReloadingFile[Any]]) -> Labelled:
-    """Seconds since the epoch, by use."""
+    """Expiry times in seconds since the epoch, by use."""
     identities = [each.value for each in watched if isinstance(each.value, TlsMaterial)]
     return {(use,): float(at) for identity in identities for use, at in identity.expiries.items()}
 

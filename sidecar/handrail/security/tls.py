@@ -1,8 +1,8 @@
-"""TLS of this process's listeners and of its connections to others, from files that may be replaced at any time.
+"""TLS of a process's listeners and clients, from files that may change any time.
 
-A listener's context takes its certificate at every handshake from what the files hold then (OpenSSL's server name callback, which
-is called without a server name too), so a whole new generation is in use from one handshake to the next: certificate, key and
-the authorities of clients together. What is connected stays connected.
+At every handshake, a listener's context takes its certificate from the current files (OpenSSL's server name callback, which is
+called without a server name too). So a whole new generation is in use from one handshake to the next: certificate, key and the
+authorities of clients together. Existing connections stay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsMaterial:
-    """What one generation of the files gives. ``expiries``: when what ends, by use, in seconds since the epoch."""
+    """TLS objects from one generation of the files.
+
+    ``expiries``: end of validity by use, in seconds since the epoch.
+    """
 
     context: ssl.SSLContext
     cert: bytes | None = None  # PEM, the whole chain
@@ -42,7 +45,7 @@ class TlsMaterial:
 
 
 class ServerTls:
-    """The TLS that every listener of this process speaks.
+    """TLS of every listener of this process.
 
     ``prefix``: of the settings, for messages. Raises ``OSError`` for a file that cannot be read, ``ValueError`` for one that
     holds no usable certificate, key or authority.
@@ -65,13 +68,13 @@ class ServerTls:
         self.identity: ReloadingFile[TlsMaterial] = ReloadingFile("server", files, maker, secrets=frozenset({f"{prefix}{KEY}"}))
 
     def context(self, *, ask_only: bool = False) -> ssl.SSLContext:
-        """For one listener; it need not be replaced when the files are.
+        """Context for one listener, which stays valid when the files change.
 
-        Where clients have authorities, their certificate is wanted in the handshake; with ``ask_only`` a client that has none is
-        let in all the same, for the listener to decide, while a wrong one is not.
+        Where authorities of clients are set, the handshake requires a client certificate. With ``ask_only`` a client that has
+        none may pass, for the listener to decide, while one with a wrong certificate may not.
         """
         context = _bare_context(ssl.Purpose.CLIENT_AUTH)
-        context.num_tickets = 0  # a session taken up again would not have its client's certificate looked at again
+        context.num_tickets = 0  # a resumed session would not check its client's certificate again
         context.options |= ssl.OP_NO_TICKET
         if self.wants_clients:
             context.verify_mode = ssl.CERT_OPTIONAL if ask_only else ssl.CERT_REQUIRED
@@ -92,9 +95,9 @@ def client_identity(
     prefix: str = "",
     now_unix_s: Callable[[], float] = time.time,
 ) -> ReloadingFile[TlsMaterial]:
-    """How this process, as a client, knows its server and shows itself. Without ``ca_file`` the system's authorities count.
+    """TLS of this process as a client: trust in the server, and its own certificate.
 
-    Raises as ``ServerTls`` does.
+    Without ``ca_file`` the system's authorities count. Raises as ``ServerTls`` does.
     """
     given = {CA: ca_file, CERT: cert_file, KEY: key_file}
     files = {f"{prefix}{name}": path for name, path in given.items() if path is not None}
@@ -103,7 +106,10 @@ def client_identity(
 
 
 class _Maker:
-    """Makes an identity of the files' content. A certificate that is not valid now is not taken while the former one is."""
+    """Make an identity from the files' content.
+
+    A certificate that is not valid now is not taken while the former one is.
+    """
 
     def __init__(
         self,
@@ -131,7 +137,7 @@ class _Maker:
             expiries[self._authorities_use] = min(ends)
             context.load_verify_locations(cadata=b"".join(certificates(authorities)))
             if self._purpose is ssl.Purpose.CLIENT_AUTH:
-                # Whether it is wanted is the listener's own context to say; without this one Python shows no peer's certificate.
+                # The listener's own context decides whether it is required; without this one Python shows no peer's certificate.
                 context.verify_mode = ssl.CERT_OPTIONAL
         elif self._purpose is ssl.Purpose.SERVER_AUTH:
             context.load_default_certs(self._purpose)
@@ -146,7 +152,7 @@ class _Maker:
         return TlsMaterial(context=context, cert=cert, key=key, authorities=authorities, expiries=expiries)
 
     def _dates(self, setting: str, pem: bytes) -> list[Validity]:
-        """Of every certificate in the file; at least one."""
+        """Validity of every certificate in the file; at least one."""
         path = self._files[setting]
         try:
             found = [validity(der) for der in certificates(pem)]
@@ -169,7 +175,7 @@ class _Maker:
             raise ValueError(f"{self._cert}: {cert_path} with {self._key}: {key_path}: {why}") from None
 
     def _mind_kind(self, kind: str) -> None:
-        if kind not in _KINDS:  # gRPC would start with it, and then fail every handshake without a word
+        if kind not in _KINDS:  # gRPC would start with it, and then fail every handshake without a message
             rule = f"its key is {kind}, which gRPC does not take; RSA, or ECDSA with {' or '.join(_KINDS[1:])}"
             raise ValueError(f"{self._cert}: {self._files[self._cert]}: {rule}")
 
@@ -189,7 +195,10 @@ class _Maker:
 
 
 def _bare_context(purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Without certificates and authorities: TLS 1.2 or later, the strong ciphers that Python has chosen."""
+    """Context without certificates and authorities.
+
+    TLS 1.2 or later, with the strong ciphers that Python has chosen.
+    """
     serves = purpose is ssl.Purpose.CLIENT_AUTH
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,7 +1,8 @@
-"""Who may use a listener: bearer tokens from a file that may be replaced at any time, and client certificates.
+"""Bearer tokens from a file that may change any time, and client certificates.
 
-A token file holds one token a line; empty lines and lines that begin with ``#`` are skipped. A server takes every token in it, so
-that a token is changed without a gap: add the new one, move the clients over, remove the old one. A client sends the first.
+They decide which clients may use a listener. A token file holds one token a line; empty lines and lines that begin with ``#`` are
+skipped. A server takes every token in it, so that a token is changed without a gap: add the new one, move the clients over,
+remove the old one. A client sends the first.
 Source: RFC 6750 (bearer tokens), RFC 9110 section 11 (challenges).
 """
 
@@ -24,11 +25,14 @@ log = logging.getLogger(__name__)
 AUTHORIZATION: Final = "authorization"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750 section 2.1
 _SHORT: Final = 16
-_MAX_LOGGED_PEERS: Final = 64  # peers of which it was said that they were refused; later ones are only counted
+_MAX_LOGGED_PEERS: Final = 64  # peers whose refusal was logged; later ones are only counted
 
 
 def tokens(file: Path, *, use: str, setting: str) -> ReloadingFile[tuple[str, ...]]:
-    """The tokens of a file, in their order, at least one. Raises ``OSError``, and ``ValueError`` for what is no token."""
+    """Tokens of a file, in their order, at least one.
+
+    Raises ``OSError``, and ``ValueError`` for an invalid token.
+    """
 
     def read(contents: Contents) -> tuple[str, ...]:
         return _tokens(contents[setting], f"{setting}: {file}")
@@ -60,7 +64,10 @@ def _tokens(content: bytes, where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How one is let in by somebody else's listener. ``context``: for https, None for the system's authorities alone."""
+    """Credentials for a peer's listener.
+
+    ``context``: for https, None for the system's authorities alone.
+    """
 
     context: ssl.SSLContext | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # they hold a secret
@@ -70,32 +77,36 @@ OPEN: Final = Access()
 
 
 def bearer(token: str) -> str:
-    """The header's value."""
+    """Value of the ``Authorization`` header."""
     return f"Bearer {token}"
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Why a request is not let in. ``challenge``: of the header ``WWW-Authenticate``; '' where no token would help."""
+    """Reason why a request is refused.
+
+    ``challenge``: of the header ``WWW-Authenticate``; '' where no token would help.
+    """
 
     reason: str
     challenge: str = ""
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """HTTP status of the answer."""
         return 401 if self.challenge else 403
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer."""
+        """Headers of the answer."""
         return {"WWW-Authenticate": self.challenge} if self.challenge else {}
 
 
 class Authenticator:
-    """Decides for one listener. ``refused`` counts.
+    """Authentication of one listener.
 
-    ``tokens`` None: none are wanted. ``certificates``: a client certificate is wanted that the handshake only asked for.
+    ``refused`` counts. ``tokens`` None: no token is required. ``certificates``: a client certificate is required that the
+    handshake only asked for.
     """
 
     def __init__(
@@ -109,11 +120,11 @@ class Authenticator:
 
     @property
     def open(self) -> bool:
-        """Whether everything may pass."""
+        """Whether every request may pass."""
         return self._tokens is None and not self._certificates
 
     def denial(self, authorization: Sequence[str], *, certified: bool = False) -> Denied | None:
-        """None where the request may pass.
+        """Refusal of a request; None where it may pass.
 
         ``authorization``: the values of that header. ``certified``: the handshake has verified a certificate of the client.
         """
@@ -122,7 +133,10 @@ class Authenticator:
         return denied
 
     def log_denial(self, denied: Denied, host: str) -> None:
-        """Log who was turned away: the first time for each of the first hosts; the counter has the rest."""
+        """Log a refused client: once for each of the first hosts.
+
+        The counter has the rest.
+        """
         if host not in self._logged_peers and len(self._logged_peers) < _MAX_LOGGED_PEERS:
             self._logged_peers.add(host)
             log.warning("%s: a request from %s was turned away: %s (said once a host)", self.listener, host, denied.reason)
@@ -141,7 +155,10 @@ class Authenticator:
 
 
 def known(token: str, valid: Sequence[str]) -> bool:
-    """Whether ``token`` is one of ``valid``, in a time that tells nothing of how much of it is right, nor of which it is."""
+    """Whether ``token`` is one of ``valid``, in constant time.
+
+    The time does not show how much of the token is right, nor which one it is.
+    """
     given = _digest(token)
     found = False
     for each in valid:

@@ -1,1 +1,1 @@
-"""The append-only log that spool and journal share."""
+"""Append-only log that spool and journal share."""

@@ -1,7 +1,8 @@
-"""The few file operations that a durable log needs, as a layer that a crash test can replace.
+"""File operations of a durable log, as a layer that a crash test can replace.
 
-``OsFiles`` is the operating system; ``MemoryFiles`` keeps bytes in this process, for a spool without a folder. What survives:
-``write`` survives the death of the process, ``fdatasync`` a power loss; a name survives a power loss after ``fsync_dir``.
+``OsFiles`` is the operating system; ``MemoryFiles`` keeps bytes in this process, for a spool without a folder. Durability:
+data survives the death of the process after ``write`` and a power loss after ``fdatasync``; a name survives a power loss after
+``fsync_dir``.
 """
 
 from __future__ import annotations
@@ -14,19 +15,28 @@ from pathlib import Path
 from typing import Final, Protocol
 
 OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""Errors of a process, or host, that has no descriptor left: nothing is wrong with the file, and the call may work later."""
+"""Errors of a process, or host, that has no descriptor left.
+
+Nothing is wrong with the file, and the call may work later.
+"""
 
 FOLDER_MODE: Final = 0o750
 FILE_MODE: Final = 0o640
-"""Of what we create, whatever the umask is: data holds names and addresses of others, and a group may be let in to read it."""
+"""Mode of the files that we create, whatever the umask is.
+
+Data holds names and addresses of others, and a group may have permission to read it.
+"""
 
 READABLE_MODE: Final = 0o644
 REACHABLE_MODE: Final = 0o755
-"""Of the ready file, which anybody may wait for, and of a folder that is made for it."""
+"""Mode of the ready file, which any process may read, and of a folder made for it."""
 
 
 def make_folder(path: str | os.PathLike[str], mode: int = FOLDER_MODE) -> None:
-    """Create the folder and its parents where missing, each with ``mode``; what is there keeps its own."""
+    """Create the folder and its parents where missing, each with ``mode``.
+
+    Existing folders keep their own mode.
+    """
     missing = []
     at = os.path.abspath(path)
     while not os.path.isdir(at):
@@ -48,7 +58,7 @@ def _make_one(folder: str, mode: int) -> None:
 
 
 def create(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
-    """Open a file for writing; one that is created has ``mode``, one that is there keeps its own."""
+    """Open a file for writing; a new one gets ``mode``, an existing one keeps its own."""
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
@@ -64,11 +74,14 @@ def create(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> i
 
 
 def replace_file(path: Path, data: bytes, mode: int = FILE_MODE, folder_mode: int = FOLDER_MODE) -> None:
-    """Put a file with ``data`` and ``mode`` in the place of ``path``, whole or not at all. Raises ``OSError``."""
+    """Replace ``path`` by a file with ``data`` and ``mode``, whole or not at all.
+
+    Raises ``OSError``.
+    """
     make_folder(path.parent, folder_mode)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # of a process of our number that died here
+        os.unlink(temporary)  # of a process with our pid that died here
     with open(create(temporary, os.O_WRONLY, mode), "wb") as file:
         file.write(data)
     os.replace(temporary, path)
@@ -81,10 +94,13 @@ class Filesystem(Protocol):
         """Create the folder and its parents where missing."""
 
     def lock_dir(self, path: str) -> int:
-        """Hold the folder for this process until ``close``; raises ``BlockingIOError`` while another holds it."""
+        """Hold the folder for this process until ``close``.
+
+        Raises ``BlockingIOError`` while another process holds it.
+        """
 
     def list_dir(self, path: str) -> list[str]:
-        """The names in the folder, in no order."""
+        """Names in the folder, in no order."""
 
     def fsync_dir(self, path: str) -> None:
         """Make the names in the folder durable."""
@@ -96,13 +112,16 @@ class Filesystem(Protocol):
         """Open for reading; raises ``FileNotFoundError``."""
 
     def write(self, fd: int, parts: tuple[bytes, ...]) -> int:
-        """Append ``parts`` in one call; returns the bytes taken, which may be fewer than given."""
+        """Append ``parts`` in one call and return the bytes taken.
+
+        These may be fewer than given.
+        """
 
     def read_at(self, fd: int, size: int, position: int) -> bytes:
-        """Up to ``size`` bytes from ``position``; shorter only at the end of the file."""
+        """Read up to ``size`` bytes from ``position``; fewer only at the end of the file."""
 
     def size(self, fd: int) -> int:
-        """Bytes in the file."""
+        """Number of bytes in the file."""
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file to ``size`` bytes."""
@@ -114,7 +133,7 @@ class Filesystem(Protocol):
         """Release the descriptor."""
 
     def rename(self, old: str, new: str) -> None:
-        """Atomically put ``old`` in the place of ``new``."""
+        """Rename ``old`` to ``new`` atomically, replacing ``new``."""
 
     def unlink(self, path: str) -> None:
         """Remove a name; raises ``FileNotFoundError``."""
@@ -123,11 +142,14 @@ class Filesystem(Protocol):
         """Remove an empty folder."""
 
     def is_at(self, fd: int, path: str) -> bool:
-        """Whether ``path`` still names what ``fd`` holds open, a file or a folder that ``lock_dir`` holds."""
+        """Whether ``path`` still names the file or folder that ``fd`` holds open.
+
+        The folder is one that ``lock_dir`` holds.
+        """
 
 
 class OsFiles:
-    """The operating system's files."""
+    """Files of the operating system."""
 
     def make_dir(self, path: str) -> None:
         make_folder(path)
@@ -196,7 +218,10 @@ class OsFiles:
 
 
 class MemoryFiles:
-    """Files of one process's memory: gone with it, so a sync is nothing. Folders exist as soon as they are named."""
+    """Files in one process's memory.
+
+    They are gone with the process, so a sync does nothing. Folders exist as soon as they are named.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, bytearray] = {}

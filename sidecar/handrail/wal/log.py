@@ -1,12 +1,13 @@
-"""An append-only log in a folder of segment files: the sidecar's spool and the collector's journal.
+"""Append-only log in a folder of segment files, for spool and journal.
 
-A record's offset is a byte position that only grows over the whole life of the log; a segment file is named by the offset of its
-first byte (20 digits, ``.seg``), so an offset finds its file without an index, and a dropped segment leaves no trace. What stands
-in a file: ``handrail.wal.segment_file``.
+A record's offset is a byte position that only grows over the whole life of the log. A segment file is named by the offset of its
+first byte (20 digits, ``.seg``), so an offset finds its file without an index, and a dropped segment leaves no trace. The content
+of a file: ``handrail.wal.segment_file``.
+One thread appends, syncs and drops; another may read.
 
-One thread appends, syncs and drops; another may read. What a crash may leave behind, and what becomes of it at the next open:
-a tail that holds no whole record is cut off and its bytes are reported (``recovery``); bytes that are wrong in the middle are
-stepped over up to the next whole record, reported and counted, and kept on disk for a person to look at.
+The next open handles the remains of a crash. A tail that holds no whole record is cut off and its bytes are reported
+(``recovery``). Wrong bytes in the middle are skipped up to the next whole record, reported and counted, and kept on disk for a
+person to examine.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Full(Exception):  # noqa: N818 - a state, not a fault
-    """The log is at its bound, or the disk at its end; nothing was appended."""
+    """The log is at its bound, or the disk is full; nothing was appended."""
 
 
 class DiskFull(Full):
-    """The disk is at its end, or its quota."""
+    """The disk is full, or its quota is used up."""
 
 
 class NoDescriptors(Full):
@@ -53,12 +54,18 @@ class NoDescriptors(Full):
 
 
 class FolderGoneError(OSError):
-    """The folder, or the file being written, was deleted or replaced while it was in use: what is written now is in no file."""
+    """The log's folder, or the current file, was deleted or replaced while in use.
+
+    New writes are then in no file.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
-    """Bounds of one log. A segment is the unit of freeing space: ``max_bytes`` counts segments until they are dropped whole."""
+    """Bounds of one log.
+
+    A segment is the unit of freeing space: ``max_bytes`` counts segments until they are dropped whole.
+    """
 
     max_bytes: int = 8 << 30
     segment_bytes: int = 64 << 20
@@ -66,7 +73,10 @@ class LogLimits:
 
     @classmethod
     def within(cls, max_bytes: int) -> LogLimits:
-        """Workable limits for a total of ``max_bytes``: an eighth at most in the segment that cannot be freed."""
+        """Workable limits for a total of ``max_bytes``.
+
+        At most an eighth is in the segment that cannot be freed.
+        """
         segment_bytes = min(64 << 20, max_bytes // 8)
         return cls(
             max_bytes=max_bytes,
@@ -75,7 +85,7 @@ class LogLimits:
         )
 
     def validate(self) -> list[str]:
-        """Everything that is wrong, in words; empty when the log can work within these bounds."""
+        """All mistakes in these limits, in words; empty when the log can work with them."""
         problems = [f"{name}: must be above 0" for name in self.__slots__ if getattr(self, name) <= 0]
         if self.max_bytes < self.segment_bytes + self.max_record_bytes + HEADER_BYTES:
             # The segment being written is never dropped, so a record must fit beside one, or the log stays full for ever.
@@ -85,17 +95,17 @@ class LogLimits:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What opening found: the segments kept and the bytes cut off a torn tail."""
+    """Result of opening: the segments kept and the bytes cut off a torn tail."""
 
     segments: int
     torn_bytes: int
 
 
 class SegmentLog:
-    """The log in ``folder``, opened for appending and held against every other process.
+    """Log in ``folder``, opened for appending and locked against other processes.
 
-    ``floor``: offsets below it are known to have been used (acknowledged, published) even where the files are gone; the log goes
-    on at or above it, so that no offset ever means two records. ``on_damage`` is called by the reading thread, once a read for
+    ``floor``: offsets below it are known to have been used (acknowledged, published) even where the files are gone. The log goes
+    on at or above it, so that no offset ever means two records. The reading thread calls ``on_damage``, once a read for
     each damaged range. Raises ``BlockingIOError`` where another process has the folder, ``ValueError`` for unworkable limits.
     """
 
@@ -111,12 +121,12 @@ class SegmentLog:
         self.limits = limits or LogLimits()
         if problems := self.limits.validate():
             raise ValueError("; ".join(problems))
-        self.damaged_bytes = 0  # read over, by this process
+        self.damaged_bytes = 0  # skipped while reading, by this process
         self._folder = os.fspath(folder)
         self._files: Filesystem = files or OsFiles()
         self._on_damage = on_damage
         self._failed: OSError | None = None
-        self._unsure: OSError | None = None  # a sync that failed: no later one says anything of what was written before it
+        self._unsure: OSError | None = None  # a sync that failed: a later one reports nothing of the data written before it
         self._unsynced: dict[int, int] = {}  # descriptors by first offset, of segments that were rolled over before a sync
         self._names_unsynced = True
         self._sizes: dict[int, int] = {}  # bytes by first offset, oldest first
@@ -131,7 +141,7 @@ class SegmentLog:
             raise BlockingIOError(error.errno, "another process has this log open", self._folder) from None
         try:
             self.recovery = self._open(floor)
-            self._found_end = self._end  # what lies before it may have been acknowledged by an earlier process
+            self._found_end = self._end  # the data before it may have been acknowledged by an earlier process
         except BaseException:
             self._files.close(self._lock_fd)
             raise
@@ -152,15 +162,16 @@ class SegmentLog:
         return self._firsts[0]
 
     def size(self) -> int:
-        """Bytes that the segments take on disk."""
+        """Bytes of the segments on disk."""
         return self._bytes
 
     def append(self, kind: int, payload: bytes, at_unix_ns: int) -> int:
-        """Write one record into the operating system and return its offset; it is durable after ``sync``.
+        """Write one record into the operating system and return its offset.
 
-        ``kind`` 0 to 255. Raises ``Full`` (nothing changed), ``ValueError`` for a payload above ``max_record_bytes``, ``OSError``
-        where the disk fails; after a failed sync every append fails until the log is opened anew, because the kernel may report a
-        lost write only once. ``DiskFull`` and ``NoDescriptors`` say why where it is not the bound.
+        The record is durable after ``sync``. ``kind`` 0 to 255. Raises ``Full`` (nothing changed), ``ValueError`` for a payload
+        above ``max_record_bytes``, ``OSError`` where the disk fails; after a failed sync every append fails until the log is
+        opened again, because the kernel may report a lost write only once. ``DiskFull`` and ``NoDescriptors`` name the cause
+        where it is not the bound.
         """
         if self._failed is not None:
             raise self._failed
@@ -180,13 +191,13 @@ class SegmentLog:
         return offset
 
     def sync(self) -> int:
-        """Make everything appended so far durable; returns the offset below which all is.
+        """Make everything appended so far durable.
 
-        Raises ``Full`` where the disk, or the supply of descriptors, is at its end: the records since the last sync are then
-        taken back. Raises ``FolderGoneError`` where what was written has no name on the disk any more, and ``OSError`` where it
-        fails otherwise, or at the first sync after opening, which may be of records that were acknowledged: those since the last
-        sync are of unknown fate, the log takes no more, and every later sync fails as well, since the kernel drops what it could
-        not write and reports that once.
+        Returns the offset below which all is durable. Raises ``Full`` where the disk, or the supply of descriptors, is used up:
+        the records since the last sync are then removed. Raises ``FolderGoneError`` where the written file has no name on the
+        disk any more. Raises ``OSError`` where it fails otherwise, or at the first sync after opening, which may be of records
+        that were acknowledged: whether the records since the last sync are durable is unknown. The log then takes no more, and
+        every later sync fails as well, since the kernel drops what it could not write and reports that once.
         """
         if self._unsure is not None:
             raise self._unsure
@@ -215,7 +226,10 @@ class SegmentLog:
         return end
 
     def require_in_place(self) -> None:
-        """Raise ``FolderGoneError`` where the folder or the newest segment is not where it was opened."""
+        """Raise ``FolderGoneError`` where the folder or the newest segment was moved.
+
+        Each must be where it was opened.
+        """
         self._require_at(self._lock_fd, self._folder)
         self._require_at(self._fd, self._path(self._firsts[-1]))
 
@@ -224,7 +238,10 @@ class SegmentLog:
             raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", path)
 
     def _gone(self, error: OSError) -> FolderGoneError | None:
-        """What ``error`` means where a name was not found because the folder, or the newest segment, was taken away."""
+        """``FolderGoneError`` for an ``error`` from a removed folder or newest segment.
+
+        The error is that a name was not found; None for other errors.
+        """
         if isinstance(error, FolderGoneError):
             return error
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -237,9 +254,10 @@ class SegmentLog:
         return None
 
     def _take_back(self) -> None:
-        """Cut off what was not synced, which nobody was told is safe, so that the log goes on when there is space again.
+        """Cut off the records that were not synced.
 
-        What comes then is written, and synced, anew. Raises ``OSError``: then the log takes no more.
+        Nobody has a promise that they are safe, and the log can go on when there is space again. Later records are written and
+        synced as new. Raises ``OSError``: then the log takes no more.
         """
         for fd in (*self._unsynced.values(), self._fd):
             self._files.close(fd)
@@ -258,8 +276,9 @@ class SegmentLog:
         self._failed = self._unsure = None
 
     def read(self, from_offset: int, until: int | None = None) -> Generator[Stored, None, None]:
-        """The records from ``from_offset`` (a record's offset, or a ``next_offset``) up to ``until`` (default: all appended).
+        """Yield the records from ``from_offset`` to ``until``.
 
+        ``from_offset``: a record's offset, or a ``next_offset``. ``until``: by default all appended records are read.
         Begins with the first record kept where ``from_offset`` was dropped. Safe in a second thread; a segment that is dropped
         meanwhile is left out.
         """
@@ -272,7 +291,7 @@ class SegmentLog:
             try:
                 fd = self._files.open_read(self._path(first))
             except FileNotFoundError:
-                if first in self._firsts:  # nobody dropped it: someone deleted the file
+                if first in self._firsts:  # dropped by no process: a person deleted the file
                     self._damaged(Damage(max(from_offset, first), stop))
                 continue
             try:
@@ -281,7 +300,10 @@ class SegmentLog:
                 self._files.close(fd)
 
     def drop_before(self, offset: int) -> int:
-        """Remove every segment that lies whole below ``offset``, but never the one being written; returns the bytes freed."""
+        """Remove every segment that is entirely below ``offset``; return the freed bytes.
+
+        The segment being written always stays.
+        """
         freed = 0
         while len(self._firsts) > 1 and self._firsts[1] <= offset:
             first = self._firsts[0]
@@ -297,9 +319,10 @@ class SegmentLog:
         return freed
 
     def start_anew(self) -> None:
-        """Drop every record and go on at ``end`` in an empty file; frees the space before it asks for any.
+        """Drop every record and go on at ``end`` in an empty file.
 
-        For a log that is never synced and of which nothing is needed any more. Raises ``OSError``: ``repair`` may go on.
+        It frees the space before it takes any. It is for a log that is never synced and whose records nobody needs any more.
+        Raises ``OSError``: ``repair`` may go on.
         """
         last = self._firsts[-1]
         self._files.truncate(self._fd, 0)
@@ -310,7 +333,10 @@ class SegmentLog:
         self.drop_before(self._end)
 
     def repair(self) -> None:
-        """Make the newest file match the offsets again after a failed append. Raises ``OSError`` where it still fails."""
+        """Make the newest file match the offsets again after a failed append.
+
+        Raises ``OSError`` where it still fails.
+        """
         if self._failed is None:
             return
         if self._unsure is not None or self._lock_fd < 0:
@@ -324,9 +350,9 @@ class SegmentLog:
         self._failed = None
 
     def rescue(self, from_offset: int) -> Iterator[Stored]:
-        """The records from ``from_offset`` on that open descriptors still reach, for a log whose files have lost their names.
+        """Yield the records from ``from_offset`` on that open descriptors still reach.
 
-        For the appending thread. Raises ``OSError``.
+        It is for a log whose files have lost their names, and for the appending thread. Raises ``OSError``.
         """
         held = {**self._unsynced, self._firsts[-1]: self._fd}
         for first, fd in held.items():
@@ -337,11 +363,11 @@ class SegmentLog:
                         yield found
 
     def next_segment(self, offset: int) -> int:
-        """Where the first segment above ``offset`` begins; ``end`` where there is none."""
+        """Begin of the first segment above ``offset``; ``end`` where there is none."""
         return next((first for first in self._firsts if first > offset), self._end)
 
     def close(self) -> None:
-        """Give the files and the folder back, without a sync. Works twice."""
+        """Close the files and unlock the folder, without a sync. Works twice."""
         if self._lock_fd < 0:
             return
         for fd in (*self._unsynced.values(), self._fd, self._lock_fd):
@@ -368,7 +394,7 @@ class SegmentLog:
                     self._files.truncate(fd, self._end - first)
                     self._sizes[first] = self._end - first
             else:
-                # Whoever wrote it may have died before its sync; what is read from here on must not vanish later.
+                # The process that wrote it may have died before its sync; records read from here on must not vanish later.
                 self._files.fdatasync(fd)
                 self._files.close(fd)
         self._bytes = sum(self._sizes.values())
@@ -381,7 +407,7 @@ class SegmentLog:
         return Recovery(len(self._firsts), torn_bytes)
 
     def _whole_bytes(self, fd: int, first: int) -> int:
-        """Where the last whole record of the newest segment ends, as a position in its file."""
+        """End of the last whole record in the newest segment, as a position in its file."""
         end = first
         for found in self._segment(fd, first).scan(first, first + self._sizes[first]):
             if isinstance(found, Stored):
@@ -425,7 +451,10 @@ class SegmentLog:
             raise
 
     def _unwrite(self) -> None:
-        """Cut off half a record; where even that fails, the file no longer matches the offsets and takes no more."""
+        """Cut off half a record.
+
+        Where even that fails, the file no longer matches the offsets and takes no more.
+        """
         try:
             self._files.truncate(self._fd, self._sizes[self._firsts[-1]])
         except OSError as error:
@@ -451,7 +480,7 @@ class SegmentLog:
 
 
 def _full(error: OSError) -> Full | None:
-    """What ``error`` is where it only says that something has come to its end."""
+    """``Full`` for an error that means that a resource is used up; else None."""
     if error.errno in _NO_SPACE:
         return DiskFull(str(error))
     return NoDescriptors(str(error)) if error.errno in OUT_OF_DESCRIPTORS else None

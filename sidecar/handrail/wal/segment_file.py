@@ -1,4 +1,4 @@
-"""What stands in one segment file of a ``handrail.wal.log`` log: records, one behind the other.
+"""Content of one segment file of a ``handrail.wal.log`` log: consecutive records.
 
 A record is a header of 28 bytes and a payload. Header, little endian:
 
@@ -28,7 +28,7 @@ _WINDOW_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One record as read back. ``next_offset`` is where the following one begins."""
+    """One record as read back. ``next_offset``: where the following one begins."""
 
     offset: int
     next_offset: int
@@ -39,20 +39,20 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes from ``offset`` up to ``next_offset`` that hold no record but should."""
+    """Bytes from ``offset`` to ``next_offset`` that should hold a record but do not."""
 
     offset: int
     next_offset: int
 
 
 def pack_header(offset: int, kind: int, payload: bytes, at_unix_ns: int) -> bytes:
-    """The header of the record at ``offset``; ``kind`` 0 to 255."""
+    """Header of the record at ``offset``; ``kind`` 0 to 255."""
     body = _BODY.pack(_MAGIC, kind, len(payload), at_unix_ns, zlib.crc32(payload))
     return body + _CHECK.pack(zlib.crc32(body, offset & 0xFFFFFFFF))
 
 
 class SegmentFile:
-    """One segment, open for reading; its first byte has the offset ``first`` in the log."""
+    """One segment, open for reading; its first byte is at offset ``first`` of the log."""
 
     def __init__(self, files: Filesystem, fd: int, first: int) -> None:
         self._files = files
@@ -62,7 +62,7 @@ class SegmentFile:
         self._ahead = b""
 
     def scan(self, start: int, stop: int) -> Iterator[Stored | Damage]:
-        """What stands between two offsets of the log, every byte of it accounted for."""
+        """Records and damage between two offsets of the log, covering every byte of it."""
         offset = start
         while offset < stop:
             record = self._record_at(offset, stop)
@@ -71,7 +71,7 @@ class SegmentFile:
             offset = found.next_offset
 
     def _record_at(self, offset: int, stop: int) -> Stored | None:
-        """The record at ``offset``, or None where none stands there whole."""
+        """Record at ``offset``, or None where there is no whole one."""
         header = self._bytes_at(offset, HEADER_BYTES)
         if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
             return None
@@ -80,7 +80,7 @@ class SegmentFile:
             return None
         _, kind, length, at_unix_ns, check = _BODY.unpack(body)
         following = offset + HEADER_BYTES + length
-        if following > stop:  # the only bound: a limit lowered since must not make records unreadable
+        if following > stop:  # the only bound: a limit that was lowered later must not make records unreadable
             return None
         payload = self._bytes_at(offset + HEADER_BYTES, length)
         if len(payload) < length or zlib.crc32(payload) != check:
@@ -88,7 +88,10 @@ class SegmentFile:
         return Stored(offset, following, kind, at_unix_ns, payload)
 
     def _next_whole(self, offset: int, stop: int) -> int:
-        """Offset of the next whole record at or after ``offset``, or ``stop``. A false start costs one header checksum."""
+        """Offset of the next whole record at or after ``offset``, or ``stop``.
+
+        A false start costs one header checksum.
+        """
         while (at := self._find_magic(offset, stop)) is not None:
             if self._record_at(at, stop) is not None:
                 return at

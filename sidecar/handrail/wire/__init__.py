@@ -1,1 +1,1 @@
-"""Records to OTLP and back: one codec for sidecar and collector."""
+"""Encode records as OTLP and decode them: one codec for sidecar and collector."""

@@ -1,7 +1,7 @@
-"""Attributes of OTLP spans and log records: one writer and one reader a type, and a whole record by its dataclass.
+"""Write and read the attributes of OTLP spans and log records, by type and record.
 
-A record's attribute is named by its table's prefix and the field (``handrail.kv.fetch.`` + ``bytes_moved``), so that a field
-stands once, in ``records/``. ``read(write(x)) == x`` where numbers are sane; what is absurd reads as not seen, it raises
+A record's attribute is named by its table's prefix and the field (``handrail.kv.fetch.`` + ``bytes_moved``), so that a field's
+name is only in ``records/``. ``read(write(x)) == x`` where numbers are sane; an absurd value reads as not seen and raises
 nothing.
 """
 
@@ -20,7 +20,10 @@ from handrail.records import Direction, FetchEffect, LineClock, LogKind, Process
 
 
 def clean_text(text: str) -> str:
-    """``text`` as protobuf can carry it: lone surrogates (undecodable bytes) escaped, so that distinct ids stay distinct."""
+    """``text`` as protobuf can carry it.
+
+    Lone surrogates (undecodable bytes) are escaped, so that distinct ids stay distinct.
+    """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -32,7 +35,7 @@ def add_text(entries: Any, name: str, value: str) -> None:
 
 
 def add_number(entries: Any, name: str, value: int) -> None:
-    if 0 <= value < LARGEST:  # some server's usage block may say anything
+    if 0 <= value < LARGEST:  # some server's usage block may hold any value
         entry = entries.add()
         entry.key = name
         entry.value.int_value = value
@@ -95,7 +98,10 @@ def read_texts(value: AttributeValue) -> tuple[str, ...] | None:
 
 
 def read_numbers(value: AttributeValue) -> tuple[int, ...] | None:
-    """All of them, or nothing where one is absurd: which belong together is told by their order."""
+    """Read all numbers, or None where one is absurd.
+
+    A partial result has no use, since the order shows which numbers belong together.
+    """
     numbers = [read_number(item) for item in value] if isinstance(value, tuple) else [None]
     return tuple(number for number in numbers if number is not None) if None not in numbers else None
 
@@ -123,7 +129,10 @@ T = TypeVar("T")
 
 
 class RecordTable(Generic[T]):
-    """The attributes of one record class: every field but ``carried``, which travel elsewhere in the span or log record."""
+    """Attributes of one record class: every field but ``carried``.
+
+    The ``carried`` fields travel elsewhere in the span or log record.
+    """
 
     def __init__(self, kind: type[T], prefix: str, carried: Iterable[str]) -> None:
         left_out = frozenset(carried)
@@ -142,7 +151,10 @@ class RecordTable(Generic[T]):
                 add(entries, name, value)
 
     def read(self, attributes: Attributes) -> dict[str, Any]:
-        """The sane values by field. Raises ValueError where a field without a default is missing."""
+        """Sane values by field.
+
+        Raises ValueError where a field without a default is missing.
+        """
         found = {}
         readers = self._readers
         for key, given in attributes.items():
@@ -154,7 +166,7 @@ class RecordTable(Generic[T]):
 
 
 def _pair(name: str, type_name: str) -> _Pair:
-    """How a field of this type is written and read; a KeyError names a type that is not here yet."""
+    """Writer and reader for a field of this type; KeyError for an unsupported type."""
     if name.endswith("_unix_ns"):
         return add_unix, read_unix
     return _BY_TYPE[type_name.removesuffix(" | None")]

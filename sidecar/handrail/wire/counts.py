@@ -1,4 +1,7 @@
-"""What a proxy counted, as OTLP metrics and back: docs/wire.md, "Counts of requests". The collector's coverage is over these."""
+"""Encode a proxy's request counts as OTLP metrics and decode them.
+
+Format: docs/wire.md, "Counts of requests". The collector's coverage is over these counts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _MOST_POINTS: Final = 64
 
 
 def counts_request(resource: Resource, finished: Mapping[Outcome, int], start_unix_ns: int, at_unix_ns: int) -> bytes:
-    """An encoded ``ExportMetricsServiceRequest``; its batch number is put in by the exporter."""
+    """Encode an ``ExportMetricsServiceRequest``; the exporter adds its batch number."""
     request = ExportMetricsServiceRequest()
     entry = request.resource_metrics.add()
     entry.resource.CopyFrom(resource)
@@ -41,7 +44,10 @@ def counts_request(resource: Resource, finished: Mapping[Outcome, int], start_un
 
 
 def read_counts(metrics: Iterable[Metric], process: Process) -> list[RequestCounts]:
-    """The counts that metrics of scope ``handrail.counts`` carry, oldest first; what is not of them is passed over."""
+    """Read the counts in metrics of scope ``handrail.counts``, oldest first.
+
+    Other metrics are skipped.
+    """
     found: dict[tuple[int, int], dict[str, int]] = {}
     for metric in metrics:
         for point in metric.sum.data_points[:_MOST_POINTS] if metric.name == names.METRIC_FINISHED else ():
@@ -56,9 +62,10 @@ def read_counts(metrics: Iterable[Metric], process: Process) -> list[RequestCoun
 
 
 class CountsExport:
-    """Tells them at its start, every ten seconds, and at its end. ``take`` is ``Exporter.take``.
+    """Export the counts at the start, every ten seconds, and at the end.
 
-    One that is not taken is left out: the next says all that it would have said. ``shutdown`` works without ``start`` and twice.
+    ``take`` is ``Exporter.take``. A refused export is left out: the next carries the same counts. ``shutdown`` works without
+    ``start`` and twice.
     """
 
     def __init__(
@@ -80,12 +87,12 @@ class CountsExport:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to tell. Start it before the proxy, so that its first reading says 0."""
+        """Begin to export. Start it before the proxy, so that its first reading says 0."""
         await self.tell()
         self._task = asyncio.create_task(self._run())
 
     async def shutdown(self) -> None:
-        """Tell a last time."""
+        """Export a last time."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -95,7 +102,7 @@ class CountsExport:
         await self.tell()
 
     async def tell(self) -> None:
-        """Once, now. Never raises."""
+        """Export once, now. Never raises."""
         payload = counts_request(self._resource, self._finished, self._start_unix_ns, self._now_unix_ns())
         try:
             await self._take(Signal.METRICS, payload)

@@ -1,7 +1,7 @@
-"""Samples of devices as OTLP metrics, and back. What travels: docs/wire.md, "Samples of devices".
+"""Encode samples of devices as OTLP metrics and decode them.
 
-``read_devices`` of what ``DeviceMetrics`` made of samples gives them again by device, oldest first; labels come back whatever the
-tables call them.
+Format: docs/wire.md, "Samples of devices". ``read_devices`` restores the samples given to ``DeviceMetrics`` by device, oldest
+first. Labels are restored whatever their names in the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from handrail.records.devices import CounterDef, Device, DeviceKind, DeviceRun, 
 from handrail.wire.codec import add_number, add_text, read_number, read_text
 
 Tables = Mapping[str, CounterDef]
-"""Counters by the name of their metric, as ``named`` makes it: units, texts and the names of labels."""
+"""Counters by the name of their metric, as ``named`` makes it.
+
+They hold units, texts and the names of labels.
+"""
 
 _CUMULATIVE: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 _PREFIX: Final = {
@@ -33,14 +36,17 @@ _PREFIX: Final = {
 _HW_TYPE: Final = {f"{names.METRIC_GPU}_": "gpu", f"{names.METRIC_LINK}_": "network"}
 _LARGEST: Final = 2**63 - 1
 DIGITS: Final = {"ratio": 4, "watts": 1}
-"""Of fractions, by the last word of the name: more than a share of a tenth of a second, or a power meter that is off by watts,
-can mean. The digits behind it are noise that costs 5 bytes a value on disk."""
+"""Digits of fractions that are kept, by the last word of the name.
+
+They show more than a share of a tenth of a second, or a power meter that is off by watts, can mean. The digits behind them are
+noise that costs 5 bytes a value on disk.
+"""
 _OF_POINT: Final = frozenset({names.HW_ID, names.HW_TYPE})
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """What the ``hw.*`` conventions call a counter, and its label."""
+    """Name of a counter, and of its label, in the ``hw.*`` conventions."""
 
     metric: str
     label: str = ""
@@ -58,22 +64,26 @@ CONVENTIONS: Final[Mapping[str, Convention]] = {
     f"{names.METRIC_LINK}_line_rate_bytes_per_second": Convention("hw.network.bandwidth.limit"),
     f"{names.METRIC_LINK}_up": Convention("hw.network.up"),
 }
-"""By the name that the metric would have here. Source: OpenTelemetry semantic conventions, hardware (status: development)."""
+"""Conventions by the name that the metric would have here.
+
+Source: OpenTelemetry semantic conventions, hardware (status: development).
+"""
 
 _OURS: Final = {convention.metric: ours for ours, convention in CONVENTIONS.items()}
 
 
 def named(gpu: Iterable[CounterDef] = (), link: Iterable[CounterDef] = ()) -> Tables:
-    """The tables of a process by metric."""
+    """Tables of a process by metric."""
     pairs = ((names.METRIC_GPU, gpu), (names.METRIC_LINK, link))
     return {f"{prefix}_{counter.name}": counter for prefix, counters in pairs for counter in counters}
 
 
 class DeviceMetrics:
-    """Builds one request, sample by sample: of each series the latest value is the point, the earlier ones are its exemplars.
+    """Builder of one request, sample by sample.
 
-    ``add`` costs about a microsecond a value, so that no thread is held when the request is finished. What is not finite or above
-    63 bits is left out. Not thread-safe.
+    Of each series the latest value is the point, and the earlier ones are its exemplars. ``add`` costs about a microsecond a
+    value, so that finishing the request holds no thread. Values that are not finite or above 63 bits are left out. Not
+    thread-safe.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -84,7 +94,7 @@ class DeviceMetrics:
         self._read: dict[tuple[Source, Device], _Filling] = {}
 
     def add(self, sample: DeviceSample) -> None:
-        """Samples of one device come oldest first."""
+        """Add a sample; samples of one device come oldest first."""
         self.samples += 1
         at, device = sample.at_unix_ns, sample.device
         report = self._read.get((sample.source, device))
@@ -103,7 +113,7 @@ class DeviceMetrics:
             known.add(at, number)
 
     def finished(self) -> list[Metric]:
-        """One metric a counter. Nothing may be added after it."""
+        """Finish with one metric a counter. Nothing may be added after it."""
         for series in (*self._read.values(), *self._series.values()):
             series.finish()
         return list(self._metrics.values())
@@ -135,7 +145,7 @@ class DeviceMetrics:
 
 
 def devices_request(resource: Resource, metrics: DeviceMetrics) -> bytes:
-    """An encoded ``ExportMetricsServiceRequest``; its batch number is put in by the exporter."""
+    """Encode an ``ExportMetricsServiceRequest``; the exporter adds its batch number."""
     request = ExportMetricsServiceRequest()
     entry = request.resource_metrics.add()
     entry.resource.CopyFrom(resource)
@@ -146,11 +156,14 @@ def devices_request(resource: Resource, metrics: DeviceMetrics) -> bytes:
 
 
 _Of = tuple[DeviceKind, str, str, str, int, type]
-"""Which series: kind and name of the counter, key of the device, label, start, type of its numbers."""
+"""Key of a series.
+
+Kind and name of the counter, key of the device, label, start, type of its numbers.
+"""
 
 
 class _Filling:
-    """A point that is being filled; its latest value is not in it yet."""
+    """Point under construction; its latest value is not in it yet."""
 
     __slots__ = ("_at", "_digits", "_last", "_point")
 
@@ -179,7 +192,10 @@ class _Filling:
 
 
 def read_devices(metrics: Iterable[Metric], process: Process) -> list[DeviceRun]:
-    """What metrics of scope ``handrail.devices`` carry, by device; what is not of this form is passed over."""
+    """Read the runs in metrics of scope ``handrail.devices``, by device.
+
+    Metrics of another form are skipped.
+    """
     took: dict[tuple[Source, Device], dict[int, int]] = {}
     report: dict[str, list[Series]] = {}
     instants: dict[str, list[Sequence[int]]] = {}
@@ -218,7 +234,10 @@ def _run(
     reported_series: Sequence[Series],
     instants: Sequence[Sequence[int]],
 ) -> DeviceRun:
-    """The values of ``told``, each at its own times, at those that the device was read."""
+    """Build the run of a device from its series.
+
+    Each series has its own times; the run has the times at which the device was read.
+    """
     at = sorted(took)
     series = []
     for each, times in zip(reported_series, instants, strict=True):
@@ -251,7 +270,10 @@ def _describe(entries: Any, source: Source, device: Device) -> None:
 
 
 def _described(found: Attributes) -> tuple[Source, Device] | None:
-    """Inverse of the attributes above; None where it names no device, or a kind or source of a later version."""
+    """Read source and device from attributes; the inverse of ``_describe``.
+
+    None where they name no device, or a kind or source of a later version.
+    """
     key = read_text(found.get(names.HW_ID))
     kind = _KINDS.get(read_text(found.get(names.DEVICE_KIND)))
     source = _SOURCES.get(read_text(found.get(names.SOURCE)))
@@ -284,8 +306,11 @@ def _metric(name: str, start: int, tables: Tables) -> Metric:
 
 
 def _values(point: NumberDataPoint) -> tuple[list[int], Sequence[float | None]]:
-    """Times and values, oldest first, of the type that the point has; what is not finite is None."""
-    exemplars = list(point.exemplars)  # looked at twice, and each look into the message makes an object
+    """Times and values of a point, oldest first, of the type that the point has.
+
+    Values that are not finite become None.
+    """
+    exemplars = list(point.exemplars)  # used twice, and each access to the message makes an object
     times = [each.time_unix_nano for each in exemplars]
     times.append(point.time_unix_nano)
     if max(times) > LATEST_UNIX_NS:
@@ -309,6 +334,6 @@ def _label(found: Attributes) -> str:
 
 
 def _counter_name(metric: str) -> str | None:
-    """The counter's name from the metric's; None for a metric that is not of a device."""
+    """Counter's name from the metric's; None for a metric that is not of a device."""
     ours = _OURS.get(metric, metric)
     return next((ours[len(prefix) :] for prefix in _HW_TYPE if ours.startswith(prefix)), None)

@@ -1,6 +1,7 @@
-"""Samples of an engine's metrics page as OTLP metrics, and back. What travels: docs/wire.md, "Samples of a metrics page".
+"""Encode samples of an engine's metrics page as OTLP metrics and decode them.
 
-``read_samples(sample_metrics(x), ...)`` gives ``x`` again, values in the order of the schema.
+Format: docs/wire.md, "Samples of a metrics page". ``read_samples(sample_metrics(x), ...)`` restores ``x``, values in the order of
+the schema.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BY_METRIC: Final = {f"{names.METRIC_ENGINE}_{quantity.name}": quantity for quan
 
 
 def metrics_request(resource: Resource, samples: Sequence[EngineSample]) -> bytes:
-    """An encoded ``ExportMetricsServiceRequest``; its batch number is put in by the exporter."""
+    """Encode an ``ExportMetricsServiceRequest``; the exporter adds its batch number."""
     request = ExportMetricsServiceRequest()
     entry = request.resource_metrics.add()
     entry.resource.CopyFrom(resource)
@@ -35,7 +36,7 @@ def metrics_request(resource: Resource, samples: Sequence[EngineSample]) -> byte
 
 
 def sample_metrics(sample: EngineSample) -> list[Metric]:
-    """One metric a quantity that the sample has."""
+    """One metric for each quantity that the sample has."""
     values: dict[str, list[EngineValue]] = {}
     for value in sample.values:
         values.setdefault(value.name, []).append(value)
@@ -64,7 +65,10 @@ def sample_metrics(sample: EngineSample) -> list[Metric]:
 
 
 def read_samples(metrics: Iterable[Metric], process: Process) -> list[EngineSample]:
-    """The samples that metrics of scope ``handrail.samples`` carry, oldest first; what is not of the schema is passed over."""
+    """Read the samples in metrics of scope ``handrail.samples``, oldest first.
+
+    Metrics outside the schema are skipped.
+    """
     values: dict[int, list[EngineValue]] = {}
     histograms: dict[int, list[EngineHistogram]] = {}
     models: dict[int, str] = {}
@@ -136,7 +140,7 @@ def _label(entries: Any, quantity: Quantity, sample: EngineSample, engine: str, 
 
 
 def _labels(point: Any, quantity: Quantity) -> tuple[str, str, str]:
-    """(engine, label, model) of a data point."""
+    """Labels (engine, label, model) of a data point."""
     found = attributes_of(point.attributes)
     label = read_text(found.get(quantity.label)) if quantity.label else None
     return read_text(found.get(names.ENGINE_LABEL)) or "", label or "", read_text(found.get(names.MODEL_LABEL)) or ""

@@ -1,7 +1,7 @@
-"""An ``Exchange`` as an OTLP span and back: one table row per attribute.
+"""Encode an ``Exchange`` as an OTLP span and decode it, by a table of attributes.
 
 Spans are built as ``opentelemetry.proto`` messages, not as SDK spans: docs/decisions/0003-spans-by-opentelemetry-proto.md has the
-figures. What travels and what it means: docs/wire.md. ``read_exchange(to_span(x), x.process) == x`` for every exchange whose
+figures. Format and meaning: docs/wire.md. ``read_exchange(to_span(x), x.process) == x`` for every exchange whose
 times and counts are sane; a value outside that becomes None on the reading side, never an exception.
 """
 
@@ -42,7 +42,7 @@ _SPAN_NAMES: Final[Mapping[Role, str]] = {Role.PREFILL: names.SPAN_PREFILL, Role
 
 
 class AttributeType(Enum):
-    """The OTLP type of an attribute and what a sane value of it is."""
+    """OTLP type of an attribute, and the rule for a sane value of it."""
 
     TEXT = "string"
     NUMBER = "int"  # 0 <= n < LARGEST
@@ -55,7 +55,7 @@ class AttributeType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One row: the attribute ``name`` carries the dataclass field ``field`` as ``kind``."""
+    """One row: attribute ``name`` carries the dataclass field ``field`` as ``kind``."""
 
     name: str
     field: str
@@ -133,7 +133,10 @@ KV_ATTRIBUTES: Final = tuple(
 
 
 def to_span(exchange: Exchange) -> Span:
-    """``exchange`` as a SERVER span; a field at its default is left out. Raises ValueError for ids that are not hex."""
+    """Encode ``exchange`` as a SERVER span; fields at their default are left out.
+
+    Raises ValueError for ids that are not hex.
+    """
     ids = exchange.ids
     span = Span(
         trace_id=bytes.fromhex(ids.trace_id),
@@ -164,10 +167,11 @@ def to_span(exchange: Exchange) -> Span:
 
 
 def read_exchange(span: Span, process: Process, attributes: Attributes | None = None) -> Exchange:
-    """The exchange that ``span`` carries, observed at ``process``; ``attributes``: its attributes where they are decoded already.
+    """Decode the exchange in ``span``, observed at ``process``.
 
-    Raises ValueError where it carries none: other than a proxy's or middleware's span, ids of a wrong length, no usable start or
-    duration. An attribute that is absent, of another type, or absurd (negative, ``LARGEST`` or above) reads as not seen.
+    ``attributes``: the span's attributes where they are decoded already. Raises ValueError where the span carries no exchange:
+    it is not a proxy's or middleware's span, has ids of a wrong length, or no usable start or duration. An attribute that is
+    absent, of another type, or absurd (negative, ``LARGEST`` or above) reads as not seen.
     """
     if len(span.trace_id) != 16 or len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
         raise ValueError("ids of a wrong length")
@@ -205,7 +209,10 @@ def read_exchange(span: Span, process: Process, attributes: Attributes | None = 
 
 
 def join_key(exchange: Exchange) -> str:
-    """What a tier of OpenTelemetry Collectors balances on: the request key where there is a usable one, else the trace id."""
+    """Key by which a tier of OpenTelemetry Collectors balances load.
+
+    It is the request key where there is a usable one, else the trace id.
+    """
     if exchange.request_id:
         key = request_key(exchange.request_id, IdOrigin.CLIENT).key
         if joinable(key):
@@ -214,7 +221,7 @@ def join_key(exchange: Exchange) -> str:
 
 
 def resource_of(process: Process, *, cluster: str = "", extra: Mapping[str, Any] | None = None) -> Resource:
-    """The resource of everything that is sent about ``process``.
+    """Resource of everything that is sent about ``process``.
 
     ``extra``: further attributes (from OTEL_RESOURCE_ATTRIBUTES), str, bool, int or float; Handrail's own names win over them.
     """
@@ -244,7 +251,10 @@ def resource_of(process: Process, *, cluster: str = "", extra: Mapping[str, Any]
 
 
 def process_of(resource: Resource) -> Process:
-    """Which process a resource, ours or anyone's, speaks of. An unknown role is ``Role.UNKNOWN``, never a guess."""
+    """Process that a resource, ours or another's, describes.
+
+    An unknown role is ``Role.UNKNOWN``, never a guess.
+    """
     text = {a.key: a.value.string_value for a in resource.attributes if a.value.WhichOneof("value") == "string_value"}
     sender = text.get(names.SENDER_ID, "")
     instance = text.get(names.INSTANCE, "")
@@ -315,7 +325,10 @@ _READERS: Final[Mapping[AttributeType, Callable[[AttributeValue], Any]]] = {
 
 
 class _Writer:
-    """A table made ready: one fetch of all fields, and the function of each row bound once (an Enum as a key costs 0.2 us)."""
+    """Prepared table for fast writes.
+
+    It fetches all fields at once, and binds the function of each row once (an Enum as a key costs 0.2 us).
+    """
 
     def __init__(self, table: tuple[Attribute, ...], kind: type[Exchange] | type[Gaps] | type[KvParams]) -> None:
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
@@ -346,7 +359,7 @@ _ROWS: Final = {
 
 
 def _read(attributes: Attributes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The sane values by field, of the exchange, its gaps and its per-token gaps; in one pass."""
+    """Sane values by field: of the exchange, its gaps and its per-token gaps."""
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     for key, given in attributes.items():
         if (row := _ROWS.get(key)) is not None:
@@ -357,5 +370,8 @@ def _read(attributes: Attributes) -> tuple[dict[str, Any], dict[str, Any], dict[
 
 
 def _whole_gaps(values: dict[str, Any]) -> Gaps | None:
-    """The gaps, or None where any part of them is missing: half a figure is none."""
+    """Gaps of the exchange, or None where any part of them is missing.
+
+    Half a figure is none.
+    """
     return Gaps(**values) if len(values) == len(GAP_ATTRIBUTES) and values["unit"] in _GAP_UNITS else None

@@ -1,6 +1,6 @@
-"""Facts of a log and reports on a metrics page as OTLP log records, and back. What travels: docs/wire.md.
+"""Encode log facts and metrics page reports as OTLP log records and decode them.
 
-``read_fact(fact_log(x), x.process) == x`` for every fact whose numbers are finite, likewise for reports.
+Format: docs/wire.md. ``read_fact(fact_log(x), x.process) == x`` for every fact whose numbers are finite, likewise for reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _SEVERITIES: Final = {
 
 
 def logs_request(resource: Resource, records: Sequence[LogRecord]) -> bytes:
-    """An encoded ``ExportLogsServiceRequest`` of scope ``handrail.events``; its batch number is put in by the exporter."""
+    """Encode an ``ExportLogsServiceRequest`` of scope ``handrail.events``.
+
+    The exporter adds its batch number.
+    """
     request = ExportLogsServiceRequest()
     entry = request.resource_logs.add()
     entry.resource.CopyFrom(resource)
@@ -42,7 +45,7 @@ def logs_request(resource: Resource, records: Sequence[LogRecord]) -> bytes:
 
 
 def fact_log(fact: LogFact) -> LogRecord:
-    """``fact`` as a log record."""
+    """Encode ``fact`` as a log record."""
     log = LogRecord(
         event_name=names.LOG_KV_LINE,
         time_unix_nano=fact.at_unix_ns,
@@ -66,7 +69,10 @@ def fact_log(fact: LogFact) -> LogRecord:
 
 
 def read_fact(log: LogRecord, process: Process, attributes: Attributes | None = None) -> LogFact | None:
-    """The fact that ``log`` carries, None for another kind of event. Raises ValueError where it cannot be read."""
+    """Decode the fact in ``log``; None for another kind of event.
+
+    Raises ValueError where it cannot be read.
+    """
     if log.event_name != names.LOG_KV_LINE:
         return None
     found = attributes_of(log.attributes) if attributes is None else attributes
@@ -81,7 +87,7 @@ def read_fact(log: LogRecord, process: Process, attributes: Attributes | None = 
 
 
 def report_log(report: SchemaReport) -> LogRecord:
-    """``report`` as a log record; WARN where it says anything."""
+    """Encode ``report`` as a log record; WARN where it holds any difference."""
     severity = SeverityNumber.SEVERITY_NUMBER_WARN if report.notes else SeverityNumber.SEVERITY_NUMBER_INFO
     log = LogRecord(event_name=names.LOG_SCHEMA, time_unix_nano=report.at_unix_ns, severity_number=severity)
     add_text(log.attributes, names.SOURCE, report.source.value)
@@ -94,7 +100,10 @@ def report_log(report: SchemaReport) -> LogRecord:
 
 
 def read_report(log: LogRecord, process: Process) -> SchemaReport | None:
-    """The report that ``log`` carries, None for another kind of event. Raises ValueError where it cannot be read."""
+    """Decode the report in ``log``; None for another kind of event.
+
+    Raises ValueError where it cannot be read.
+    """
     if log.event_name != names.LOG_SCHEMA:
         return None
     found = attributes_of(log.attributes)

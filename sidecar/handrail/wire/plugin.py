@@ -1,7 +1,7 @@
-"""The plugin's records as OTLP spans and log records, and back. What travels: docs/wire.md, "Records of the plugin".
+"""Encode the plugin's records as OTLP spans and log records and decode them.
 
-``read_plugin_span`` of the first span of ``plugin_spans(x)`` and ``read_plugin_log`` of ``plugin_log(x)`` give ``x`` again for
-every record whose numbers are sane.
+Format: docs/wire.md, "Records of the plugin". ``read_plugin_span`` of the first span of ``plugin_spans(x)`` and
+``read_plugin_log`` of ``plugin_log(x)`` restore ``x`` for every record whose numbers are sane.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _QUEUE_SPANS: Final = frozenset({names.SPAN_PREFILL_QUEUE, names.SPAN_DECODE_QUE
 
 
 def plugin_spans(record: PluginSpan) -> list[Span]:
-    """The span that carries ``record``, then those that only draw a part of it. Raises ValueError for ids that are not hex."""
+    """Span that carries ``record``, then spans that only draw a part of it.
+
+    Raises ValueError for ids that are not hex.
+    """
     if isinstance(record, KvFetch):
         return [_fetch_span(record)]
     if isinstance(record, KvPublish):
@@ -54,7 +57,10 @@ def plugin_spans(record: PluginSpan) -> list[Span]:
 
 
 def read_plugin_span(span: Span, process: Process, attributes: Attributes | None = None) -> PluginSpan | None:
-    """The record that ``span`` carries; None for one that only draws. Raises ValueError where it cannot be read."""
+    """Decode the record in ``span``; None for a span that only draws.
+
+    Raises ValueError where it cannot be read.
+    """
     kind = _SPAN_KINDS.get(span.name)
     if kind is None:
         return None
@@ -69,7 +75,10 @@ def read_plugin_span(span: Span, process: Process, attributes: Attributes | None
 
 
 def plugin_log(record: PluginSpan | PluginEvent) -> LogRecord:
-    """``record`` as a log record of scope ``handrail.events``: an event, or a span's record while it is provisional."""
+    """Encode ``record`` as a log record of scope ``handrail.events``.
+
+    It is an event, or a span's record while it is provisional.
+    """
     log = LogRecord(severity_number=SeverityNumber.SEVERITY_NUMBER_INFO)
     add_text(log.attributes, names.SOURCE, record.source.value)
     if isinstance(record, Iteration):
@@ -89,7 +98,10 @@ def plugin_log(record: PluginSpan | PluginEvent) -> LogRecord:
 
 
 def read_plugin_log(log: LogRecord, process: Process) -> PluginSpan | PluginEvent | None:
-    """The record of ``log``; None for another kind of event. Raises ValueError where it cannot be read."""
+    """Decode the record in ``log``; None for another kind of event.
+
+    Raises ValueError where it cannot be read.
+    """
     attributes = attributes_of(log.attributes)
     if (kind := _LOG_KINDS.get(log.event_name)) is not None:
         parent = read_text(attributes.get(names.PARENT_SPAN_ID)) or ""
@@ -130,7 +142,10 @@ def _request_spans(record: EngineTimes) -> list[Span]:
 
 
 def _drawn(record: EngineTimes, name: str, number: int, begin_ns: int, end_ns: int) -> Span:
-    """A span without a record. Its id is the carrier's with other low bits: random like it, the same when it is sent again."""
+    """Span without a record.
+
+    Its id is the carrier's with other low bits: random like it, and the same when it is sent again.
+    """
     start = record.queued_unix_ns
     span = _span(record, name, Span.SPAN_KIND_INTERNAL, start + begin_ns, start + end_ns)
     span.span_id = ((int(record.ids.span_id, 16) ^ number) or 4).to_bytes(8, "big")
@@ -180,7 +195,10 @@ def _span(record: PluginSpan, name: str, kind: Span.SpanKind.ValueType, start: i
 
 
 def _join_key(record: PluginSpan) -> str:
-    """As ``export.spans.join_key``: a tier of OpenTelemetry Collectors must send all of a request to one place."""
+    """Join key of a record, as ``wire.exchange.join_key`` makes it.
+
+    A tier of OpenTelemetry Collectors must send all of a request to one place.
+    """
     key = request_key(record.request_id, IdOrigin.VLLM_ENGINE).key
     return key if joinable(key) else record.ids.trace_id
 
@@ -240,5 +258,5 @@ def _time(unix_ns: int) -> int:
 
 
 def _first(*offsets: int | None) -> int:
-    """The first known offset, 0 where none is."""
+    """First known offset; 0 where there is none."""
     return next((offset for offset in offsets if offset is not None), 0)

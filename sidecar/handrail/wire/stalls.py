@@ -1,7 +1,7 @@
-"""The stalls of a stream on the span of who saw it: two counts as attributes, and the longest ones as events.
+"""Write the stalls of a stream on its observer's span, and read them.
 
-``read_stalls`` gives again what ``write_stalls`` wrote; an event that is absurd (no length, an end before its begin) is left out,
-and so is everything beyond ``KEPT`` events.
+Two counts are attributes, and the longest stalls are events. ``read_stalls`` restores what ``write_stalls`` wrote. An event that
+is absurd (no length, an end before its begin) is left out, and so is everything beyond ``KEPT`` events.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def write_stalls(span: Span, stalls: Stalls) -> None:
 
 
 def read_stalls(span: Span, attributes: Attributes) -> Stalls | None:
-    """The stalls that ``span`` tells of; ``attributes``: its own, decoded. None where it tells of none."""
+    """Read the stalls on ``span``; None where there are none.
+
+    ``attributes``: the span's own, decoded.
+    """
     count, sum_ns = read_number(attributes.get(names.STALL_COUNT)), read_number(attributes.get(names.STALL_SUM_NS))
     if not count or sum_ns is None:
         return None

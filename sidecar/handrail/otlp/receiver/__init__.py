@@ -1,1 +1,1 @@
-"""The OTLP receiver: gRPC and HTTP."""
+"""OTLP receiver: gRPC and HTTP."""

@@ -1,8 +1,9 @@
-"""Stands before gRPC's server, which owns its sockets and knows no bound for each peer: accepts, counts, and passes bytes on.
+"""Accept gRPC's connections, bound them per peer, and pass their bytes to gRPC.
 
-gRPC listens on a private Unix socket. It is connected to when a sender has said something, so that who says nothing costs one
-descriptor; over TLS also not before it is the turn of the sender's handshake. TLS, HTTP/2 and all that follows are between sender
-and gRPC. In the abstract namespace of Linux the connection is named after the sender, so gRPC knows who it is.
+gRPC's own server owns its sockets and has no bound for each peer. gRPC listens on a private Unix socket. The front connects to it
+when a sender has sent its first bytes, so that a silent sender costs one descriptor; over TLS, also not before the turn of the
+sender's handshake. TLS, HTTP/2 and all that follows are between sender and gRPC.
+In the abstract namespace of Linux the connection is named after the sender, so gRPC knows its address.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from handrail.wal.filesystem import OUT_OF_DESCRIPTORS
 log = logging.getLogger(__name__)
 
 DESCRIPTORS: Final = 3
-"""That one connection takes: the sender's, and both ends of the one to gRPC."""
+"""Descriptors of one connection: the sender's, and both ends of the one to gRPC."""
 
 _NAMED: Final = sys.platform == "linux"
 _PREFIX: Final = "handrail-from"
-_BUFFER: Final = memoryview(bytearray(256 << 10))  # of one loop: what is read is sent, or copied, before the next read
-_BUSY_S: Final = 0.01  # until gRPC has accepted what waits
-_LAST_WORDS_S: Final = 1.0  # for what was sent before the end
-_GRACE_S: Final = 30.0  # gRPC's own limit of idleness comes before ours: it says goodbye first
+_BUFFER: Final = memoryview(bytearray(256 << 10))  # shared by one loop: bytes are sent, or copied, before the next read
+_BUSY_S: Final = 0.01  # until gRPC has accepted the waiting connections
+_LAST_WORDS_S: Final = 1.0  # for the bytes sent before the end
+_GRACE_S: Final = 30.0  # gRPC's own idle limit comes before ours: it closes with GOAWAY first
 
 
 class GrpcFront:
-    """Listens for gRPC's senders. ``target``: what gRPC has to listen on. ``close`` works without ``start`` and twice.
+    """Listener for gRPC's senders.
 
-    ``tls``: whether a connection begins with a handshake, which waits for its turn in ``gate.handshakes``.
+    ``target``: the address on which gRPC listens. ``tls``: whether a connection begins with a handshake, which waits for its
+    turn in ``gate.handshakes``. ``close`` works without ``start`` and twice.
     """
 
     def __init__(self, gate: Gate, *, tls: bool = False) -> None:
@@ -51,11 +53,11 @@ class GrpcFront:
         self._folder = None if _NAMED else tempfile.TemporaryDirectory(prefix="handrail-")
         self._numbers = itertools.count()
         self._passing: set[_Passage] = set()
-        self._moved = asyncio.Event()  # one has ended
+        self._moved = asyncio.Event()  # set when a connection has ended
 
     @property
     def target(self) -> str:
-        """In gRPC's words."""
+        """Address in gRPC's form."""
         return f"unix-abstract:{self._name}" if self._folder is None else f"unix:{self._path}"
 
     @property
@@ -63,7 +65,10 @@ class GrpcFront:
         return f"\0{self._name}" if self._folder is None else str(Path(self._folder.name) / "grpc")
 
     def connect(self, peer: str) -> socket.socket:
-        """A connection to gRPC on behalf of ``peer``. Raises ``BlockingIOError`` while it has not accepted what waits."""
+        """Connect to gRPC on behalf of ``peer``.
+
+        Raises ``BlockingIOError`` while gRPC has not accepted the waiting connections.
+        """
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             made.setblocking(False)
@@ -76,7 +81,10 @@ class GrpcFront:
         return made
 
     async def settled(self) -> None:
-        """Return when no connection is left, at the latest in a moment: gRPC's last words may be on their way."""
+        """Return when no connection is left, or shortly after.
+
+        The short wait is for gRPC's last bytes, which may still be on their way.
+        """
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_ended(), _LAST_WORDS_S)
 
@@ -86,7 +94,7 @@ class GrpcFront:
             await self._moved.wait()
 
     def close(self) -> None:
-        """Listen no more and cut what is left."""
+        """Stop listening and cut the remaining connections."""
         self.acceptor.close()
         for each in list(self._passing):
             each.close()
@@ -99,24 +107,24 @@ class GrpcFront:
         self._passing.add(_Passage(self, sender, peer))
 
     def moved(self) -> None:
-        """One of ours has ended."""
+        """Note that one connection has ended."""
         self._moved.set()
 
     def left(self, passage: _Passage, peer: str) -> None:
-        """One of ours is closed."""
+        """Note that one connection is closed."""
         self.moved()
         self._passing.discard(passage)
         self.gate.leave(peer)
 
 
 def sender_of(peer: str) -> str:
-    """The sender's address in gRPC's word for a connection that came through a front; '' for another."""
+    """Sender's address in gRPC's form, of a connection through a front; '' otherwise."""
     words = unquote(peer).removeprefix("unix-abstract:").split("/", 3)
     return words[3] if len(words) == 4 and words[0] == _PREFIX else ""
 
 
 class _Passage:
-    """One sender's connection, and from its first bytes on the one to gRPC."""
+    """One sender's connection, and the one to gRPC from the first bytes on."""
 
     __slots__ = ("_back", "_ended", "_forth", "_front", "_grpc", "_loop", "_peer", "_received_at", "_sender", "_timer")
 
@@ -135,11 +143,11 @@ class _Passage:
 
     @property
     def connected(self) -> bool:
-        """Whether gRPC has it, and has not said all."""
+        """Whether the connection to gRPC is open and neither side has ended."""
         return self._grpc is not None and not self._ended
 
     def close(self) -> None:
-        """Both ends, at once; works twice."""
+        """Close both ends at once; works twice."""
         if self._sender.fileno() < 0:
             return
         self._timer.cancel()
@@ -153,7 +161,7 @@ class _Passage:
         self._front.left(self, self._peer)
 
     def _readable(self) -> None:
-        """The sender has said something, or hung up."""
+        """Handle bytes from the sender, or its hang-up."""
         self._loop.remove_reader(self._sender.fileno())
         if self._front.tls:
             self._front.gate.handshakes.enter(self._peer, self._first)
@@ -166,7 +174,7 @@ class _Passage:
             return False
         try:
             size = self._sender.recv_into(_BUFFER)
-        except (BlockingIOError, InterruptedError):  # a false alarm
+        except (BlockingIOError, InterruptedError):  # spurious wake-up
             self._loop.add_reader(self._sender.fileno(), self._readable)
             return False
         except OSError:
@@ -205,12 +213,15 @@ class _Passage:
         return self._front.gate.bounds.idle_s + _GRACE_S
 
     def received(self, pump: _Pump) -> None:
-        """Bytes came."""
+        """Note that bytes came."""
         if pump is self._forth:
             self._received_at = self._loop.time()
 
     def ended(self, target: socket.socket) -> None:
-        """One side has said all: tell the other, and give what is on its way a moment."""
+        """Handle the end of one side's data.
+
+        Pass the end on to the other side, and give bytes on their way a moment.
+        """
         if self._ended:
             self.close()
             return
@@ -222,7 +233,10 @@ class _Passage:
         self._timer = self._loop.call_later(_LAST_WORDS_S, self.close)
 
     def _look(self) -> None:
-        """Whether the sender has been silent for too long; a half-open connection is."""
+        """Check whether the sender has been silent for too long.
+
+        A half-open connection is silent.
+        """
         left_s = self._received_at + self._patience_s - self._loop.time()
         if left_s <= 0:
             self._expire(Expiry.IDLE)
@@ -236,9 +250,10 @@ class _Passage:
 
 
 class _Pump:
-    """Moves bytes one way: read and sent in one step; what the other side does not take stops the reading.
+    """Move bytes one way, reading and sending in one step.
 
-    Not asyncio's transports: they copy each piece once more and send it one turn of the loop later.
+    Bytes that the other side does not take stop the reading.
+    asyncio's transports are not used: they copy each piece once more and send it one turn of the loop later.
     """
 
     __slots__ = ("_loop", "_passage", "_reading", "_rest", "_source", "_target")
@@ -252,12 +267,12 @@ class _Pump:
         self._reading = False
 
     def read(self) -> None:
-        """Wait for bytes."""
+        """Begin to wait for bytes."""
         self._reading = True
         self._loop.add_reader(self._source.fileno(), self._readable)
 
     def stop(self) -> None:
-        """Wait for nothing more."""
+        """Stop waiting for bytes."""
         if self._reading:
             self._loop.remove_reader(self._source.fileno())
             self._reading = False
@@ -266,7 +281,7 @@ class _Pump:
             self._rest = b""
 
     def send(self, piece: memoryview) -> None:
-        """All of it, now or as soon as it is taken."""
+        """Send all of it, now or as soon as the other side takes it."""
         try:
             sent = self._target.send(piece)
         except (BlockingIOError, InterruptedError):

@@ -1,6 +1,6 @@
-"""OTLP/gRPC: the three Export services on raw bytes, so that nothing is parsed twice.
+"""OTLP/gRPC receiver: the three Export services on raw bytes.
 
-Source: OTLP specification 1.x, "OTLP/gRPC".
+Nothing is parsed twice. Source: OTLP specification 1.x, "OTLP/gRPC".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Behaviour = Callable[[bytes, _Context], Awaitable[bytes]]
 
 
 def handlers(intake: Intake) -> tuple[grpc.GenericRpcHandler[bytes, bytes], ...]:
-    """One generic handler a service; request and response stay bytes."""
+    """Generic handlers, one per service; request and response stay bytes."""
     return tuple(
         grpc.method_handlers_generic_handler(
             shape.service, {"Export": grpc.unary_unary_rpc_method_handler(_export(intake, signal))}
@@ -41,7 +41,10 @@ def handlers(intake: Intake) -> tuple[grpc.GenericRpcHandler[bytes, bytes], ...]
 
 
 class AuthInterceptor(_Interceptor):
-    """Turns away who may not export before the message is read: what answers is a handler of streams, which reads on demand."""
+    """Reject unauthorized exports before the message is read.
+
+    The rejecting handler is one of streams, which reads on demand.
+    """
 
     def __init__(self, guard: Authenticator) -> None:
         self._guard = guard
@@ -67,7 +70,7 @@ def _export(intake: Intake, signal: Signal) -> Any:
             return success_message(signal, await intake.take(signal, body, reserved))
 
     async def export(body: bytes, context: _Context) -> bytes:
-        # A caller's deadline or cancellation cancels this coroutine; the consumer must not be torn out of a half-done write.
+        # A caller's deadline or cancellation cancels this coroutine; it must not cancel the consumer within a half-done write.
         task = asyncio.ensure_future(work(body))
         running.add(task)
         task.add_done_callback(running.discard)
@@ -85,12 +88,15 @@ def _export(intake: Intake, signal: Signal) -> Any:
 
 
 def _host(peer: str) -> str:
-    """``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``, or of what our front calls it."""
+    """Host ``10.0.0.7`` of gRPC's ``ipv4:10.0.0.7:4711``, or of our front's name."""
     return sender_of(peer) or unquote(peer).partition(":")[2].rpartition(":")[0] or peer
 
 
 def _look_at(task: asyncio.Task[bytes]) -> None:
-    """Fetch the result, so that a refusal nobody waits for any more is not reported as an unhandled exception."""
+    """Fetch the result of a task.
+
+    Without it, asyncio reports a refusal that nobody awaits any more as an unhandled exception.
+    """
     if not task.cancelled():
         task.exception()
 

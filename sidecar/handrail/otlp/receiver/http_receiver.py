@@ -1,4 +1,7 @@
-"""OTLP/HTTP: POST /v1/{traces,metrics,logs}, protobuf or JSON. Source: OTLP specification 1.x, "OTLP/HTTP"."""
+"""OTLP/HTTP receiver: POST /v1/{traces,metrics,logs}, protobuf or JSON.
+
+Source: OTLP specification 1.x, "OTLP/HTTP".
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from handrail.security.tokens import AUTHORIZATION, Authenticator
 _PATHS: Final = {f"/v1/{signal.value}": signal for signal in Signal}
 _WELCOME: Final = f"OTLP/HTTP receiver: POST {', '.join(_PATHS)} as {PROTOBUF} or {JSON}, gzip or not.\n"
 _OK_EMPTY: Final = {PROTOBUF: b"", JSON: b"{}"}
-# Status of each kind of refusal, most special first: (kind, HTTP status, google.rpc.Code).
+# HTTP status and google.rpc.Code of each kind of refusal, most special first.
 _REFUSALS: Final[tuple[tuple[type[Exception], int, grpc.StatusCode], ...]] = (
     (ReceiverUnavailable, 503, grpc.StatusCode.UNAVAILABLE),
     (Retryable, 429, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -33,7 +36,7 @@ _REFUSALS: Final[tuple[tuple[type[Exception], int, grpc.StatusCode], ...]] = (
 
 
 class HttpReceiver:
-    """The HTTP half of ``OtlpServer``: one aiohttp application over an ``Intake``."""
+    """HTTP half of ``OtlpServer``: one aiohttp application over an ``Intake``."""
 
     def __init__(self, intake: Intake, guard: Authenticator, *, read_timeout_s: float) -> None:
         self._intake = intake
@@ -76,7 +79,10 @@ class HttpReceiver:
         return web.Response(body=_success(signal, accepted, answer_type), content_type=answer_type)
 
     async def _body(self, request: web.Request, reserved: Reservation) -> bytes:
-        """The body as sent, still compressed. Raises ``TooLarge``, ``Retryable``, ``TooSlow``, ``Rejected``."""
+        """Body as sent, still compressed.
+
+        Raises ``TooLarge``, ``Retryable``, ``TooSlow``, ``Rejected``.
+        """
         limit = self._intake.max_body_bytes
         announced = request.content_length
         if announced is not None and announced > limit:
@@ -92,7 +98,10 @@ class HttpReceiver:
 
 
 async def _read(request: web.Request, reserved: Reservation, limit: int) -> bytes:
-    """Held is what has arrived, not what was announced: a peer that only announces must not take the budget from the others."""
+    """Read the body and reserve memory for the bytes that have arrived.
+
+    The announced length does not count: a peer that only announces must not take the budget from the others.
+    """
     body = bytearray()  # not a list of parts: chunks of one byte would cost forty times their size
     async for part in request.content.iter_any():
         if len(body) + len(part) > limit:
@@ -115,7 +124,10 @@ def _success(signal: Signal, accepted: Accepted, answer_type: str) -> bytes:
 
 
 def success_message(signal: Signal, accepted: Accepted) -> bytes:
-    """The encoded ``Export…ServiceResponse``; empty on full success, as the specification wants it."""
+    """Encode the ``Export…ServiceResponse``.
+
+    It is empty on full success, as the specification requires.
+    """
     if not accepted.rejected and not accepted.message:
         return b""
     shape = SHAPES[signal]
@@ -130,7 +142,7 @@ def _refused(answer_type: str, refusal: Retryable | Rejected) -> web.Response:
     http_status, code = next((status, code) for kind, status, code in _REFUSALS if isinstance(refusal, kind))
     answer = _refusal(answer_type, http_status, code, refusal.reason)
     if isinstance(refusal, Retryable):
-        answer.headers["Retry-After"] = str(max(1, math.ceil(refusal.delay_s)))  # whole seconds; 0 would invite a storm
+        answer.headers["Retry-After"] = str(max(1, math.ceil(refusal.delay_s)))  # whole seconds; 0 would cause a burst of retries
     if isinstance(refusal, (TooLarge, TooSlow)):
         answer.force_close()  # the rest of the body is still on its way
     return answer

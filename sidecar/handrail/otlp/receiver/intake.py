@@ -1,4 +1,7 @@
-"""What the gRPC and the HTTP receiver share: the bound on bytes in flight, decoding, the consumer, the counters."""
+"""Common part of the gRPC and the HTTP receiver.
+
+It holds the bound on bytes in flight, the decoding, the consumer and the counters.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.signals import Accepted, Consumer, Rejected, Retryable, Signal
 
 _LOG = logging.getLogger(__name__)
-# Above these a body would hold the event loop for about 10 ms: JSON or compressed, and plain protobuf.
+# Above these sizes a body would hold the event loop for about 10 ms: JSON or compressed, and plain protobuf.
 _HEAVY_BYTES: Final = 32 << 10
 _LIGHT_BYTES: Final = 1 << 20
 _OFF_LOOP_AT_ONCE: Final = 2
 
 REPAIRED: Final = "Repaired values of senders: text that is not UTF-8, numbers out of range"
-"""What ``IntakeStats.values_repaired`` counts."""
+"""Meaning of ``IntakeStats.values_repaired``, for help texts."""
 
 
 @dataclass(slots=True)
 class IntakeStats:
-    """Counts since start. ``items``: spans, metrics and log records that the consumer took over."""
+    """Counts since start.
+
+    ``items``: spans, metrics and log records that the consumer took over.
+    """
 
     requests: dict[Signal, int] = field(default_factory=lambda: dict.fromkeys(Signal, 0))
     items: dict[Signal, int] = field(default_factory=lambda: dict.fromkeys(Signal, 0))
@@ -47,7 +53,10 @@ class Budget:
         self.used_bytes = 0
 
     def take(self, size: int) -> None:
-        """Raises ``Retryable`` when ``size`` more would be too much. A request alone always fits: its own bound is the body's."""
+        """Take ``size`` bytes; raise ``Retryable`` when they do not fit.
+
+        A request alone always fits: its own bound is the body's.
+        """
         if self.used_bytes and self.used_bytes + size > self._limit_bytes:
             raise Retryable(
                 f"{self.used_bytes} bytes are being worked on; at most {self._limit_bytes} at once", self._retry_delay_s
@@ -59,7 +68,10 @@ class Budget:
 
 
 class Reservation:
-    """One request's share of the budget; it may grow while the body arrives and when it is decompressed."""
+    """One request's share of the budget.
+
+    It may grow while the body arrives and when it is decompressed.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -70,7 +82,7 @@ class Reservation:
         more = total_bytes - self._held_bytes
         if more <= 0:
             return
-        # What this request holds already must not count against it: alone it always fits.
+        # The bytes that this request holds already must not count against it: alone it always fits.
         self._budget.give(self._held_bytes)
         try:
             self._budget.take(total_bytes)
@@ -85,7 +97,10 @@ class Reservation:
 
 
 class Intake:
-    """Bytes in, ``Accepted`` out; raises ``Retryable`` or ``Rejected``, never anything else."""
+    """Decode requests and hand them to the consumer.
+
+    Returns ``Accepted``.     Raises ``Retryable`` or ``Rejected``, never anything else.
+    """
 
     def __init__(self, consumer: Consumer, *, max_body_bytes: int, max_in_flight_bytes: int, retry_delay_s: float) -> None:
         self._consumer = consumer
@@ -105,7 +120,7 @@ class Intake:
 
     @contextmanager
     def reservation(self) -> Iterator[Reservation]:
-        """Opens one request; counts how it was refused, if it was."""
+        """Open one request, and count the kind of its refusal, if any."""
         reserved = Reservation(self._budget)
         try:
             if self.stopping:
@@ -138,7 +153,7 @@ class Intake:
     async def take(
         self, signal: Signal, body: bytes, reserved: Reservation, content_type: str = PROTOBUF, encoding: str = ""
     ) -> Accepted:
-        """Decode ``body`` and hand it to the consumer; returns once that has taken it over."""
+        """Decode ``body`` and hand it to the consumer; return once it has taken it."""
         reserved.hold(len(body))
         received = await self._decoded(signal, body, content_type, encoding)
         reserved.hold(max(len(body), len(received.payload)))
@@ -162,7 +177,7 @@ class Intake:
                 return receive(signal, body, content_type, encoding, self.max_body_bytes, repair=False)
             except Unparsed:
                 pass  # to repair it takes longer
-        async with self._off_loop:  # also bounds what is decompressed at once, before the budget knows its size
+        async with self._off_loop:  # also bounds the bytes decompressed at once, before the budget knows its size
             return await asyncio.to_thread(receive, signal, body, content_type, encoding, self.max_body_bytes)
 
     async def _consumed(self, signal: Signal, payload: bytes) -> None:
@@ -171,7 +186,7 @@ class Intake:
         except (Retryable, Rejected):
             raise
         except Exception:
-            # The contract forbids it, so the fault is ours: the sender keeps its data and tries again.
+            # The contract forbids it, so it is our bug: the sender keeps its data and tries again.
             self.stats.consumer_faults += 1
             _LOG.exception("the consumer of %s failed", signal.value)
             raise ReceiverUnavailable("internal fault", self._retry_delay_s) from None

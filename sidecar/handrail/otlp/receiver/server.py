@@ -1,4 +1,7 @@
-"""The OTLP receiver: gRPC and HTTP, three signals, one consumer. Used by the sidecar's tap and by the collector."""
+"""OTLP receiver: gRPC and HTTP, three signals, one consumer.
+
+The sidecar's tap and the collector use it.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ _STREAMS_PER_CONNECTION: Final = 64  # further calls wait at the sender: HTTP/2 
 
 
 class OtlpServer:
-    """Receives OTLP and acknowledges a request after ``consumer.consume`` returned.
+    """Receive OTLP; acknowledge a request after ``consumer.consume`` has returned.
 
     ``grpc``, ``http``: (host, port) to bind, port 0 for a free one, None for off. ``max_body_bytes`` bounds one request, before
-    and after decompression; ``max_in_flight_bytes`` all requests at once: what is over is refused for now, with a delay.
-    ``loopback_only`` refuses any other address with ``ValueError``. ``grpc_tls``, ``http_tls``: None for plaintext; their files
-    may change while it runs. ``grpc_guard``, ``http_guard``: who may export. ``grpc_gate``, ``http_gate``: how many may connect.
-    ``start`` raises ``OSError`` when an address cannot be bound.
-    ``shutdown`` refuses new requests, gives running ones ``drain_s``; it works without ``start`` and twice.
+    and after decompression; ``max_in_flight_bytes`` bounds all requests at once. A request over it is refused for now, with a
+    delay. ``loopback_only`` refuses any other address with ``ValueError``. ``grpc_tls``, ``http_tls``: None for plaintext; their
+    files may change while it runs. ``grpc_guard``, ``http_guard``: authenticators of the senders. ``grpc_gate``, ``http_gate``:
+    bounds on connections. ``start`` raises ``OSError`` when an address cannot be bound.
+    ``shutdown`` refuses new requests and gives running ones ``drain_s``; it works without ``start`` and twice.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class OtlpServer:
                 ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
                 ("grpc.server_handshake_timeout_ms", int(1000 * (bounds.handshake_s + bounds.head_s))),  # up to HTTP/2's settings
                 ("grpc.max_connection_idle_ms", int(1000 * bounds.idle_s)),
-                ("grpc.max_allowed_incoming_connections", bounds.listener),  # of what goes round the front
+                ("grpc.max_allowed_incoming_connections", bounds.listener),  # of the path around the front
             ],
             interceptors=[] if self._grpc_guard.open else [grpc_receiver.AuthInterceptor(self._grpc_guard)],
         )
@@ -181,7 +184,7 @@ async def _stop_grpc(front: GrpcFront, server: grpc_aio.Server | None, drain_s: 
 
 
 def _credentials(tls: ServerTls) -> ServerCredentials:
-    """The certificate that the files hold at each handshake."""
+    """Credentials that read the certificate from the files at each handshake."""
     given = tls.identity.value
 
     def newest() -> ServerCertificateConfiguration | None:  # in a thread of gRPC's
@@ -192,7 +195,7 @@ def _credentials(tls: ServerTls) -> ServerCredentials:
         given = identity
         return _configuration(identity)
 
-    # The stubs know nothing of None, which stands for no change.
+    # The stubs do not allow None, which means no change.
     return dynamic_ssl_server_credentials(_configuration(given), newest, tls.wants_clients)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The contract of an engine adapter: what one engine or router emits, read into records."""
+"""Contract of an engine adapter: turn an engine's or router's spans into records."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from handrail.records import Process, Record
 
 
 class EngineAdapter(Protocol):
-    """Reads the spans of one engine or router.
+    """Reader of the spans of one engine or router.
 
-    ``claims`` is cheap and exact: at most one adapter claims a span. ``read`` returns None for spans that say nothing about one
-    request (start-up, health); it never raises on odd values: what is absurd is left out and named in ``dropped_attributes``.
+    ``claims`` is cheap and exact: at most one adapter claims a span. ``read`` returns None for spans that are not about one
+    request (start-up, health). It never raises on odd values: absurd ones are left out and named in ``dropped_attributes``.
     The span belongs to the caller and is not changed; ``attributes`` are its own, where the caller has decoded them already.
     """
 

@@ -1,8 +1,9 @@
-"""vLLM's one span a request, ``llm_request``: vllm/v1/engine/output_processor.py (do_tracing), seen on 0.32.
+"""Adapter for vLLM's one span per request, ``llm_request``.
 
-Its start is the arrival in the API server's front end (before tokenisation), its end when the last token was processed there.
-``time_in_queue`` on a decode engine that pulls KV includes the whole pull. A request that was never scheduled leaves durations of
-minus the machine's uptime behind (case C15): such values are dropped, and so is the TTFT of a request that produced no token.
+Source: vllm/v1/engine/output_processor.py (do_tracing), seen on 0.32. The span's start is the arrival in the API server's front
+end (before tokenisation), its end is when the last token was processed there. ``time_in_queue`` on a decode engine that pulls KV
+includes the whole pull. A request that was never scheduled leaves durations of minus the machine's uptime behind (case C15):
+such values are dropped, and so is the TTFT of a request that produced no token.
 """
 
 from __future__ import annotations
@@ -19,25 +20,34 @@ SPAN_NAME = "llm_request"
 REQUEST_ID = "gen_ai.request.id"
 QUEUE, PREFILL = "gen_ai.latency.time_in_queue", "gen_ai.latency.time_in_model_prefill"
 NEVER_SCHEDULED: Final = (QUEUE, PREFILL)
-"""What is absurd of a request that was never scheduled, as after each KV load that failed under policy fail."""
+"""Attributes that are absurd for a request that was never scheduled.
+
+That is the case after each KV load that failed under policy fail.
+"""
 
 SLACK_NS = 1_000_000_000
-"""e2e is wall clock and the parts are monotonic: a part may exceed the whole by a clock step, not by more than this."""
+"""Slack for a part's duration above the whole's.
+
+e2e is wall clock and the parts are monotonic: a part may exceed the whole by a clock step, not by more than this.
+"""
 
 _MAX_DURATION_NS = 7 * 24 * 3600 * 10**9
 
 
 class VllmAdapter:
-    """Reads ``llm_request`` spans."""
+    """Reader of ``llm_request`` spans."""
 
     name = "vllm"
 
     def claims(self, span: Span, scope: str) -> bool:
-        """By name alone: the scope is a module path that moves between versions (vllm.llm_engine, vllm.tracing.otel)."""
+        """Claim by name alone.
+
+        The scope is a module path that moves between versions (vllm.llm_engine, vllm.tracing.otel).
+        """
         return span.name == SPAN_NAME
 
     def read(self, span: Span, process: Process, attributes: Attributes | None = None) -> Record | None:
-        """None when the span carries no request id."""
+        """Read the request; None when the span carries no request id."""
         values = attributes_of(span.attributes) if attributes is None else attributes
         request_id = text(values, REQUEST_ID)
         if request_id is None:
@@ -79,7 +89,7 @@ class VllmAdapter:
 
 
 def span_ids(span: Span) -> SpanIds:
-    """The ids of any OTLP span as hex."""
+    """Ids of any OTLP span as hex."""
     return SpanIds(
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
@@ -89,9 +99,10 @@ def span_ids(span: Span) -> SpanIds:
 
 
 def interval(span: Span) -> tuple[int, int | None, tuple[str, ...]]:
-    """Start and end of a span, and the names of what is unusable (case C17): an end before the start, an end centuries away.
+    """Start and end of a span, and the names of unusable values (case C17).
 
-    An end of 0 is a span still open. A start of 0 stays 0: the caller must not draw from it.
+    Unusable are an end before the start and an end centuries away. An end of 0 is a span still open. A start of 0 stays 0: the
+    caller must not draw from it.
     """
     start, end = span.start_time_unix_nano, span.end_time_unix_nano
     if start > LATEST_UNIX_NS:

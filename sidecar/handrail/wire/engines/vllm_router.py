@@ -1,7 +1,7 @@
-"""vllm-router's own spans (0.1.17, ``enable_trace=True``): one SERVER span a request and one CLIENT span a leg.
+"""Adapter for vllm-router's own spans (0.1.17, ``enable_trace=True``).
 
-Measured: the SERVER span and all starts are right; its CLIENT spans end seconds late (3.2 s inside a 61 ms SERVER span), so their
-ends are not read at all.
+There is one SERVER span a request and one CLIENT span a leg. Measured: the SERVER span and all starts are right; its CLIENT
+spans end seconds late (3.2 s inside a 61 ms SERVER span), so their ends are not read at all.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ SCOPE = "vllm-router"
 
 
 class VllmRouterAdapter:
-    """Reads vllm-router's SERVER and CLIENT spans."""
+    """Reader of vllm-router's SERVER and CLIENT spans."""
 
     name = "vllm-router"
 
     def claims(self, span: Span, scope: str) -> bool:
-        """By instrumentation scope, which the router sets to its own name."""
+        """Claim by instrumentation scope, which the router sets to its own name."""
         return scope == SCOPE
 
     def read(self, span: Span, process: Process, attributes: Attributes | None = None) -> Record | None:
-        """None for spans that are neither SERVER nor CLIENT."""
+        """Read the span; None for one that is neither SERVER nor CLIENT."""
         if span.kind not in (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT):
             return None
         values = attributes_of(span.attributes) if attributes is None else attributes
