@@ -35,7 +35,7 @@ They are sampled every 10 s and hardly change.
 MOST_POINTS: Final = 600
 """Most points of one series.
 
-A request of more than a minute is divided into as many parts.
+A request of more than a minute (at 10 Hz) is sampled less often, in as many parts.
 """
 
 PAIRS_NS: Final = 150 * SECOND

@@ -109,7 +109,10 @@ def _amounts(cause: StallCause, doings: EngineTimeline, first: int, last: int) -
 
 
 def _tokens(doings: EngineTimeline, first: int, last: int, tokens: Callable[[LongStep | Second], int]) -> list[Amount]:
-    """Of long steps at their ends, of the others spread over their second."""
+    """Return the tokens of steps as evidence over time.
+
+    A long step's tokens count at its end; those of other steps are spread over their second.
+    """
     seconds = list(doings.seconds.during(first, last))
     if seconds:
         first, last = min(first, seconds[0].begin_unix_ns), max(last, seconds[-1].end_unix_ns)
