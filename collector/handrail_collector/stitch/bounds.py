@@ -131,7 +131,7 @@ class Region:
     def _reach(self, at_ns: int) -> tuple[float, float, float]:
         """Return the lines' least and greatest offset then, and the slack around a line.
 
-        Beyond the window the slack grows by the full drift rate, because a line says nothing there.
+        Beyond the window the slack grows by the full drift rate, because a line is no evidence there.
         """
         away = at_ns - self.at_ns
         near = max(-WINDOW_NS, min(WINDOW_NS, away))

@@ -42,7 +42,7 @@ class HostClocks:
     _spoke: dict[str, dict[str, None]] = field(default_factory=dict)
     _back: dict[str, tuple[Evidence | None, Evidence | None]] = field(default_factory=dict)  # kept, read; by connector key
 
-    # --- questions -------------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------------
 
     def offset(self, ours: Evidence, theirs: Evidence) -> OffsetInterval | None:
         """Return ``theirs`` minus ``ours``, as an interval.

@@ -173,7 +173,7 @@ class EngineTimeline:
     landings: Timeline[Landing] = field(default_factory=lambda: Timeline(REMEMBERED))
     pauses: Timeline[Pause] = field(default_factory=lambda: Timeline(REMEMBERED))
     gpus: dict[str, GpuClockReadings] = field(default_factory=dict)
-    token_costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))  # ns each, how many
+    token_costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))  # (ns per token, tokens)
     streams: Timeline[StreamInterval] = field(default_factory=lambda: Timeline(REMEMBERED))
     stalls: Timeline[StreamInterval] = field(default_factory=lambda: Timeline(4 * REMEMBERED))
     trials: OrderedDict[int, BaseRateSample] = field(default_factory=OrderedDict)  # by second

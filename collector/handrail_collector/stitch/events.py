@@ -81,7 +81,7 @@ def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
 
 
 def finding_row(kind: str, detail: str, instance: str, peer: str, at_unix_ns: int, offset: int) -> FindingRow:
-    """Return the row of a finding that stands beside any one request.
+    """Return the row of a finding that belongs to no single request.
 
     The same finding has one key an hour, so it is stored once an hour.
     """

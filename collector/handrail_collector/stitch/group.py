@@ -16,14 +16,14 @@ class GroupState(str, Enum):
     """The state of a group in its life cycle."""
 
     OPEN = "open"
-    DECIDED = "decided"  # its row is out; late evidence makes a new version
+    DECIDED = "decided"  # its row is published; late evidence makes a new version
 
 
 class Closing(str, Enum):
     """Why a request was decided when it was; becomes a metric label."""
 
     COMPLETE = "complete"  # every process known to report has reported
-    WAITED = "waited"  # evidence that was expected did not come in time
+    WAITED = "waited"  # expected evidence did not arrive in time
     ORPHAN = "orphan"  # nothing claimed it for as long as a request may be open
     EVICTED = "evicted"  # memory or journal bound
     LATE = "late"  # a new version after late evidence
@@ -80,7 +80,7 @@ class RequestGroup:
     version: int = 0
     counted: GroupCounts = field(default_factory=GroupCounts)
     contradicting: frozenset[str] = frozenset()  # span ids of the evidence that contradicts what was known of its host's clock
-    stalls_reported: bool = False  # rows of its stalls are out
+    stalls_reported: bool = False  # rows of its stalls are published
     superseded: list[tuple[str, str, int]] = field(default_factory=list)
     """Published rows of parts of this request that must be withdrawn.
 

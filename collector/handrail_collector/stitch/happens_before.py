@@ -3,7 +3,7 @@
 The first of a pair came before the second, whatever the clocks show.
 A moment is used only where its stamp is on the safe side of the event. A cause must be stamped before it could be seen
 elsewhere, an effect after it happened.
-A call that lost a race, or whose caller left, may end at any time and says nothing about an answer.
+A call that lost a race, or whose caller left, may end at any time and is no evidence of an answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def of_call(caller: Evidence, callee: Evidence) -> list[tuple[Event, Event]]:
     answered, received = _answered(callee), _receipts(caller)
     if received is not None and answered is not None:
         if answered - reached > (received - called) * (1 + DRIFT_PPM / 1e6) + 1:
-            return []  # no clock can make that fit: not one call
+            return []  # no clock offset makes that fit: these are not one call
         return [((a, called), (b, reached)), ((b, answered), (a, received))]
     return [((a, called), (b, reached))]
 

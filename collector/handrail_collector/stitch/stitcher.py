@@ -58,7 +58,7 @@ class StitchStats:
     decided: dict[str, int] = field(default_factory=lambda: {closing.value: 0 for closing in Closing})
     merged_after_decision: int = 0
     clean_ups: int = 0  # requests that an engine made for itself
-    links_dropped: int = 0  # of foreign spans, because there were too many: a parent chain through them is not followed any more
+    links_dropped: int = 0  # links of foreign spans dropped at the limit: parent chains across them are lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,15 @@ class Stitcher:
         self._waiting = Index()  # parent span not seen yet -> evidence below it
         self._waits_for: dict[str, str] = {}  # the other way round
         self._links: OrderedDict[str, str] = OrderedDict()  # foreign span -> its parent, to follow chains through
-        self._published = Index()  # connector key -> P's evidence of having published it
-        self._reading = Index()  # connector key -> D's evidence of having been told to read it
+        self._published = Index()  # connector key -> P's evidence that it published the KV
+        self._reading = Index()  # connector key -> D's evidence that it was to read the KV
         self._by_key = Index()  # request key -> evidence that carries it
         self._engines = EngineIndex()
         self._seen_sources: dict[tuple[Role, str], int] = {}
         self._due: list[RequestGroup] = []
         self._first_unix_ns = 0
         self._now = 0
-        self._expected: frozenset[tuple[Role, str]] = frozenset()  # who is waited for; looked up once a second
+        self._expected: frozenset[tuple[Role, str]] = frozenset()  # sources that a request waits for; updated once a second
         self._expected_unix_ns = 0
 
     # --- intake ----------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Stitcher:
             keep.first_offset = gone.first_offset
             heapq.heappush(self._first_offsets, (keep.first_offset, id(keep)))
         if gone.row_id is not None:
-            # a row of the absorbed part is out: its identity goes on, so that the joined row replaces it
+            # the absorbed part has a published row: keep its identity, so that the joined row replaces it
             if keep.row_id is None:
                 keep.row_id, keep.version = gone.row_id, gone.version
                 keep.state, keep.decided_unix_ns = GroupState.DECIDED, gone.decided_unix_ns
@@ -364,7 +364,7 @@ class Stitcher:
         decisions: list[Decision] = []
         due, self._due = self._due, []
         for group in due:
-            # check again for each: a decision may close another group of the list
+            # check the state for each: a group may be in the list twice
             if group.merged_into is None and group.state is GroupState.OPEN and group.deadline_unix_ns <= now:
                 decisions.append(self._decide(group, Closing.COMPLETE, now))  # noqa: PERF401
         return decisions
@@ -641,7 +641,7 @@ def _replaces(new: Evidence, old: Evidence) -> bool:
 
 
 def _one_reader(one: Evidence, two: Evidence) -> bool:
-    """Whether both witnessed one read: the proxy's request at D, and D's own fetch."""
+    """Whether both records show one read: the proxy's request at D, and D's own fetch."""
     return one.record.process.instance == two.record.process.instance and bool(set(one.keys) & set(two.keys))
 
 

@@ -118,9 +118,7 @@ def causes(requests: RequestColumns, typical: Baseline) -> Attribution:
     first, second = likely[:, 0], likely[:, 1]
     typical_ns = typical.by_size_ns(requests.uncached_tokens).sum(axis=1)
     late = requests.ttft_ns - typical_ns
-    outstanding = standing[every, first] & (
-        growth[every, first] >= SLOW_NS
-    )  # even if not late: another phase was faster than usual
+    outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # even if not late: another phase was quick
     grew = (any_grew >= LEAST_CHANCE) & (~(late <= 0) | outstanding)  # where lateness is unknown, the phases decide
     apart = np.abs(growth[every, first] - growth[every, second])
     alike = (apart <= ALIKE * growth[every, first]) & (chance[:, 1] >= ALIKE_CHANCE)
@@ -164,7 +162,7 @@ def _link_or_host(requests: RequestColumns, growth_ns: Floats, typical: Baseline
     own, others = hits / np.maximum(counts, 1), np.maximum(all_hits - hits, 0) / other_counts
     both = np.clip(all_hits / np.maximum(all_counts, 1), 0.01, 0.99)
     chance = np.sqrt(both * (1 - both) * (1 / np.maximum(counts, 1) + 1 / other_counts))
-    alone = all_counts <= counts  # its only link: nothing to compare with
+    alone = all_counts <= counts  # the only link of D: there is no other to compare with
     concentrated = (own >= _CONCENTRATED * others) & (own - others >= _SIGMAS * chance)
     return np.where((links != "") & ~alone & concentrated, links, hosts)
 

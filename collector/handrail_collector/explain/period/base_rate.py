@@ -2,8 +2,8 @@
 
 It compares how often a phase grows by so much there and then with how often it does so anyway.
 A period is cut into blocks of time; a cell is a place in a block. The ordinary rate of growths of a size is the mean over the
-quieter part of all cells. So a fault in fewer cells than the rest does not count as ordinary, although nothing says which cells
-have it.
+quieter part of all cells. So a fault that fills fewer cells than the louder part does not count as ordinary, although nothing
+names the faulty cells.
 In a cell with the rate ``r``, the share ``1 - ordinary / r`` of growths is more than ordinary (epidemiology's attributable
 fraction among the exposed).
 """

@@ -19,7 +19,7 @@ from handrail_collector.explain.period.concentration import LEAST_TIMES
 from handrail_collector.explain.period.request_columns import PHASES, Bools, Floats, Ints, RequestColumns, Texts
 from handrail_collector.explain.stalls.cause import ENOUGH
 
-_MAX_HOSTS: Final = 4  # phases
+_MAX_HOSTS: Final = 4  # most phases that are listed
 _LEAST_SHARE: Final = 0.1
 
 

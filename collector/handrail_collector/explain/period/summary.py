@@ -44,7 +44,7 @@ def summary(scope: ScopeAnswer) -> list[str]:
 def mostly_failed(scope: ScopeAnswer) -> bool:
     """Whether failures are the main news.
 
-    Then the waiting time of the other requests says little.
+    Then the waiting time of the other requests is of little interest.
     """
     return scope.failures.requests > 0 and 2 * scope.failures.requests >= scope.requests
 

@@ -42,8 +42,11 @@ In healthy runs one burst, or a few of the longest prompts at one host, make as 
 """
 
 MORE_THAN_ORDINARY: Final = 0.5
-"""Where the slow concentrate at a host, a cause there counts from this part of such growths on that is more than ordinary: the
-longest prompts may all go to one host, and a queue that is as frequent everywhere is no cause of theirs."""
+"""Least attributable fraction of a cause where slow requests concentrate.
+
+At a host where they concentrate, a cause below it does not count: the longest prompts may all go to one host, and a queue that is
+as frequent everywhere is no cause.
+"""
 
 EXAMPLES: Final = 3
 

@@ -76,7 +76,7 @@ class _PendingFailure:
 
 @dataclass(slots=True)
 class _Handoffs:
-    """What one group's hand-offs at an engine say about a counted failure.
+    """What one group's hand-offs at an engine show about a counted failure.
 
     ``may_be``: the failure may be of this group. ``explains``: other evidence already shows such a failure.
     """
@@ -143,7 +143,7 @@ def _by_instance(groups: Sequence[RequestGroup], wanted: set[str]) -> dict[str, 
 
 
 def _look(evidence: Sequence[Evidence], fact: LogFact) -> _Handoffs:
-    """Return what a group's evidence at this engine says about ``fact``.
+    """Return what a group's evidence at this engine shows about ``fact``.
 
     The engine's own records take precedence over those of the proxy before it.
     """
@@ -186,7 +186,7 @@ def _add_fetch(seen: _Handoffs, fetch: KvFetch, begin: int, end: int) -> None:
 
 
 def _add_publish(seen: _Handoffs, publish: KvPublish, kind: LogKind, begin: int, end: int) -> bool:
-    """Return whether ``publish`` can say anything about this kind of failure."""
+    """Return whether ``publish`` is evidence on this kind of failure."""
     pushes = kind in _READS and publish.mode == "push"
     if not pushes and kind not in _KEEPS:
         return False

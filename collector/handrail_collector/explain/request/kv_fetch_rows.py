@@ -254,7 +254,7 @@ def _lease(handoff: KvHandoff, facts: Sequence[LogFact], engines: EngineRegistry
 
 
 def _wrong(handoff: KvHandoff, path: Path, found: str) -> str:
-    """Return why the KV seems to be another request's; '' where nothing says so.
+    """Return why the KV seems to be another request's; '' without such evidence.
 
     The stitcher's finding, or: D read a key that this request's prefill did not publish.
     """

@@ -51,7 +51,7 @@ class StallCause(str, Enum):
     KV_LANDING = "kv_landing"  # the engine worked on another request's KV load
     PREEMPTION = "preemption"  # this request was preempted, or a step recomputed what a preemption had discarded
     GPU_THROTTLED = "gpu_throttled"
-    HOST_PAUSE = "host_pause"  # a process on the way had no processor, or collected garbage
+    HOST_PAUSE = "host_pause"  # a process on the path had no processor, or collected garbage
     CLIENT_BACKPRESSURE = "client_backpressure"
     UNKNOWN = "unknown"
 
