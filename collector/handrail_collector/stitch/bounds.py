@@ -4,8 +4,8 @@ Two clocks run at nearly constant rates, so their offset is nearly a line throug
 the line passes below a point; a message in the other direction shows that it passes above one. The lines that remain form a
 convex region of (rate, offset). The bounds at any time are those of the highest and the lowest line: the solution of the linear
 programme. No narrower bounds hold for every line that the evidence allows.
-With only the quickest message in each direction, the interval is as wide as the two messages took together, however many more
-messages follow: no evidence shows where between the two the truth lies.
+The interval is as wide as the quickest message in each direction took together, however many other messages there are: no
+evidence shows where between the two the truth lies.
 Method: Moon, Skelly and Towsley, "Estimation and removal of clock skew from network delay measurements" (INFOCOM 1999), with
 both sides and all feasible lines instead of the best one. The region moves through time as in a set-membership filter
 (Schweppe, "Recursive state estimation: unknown but bounded errors and system inputs", IEEE TAC 1968).
